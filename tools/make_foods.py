@@ -59,8 +59,7 @@ def nutrients(row: list[str], sugar: float | None) -> list[float]:
 def typical_weights(recipes: Path) -> dict[str, float]:
     """Median grams of each food in a serving."""
     from toque.cooking.ingredients.parser import parse_line
-    from toque.cooking.labels.foods import find_food
-    from toque.cooking.labels.grams import grams_of
+    from toque.cooking.labels.foods import find_food, grams_of
 
     seen: dict[str, list[float]] = defaultdict(list)
     with gzip.open(recipes, "rb") as file:

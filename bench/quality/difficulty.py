@@ -21,7 +21,7 @@ import harness
 import labelled_recipes
 
 from toque.cooking.labels.difficulty import difficulty_of
-from toque.cooking.labels.recipe_features import read
+from toque.cooking.labels.features import read
 from toque.cooking.recipe import Recipe
 
 FILES = ("foodcom_RAW_recipes.csv", "epicurious_nutrition.jsonl.gz")

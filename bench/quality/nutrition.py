@@ -23,8 +23,8 @@ import harness
 import labelled_recipes
 
 from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.labels.features import read
 from toque.cooking.labels.nutrition import class_of, estimate, traffic_lights
-from toque.cooking.labels.recipe_features import read
 from toque.cooking.recipe import NUTRITION_CLASSES, Recipe
 
 FILES = ("epicurious_nutrition.jsonl.gz", "foodcom_RAW_recipes.csv")

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 
-from toque.cooking.scoring.recipe_scores import text_metrics
+from toque.cooking.recipe_scores import text_metrics
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import Prompt, held_out_prompts
 from toque.models.generation.engine import generate

@@ -34,6 +34,7 @@ import peers
 import sacrebleu
 from rouge_score import rouge_scorer
 
+from toque.cooking import consistency
 from toque.cooking.ingredients.names import (
     forms_in_line,
     has_quantity,
@@ -43,8 +44,7 @@ from toque.cooking.ingredients.names import (
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.scoring import consistency
-from toque.cooking.scoring.recipe_scores import text_metrics
+from toque.cooking.recipe_scores import text_metrics
 from toque.evaluation.bootstrap import RESAMPLES, draws
 from toque.evaluation.text_metrics.rouge import NAMES, rouge_f1
 from toque.evaluation.text_samples import Sample

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from toque.cooking.augmentation.augment import Augmentation
+from toque.cooking.augmentation import Augmentation
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, parse_text, to_text

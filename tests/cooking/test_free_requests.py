@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toque.cooking.free_requests import dish_and_foods
-from toque.cooking.prompts import PROMPT_FORMATS
+from toque.cooking.prompts import PROMPT_FORMATS, dish_and_foods
 from toque.models.loading.provenance import Provenance
 from toque.workflows.asking.own_words import in_trained_form
 

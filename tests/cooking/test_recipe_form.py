@@ -12,7 +12,7 @@ from toque.cooking.cookbook.generate import recipes
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.recipe_form import MOST_MORE, recipe_form
-from toque.cooking.scoring.recipe_scores import asked_ingredients
+from toque.cooking.recipe_scores import asked_ingredients
 
 STEPS = ("Mix it all.", "Serve hot.")
 

@@ -12,7 +12,7 @@ import pytest
 
 from toque.config.field_types import TaskName
 from toque.cooking.examples import examples_of
-from toque.cooking.labels.cuisines import CUISINES, cuisine_of
+from toque.cooking.labels.origins import CUISINES, cuisine_of
 from toque.cooking.prompts import CLASSES, REQUESTS, TASKS, asks_for_a_recipe
 from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.schemas import RecipeReader

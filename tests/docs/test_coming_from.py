@@ -19,7 +19,7 @@ from fixtures.pages import REPOSITORY
 from toque.cli.app import app
 from toque.config import load_config, presets
 from toque.config.error_messages import nearest, setting_paths
-from toque.cooking.scoring.recipe_scores import RECIPE_SCORES
+from toque.cooking.recipe_scores import RECIPE_SCORES
 from toque.errors import ConfigError
 from toque.training.observers.user_callbacks import METHODS, RunState
 from toque.units import Duration, Progress

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from toque.cli.console import print_report
-from toque.cooking.labels.cuisines import CUISINES
+from toque.cooking.labels.origins import CUISINES
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.data_report import Report
 from toque.data.prepare.pipeline import prepare

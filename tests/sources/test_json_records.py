@@ -49,7 +49,7 @@ def test_layouts(read_text, tmp_path, layout, packed):
 def test_layouts_longer_than_the_head(tmp_path, read_file, layout, monkeypatch):
     path = tmp_path / "file"
     path.write_text(LAYOUTS[layout][1])
-    cut = "toque.cooking.schemas.detect.head"
+    cut = "toque.cooking.schemas.reader.head"
     monkeypatch.setattr(cut, lambda p, **_: (p.read_bytes()[:330], 0))
     assert [r.title for r in read_file(path).recipes] == [r["title"] for r in RECIPES]
 

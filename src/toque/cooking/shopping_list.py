@@ -11,8 +11,8 @@ from toque.cooking.ingredients.kitchen_amounts import write_amount
 from toque.cooking.ingredients.names import one_name, stem
 from toque.cooking.ingredients.numbers import Range
 from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.labels.features import read
 from toque.cooking.labels.nutrition import estimate
-from toque.cooking.labels.recipe_features import read
 from toque.cooking.recipe import Recipe
 from toque.cooking.text_keys import words_of
 

@@ -1,4 +1,4 @@
-"""Word splitting and normalisation keys of recipe texts; fast for ASCII and common signs."""
+"""Words and keys of recipe texts, fast for ASCII and common signs; and the verbs of cooking."""
 
 from __future__ import annotations
 
@@ -79,3 +79,53 @@ def normalised(text: str) -> bytes:
 
 def _alphanumeric(run: re.Match[str]) -> str:
     return "".join(filter(str.isalnum, run.group()))
+
+
+ACTION_VERBS: frozenset[str] = frozenset(
+    """
+    add adjust allow apply arrange assemble bake barbecue baste beat blanch blend blitz bloom boil
+    braise bread break brine bring broil brown brush build butter can caramelize carve char check
+    chill chop clean coat combine continue cook cool core cover cream crack crimp crisp crumble
+    crush cube cure cut decorate deglaze devein dice dilute dip discard dissolve distribute divide
+    dot drain dredge dress drizzle drop dry dust emulsify enjoy evaporate fill filter finish flake
+    flambe flatten flip flour fluff fold form freeze frost fry garnish gather glaze grate grease
+    grill grind halve hang heat hold hull incorporate infuse insert invert juice julienne keep
+    knead ladle lay layer leave let lift light line loosen lower macerate make marinate mash
+    measure melt microwave mince mix moisten mound nestle oil open pack parboil pat peel pierce
+    pinch pipe pit place plate poach pop pound pour prepare preheat press prick process proof
+    pulse pull punch puree purée push put quarter raise reduce refrigerate reheat remove repeat
+    reserve rest return rinse rise roast roll rotate rub salt sauté saute scald scatter scoop score
+    scramble scrape scrub seal sear season seed separate serve set shake shape shave shred shuck
+    sieve sift simmer skewer skim slice slide smash smoke smooth soak soften spoon spray spread
+    sprinkle squeeze stack stand steam steep stew stir strain stretch stuff sweat swirl taste tear
+    temper tenderize thaw thicken thin thread tilt tip toast top toss transfer trim truss turn
+    twist uncover unmold unroll unwrap use warm wash weigh whip whirl whisk wilt wipe work wrap zest
+    """.split()  # noqa: SIM905  # a block of words can be read; a list of 270 strings cannot
+)
+"""Cooking verbs, in the imperative."""
+
+_VOWELS = "aeiou"
+
+
+def _verb_forms() -> frozenset[str]:
+    """Every verb with its -s, -ed and -ing forms, spelling doubled or shortened as English does."""
+    forms = set(ACTION_VERBS)
+    for verb in ACTION_VERBS:
+        root = verb.removesuffix("e")
+        if verb.endswith("y") and verb[-2] not in _VOWELS:
+            forms |= {verb[:-1] + "ies", verb[:-1] + "ied", verb + "ing"}
+            continue
+        doubled = len(verb) > 2 and verb[-1] in "bgmnprt" and verb[-2] in _VOWELS
+        if doubled and verb[-3] not in _VOWELS:
+            forms |= {verb + verb[-1] + "ed", verb + verb[-1] + "ing"}
+        forms |= {verb + "s", verb + "es", root + "ed", root + "ing"}
+    return frozenset(forms)
+
+
+VERB_FORMS: frozenset[str] = _verb_forms()
+"""Every verb in each of its regular forms."""
+
+
+def has_action_verb(step: str) -> bool:
+    """Whether a step contains one of `ACTION_VERBS`, in any of its regular forms."""
+    return not VERB_FORMS.isdisjoint(words_of(step))

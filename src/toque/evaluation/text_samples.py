@@ -14,7 +14,7 @@ from torch import nn
 
 from toque.cooking.prompts import CLASSES, TASKS
 from toque.cooking.recipe import DIFFICULTIES
-from toque.cooking.scoring.recipe_scores import text_metrics
+from toque.cooking.recipe_scores import text_metrics
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.evaluation.heldout_loss import subset

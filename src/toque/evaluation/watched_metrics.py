@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from toque.config.schema import EvaluationConfig, TrainConfig
-from toque.cooking.scoring.recipe_scores import NAMES as RECIPE_NAMES
+from toque.cooking.recipe_scores import NAMES as RECIPE_NAMES
 from toque.errors import ConfigError
 from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.text_samples import Prompt

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from toque.cooking.scoring.recipe_scores import hint
+from toque.cooking.recipe_scores import hint
 from toque.data.prepare.data_report import Report
 from toque.reporter import clock_text
 from toque.reports.figures import (

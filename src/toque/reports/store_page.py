@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from toque.cooking.labels.cuisines import CUISINES
+from toque.cooking.labels.origins import CUISINES
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
 from toque.data.prepare.data_report import (
     ENCODING_HINT,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from toque.cooking.scoring.recipe_scores import POOR
+from toque.cooking.recipe_scores import POOR
 from toque.reports.bottleneck_rules import Case, Finding, findings
 from toque.reports.run_shares import (
     PRODUCTS,

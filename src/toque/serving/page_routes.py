@@ -17,16 +17,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from toque.cooking.consistency import missed_ingredients
+from toque.cooking.examples import question
 from toque.cooking.labels.difficulty import difficulty_of
-from toque.cooking.labels.language import language_of
+from toque.cooking.labels.features import read
 from toque.cooking.labels.nutrition import nutrition_of
-from toque.cooking.labels.recipe_features import read
+from toque.cooking.labels.origins import language_of
 from toque.cooking.prompts import CLASSES, Task
 from toque.cooking.recipe import Recipe, parse_text
-from toque.cooking.scoring.form import missed_ingredients
-from toque.cooking.scoring.recipe_scores import asked_ingredients, hint, text_metrics
+from toque.cooking.recipe_scores import asked_ingredients, hint, text_metrics
 from toque.cooking.shopping_list import MOST_SERVINGS, estimated_servings, shopping_list
-from toque.cooking.tasks import question
 from toque.evaluation.constrained_choice import choose
 from toque.serving.batcher import Batcher
 from toque.serving.page_files import page_files

@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
-from toque.cooking.augmentation.rewriting import Rewriting
+from toque.cooking.augmentation import Rewriting
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout
 from toque.data.loader.curriculum import StagedPlan

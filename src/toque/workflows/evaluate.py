@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from toque.config import load_config
 from toque.cooking.prompts import ASKS_FOR
-from toque.cooking.scoring.recipe_scores import text_metrics
+from toque.cooking.recipe_scores import text_metrics
 from toque.errors import CheckpointError, ConfigError
 from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import refuse_links

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
-from toque.cooking.scoring.recipe_scores import POOR
+from toque.cooking.recipe_scores import POOR
 from toque.data.prepare.store_plan import named
 from toque.data.store.manifest import SourceEntry, StoreManifest
 from toque.evaluation.bootstrap import Estimate

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from toque.cooking.free_requests import dish_and_foods
-from toque.cooking.prompts import ASKS_FOR, Task, write_prompt
+from toque.cooking.examples import question
+from toque.cooking.prompts import ASKS_FOR, Task, dish_and_foods, write_prompt
 from toque.cooking.recipe import Recipe
 from toque.cooking.schemas import prompt_of
-from toque.cooking.tasks import question
 from toque.errors import ConfigError, DataError, argument
 
 _DISH: Final = 'prompts="lentil soup"'

@@ -122,7 +122,7 @@ class Written:
     @cached_property
     def metrics(self) -> Mapping[str, float]:
         """The recipe scores of the text."""
-        from toque.cooking.scoring.recipe_scores import text_metrics
+        from toque.cooking.recipe_scores import text_metrics
 
         return text_metrics(self.prompt, self.text)
 
@@ -144,7 +144,7 @@ class Written:
 
 def hint_of(texts: Sequence[Written | Answer]) -> str:
     """A sentence when the recipes among the texts are still poor, and what to do; else ""."""
-    from toque.cooking.scoring.recipe_scores import hint
+    from toque.cooking.recipe_scores import hint
 
     scores = [
         score

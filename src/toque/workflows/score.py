@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
-from toque.cooking.scoring.recipe_scores import hint
+from toque.cooking.recipe_scores import hint
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError
 from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate

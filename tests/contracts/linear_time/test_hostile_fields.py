@@ -14,16 +14,15 @@ import pytest
 from toque.cooking.ingredients.names import has_quantity, ingredient_name
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.labels.difficulty import difficulty_of
-from toque.cooking.labels.ingredient_facts import line_facts
+from toque.cooking.labels.features import line_facts, read
 from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.quality import quality_of
-from toque.cooking.labels.recipe_features import read
 from toque.cooking.recipe import Recipe, parse_text
+from toque.cooking.recipe_scores import text_metrics
 from toque.cooking.schemas import RecipeReader
 from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean_title
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.repairs import rejoined, without_repeat
-from toque.cooking.scoring.recipe_scores import text_metrics
 from toque.data.tokenizer.train import train_codec
 from toque.errors import DataError
 from toque.sources.documents import TextReader

@@ -6,7 +6,7 @@ import csv
 import pytest
 
 from toque.cooking.labels.difficulty import DifficultyReport, difficulty_of
-from toque.cooking.labels.recipe_features import read
+from toque.cooking.labels.features import read
 from toque.cooking.recipe import DIFFICULTIES, Recipe
 
 WORDY = "Stir the pot gently with a wooden spoon and look at it now and then while it simmers. "

@@ -10,17 +10,16 @@ import xxhash
 
 from toque.cooking.cookbook.generate import recipes
 from toque.cooking.ingredients.parser import parse_line
-from toque.cooking.labels.foods import NUTRIENTS, find_food, foods, is_food
-from toque.cooking.labels.grams import grams_of
+from toque.cooking.labels.features import read
+from toque.cooking.labels.foods import NUTRIENTS, find_food, foods, grams_of, is_food
 from toque.cooking.labels.nutrition import (
     Nutrition,
     class_of,
     estimate,
     nutrition_of,
+    servings_of,
     traffic_lights,
 )
-from toque.cooking.labels.recipe_features import read
-from toque.cooking.labels.servings import servings_of
 from toque.cooking.recipe import NUTRITION_CLASSES, Recipe
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from toque.cooking.cookbook.generate import recipes
 from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.labels.features import read
 from toque.cooking.labels.quality import ESSENTIAL, WEIGHTS, Quality, quality_of
-from toque.cooking.labels.recipe_features import read
 from toque.cooking.recipe import Recipe
 
 GOOD = Recipe(

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from toque.cooking.examples import BY_FIGURES, BY_RULE, BY_SOURCE, UNKNOWN, examples_of
+from toque.cooking.labels.features import read
 from toque.cooking.labels.quality import quality_of
-from toque.cooking.labels.recipe_features import read
 from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.schemas import RecipeReader
 from toque.cooking.schemas.fields import records_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.schemas.printed_lists import MAX_DEPTH, looks_like_literal, parse_literal
+from toque.cooking.schemas.list_fields import MAX_DEPTH, looks_like_literal, parse_literal
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 VALUES = st.recursive(

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from toque.cooking.recipe import ParsedRecipe, parse_text
-from toque.cooking.scoring.consistency import (
+from toque.cooking.consistency import (
     hallucinated_ingredients,
     ingredients_used,
     quantity_sanity,
     structure_score,
 )
-from toque.cooking.scoring.recipe_scores import text_metrics
+from toque.cooking.recipe import ParsedRecipe, parse_text
+from toque.cooking.recipe_scores import text_metrics
 
 SOUP = """Ingredients:
 - 1 cup red lentils

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from toque.cooking.consistency import foods_of_title, steps_listed, title_kept
 from toque.cooking.prompts import REQUESTS
 from toque.cooking.recipe import ParsedRecipe
-from toque.cooking.scoring.dish import foods_of_title, steps_listed, title_kept
-from toque.cooking.scoring.recipe_scores import title_of
-from toque.cooking.scoring.repetition import variety
+from toque.cooking.recipe_scores import title_of, variety
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from toque.cooking.action_verbs import ACTION_VERBS, has_action_verb
+from toque.cooking.consistency import ingredient_coverage
 from toque.cooking.recipe import parse_text
-from toque.cooking.scoring.form import evaluate_recipe, ingredient_coverage
+from toque.cooking.recipe_scores import evaluate_recipe
+from toque.cooking.text_keys import ACTION_VERBS, has_action_verb
 
 WORKED_EXAMPLE = """\
 Ingredients:

@@ -13,10 +13,10 @@ from itertools import combinations
 
 import pytest
 
+from toque.cooking.consistency import foods_of_title
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.scoring.dish import foods_of_title
-from toque.cooking.scoring.recipe_scores import POOR, hint, text_metrics
+from toque.cooking.recipe_scores import POOR, hint, text_metrics
 
 GOOD = [
     Recipe(

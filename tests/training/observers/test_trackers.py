@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from toque.cooking.scoring.recipe_scores import RECIPE_SCORES, text_metrics
+from toque.cooking.recipe_scores import RECIPE_SCORES, text_metrics
 from toque.errors import ConfigError
 from toque.training.events import RunEnd
 from toque.training.observers.tracker_names import TrackerNames

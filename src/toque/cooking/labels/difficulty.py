@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from toque.cooking.labels.recipe_features import Reading
+from toque.cooking.labels.features import Reading
 from toque.cooking.recipe import DIFFICULTIES, Difficulty
 from toque.cooking.recipe import difficulty_of as by_bounds
 
@@ -115,7 +115,7 @@ class DifficultyReport:
 def difficulty_of(reading: Reading) -> DifficultyReport:
     """The level of a recipe with its reasons, regardless of any label it has.
 
-    >>> from toque.cooking.labels.recipe_features import read
+    >>> from toque.cooking.labels.features import read
     >>> from toque.cooking.recipe import Recipe
     >>> steps = ("Boil the pasta for 10 minutes.",) * 8
     >>> difficulty_of(read(Recipe("Pasta", ("pasta", "salt"), steps))).level

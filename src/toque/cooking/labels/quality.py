@@ -26,13 +26,11 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Final
 
-from toque.cooking.action_verbs import ACTION_VERBS, VERB_FORMS
 from toque.cooking.ingredients.names import stem
 from toque.cooking.ingredients.units import SPELLINGS
-from toque.cooking.labels.ingredient_facts import may_be_dirty
-from toque.cooking.labels.recipe_features import Reading
+from toque.cooking.labels.features import Reading, may_be_dirty
 from toque.cooking.recipe import Recipe
-from toque.cooking.text_keys import bare_lines, words_of
+from toque.cooking.text_keys import ACTION_VERBS, VERB_FORMS, bare_lines, words_of
 
 WEIGHTS: Final[dict[str, float]] = {
     "title": 0.05,
@@ -91,7 +89,7 @@ class Quality:
 def quality_of(reading: Reading) -> Quality:
     """Score a recipe.
 
-    >>> from toque.cooking.labels.recipe_features import read
+    >>> from toque.cooking.labels.features import read
     >>> good = Recipe(
     ...     "Buttered Toast",
     ...     ("2 slices bread", "1 tablespoon butter"),

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from toque.cooking.labels.nutrients import nutrient_fields
+from toque.cooking.schemas.normalize import nutrient_fields
 from toque.cooking.schemas.schema_org import is_schema_org
 from toque.errors import DataError
 from toque.sources.layouts import (

@@ -13,8 +13,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import Final
 
-from toque.cooking.action_verbs import ACTION_VERBS, VERB_FORMS, has_action_verb
-from toque.cooking.text_keys import words_of
+from toque.cooking.text_keys import ACTION_VERBS, VERB_FORMS, has_action_verb, words_of
 
 CREDITS: Final = "credits among the steps removed"
 NOTICES: Final = "notices of the page among the steps removed"

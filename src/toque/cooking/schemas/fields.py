@@ -10,10 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from toque.cooking.labels.nutrients import nutrients_of
 from toque.cooking.schemas.columns import Shape, shape_of
-from toque.cooking.schemas.list_fields import BrokenListError, ingredient_lines, step_lines, text_of
-from toque.cooking.schemas.printed_lists import looks_like_literal, parse_literal
+from toque.cooking.schemas.list_fields import (
+    BrokenListError,
+    ingredient_lines,
+    looks_like_literal,
+    parse_literal,
+    step_lines,
+    text_of,
+)
+from toque.cooking.schemas.normalize import nutrients_of
 from toque.cooking.schemas.repairs import (
     only_a_link,
     rejoined,

@@ -1,4 +1,10 @@
-"""List fields: a list of lines from a list, a printed list, or text with separators."""
+r"""List fields: a list of lines from a list, a printed list, or a text with separators.
+
+Printed lists are those of Python, numpy, R and JSON, parsed without evaluation: RAW_recipes.csv
+holds `['a', "b"]`, Food.com's recipes.csv `c("a", NA)`, RecipeNLG `["a", "b"]`, Spoonacular's
+Parquet `[{'name': 'a', 'meta': array([], dtype=object)}\n {'name': 'b'}]`. Where
+`ast.literal_eval` works, the values are equal; the rest it cannot parse.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toque.cooking.schemas.printed_lists import looks_like_literal, parse_literal
+import msgspec
 
 _SEPARATORS = ("\n", "|", ";")
 _AMOUNT_FOLLOWS = re.compile(
@@ -122,3 +128,172 @@ def _part(value: Mapping[Any, Any], names: tuple[str, ...]) -> str:
     if isinstance(found, float) and found.is_integer():
         found = int(found)
     return str(found) if isinstance(found, str | int | float) else ""
+
+
+MAX_DEPTH = 24
+"""Deepest nesting; recipes need three, and more could exhaust the stack."""
+
+_TOKEN = re.compile(
+    r"""\s*+(?:
+      (?P<string>[uUbB]?+(?:'(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+"))
+    | (?P<number>[-+]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?\d++)?+)
+    | (?P<name>[A-Za-z_][\w.]*+)
+    | (?P<mark>[\[\]{}(),:=])
+    | (?P<end>\Z)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(\n)|(.))", re.DOTALL
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_EQUALS = re.compile(r"\s*=")
+_SHORT = dict(zip("ntrabfv/", "\n\t\r\a\b\f\v/", strict=True))
+_NAMES: dict[str, Any] = {
+    **dict.fromkeys(("None", "null", "NULL", "NA", "NA_character_", "nan", "NaN", "inf")),
+    **dict.fromkeys(("True", "true", "TRUE"), True),
+    **dict.fromkeys(("False", "false", "FALSE"), False),
+}
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+_LOOKS_LIKE = re.compile(
+    r"""\s*(?:\[|\{|\(\s*["']|c\(|list\(|array\(|character\(0\)|["'].*["']\s*\Z)""", re.DOTALL
+)
+
+
+def looks_like_literal(text: str) -> bool:
+    """Whether a cell looks like a list, a dict or a quoted string.
+
+    >>> [looks_like_literal(t) for t in ('["a"]', 'c("a")', "character(0)", "a cup of tea")]
+    [True, True, True, False]
+    """
+    return _LOOKS_LIKE.match(text) is not None
+
+
+def parse_literal(text: str) -> Any:
+    """The value of a printed list, dict, string or number; several values make a list.
+
+    >>> parse_literal('''['a', "it's"]'''), parse_literal('c("1/2", NA)')
+    (['a', "it's"], ['1/2', None])
+    >>> parse_literal("[{'n': 1, 'meta': array(['x'], dtype=object)} {'n': 2}]")
+    [{'n': 1, 'meta': ['x']}, {'n': 2}]
+
+    Raises:
+        ValueError: it cannot be parsed, e.g. because it was truncated.
+    """
+    if text.startswith(('["', "[{")):
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            pass  # a Python list may begin like that too
+    values = _Parser(text).all()
+    return values[0] if len(values) == 1 else values
+
+
+class _Parser:
+    """Recursive descent over the tokens; commas between elements are optional, as in numpy."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._kind = ""
+        self._token = ""
+        self._advance()
+
+    def all(self) -> list[Any]:
+        values: list[Any] = []
+        while self._kind != "end":
+            values.append(self._value(0))
+            self._skip(",")
+        if not values:
+            raise ValueError("empty")
+        return values
+
+    def _advance(self) -> None:
+        match = _TOKEN.match(self._text, self._at)
+        if match is None:
+            raise ValueError(f"unexpected text at {self._at}: {self._text[self._at :][:20]!r}")
+        self._kind = str(match.lastgroup)
+        self._token = match[self._kind]
+        self._at = match.end()
+
+    def _skip(self, mark: str) -> bool:
+        if self._kind == "mark" and self._token == mark:
+            self._advance()
+            return True
+        return False
+
+    def _value(self, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise ValueError("nested too deeply")
+        kind, text = self._kind, self._token
+        self._advance()
+        if kind == "string":
+            return _unquoted(text)
+        if kind == "number":
+            return float(text) if set(text) & set(".eE") or len(text) > 18 else int(text)
+        if kind == "name":
+            return self._named(text, depth)
+        if text in ("[", "("):
+            return self._elements(_CLOSING[text], depth)
+        if text == "{":
+            return self._pairs(depth)
+        raise ValueError(f"unexpected {text!r}" if text else "it ends in the middle")
+
+    def _elements(self, closing: str, depth: int) -> list[Any]:
+        """Elements up to the closing bracket, without keyword arguments such as dtype=object."""
+        found: list[Any] = []
+        while not self._skip(closing):
+            if self._kind == "name" and _EQUALS.match(self._text, self._at):
+                self._advance()
+                self._advance()
+                self._advance()  # the argument's value: always a bare name
+            else:
+                found.append(self._value(depth + 1))
+            self._skip(",")
+        return found
+
+    def _pairs(self, depth: int) -> Any:
+        found: dict[Any, Any] = {}
+        while not self._skip("}"):
+            key = self._value(depth + 1)
+            if not self._skip(":"):
+                raise ValueError("a key without a value")
+            if not isinstance(key, str | int | float | bool | None):
+                raise ValueError("a key that is no plain value")  # noqa: TRY004
+            found[key] = self._value(depth + 1)
+            self._skip(",")
+        return found
+
+    def _named(self, name: str, depth: int) -> Any:
+        if not self._skip("("):
+            if name not in _NAMES:
+                raise ValueError(f"unexpected {name!r}")
+            return _NAMES[name]
+        values = self._elements(")", depth)
+        if name == "character":  # R's character(0)
+            return []
+        # array([...]) and np.str_('x') wrap one value; c(...) and list(...) are the list.
+        return values if name in ("c", "list") else next(iter(values), None)
+
+
+def _unquoted(token: str) -> str:
+    body = token[1 if token[0] in "'\"" else 2 : -1]
+    if "\\" not in body:
+        return body
+    text = _ESCAPE.sub(_unescaped, body)
+    if _SURROGATE.search(text):
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    for group, base in ((1, 16), (2, 16), (3, 16), (4, 8)):
+        if match[group]:
+            code = int(match[group], base)
+            return chr(code) if code <= 0x10FFFF else "\ufffd"
+    if match[5]:
+        return ""  # a line that goes on
+    character = match[6]
+    if character in "\\'\"":
+        return character
+    return _SHORT.get(character, "\\" + character)

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from itertools import accumulate
 
-from toque.cooking.action_verbs import has_action_verb
+from toque.cooking.text_keys import has_action_verb
 
 BOILERPLATE = frozenset((
     "Add all ingredients to list", "Add all ingredients to shopping list", "Watch Now",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from toque.cooking.free_requests import dish_and_foods
-from toque.cooking.prompts import asks_for_a_recipe, write_prompt
+from toque.cooking.prompts import asks_for_a_recipe, dish_and_foods, write_prompt
 from toque.models.loading.provenance import Provenance
 from toque.workflows.asking.provenance import writes_recipes
 

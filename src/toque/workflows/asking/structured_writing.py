@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toque.cooking.recipe_form import recipe_form
-from toque.cooking.scoring.recipe_scores import asked_ingredients
+from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.models.generation.constraints import FormConstraint, Spelling

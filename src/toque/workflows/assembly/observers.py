@@ -11,7 +11,7 @@ from typing import Any
 
 from toque.config import RunConfig
 from toque.config.user_code import imported
-from toque.cooking.scoring.recipe_scores import RECIPE_SCORES
+from toque.cooking.recipe_scores import RECIPE_SCORES
 from toque.errors import ConfigError
 from toque.training.callbacks import Callback
 from toque.training.observers.data_bound import DataBound

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from toque.config import RunConfig
-from toque.cooking.augmentation.rewriting import Rewriting
+from toque.cooking.augmentation import Rewriting
 from toque.data.loader.curriculum import StagedPlan
 from toque.models.flops import ParameterCounts, parameter_counts
 from toque.training.bottlenecks import few_updates

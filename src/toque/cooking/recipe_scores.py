@@ -1,11 +1,34 @@
-"""Recipe metrics of one generated text and its prompt."""
+"""Recipe scores of one generated text and its prompt.
+
+Scores of form (each in [0, 1]; a recipe without any ingredient or step scores 0 there):
+
+* ingredient_coherence: well-formatted ingredient lines / all. Well formatted means an item of
+  the ingredient section that holds a quantity (number, fraction or words) and names something.
+* instruction_quality: steps with a cooking verb / all steps.
+* completeness: 0.33 for an ingredient section, 0.33 for an instruction section, 0.34 for a
+  length of 100 to 2000 characters.
+* format_correctness: 0.5 for an "Ingredients" header, 0.5 for "Instructions" or "Steps".
+* form: the mean of the four. It is no quality: a step said twelve times is perfect to it.
+
+Those of `consistency` and `variety` judge what is said; `recipe_score` is one number of them all.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from toque.cooking.consistency import (
+    hallucinated_ingredients,
+    ingredient_coverage,
+    ingredients_used,
+    quantity_sanity,
+    steps_listed,
+    structure_score,
+    title_kept,
+)
+from toque.cooking.ingredients.names import has_quantity, ingredient_name
 from toque.cooking.prompts import (
     ASKS_FOR,
     MAX_PROMPT_INGREDIENTS,
@@ -13,16 +36,8 @@ from toque.cooking.prompts import (
     WITH_INGREDIENTS,
     asks_for_a_recipe,
 )
-from toque.cooking.recipe import parse_text
-from toque.cooking.scoring.consistency import (
-    hallucinated_ingredients,
-    ingredients_used,
-    quantity_sanity,
-    structure_score,
-)
-from toque.cooking.scoring.dish import steps_listed, title_kept
-from toque.cooking.scoring.form import evaluate_recipe, ingredient_coverage
-from toque.cooking.scoring.repetition import variety
+from toque.cooking.recipe import ParsedRecipe, parse_text
+from toque.cooking.text_keys import has_action_verb, words_of
 
 _FIELD: Final = re.compile(r"\{\w+\}")
 _AROUND_TITLES: Final = sorted(
@@ -153,3 +168,61 @@ def asked_ingredients(prompt: str) -> list[str]:
     """
     _, _, listed = prompt.partition(WITH_INGREDIENTS)
     return [name.strip() for name in listed.split(",") if name.strip()]
+
+
+MIN_CHARS = 100
+MAX_CHARS = 2000
+
+
+def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
+    r"""All five scores of a recipe's text without its title; `recipe`: the same, parsed.
+
+    >>> from toque.cooking.recipe import parse_text
+    >>> text = "Ingredients:\n- 2 eggs\n\nInstructions:\n1. Boil the eggs."
+    >>> evaluate_recipe(text, parse_text(text))  # doctest: +NORMALIZE_WHITESPACE
+    {'ingredient_coherence': 1.0, 'instruction_quality': 1.0, 'completeness': 0.66,
+     'format_correctness': 1.0, 'form': 0.915}
+    """
+    is_long_enough = MIN_CHARS <= len(text.strip()) <= MAX_CHARS
+    parts = 33 * bool(recipe.ingredients) + 33 * bool(recipe.steps) + 34 * is_long_enough
+    headers = recipe.has_ingredients_header + recipe.has_instructions_header
+    scores = {
+        "ingredient_coherence": _share(map(has_quantity, recipe.ingredients)),
+        "instruction_quality": _share(map(has_action_verb, recipe.steps)),
+        "completeness": parts / 100,
+        "format_correctness": headers / 2,
+    }
+    return scores | {"form": sum(scores.values()) / 4}
+
+
+def _share(good: Iterable[bool]) -> float:
+    found = list(good)
+    return sum(found) / len(found) if found else 0.0
+
+
+FREE_SHARE: Final = 0.3
+"""Share that may repeat: salt and butter stand twice in a cake with its frosting."""
+RUN_WORDS: Final = 4
+"""Words of a sequence, as in the metric `repetition`."""
+
+
+def variety(recipe: ParsedRecipe) -> float:
+    """The least share of different ingredients, of different steps and of different sequences.
+
+    1 as long as at most `FREE_SHARE` repeats, then in proportion to what does not.
+
+    >>> variety(ParsedRecipe(("1 egg",) * 10, ("Boil it.",)))
+    0.14285714285714288
+    """
+    words = [word for text in (*recipe.ingredients, *recipe.steps) for word in words_of(text)]
+    runs = list(zip(*(words[at:] for at in range(RUN_WORDS)), strict=False))
+    shares = (
+        _share_different([ingredient_name(line).casefold() for line in recipe.ingredients]),
+        _share_different([" ".join(words_of(step)) for step in recipe.steps]),
+        _share_different(runs),
+    )
+    return min(1.0, min(shares) / (1.0 - FREE_SHARE))
+
+
+def _share_different(items: Sequence[object]) -> float:
+    return len(set(items)) / len(items) if items else 1.0

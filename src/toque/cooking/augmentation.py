@@ -1,0 +1,271 @@
+"""Augmentation of a store's examples by rules: texts that differ from epoch to epoch.
+
+The rules change formats, instructions, verbs and ingredients, and add tips. They read only the
+words of an example and a 64-bit key, so the augmented example is a function of (seed, epoch,
+example). Only requests for a whole recipe are changed: the labels of the other tasks hold for the
+original text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.config.schema_methods import AugmentationConfig
+from toque.cooking.prompts import ASKS_FOR, PROMPT_FORMATS, WITH_INGREDIENTS
+from toque.cooking.substitutions import substitution
+from toque.data.loader.epoch_transforms import Ids, Sides, Varied
+from toque.data.prepare.example_rows import prompt_bounds
+from toque.data.store.token_store import TokenStore
+from toque.data.tokenizer.word_edits import BREAK, Edit, splicer_for
+from toque.keyed_random import key_of
+
+_AUGMENT = 4
+"""Sets these keys apart from those of the order."""
+_SAMPLE = 1024
+"""Examples looked at to say in a line what augmentation does; a tenth of a second."""
+
+
+Fate = Literal["plain", "left", "changed"]
+"""Outcome for an example: nothing was drawn; it would be too long or cannot be read back; changed.
+"""
+
+
+class Rewriting:
+    """The training examples through augmentation; a function of (row, epoch key).
+
+    An example that would become longer than the longest of `rows` stays as it is, so that rows,
+    positions and memory suffice.
+
+    Args:
+        rules: how often each technique is applied.
+        store: holds the examples.
+        rows: store rows to train on.
+        encoder: whether prompts are read on a side of their own.
+    """
+
+    def __init__(
+        self, rules: Augmentation, store: TokenStore, rows: NDArray[np.int64], *, encoder: bool
+    ) -> None:
+        codec = store.codec()
+        self._rules, self._store, self._encoder = rules, store, encoder
+        self._splicer, self._eos = splicer_for(codec), codec.eos_id
+        self._bounds = prompt_bounds(codec, "encoder-decoder" if encoder else "decoder")
+        prompts, targets = store.prompt_lengths[rows], store.target_lengths[rows]
+        self._most = int(prompts.max()), int(targets.max()), int((prompts + targets).max())
+
+    @classmethod
+    def from_settings(
+        cls,
+        section: AugmentationConfig | None,
+        store: TokenStore,
+        rows: NDArray[np.int64],
+        *,
+        encoder: bool,
+    ) -> Self | None:
+        """The training examples (`rows` of the store) through augmentation; None without it."""
+        if section is None:
+            return None
+        return cls(Augmentation(**section.model_dump()), store, rows, encoder=encoder)
+
+    @property
+    def varied(self) -> Varied:
+        """The examples for an epoch plan."""
+        return Varied(self, encoder=self._encoder)
+
+    def in_words(self, rows: NDArray[np.int64], *, seed: int) -> str:
+        """A line on what augmentation does to a sample of `rows` in the first epoch."""
+        sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(np.int64)]
+        changed, left = self.counts(sample, key_of(seed, 0))
+        return (
+            f"augmentation: of {len(sample):,} examples looked at {changed:,} are changed in the "
+            f"first epoch, {left:,} stay plain that would become longer than the longest stored or "
+            "cannot be read back word by word"
+        )
+
+    def __call__(self, row: int, key: int) -> Sides:
+        """Prompt and target of a store row in the epoch of this key."""
+        return self._rewritten(row, key)[0]
+
+    def counts(self, rows: NDArray[np.int64], key: int) -> tuple[int, int]:
+        """How many of `rows` are changed in an epoch, and how many should be and are not."""
+        fates = Counter(self._rewritten(row, key)[1] for row in rows.tolist())
+        return fates["changed"], fates["left"]
+
+    def _rewritten(self, row: int, key: int) -> tuple[Sides, Fate]:
+        prompt, target = self._store.prompt(row), self._store.target(row)
+        head, asks, tail = _divided(prompt, *self._bounds)
+        _, writes, close = _divided(target, None, self._eos)
+        in_prompt, in_target = self._rules.edits(
+            self._splicer.words(asks),
+            self._splicer.words(writes),
+            key=key_of(key, row, _AUGMENT),
+            whole=bool(len(close)),
+        )
+        if not in_prompt and not in_target:
+            return (prompt, target), "plain"
+        asked = self._splicer.spliced(asks, in_prompt)
+        written = self._splicer.spliced(writes, in_target)
+        p, t = len(head) + len(asked) + len(tail), len(written) + len(close)
+        longest = self._most
+        fits = t <= longest[1] and p <= longest[0] if self._encoder else p + t <= longest[2]
+        if not fits or (asked is asks and written is writes):
+            return (prompt, target), "left"
+        sides = np.concatenate([head, asked, tail]), np.concatenate([written, close])
+        return sides, "changed"
+
+
+def _divided(ids: Ids, begin: int | None, end: int | None) -> tuple[Ids, Ids, Ids]:
+    """The tokens before a text, its own, and those after it."""
+    first = int(begin is not None and len(ids) > 0 and ids[0] == begin)
+    last = len(ids) - int(end is not None and len(ids) > first and ids[-1] == end)
+    return ids[:first], ids[first:last], ids[last:]
+
+
+_FORMAT, _CONNECTION, _PARAPHRASE, _SUBSTITUTE, _TIP = range(5)
+_ASKS: Final = ASKS_FOR.split()
+_WITH: Final = WITH_INGREDIENTS.split()
+_FORMATS: Final = (
+    tuple(_ASKS),
+    *(tuple(form.partition("{text}")[0].split()) for form in PROMPT_FORMATS),
+)
+_TARGET_BEGINS: Final = "Ingredients:"
+_STEPS_BEGIN: Final = "Instructions:"
+
+Edits = list[Edit]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How often each technique is applied: probabilities per example and epoch."""
+
+    prompt_formats: bool = False
+    """One of the eight wordings for every example, all equally likely."""
+    instructions: float = 0.0
+    paraphrase: float = 0.0
+    substitute: float = 0.0
+    tips: float = 0.0
+
+    def edits(
+        self, prompt: Sequence[str], target: Sequence[str], *, key: int, whole: bool
+    ) -> tuple[Edits, Edits]:
+        """The edits of each side.
+
+        Args:
+            prompt: its words.
+            target: its words.
+            key: seeds every draw.
+            whole: whether the target reaches the true end of its text.
+        """
+        if not target or target[0] != _TARGET_BEGINS:
+            return [], []
+        asked, written = self._prompt(prompt, key), []
+        if self._drawn(key, _SUBSTITUTE, self.substitute) and (at := _names_at(prompt)):
+            found = substitution(prompt, target, names_at=at, key=key_of(key, _SUBSTITUTE, 1))
+            asked += found[0]
+            written += found[1]
+        if self._drawn(key, _PARAPHRASE, self.paraphrase):
+            written += _paraphrased(target, key)
+        if whole and self._drawn(key, _TIP, self.tips):
+            tip = TIPS[key_of(key, _TIP, 1) % len(TIPS)]
+            written.append(Edit(len(target), len(target), (BREAK, "Tip:", *tip.split())))
+        return sorted(asked), _apart(written)
+
+    def _prompt(self, prompt: Sequence[str], key: int) -> Edits:
+        if list(prompt[: len(_ASKS)]) != _ASKS:
+            return []
+        edits: Edits = []
+        if self.prompt_formats:
+            form = _FORMATS[key_of(key, _FORMAT) % len(_FORMATS)]
+            if form != _FORMATS[0]:
+                edits.append(Edit(0, len(_ASKS), form))
+        at = _names_at(prompt)
+        if at and self._drawn(key, _CONNECTION, self.instructions):
+            words = CONNECTIONS[key_of(key, _CONNECTION, 1) % len(CONNECTIONS)]
+            edits.append(Edit(at - len(_WITH), at, tuple(words.split())))
+        return edits
+
+    def _drawn(self, key: int, technique: int, probability: float) -> bool:
+        return key_of(key, technique, 2) / 2.0**64 < probability
+
+
+def _names_at(prompt: Sequence[str]) -> int | None:
+    """Index of the first ingredient name; None if the prompt lists none."""
+    for at in range(len(prompt) - len(_WITH)):
+        if list(prompt[at : at + len(_WITH)]) == _WITH:
+            return at + len(_WITH)
+    return None
+
+
+def _paraphrased(target: Sequence[str], key: int) -> Edits:
+    """Replace verbs that begin a sentence of the steps; keeping the verb is one of the choices."""
+    edits: Edits = []
+    if _STEPS_BEGIN not in target:
+        return edits
+    for at in range(target.index(_STEPS_BEGIN) + 1, len(target)):
+        others = VERBS.get(target[at])
+        if others is None or not target[at - 1].endswith("."):
+            continue
+        choice = key_of(key, _PARAPHRASE, 3, at) % (len(others) + 1)
+        if choice:
+            edits.append(Edit(at, at + 1, tuple(others[choice - 1].split())))
+    return edits
+
+
+def _apart(edits: Edits) -> Edits:
+    """The edits in order, without those that overlap an earlier one."""
+    kept: Edits = []
+    for edit in sorted(edits):
+        if not kept or edit.start >= kept[-1].end:
+            kept.append(edit)
+    return kept
+
+
+CONNECTIONS: Final[tuple[str, ...]] = (
+    "with",
+    "using:",
+    "with these ingredients:",
+    "made from",
+    "I have",
+    "that uses",
+)
+"""Replacements for "using ingredients:" between a dish and its ingredients."""
+
+VERBS: Final[dict[str, tuple[str, ...]]] = {
+    "Add": ("Put in",),
+    "Arrange": ("Lay out",),
+    "Beat": ("Whisk",),
+    "Blend": ("Mix",),
+    "Chill": ("Refrigerate",),
+    "Combine": ("Mix", "Mix together"),
+    "Drain": ("Strain",),
+    "Garnish": ("Decorate",),
+    "Heat": ("Warm",),
+    "Mix": ("Combine", "Stir together"),
+    "Place": ("Put", "Set"),
+    "Put": ("Place",),
+    "Refrigerate": ("Chill",),
+    "Sauté": ("Fry gently",),
+    "Simmer": ("Boil gently",),
+    "Sprinkle": ("Scatter",),
+    "Stir": ("Mix",),
+    "Toss": ("Mix",),
+    "Transfer": ("Move",),
+    "Whisk": ("Beat",),
+}
+"""Verbs that begin a sentence of a recipe, with their replacements."""
+
+TIPS: Final[tuple[str, ...]] = (
+    "Read the whole recipe before you begin.",
+    "Measure everything out before you start.",
+    "Ovens and stoves differ, so look before the time is up.",
+    "Leftovers keep best in a closed container in the refrigerator.",
+    "A sharp knife makes the work quicker and safer.",
+    "Clean up as you go, and there is little left to do at the end.",
+)
+"""True of any dish."""
