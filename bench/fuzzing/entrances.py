@@ -253,7 +253,7 @@ def run_case(work: Path) -> Area:
 def model_case(work: Path) -> Area:
     """Model folders: `generate`, and their tokenizer as a run's."""
     from toque.data.tokenizer.codec import load_codec
-    from toque.data.tokenizer.folder import resolve_tokenizer
+    from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
     from toque.errors import ToqueError
 
     def case(chance: Random, folder: Path) -> int:

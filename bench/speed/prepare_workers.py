@@ -80,7 +80,7 @@ def begin(folder: Path, records: int) -> dict[str, float]:
     """Write the recipes and the tokenizer; rate of the reader alone."""
     from toque.cooking.cookbook.generate import write_cookbook
     from toque.cooking.schemas import reader_for
-    from toque.data.tokenizer.train import train_codec
+    from toque.data.tokenizer.tokenizer_training import train_codec
 
     path = folder / "recipes.jsonl"
     write_cookbook(path, n=records, seed=3)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from toque.data.tokenizer.codec import load_codec
-from toque.data.tokenizer.train import train_codec
+from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.pretrained import load_model
 

@@ -103,7 +103,7 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def part(module: str) -> str:
-    """`toque.data.store.manifest` -> `data`."""
+    """`toque.data.store.store_manifest` -> `data`."""
     names = module.split(".")
     return names[1] if len(names) > 1 else ""
 

@@ -19,7 +19,7 @@ from toque.cooking.recipe import Recipe, parse_text, to_text
 from toque.cooking.schemas import RecipeReader
 from toque.cooking.schemas.normalize import recipe_of
 from toque.data.tokenizer.codec import Codec, load_codec
-from toque.data.tokenizer.train import train_codec
+from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.data.tokenizer.word_edits import edited, joined, splicer_for
 from toque.keyed_random import key_of
 

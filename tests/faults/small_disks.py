@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from toque.cli import main
-from toque.data.store.manifest import read_manifest
+from toque.data.store.store_manifest import read_manifest
 from toque.training.callbacks import Callback
 from toque.training.observers.metrics_log import MetricsLog
 from toque.units import Duration

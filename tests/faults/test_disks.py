@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from toque.data.store.manifest import read_manifest
+from toque.data.store.store_manifest import read_manifest
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow

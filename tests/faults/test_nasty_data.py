@@ -6,7 +6,7 @@ import json
 
 from toque.cli import main
 from toque.data.prepare.data_report import Report
-from toque.data.store.manifest import read_manifest
+from toque.data.store.store_manifest import read_manifest
 
 CONFIG = """
 run_dir: {folder}/run

@@ -12,7 +12,7 @@ import tiny
 from toque.cooking.prompts import write_prompt
 from toque.data.prepare.example_rows import prompt_ids
 from toque.data.tokenizer.codec import Codec
-from toque.data.tokenizer.train import train_codec
+from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.models.loading.provenance import Provenance
 from toque.serving.served_models import ServedModel, ServedModels
 from toque.workflows.open_served import _asked

@@ -110,7 +110,7 @@ def test_toque_reads_its_own_tokenizer_back_unchanged(
     tokenizers_at: dict[str, Path], tmp_path: Path
 ) -> None:
     """What a store holds and what a fingerprint covers stay what they were."""
-    from toque.data.tokenizer.folder import hash_of_folder
+    from toque.data.tokenizer.tokenizer_folder import hash_of_folder
 
     for family in ("t5", "gpt2"):
         source = tokenizers_at[FAMILIES[family][1]]

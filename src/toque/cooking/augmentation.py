@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from toque.config.schema_methods import AugmentationConfig
 from toque.cooking.prompts import ASKS_FOR, PROMPT_FORMATS, WITH_INGREDIENTS
 from toque.cooking.substitutions import substitution
-from toque.data.loader.epoch_transforms import Ids, Sides, Varied
+from toque.data.loader.epoch_plan import Ids, Sides, Varied
 from toque.data.prepare.example_rows import prompt_bounds
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.word_edits import BREAK, Edit, splicer_for

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 
 from toque.batch import Batch
 from toque.config.schema_methods import OptimisationsConfig
-from toque.data.loader.device_feed import DeviceFeed
-from toque.data.loader.prefetch import Batches, Prefetch
+from toque.data.loader.prefetch import Batches, DeviceFeed, Prefetch
 from toque.models.forward.attention_choice import Choice, attention_of, use_attention
 from toque.models.forward.attention_plan import planned
 from toque.models.forward.cpu_layers import use_cpu_layers

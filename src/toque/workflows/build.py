@@ -13,15 +13,14 @@ from toque.cooking.augmentation import Rewriting
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout
 from toque.data.loader.curriculum import StagedPlan
-from toque.data.loader.epoch_plan import WINDOW_EXAMPLES, EpochPlan
-from toque.data.loader.epoch_transforms import Varied
+from toque.data.loader.epoch_plan import WINDOW_EXAMPLES, EpochPlan, Varied
 from toque.data.loader.mixture import Mixture
 from toque.data.loader.packing import RowShape
 from toque.data.loader.row_lengths import ExampleLengths, refuse_empty, refuse_longer, row_shape
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.prepare.example_rows import prompt_ids
 from toque.data.prepare.prepare_settings import FamilyKind
-from toque.data.store.prompt_form import form_of
+from toque.data.store.store_manifest import form_of
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.rows_at_once import with_rows_at_once

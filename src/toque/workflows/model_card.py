@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.cooking.recipe_scores import POOR
 from toque.data.prepare.store_plan import named
-from toque.data.store.manifest import SourceEntry, StoreManifest
+from toque.data.store.store_manifest import SourceEntry, StoreManifest
 from toque.evaluation.bootstrap import Estimate
 from toque.models.families import family_of
 from toque.models.loading.provenance import Provenance

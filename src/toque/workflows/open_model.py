@@ -15,7 +15,7 @@ from toque.data.prepare.prepare_settings import FamilyKind
 from toque.data.store.held_store import check_tokenizer
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec
-from toque.data.tokenizer.sameness import tokenizer_differences
+from toque.data.tokenizer.portable import tokenizer_differences
 from toque.errors import CheckpointError, DataError
 from toque.models.forward.attention_choice import use_attention
 from toque.models.loading.device_map import free_memory, placement_note, placement_of

@@ -11,7 +11,7 @@ from toque.cooking.schemas import reader_for
 from toque.data.prepare.prepare_settings import TRAINED, PrepareSettings
 from toque.data.prepare.store_plan import store_differences
 from toque.data.store.token_store import TokenStore
-from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
 from toque.models.loading.config_json import read_config_json
 from toque.models.loading.hub import resolve_folder

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toque.data.prepare.data_report import Report
-from toque.data.store.manifest import read_manifest
+from toque.data.store.store_manifest import read_manifest
 from toque.errors import CheckpointError, ConfigError, DataError
 from toque.reports.page import Page, write_page
 from toque.reports.run_page import run_page

@@ -23,7 +23,7 @@ from toque.cooking.schemas import RecipeReader
 from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean_title
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.repairs import rejoined, without_repeat
-from toque.data.tokenizer.train import train_codec
+from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.errors import DataError
 from toque.sources.documents import TextReader
 from toque.sources.records import Block

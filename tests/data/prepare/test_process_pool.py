@@ -15,7 +15,7 @@ import pytest
 import toque
 from store_checks import content
 from toque.data.prepare.prepare_settings import PrepareSettings
-from toque.data.tokenizer.train import interruptible
+from toque.data.tokenizer.tokenizer_training import interruptible
 
 HERE = Path(__file__).parents[2]  # where line_reader is
 
@@ -158,7 +158,7 @@ def test_ctrl_c_is_answered_while_a_library_works() -> None:
     """Learning a tokenizer returns to Python after a minute; the main thread must not be in it."""
     script = (
         "import os, signal, threading, time\n"
-        "from toque.data.tokenizer.train import interruptible\n"
+        "from toque.data.tokenizer.tokenizer_training import interruptible\n"
         "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
         "import ctypes\n"
         "interruptible(lambda: ctypes.CDLL(None).sleep(600))\n"

@@ -12,7 +12,7 @@ from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
-from toque.data.tokenizer.train import train_codec
+from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.sources import token_arrays
 from toque.sources.documents import TextReader
 from toque.sources.records import Source

@@ -12,7 +12,7 @@ import pytest
 from line_reader import LineReader
 from toque.cli import main
 from toque.data.prepare.pipeline import prepare
-from toque.data.store.npy_files import mapped_array
+from toque.data.store.token_column import mapped_array
 from toque.data.store.token_store import TokenStore
 from toque.errors import DataError
 from toque.sources.records import Source

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from toque.data.tokenizer.codec import Codec, load_codec
-from toque.data.tokenizer.folder import resolve_tokenizer
-from toque.data.tokenizer.train import train_codec
+from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
+from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.data.tokenizer.word_cache import Encoded
 from toque.errors import DataError
 

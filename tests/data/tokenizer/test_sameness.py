@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from store_checks import prepared
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.tokenizer.codec import load_codec
-from toque.data.tokenizer.folder import hash_of_folder
-from toque.data.tokenizer.sameness import tokenizer_differences
+from toque.data.tokenizer.portable import tokenizer_differences
+from toque.data.tokenizer.tokenizer_folder import hash_of_folder
 from toque.errors import DataError
 
 KINDS = ["decoder", "encoder-decoder"]
@@ -89,7 +89,7 @@ def test_a_store_is_reused_with_its_tokenizer_saved_again(
     assert result.reused
     assert result.store.fingerprint == first.store.fingerprint
     other = with_swapped_words(tokenizers_at[kind], tmp_path / "other")
-    with pytest.raises(DataError, match=r"its tokenizer is .*, not .*other \(2 of .* entries"):
+    with pytest.raises(DataError, match=r"its tokenizer was .* and is .*other \(2 of .* entries"):
         prepared(lines_file, tmp_path / "s", settings_for(kind, tokenizer=str(other)))
 
 
@@ -97,7 +97,7 @@ def test_one_that_changed_in_its_place_is_said_to_have_changed(
     tokenizers_at: dict[str, Path], tmp_path: Path, lines_file: Path,
     settings_for: Callable[..., PrepareSettings],
 ) -> None:  # fmt: skip
-    """Not "its tokenizer is X, not X"."""
+    """Not "its tokenizer was X and is X"."""
     own = tmp_path / "own"
     shutil.copytree(tokenizers_at["decoder"], own)
     prepared(lines_file, tmp_path / "s", settings_for(tokenizer=str(own)))
@@ -107,4 +107,4 @@ def test_one_that_changed_in_its_place_is_said_to_have_changed(
     with pytest.raises(DataError) as refused:
         prepared(lines_file, tmp_path / "s", settings_for(tokenizer=str(own)))
     assert f"its tokenizer {own} has changed since (2 of " in str(refused.value)
-    assert ", not " not in str(refused.value)
+    assert " and is " not in str(refused.value)

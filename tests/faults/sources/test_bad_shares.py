@@ -10,7 +10,7 @@ import pytest
 
 from toque.cli import main
 from toque.data.prepare.data_report import Report
-from toque.data.store.manifest import read_manifest
+from toque.data.store.store_manifest import read_manifest
 
 STEPS = [
     "Rincez les lentilles à l'eau froide.",

@@ -90,7 +90,7 @@ def test_fault_54_a_reader_that_raises_between_records_is_refused_in_words(
     words = [f"data.sources=[{{path: {tmp_path}/a.jsonl}}]", f"data.store={tmp_path}/store"]
     (tmp_path / "run.yaml").write_text("model: {family: gpt2}")
     from fixtures.stores import LINE
-    from toque.data.tokenizer.train import train_codec
+    from toque.data.tokenizer.tokenizer_training import train_codec
 
     train_codec([LINE] * 20, vocab_size=300, kind="bpe").save(tmp_path / "tokenizer")
     words.append(f"model.tokenizer={tmp_path}/tokenizer")

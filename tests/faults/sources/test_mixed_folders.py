@@ -15,7 +15,7 @@ import pytest
 from toque.cli import main
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.data_report import Report
-from toque.data.store.manifest import read_manifest
+from toque.data.store.store_manifest import read_manifest
 from toque.sources.documents import TextReader
 from toque.sources.prompt_target import PairReader
 

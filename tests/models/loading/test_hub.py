@@ -8,7 +8,7 @@ import time
 import pytest
 from huggingface_hub import constants
 
-from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError
 from toque.models.loading import hub
 from toque.models.loading.hub import resolve_folder

@@ -25,8 +25,8 @@ import pytest
 
 from fixtures.buckets import Service
 from tiny import shape_yaml
-from toque.data.store.manifest import read_manifest
-from toque.data.tokenizer.train import train_codec
+from toque.data.store.store_manifest import read_manifest
+from toque.data.tokenizer.tokenizer_training import train_codec
 
 NEEDED = ("s3fs", "moto")
 pytestmark = [

@@ -8,7 +8,7 @@ import pytest
 
 from tiny import model_of
 from toque.config import load_config
-from toque.data.store.manifest import (
+from toque.data.store.store_manifest import (
     Records,
     SourceEntry,
     Splits,

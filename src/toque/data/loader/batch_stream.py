@@ -14,8 +14,7 @@ import numpy as np
 from toque.batch import Batch
 from toque.data.loader.collate import Layout
 from toque.data.loader.curriculum import StagedPlan
-from toque.data.loader.epoch_plan import EpochPlan, Update
-from toque.data.loader.epoch_transforms import Varied
+from toque.data.loader.epoch_plan import EpochPlan, Update, Varied
 from toque.units import Cursor, Duration, Progress
 
 _MOST_AT_ONCE = 4

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from toque.batch import IGNORE, Batch, DecoderBatch, EncoderDecoderBatch
 from toque.data.loader.packing import RowShape
-from toque.data.store.ragged import Pieces
+from toque.data.store.token_column import Pieces
 from toque.data.store.token_store import TokenStore
 
 Ids = NDArray[np.generic]

@@ -14,7 +14,7 @@ packing sees the same updates.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -22,7 +22,6 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.data.loader.epoch_transforms import Varied
 from toque.data.loader.mixture import Mixture
 from toque.data.loader.packing import RowShape, pack_windows
 from toque.errors import ConfigError
@@ -211,3 +210,49 @@ class EpochPlan:
 
     def _window_size(self, window: int) -> int:
         return max(0, min(self.window, self.n_drawn - window * self.window))
+
+
+Ids = NDArray[np.generic]
+Sides = tuple[Ids, Ids]
+Vary = Callable[[int, int], Sides]
+"""(row, epoch key) -> prompt and target ids; a pure function."""
+_KEPT = 16384
+"""Examples in the cache: several windows."""
+
+
+class Varied:
+    """Examples after a random transform, such as augmentation or span corruption."""
+
+    def __init__(self, vary: Vary, *, encoder: bool) -> None:
+        self._encoder = encoder
+        self.sides = lru_cache(_KEPT)(vary)
+        """(row, epoch key) -> prompt and target of a store row in the epoch of this key."""
+
+    def lengths(
+        self, rows: NDArray[np.int64], key: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Source and target lengths, as `EpochPlan` counts them."""
+        sides = [self.sides(row, key) for row in rows.tolist()]
+        prompt = np.array([len(p) for p, _ in sides], np.int64)
+        target = np.array([len(t) for _, t in sides], np.int64)
+        return (prompt, target) if self._encoder else (0 * prompt, prompt + target - 1)
+
+    def at(self, key: int) -> InEpoch:
+        """The examples of the epoch with this key."""
+        return InEpoch(self, key)
+
+
+@dataclass(frozen=True)
+class InEpoch:
+    """The examples of one epoch."""
+
+    varied: Varied
+    key: int
+
+    def prompt(self, row: int, /) -> Ids:
+        """Prompt ids of a store row."""
+        return self.varied.sides(int(row), self.key)[0]
+
+    def target(self, row: int, /) -> Ids:
+        """Target ids of a store row."""
+        return self.varied.sides(int(row), self.key)[1]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from toque.config.field_types import TaskName
 from toque.config.schema import DataConfig
-from toque.data.store.manifest import StoreManifest
+from toque.data.store.store_manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.keyed_random import key_of, permute

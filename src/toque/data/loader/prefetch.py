@@ -1,4 +1,4 @@
-"""Prefetch: a thread, or several, make batches ahead of the loop.
+"""Prefetch: a thread, or several, make batches ahead of the loop and copy them to a GPU.
 
 A prefetched batch carries its own cursor, so a checkpoint stores the position of the last batch
 trained on, however many are waiting.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, Self, runtime_checkable
 
+import torch
+
 from toque.batch import Batch
 from toque.data.loader.batch_stream import Step
-from toque.data.loader.device_feed import DeviceFeed, Sent
 from toque.data.loader.epoch_plan import Update
 from toque.units import Cursor
 
@@ -43,7 +45,39 @@ class SharedBatches(Batches, Protocol):
         ...
 
 
+Sent = tuple[Batch, torch.cuda.Event]
+"""A batch on the device, and when it will be whole."""
 Made = tuple[Step, Batch | Sent]
+
+
+class DeviceFeed:
+    """Sends whole updates to a GPU from page-locked memory, on a stream of its own.
+
+    A reader's thread sends, the loop receives; neither waits for the device.
+
+    Args:
+        device: the GPU.
+        prepare: what is added to a batch on the host first, as attention's plan.
+    """
+
+    def __init__(self, device: torch.device, prepare: Callable[[Batch], Batch]) -> None:
+        self._device, self._prepare = device, prepare
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def send(self, batch: Batch) -> Sent:
+        """Begin the copy of `batch`."""
+        pinned = self._prepare(batch.counted()).pin()
+        with torch.cuda.stream(self._stream):
+            return pinned.to(self._device), self._stream.record_event()
+
+    def receive(self, sent: Sent) -> Batch:
+        """The batch, for work that the loop's stream is given from now on."""
+        batch, whole = sent
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(whole)
+        for tensor in batch.tensors():
+            tensor.record_stream(stream)  # its memory is the copying stream's to give away again
+        return batch
 
 
 class Prefetch:

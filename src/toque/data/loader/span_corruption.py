@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.config.schema_methods import SpanCorruptionConfig
-from toque.data.loader.epoch_transforms import InEpoch, Sides, Varied
+from toque.data.loader.epoch_plan import InEpoch, Sides, Varied
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.keyed_random import key_of, shuffle

@@ -32,7 +32,7 @@ from toque.data.prepare.shard_workers import ShardResult, file_entry, read_colum
 from toque.data.prepare.shards import NOT_READ
 from toque.data.prepare.source_sample import LengthLimits
 from toque.data.prepare.store_plan import StorePlan
-from toque.data.store.manifest import (
+from toque.data.store.store_manifest import (
     FORMAT,
     NAME,
     Records,
@@ -45,7 +45,7 @@ from toque.data.store.manifest import (
 )
 from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
 from toque.data.tokenizer.codec import Codec
-from toque.data.tokenizer.train import MAX_WORD_CHARS, WORDS_CUT
+from toque.data.tokenizer.tokenizer_training import MAX_WORD_CHARS, WORDS_CUT
 from toque.errors import DataError
 from toque.sources.records import NO_LABEL, NOT_UTF_8, examples_note, missing_note, most_named
 from toque.sources.source_files import SourceFile

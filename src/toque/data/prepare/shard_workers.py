@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from toque.data.prepare.duplicates import NEAR
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.prepare.shard_builder import BlockCounts, ShardBuilder
-from toque.data.store.manifest import FileEntry
+from toque.data.store.store_manifest import FileEntry
 from toque.data.tokenizer.codec import Codec, load_codec
-from toque.data.tokenizer.train import one_tokenizer_thread
+from toque.data.tokenizer.tokenizer_training import one_tokenizer_thread
 from toque.errors import ConfigError, DataError, ToqueError
 from toque.sources.excerpts import Excerpt
 from toque.sources.records import Block, RecordReader

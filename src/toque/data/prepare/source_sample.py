@@ -23,7 +23,7 @@ from toque.data.prepare.prepare_settings import (
     PrepareSettings,
 )
 from toque.data.tokenizer.codec import Codec
-from toque.data.tokenizer.train import Kind, train_codec
+from toque.data.tokenizer.tokenizer_training import Kind, train_codec
 from toque.errors import DataError
 from toque.sources.decompress import CHUNK_BYTES
 from toque.sources.records import NOT_UTF_8, Block, Example, examples_in

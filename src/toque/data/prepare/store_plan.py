@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from toque.data.prepare.prepare_settings import DEFAULT_BAD_SHARE, LIMITS, PrepareSettings
-from toque.data.store.manifest import FORMAT, SourceEntry, StoreManifest
+from toque.data.store.store_manifest import FORMAT, SourceEntry, StoreManifest
 from toque.data.tokenizer.codec import load_codec
-from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
-from toque.data.tokenizer.sameness import tokenizer_differences
+from toque.data.tokenizer.portable import tokenizer_differences
+from toque.data.tokenizer.tokenizer_folder import hash_of_folder, resolve_tokenizer
 from toque.errors import DataError
 from toque.sources.records import Source, encoding_in
 from toque.sources.source_files import SourceFile, find_files
@@ -161,7 +161,7 @@ def _tokenizer_difference(
         how = [str(error)]
     if not how:  # saved again, or learnt for the store and now a finished model's
         return []
-    is_now = "has changed since" if before == asked else f"was {before} and is {asked}"
+    is_now = f"{asked} has changed since" if before == asked else f"was {before} and is {asked}"
     return [f"its tokenizer {is_now} ({'; '.join(how)}, where one is the store's)"]
 
 

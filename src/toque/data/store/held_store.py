@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from toque.data.store.manifest import read_manifest
+from toque.data.store.store_manifest import read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.errors import DataError
 from toque.storage.locks import Held, file_lock, is_shared, shared_lock

@@ -22,10 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.data.store.manifest import FileEntry, StoreManifest, read_manifest
-from toque.data.store.npy_files import mapped_array
-from toque.data.store.ragged import Pieces
-from toque.data.store.token_column import TokenColumn
+from toque.data.store.store_manifest import FileEntry, StoreManifest, read_manifest
+from toque.data.store.token_column import Pieces, TokenColumn, mapped_array
 from toque.errors import DataError
 from toque.storage.checksums import sha256_of
 from toque.storage.no_follow import refuse_links

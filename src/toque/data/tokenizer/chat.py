@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from toque.data.tokenizer import template_child
 from toque.data.tokenizer.codec import Codec
-from toque.data.tokenizer.folder import tokenizer_faults
+from toque.data.tokenizer.tokenizer_folder import tokenizer_faults
 from toque.errors import DataError
 
 _MOST_GROWTH: Final = 4

@@ -23,7 +23,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
-from toque.data.tokenizer.folder import TokenizerFolder, read_folder, tokenizer_faults
+from toque.data.tokenizer.tokenizer_folder import TokenizerFolder, read_folder, tokenizer_faults
 from toque.data.tokenizer.word_cache import Encoded, WordTable, kind_of
 from toque.storage.no_follow import write_new
 

@@ -9,11 +9,10 @@ from toque.config import RunConfig, load_config
 from toque.cooking.prompts import CLASSES, QUESTIONS, TASKS, write_prompt
 from toque.data.prepare.example_rows import asking_bounds
 from toque.data.prepare.prepare_settings import FamilyKind
-from toque.data.store.manifest import NAME, StoreManifest, read_manifest
-from toque.data.store.prompt_form import form_of
+from toque.data.store.store_manifest import NAME, StoreManifest, form_of, read_manifest
 from toque.data.tokenizer.codec import Codec, load_codec
-from toque.data.tokenizer.folder import is_toques, resolve_tokenizer
 from toque.data.tokenizer.portable import files_of_model
+from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
 from toque.errors import CheckpointError, ConfigError, DataError
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import Form, Provenance, form_named, provenance_of

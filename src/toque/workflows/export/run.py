@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from toque.data.tokenizer.chat import chat_template_of
 from toque.data.tokenizer.codec import Codec
-from toque.data.tokenizer.folder import is_toques, read_folder
+from toque.data.tokenizer.tokenizer_folder import is_toques, read_folder
 from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.models.loading.card_usage import with_usage
 from toque.models.loading.hub import resolve_folder

@@ -69,7 +69,7 @@ def vocabulary_of(config: RunConfig, store: TokenStore | None) -> tuple[Vocabula
         n = KNOWN[source].vocab_size
         return Vocabulary(n), f"{n:,} tokens of {source}"
     from toque.data.tokenizer.codec import load_codec
-    from toque.data.tokenizer.folder import resolve_tokenizer
+    from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 
     codec = load_codec(resolve_tokenizer(source))
     return Vocabulary(codec.vocab_size), f"{codec.vocab_size:,} tokens of {source}"

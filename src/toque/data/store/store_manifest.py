@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from toque.errors import DataError
+from toque.models.loading.provenance import Form
+from toque.sources.documents import DOCUMENTS, TextReader
+from toque.sources.prompt_target import PAIRS
+from toque.sources.token_arrays import TokenReader
 from toque.storage.checksums import KEY, seal_of, sealed
 from toque.storage.json_files import decode_json
 
@@ -209,3 +214,22 @@ def manifest_bytes(manifest: StoreManifest) -> bytes:
     """The manifest's file content: indented JSON, keys in the declared order, its own hash last."""
     blank = msgspec.structs.replace(manifest, self_sha256="")
     return sealed(msgspec.json.format(msgspec.json.encode(blank, order="deterministic"), indent=1))
+
+
+def form_of(readers: Iterable[str]) -> Form:
+    """The form by the recorded names of a store's readers.
+
+    A store of several kinds is asked for recipes where it holds any, else as its pairs are; only
+    one that holds nothing but texts and token ids is continued.
+    """
+    found = {_form_of(name) for name in readers}
+    order: tuple[Form, ...] = ("recipes", "pairs", "documents")
+    return next((form for form in order if form in found), "recipes")
+
+
+def _form_of(name: str) -> Form:
+    if name.startswith(PAIRS):
+        return "pairs"
+    # An encoding that was given stands behind the name.
+    texts = (TextReader().recorded_name, TokenReader.recorded_name, DOCUMENTS)
+    return "documents" if name.startswith(texts) else "recipes"

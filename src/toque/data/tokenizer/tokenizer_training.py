@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
 from toque.data.tokenizer.codec import Codec
-from toque.data.tokenizer.folder import SpecialTokens, TokenizerFolder
+from toque.data.tokenizer.tokenizer_folder import SpecialTokens, TokenizerFolder
 from toque.errors import DataError
 from toque.sources.composed import composed
 

@@ -1,19 +1,26 @@
-"""Tokenizer folders of Hugging Face: read, hashed, and found behind a hub name."""
+"""Tokenizer folders of Hugging Face: read, bounded, hashed, and found behind a hub name.
+
+A folder may be anyone's. The steps of a `tokenizer.json` follow one another, so that thirty-four
+which each double a letter make 16 GiB of it, and the tokenizers library ends the process that has
+no memory for them. So what the steps may make of a text is bounded before they are used.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
+from tokenizers.normalizers import Replace
 
-from toque.data.tokenizer.growth import Parts, harm
 from toque.errors import DataError
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import FOLDER, tokenizer_files_in
@@ -26,6 +33,20 @@ MOST_GAPS = 1 << 16
 CHAT = "chat_template.jinja"
 """Where newer releases of transformers keep what stood in `tokenizer_config.json`."""
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
+_MOST: Final = 1 << 16
+"""Bytes that one byte may become; in T5's file, as it is written for transformers, 15,246."""
+_MOST_TEXT: Final = 256
+"""Characters that a step puts in; usually a space or a mark."""
+_MOST_ENTRY: Final = 1 << 14
+"""Characters of an entry, which is written for every token of an answer."""
+_WIDENING: Final = ("BertNormalizer", "ByteLevel", "NFC", "NFD", "NFKC", "NFKD")
+_WIDEST: Final = 11.0
+"""Bytes that NFKC, the worst of those, makes of one."""
+_ORDINARY: Final = [chr(code) for code in (*range(32, 127), *range(161, 256))]
+_MOST_ORDINARY: Final = 32
+_ONE_OF: Final = re.compile(r"\[[^\[\]]+\]")
+"""An expression that finds single characters, whatever stands around them."""
+_CHARSMAP: Final = "precompiled_charsmap"
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,24 @@ class TokenizerFolder:
     tokenizer: Tokenizer
     specials: SpecialTokens
     settings: dict[str, Any]
+
+
+class _Model(msgspec.Struct):
+    """The part of a tokenizer's model that gives ids and puts texts in."""
+
+    vocab: dict[str, int] | list[Any] = []
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+
+
+class _Parts(msgspec.Struct):
+    """The parts of a `tokenizer.json` that change texts."""
+
+    model: _Model
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    decoder: Any = None
+    added_tokens: Any = None
 
 
 def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
@@ -107,7 +146,7 @@ def _refuse_harm(text: str, path: Path) -> None:
         DataError: naming what was found.
     """
     try:
-        parts = msgspec.json.decode(text, type=Parts)
+        parts = msgspec.json.decode(text, type=_Parts)
     except (msgspec.DecodeError, RecursionError):
         return  # the library says what is wrong
     vocab = parts.model.vocab
@@ -115,7 +154,7 @@ def _refuse_harm(text: str, path: Path) -> None:
     if highest > 2 * len(vocab) + MOST_GAPS:  # tables as long as the highest are made of them
         does: str | None = f"has {len(vocab):,} entries, and the id {highest:,} among them"
     else:
-        does = harm(parts)
+        does = _harm(parts)
     if does is not None:
         raise DataError(
             f"{path} {does}. It is damaged or made to harm: take another in model.tokenizer, or "
@@ -227,3 +266,87 @@ def _specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> Spe
     # Without a tokenizer_config.json a "<s>" or GPT-2's single special token begins a text.
     usual = () if "eos_token" in config else ("<s>", "<|endoftext|>")
     return SpecialTokens(eos, pad or eos, named("bos_token", *usual), named("unk_token", "<unk>"))
+
+
+def _harm(parts: _Parts) -> str | None:
+    """What a tokenizer does that could take all memory; None where nothing does."""
+    sides = (parts.normalizer, parts.pre_tokenizer, parts.decoder)
+    try:
+        growth, steps = max(map(_growth, sides)), [step for side in sides for step in _steps(side)]
+        if growth > _MOST:
+            return f"may make {growth:,.0f} bytes of one, where {_MOST:,} are allowed"
+        texts = [text for step in steps for key, text in step.items() if key != _CHARSMAP]
+        texts += [parts.model.continuing_subword_prefix, parts.model.end_of_word_suffix]
+        vocab = parts.model.vocab
+        names = [*vocab] if isinstance(vocab, dict) else [entry[0] for entry in vocab]
+        names += [token["content"] for token in parts.added_tokens or ()]
+        for what, found, most in (("a text", texts, _MOST_TEXT), ("an entry", names, _MOST_ENTRY)):
+            longest = max((len(text) for text in found if isinstance(text, str)), default=0)
+            if longest > most:
+                return f"puts in {what} of {longest:,} characters, where {most:,} are allowed"
+        return _swollen(parts.normalizer)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return "has a step of no known form"
+
+
+def _swollen(normalizer: Any) -> str | None:
+    """What an ordinary letter becomes, where that is too much."""
+    held = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "normalizer": normalizer}
+    rewrites = Tokenizer.from_str(json.dumps(held)).normalizer
+    for letter in _ORDINARY if rewrites else ():
+        if (found := len(rewrites.normalize_str(letter))) > _MOST_ORDINARY:
+            return f"makes {found:,} characters of {letter!r}, where {_MOST_ORDINARY} are allowed"
+    return None
+
+
+def _steps(side: Any) -> Iterator[dict[str, Any]]:
+    """The steps of a part in their order, those inside a sequence one by one."""
+    left = [side] if side else []
+    while left:
+        step = left.pop()
+        if step["type"] != "Sequence":
+            yield step
+            continue
+        for inner in ("normalizers", "pretokenizers", "decoders"):
+            left += reversed(step.get(inner, []))
+
+
+def _growth(side: Any) -> float:
+    """The bytes that one byte may become.
+
+    Replacements multiply where one may find what those before it have put in. Those of a hundred
+    accents by a hundred letters do not: of them the largest counts.
+    """
+    growth, apart, put_in = 1.0, 1.0, ""
+    for step in _steps(side):
+        if step["type"] == "Replace":
+            size, text = len(step["content"].encode()), step["pattern"].get("String")
+            own = max(1.0, size / len(text.encode()) if text else size + 1.0)
+            if _finds(step["pattern"], put_in):
+                growth *= own
+            else:
+                apart = max(apart, own)
+            put_in += step["content"]
+        elif step["type"] == "Prepend":
+            put_in += step["prepend"]
+        else:
+            own = _WIDEST if step["type"] in _WIDENING else 1.0
+            if _CHARSMAP in step:
+                own = max(1.0, _longest_in(step[_CHARSMAP]))
+            growth, apart, put_in = growth * apart * own, 1.0, ""
+    return growth * apart
+
+
+def _finds(pattern: dict[str, str], text: str) -> bool:
+    """Whether a replacement may find something in a text, or across its end."""
+    if wanted := pattern.get("String"):
+        return not set(wanted).isdisjoint(text)
+    if not _ONE_OF.fullmatch(pattern["Regex"]):
+        return bool(text)
+    return bool(Replace(Regex(pattern["Regex"]), "").normalize_str(text) != text)
+
+
+def _longest_in(charsmap: str) -> int:
+    """Bytes of the longest text in SentencePiece's table of replacements."""
+    table = base64.b64decode(charsmap)
+    return max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")))
