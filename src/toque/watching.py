@@ -1,25 +1,23 @@
-"""Server of `toque watch`: the page of a run or of several, sent to readers as it changes.
+"""Server of `toque watch`: the page of a run or of several, renewed for readers as it changes.
 
 The page is the one that `toque report` writes; only a table of several runs stands above it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, final
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from toque.errors import ToqueError
@@ -37,16 +35,12 @@ from toque.serving.server import Gate, RequestError, answer_to
 
 _LIVE: Final = STYLE.parent.parent / "live"
 _SHARED: Final = (STYLE, SERVED_PAGE / "stream.js", SERVED_PAGE / "toque.svg")
-"""Style sheet of the report, and the script with which the page of `toque serve` reads streams."""
+"""Style sheet of the report, and what the page of `toque serve` sends its token with."""
 _LIST_EVERY: Final = 5
 """Looks at the files between two listings of the runs."""
 _MOST_READERS: Final = 64
 _SHARE_OF_A_CORE: Final = 0.02
 """Largest share of a processor's core that one reader may take from the run beside it."""
-_TICK_SECONDS: Final = 0.25
-"""Seconds between two looks at whether the server ends."""
-_ALIVE_SECONDS: Final = 15.0
-"""Seconds of silence after which a line shows that the server is alive."""
 _LONGEST_NAMES: Final = 20_000
 _VERDICT_EVERY: Final = 30.0
 """Seconds between two verdicts on a run that continues: each reads the whole run."""
@@ -76,8 +70,6 @@ class View:
     title: str
     said: str
     """State of the shown run in a sentence, which screen readers announce when it changes."""
-    loss: float | None = None
-    """Newest training loss."""
 
 
 @final
@@ -108,7 +100,18 @@ class Watcher:
         self._verdicts: dict[str, tuple[float, int, Verdict | None]] = {}
         self._trouble = ""
 
-    def refresh(self) -> None:
+    def view(self, chosen: Chosen, before: str = "") -> tuple[View | None, str]:
+        """The page, or None where it is as it was `before`; and the `before` of the next call."""
+        self._refresh()
+        with self._lock:
+            states = {name: state_of(run) for name, run in self._runs.items()}
+            versions = tuple((name, run.version, states[name]) for name, run in self._runs.items())
+            version = str(hash((self._trouble, versions)))
+            if version == before:  # far cheaper to compare than the page
+                return None, version
+            return (self._view(chosen, states) if states else self._empty()), version
+
+    def _refresh(self) -> None:
         """Look at the files, unless the last look was a moment ago."""
         with self._lock:
             now = self._clock()
@@ -119,16 +122,6 @@ class Watcher:
             for run in self._runs.values():
                 run.refresh()
             self._looked, self._looks = self._clock(), self._looks + 1
-
-    def view(self, chosen: Chosen, before: object = None) -> tuple[View | None, object]:
-        """The page, or None where it is as it was `before`; and the `before` of the next call."""
-        with self._lock:
-            states = {name: state_of(run) for name, run in self._runs.items()}
-            versions = [(name, run.version, states[name]) for name, run in self._runs.items()]
-            key = (self._trouble, versions)
-            if key == before:  # far cheaper to compare than the page
-                return None, key
-            return (self._view(chosen, states) if states else self._empty()), key
 
     def _list(self) -> None:
         try:
@@ -172,7 +165,7 @@ class Watcher:
         if step is None or step.loss is None:
             return View(page.parts(), shown, sentence)
         title = f"{step.loss:.4f} · step {step.step:,} · {shown}"
-        return View(page.parts(), title, sentence, step.loss)
+        return View(page.parts(), title, sentence)
 
     def _verdict(self, name: str, run: RunRecord) -> Verdict | None:
         """The newest verdict on a run, asked for now and then."""
@@ -235,77 +228,34 @@ def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] 
         hosts: names under which the server may be asked; None for any.
     """
 
-    def looked(chosen: Chosen, before: object) -> tuple[View | None, object]:
-        watcher.refresh()
-        return watcher.view(chosen, before)
+    def looked(query: QueryParams) -> dict[str, object]:
+        began = time.monotonic()
+        over = tuple(query.getlist("over")) if "over" in query else None
+        view, version = watcher.view(Chosen(query.get("show"), over), query.get("since", ""))
+        took = time.monotonic() - began
+        pause = max(watcher.every, took / _SHARE_OF_A_CORE)
+        page = {} if view is None else asdict(view)
+        return {"version": version, "pause_seconds": round(pause, 3), **page}
 
-    async def stream(request: Request) -> Response:
-        events = _events(
-            looked, _chosen(request), every=watcher.every, over=lambda: gate.is_stopping
-        )
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+    async def page(request: Request) -> Response:
+        if len(str(request.query_params)) > _LONGEST_NAMES:
+            raise RequestError(414, "The names of the runs are longer than this server reads.")
+        headers = {"Cache-Control": "no-store"}
+        return JSONResponse(await run_in_threadpool(looked, request.query_params), headers=headers)
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     routes = [
         *page_files(_LIVE, _SHARED),
-        Route("/api/stream", stream),
+        Route("/api/page", page),
         Route("/health", health),
     ]
     app = Starlette(
         routes=routes,
         exception_handlers={RequestError: _refused, HTTPException: _no_such_page},
     )
-    gate = Gate(app, token=token, hosts=hosts, paths=(), count=lambda *_: None, most=_MOST_READERS)
-    return gate
-
-
-async def _events(
-    looked: Callable[[Chosen, object], tuple[View | None, object]],
-    chosen: Chosen,
-    *,
-    every: float,
-    over: Callable[[], bool],
-) -> AsyncIterator[str]:
-    """Changes of the page, again and again, until `over` or the reader leaves."""
-    sent: dict[str, Any] = {}
-    key: object = None
-    spoke = time.monotonic()
-    while not over():
-        began = time.monotonic()
-        view, key = await run_in_threadpool(looked, chosen, key)
-        took = time.monotonic() - began
-        if view is not None and (changed := _changes(sent, view)):
-            spoke = time.monotonic()
-            yield f"data: {json.dumps(changed)}\n\n"
-        elif time.monotonic() - spoke > _ALIVE_SECONDS:
-            spoke = time.monotonic()
-            yield ": nothing new\n\n"
-        pause = max(every, took / _SHARE_OF_A_CORE)
-        for _ in range(math.ceil(pause / _TICK_SECONDS)):
-            if not over():
-                await asyncio.sleep(min(_TICK_SECONDS, pause))
-
-
-def _changes(sent: dict[str, Any], view: View) -> dict[str, Any]:
-    """The difference of a view from all that was `sent` before; `sent` is brought up to date."""
-    parts = {name: html for name, html in view.parts.items() if sent.get(name, "") != html}
-    sent.update(parts)
-    changed: dict[str, Any] = {"parts": parts} if parts else {}
-    for name, value in (("title", view.title), ("said", view.said), ("loss", view.loss)):
-        if sent.get(f"its {name}") != value:
-            sent[f"its {name}"] = changed[name] = value
-    return changed
-
-
-def _chosen(request: Request) -> Chosen:
-    query = request.query_params
-    if len(str(query)) > _LONGEST_NAMES:
-        raise RequestError(414, "The names of the runs are longer than this server reads.")
-    over = tuple(query.getlist("over")) if "over" in query else None
-    return Chosen(query.get("show"), over)
+    return Gate(app, token=token, hosts=hosts, paths=(), count=lambda *_: None, most=_MOST_READERS)
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""The stream of the live page, asked by a plain client."""
+"""The live page, asked for by a plain client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import socket
 import subprocess
 import sys
-import threading
+import time
 from contextlib import closing
 from urllib.parse import urlencode, urlsplit
 
@@ -30,33 +30,33 @@ def got(address: str, path: str, **headers: str) -> tuple[int, str, dict[str, st
         return answer.status, answer.read().decode(), dict(answer.headers)
 
 
-class Stream:
-    """The messages of /api/stream."""
+class Reader:
+    """A page that asks again and again what is new."""
 
     def __init__(self, address: str, *, token: str = "", **asked: object) -> None:
-        self._connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._connection.request(
-            "GET", f"/api/stream?{urlencode(asked, doseq=True)}", headers=headers
-        )
-        self._answer = self._connection.getresponse()
+        self._address, self._asked = address, asked
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._since = ""
         self.parts: dict[str, str] = {}
 
     def next(self) -> dict[str, object]:
-        """The next message; `parts` gathers what the page shows."""
-        while line := self._answer.readline():
-            if line.startswith(b"data: "):
-                message = json.loads(line.removeprefix(b"data: "))
-                self.parts |= message.get("parts", {})
+        """The next answer with something new, and of its parts those; `parts` gathers them."""
+        for _ in range(600):
+            query = urlencode(self._asked | {"since": self._since}, doseq=True)
+            status, text, _ = got(self._address, f"/api/page?{query}", **self._headers)
+            assert status == 200
+            message = json.loads(text)
+            assert message["pause_seconds"] >= 0.05
+            self._since, parts = message["version"], message.get("parts", {})
+            message["parts"] = {n: part for n, part in parts.items() if self.parts.get(n) != part}
+            self.parts |= message["parts"]
+            if message["parts"]:
                 return message
-        return {}
+            time.sleep(0.05)
+        raise AssertionError("nothing new")
 
     def text(self, part: str) -> str:
         return " ".join(TAG.sub(" ", self.parts[part]).split())
-
-    def close(self) -> None:
-        self._answer.close()
-        self._connection.close()
 
 
 @pytest.fixture
@@ -71,45 +71,50 @@ def runs(tmp_path):
 
 def test_new_figures_come_by_themselves_and_nothing_else_does(runs, showing):
     run = WrittenRun(runs / "one", begin=False)
-    with showing(runs / "one") as address, closing(Stream(address)) as stream:
-        first = stream.next()
+    with showing(runs / "one") as address:
+        reader = Reader(address)
+        first = reader.next()
         assert set(first["parts"]) >= {"head", "loss", "course"}
-        assert (first["loss"], first["said"]) == (1.0, "one: Running, at step 2.")
+        assert first["said"] == "one: Running, at step 2."
         assert first["title"] == "1.0000 · step 2 · one"
-        assert "Learning rate" in stream.parts["course"]
-        assert "Utilisation" not in stream.parts["course"]  # no event has a number of it
+        assert "Learning rate" in reader.parts["course"]
+        assert "Utilisation" not in reader.parts["course"]  # no event has a number of it
         run.step(3, loss=0.25)
-        second = stream.next()
-        assert (second["loss"], second["said"]) == (0.25, "one: Running, at step 3.")
+        second = reader.next()
+        assert (second["title"], second["said"]) == (
+            "0.2500 · step 3 · one",
+            "one: Running, at step 3.",
+        )
         assert set(second["parts"]) == {"head", "loss", "course"}
         run.text(3, "soup", "Boil <b>water</b>.")
-        assert set(stream.next()["parts"]) == {"texts"}
-        assert "Boil &lt;b&gt;water" in stream.parts["texts"]
+        assert set(reader.next()["parts"]) == {"texts"}
+        assert "Boil &lt;b&gt;water" in reader.parts["texts"]
         run.end(3)
-        assert stream.next()["said"] == "one: Finished, at step 3."
+        assert reader.next()["said"] == "one: Finished, at step 3."
 
 
 def test_several_runs_over_each_other_and_one_in_full(runs, showing):
     with showing(runs) as address:
-        with closing(Stream(address, show="two")) as stream:
-            stream.next()
-            assert "one running 2 20% 1.0000 2.0000" in stream.text("runs")
-            assert stream.parts["course"].count("<li>") >= 4  # a legend names both
-            assert "two running Running" in stream.text("head")
-        with closing(Stream(address, show="one", over=["one"])) as stream:
-            stream.next()
-            assert "training, smoothed" in stream.text("loss")
-        with closing(Stream(address, over=[""], show="nobody")) as stream:
-            stream.next()
-            assert "checked" not in stream.parts["runs"]
+        reader = Reader(address, show="two")
+        reader.next()
+        assert "one running 2 20% 1.0000 2.0000" in reader.text("runs")
+        assert reader.parts["course"].count("<li>") >= 4  # a legend names both
+        assert "two running Running" in reader.text("head")
+        reader = Reader(address, show="one", over=["one"])
+        reader.next()
+        assert "training, smoothed" in reader.text("loss")
+        reader = Reader(address, over=[""], show="nobody")
+        reader.next()
+        assert "checked" not in reader.parts["runs"]
 
 
 def test_runs_that_begin_later_appear(tmp_path, showing):
     (tmp_path / "runs").mkdir()
-    with showing(tmp_path / "runs") as address, closing(Stream(address)) as stream:
-        assert "No run is in" in str(stream.next()["said"])
+    with showing(tmp_path / "runs") as address:
+        reader = Reader(address)
+        assert "No run is in" in str(reader.next()["said"])
         WrittenRun(tmp_path / "runs" / "new" / "deep").step(1)
-        assert str(stream.next()["said"]).startswith("new/deep: Running")
+        assert str(reader.next()["said"]).startswith("new/deep: Running")
 
 
 def test_a_folder_is_waited_for_before_its_first_run(tmp_path):
@@ -121,10 +126,10 @@ def test_a_folder_is_waited_for_before_its_first_run(tmp_path):
     try:
         address, _, rest = watching.stdout.readline().partition(" ")
         assert rest == "shows runs.\n"
-        with closing(Stream(address)) as stream:
-            assert "No run is in runs yet" in str(stream.next()["said"])
-            WrittenRun(tmp_path / "runs" / "first").step(1)
-            assert str(stream.next()["said"]).startswith("first: Running")
+        reader = Reader(address)
+        assert "No run is in runs yet" in str(reader.next()["said"])
+        WrittenRun(tmp_path / "runs" / "first").step(1)
+        assert str(reader.next()["said"]).startswith("first: Running")
     finally:
         watching.terminate()
         told = watching.communicate()[1]
@@ -140,9 +145,10 @@ def test_hostile_names_and_texts_are_text(tmp_path, showing):
     run.evaluation(2, 1.0, **{"<svg onload=x>": 2.0})
     run.event("gradients", step=1, groups={"<u>": {"grad_norm": 1.0}})
     WrittenRun(tmp_path / "other").step(1)
-    with showing(tmp_path) as address, closing(Stream(address, show=run.folder.name)) as stream:
-        stream.next()
-        everything = "".join(stream.parts.values())
+    with showing(tmp_path) as address:
+        reader = Reader(address, show=run.folder.name)
+        reader.next()
+        everything = "".join(reader.parts.values())
         for tag in ("<script", "<img", "<svg onload", "<u>"):
             assert tag not in everything
         assert "&lt;script&gt;" in everything
@@ -151,9 +157,9 @@ def test_hostile_names_and_texts_are_text(tmp_path, showing):
 def test_a_token_is_asked_for_and_nothing_leaves_without_it(runs, showing):
     token = "sesame"  # noqa: S105
     with showing(runs, token=token) as address:
-        assert got(address, "/api/stream")[0] == 401
-        with closing(Stream(address, token=token)) as stream:
-            assert "parts" in stream.next()
+        assert got(address, "/api/page")[0] == 401
+        reader = Reader(address, token=token)
+        assert "parts" in reader.next()
 
 
 def test_the_page_forbids_other_hosts_and_asks_none(runs, showing):
@@ -167,18 +173,6 @@ def test_the_page_forbids_other_hosts_and_asks_none(runs, showing):
             assert status == 200
             assert "http" not in text.replace("http://www.w3.org", "")
         assert got(address, "/", Host="evil.example")[0] == 421
-
-
-def test_a_reader_does_not_keep_the_server_from_ending(runs, showing):
-    with showing(runs) as address:
-        stream = Stream(address)
-        stream.next()
-        last: list[object] = []
-        reading = threading.Thread(target=lambda: last.append(stream.next()))
-        reading.start()
-    reading.join(20)
-    assert last == [{}]
-    stream.close()
 
 
 def test_what_cannot_be_watched_is_refused_in_words(tmp_path, capsys):

@@ -29,7 +29,7 @@ model: {family: gpt2, tokenizer: "trained:512",
 data: {sources: [{path: recipes.jsonl}], store: store, max_prompt_tokens: 64,
   max_target_tokens: 256}
 optim: {warmup: "1 steps"}
-train: {stop_after: "100000 steps", batch: "512 tokens", precision: float32,
+train: {stop_after: "100000 steps", batch: "512 tokens", precision: float32, compile: false,
   evaluate_every: "40 steps", save_every: "20 steps"}
 evaluation: {max_examples: 4, generate: 1, prompts: [lentil soup]}
 observe: {log_every: "1 steps"}

@@ -62,8 +62,8 @@ class ComparedRun:
         joules = history.gpu_joules
         return {
             "steps": history.progress.step,
-            "training_seconds": history.totals.seconds,
-            "tokens": history.totals.tokens,
+            "training_seconds": history.progress.seconds,
+            "tokens": history.progress.tokens,
             "gpu_watt_hours": None if joules is None else joules / 3600,
         }
 
@@ -271,7 +271,7 @@ class Comparison:
             words = f"{better} is better than {worse}: {_all(for_other or for_first)}.{rest}"
         else:
             words = f"{other} and {first} are not told apart: {_all(undecided)}."
-        mine, its = (self.runs[n].record.history.totals.seconds for n in (first, other))
+        mine, its = (self.runs[n].record.history.progress.seconds for n in (first, other))
         if mine and its:
             words += f" {other} took {its / mine:.2f} times the training time of {first}."
         return words + ("" if looked_at[0].measure in _PRIMARY[:2] else self._own_losses(other))

@@ -116,26 +116,26 @@ def run_page(
 
 
 def _facts(history: RunHistory, state: RunState) -> list[tuple[str, str]]:
-    totals, step, running = history.totals, history.step, state.kind == "running"
+    done, step, running = history.progress, history.step, state.kind == "running"
     whole = history.start.get("train")
     requested = whole.get("stop_after") if isinstance(whole, Mapping) else None
     # The event's own length is what was left of the run when its session began.
     pairs = [("until", str(requested or history.start.get("stop_after", "-")))]
-    if step is not None:
-        pairs += [("step", f"{step.step:,}"), ("epochs", f"{step.epoch:.2f}")]
-        if step.loss is not None:
-            pairs.append(("training loss", f"{step.loss:.4f}"))
+    if done.step:
+        pairs += [("step", f"{done.step:,}"), ("epochs", f"{done.epoch:.2f}")]
+    if step is not None and step.loss is not None:
+        pairs.append(("training loss", f"{step.loss:.4f}"))
     if history.best is not None:
         pairs.append(("lowest held-out loss", "{:.4f} at step {:,}".format(*history.best)))
-    if totals.tokens and totals.seconds:
-        pairs.append(("tokens", f"{totals.tokens:,}"))
-        pairs.append(("tokens/s", f"{totals.tokens / totals.seconds:,.0f}"))
+    if done.tokens and done.seconds:
+        pairs.append(("tokens", f"{done.tokens:,}"))
+        pairs.append(("tokens/s", f"{done.tokens / done.seconds:,.0f}"))
     if running and step is not None and step.tokens_per_second is not None:
         pairs.append(("tokens/s now", f"{step.tokens_per_second:,.0f}"))
     if running and (left := history.seconds_left) is not None:
         pairs.append(("training left, about", clock_text(left)))
     pairs += _parameters(history.start.get("parameters"))
-    pairs.append(("training time", clock_text(totals.seconds)))
+    pairs.append(("training time", clock_text(done.seconds)))
     if history.saved:
         pairs.append(("newest checkpoint", f"step {history.saved:,}"))
     return pairs + (_machine_facts(history.system) if running and history.system else [])

@@ -9,7 +9,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, final
 
@@ -239,15 +239,6 @@ class Curves(dict[str, Curve]):
         return self[name].points() if name in self else ([], [])
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Sums over the updates that count."""
-
-    tokens: int = 0
-    target_tokens: int = 0
-    seconds: float = 0.0
-
-
 @dataclass
 class RunSession:
     """A stretch of training from a start event to its end event."""
@@ -269,6 +260,7 @@ class RunHistory:
     end: Mapping[str, Any] | None = None
     """End event of the newest session; None while it continues, or where it was killed."""
     step: StepRow | None = None
+    """Newest row of an update that counts."""
     system: SystemRow | None = None
     saved: int | None = None
     """Step of the newest checkpoint."""
@@ -283,7 +275,8 @@ class RunHistory:
     warnings: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MOST_WARNINGS))
     """Step and message of the newest warnings."""
     n_warnings: int = 0
-    totals: Totals = Totals()
+    progress: Progress = Progress()
+    """Updates, epochs, tokens and seconds that are done."""
     gpu_joules: float | None = None
     """Energy of the GPUs over the time that was measured; None where no power was."""
     curves: Curves = field(default_factory=Curves)
@@ -293,19 +286,8 @@ class RunHistory:
     _spent: float = 0.0
     """Seconds of this session: updates, evaluations and saves."""
     _smoothed: RunningMean = field(default_factory=RunningMean)
-    _at_saves: dict[int, tuple[Totals, RunningMean]] = field(default_factory=dict)
+    _at_saves: dict[int, tuple[Progress, RunningMean]] = field(default_factory=dict)
     """Sums at each checkpoint, to which a session that continues from it returns."""
-
-    @property
-    def progress(self) -> Progress:
-        """Updates, epochs, tokens and seconds that are done."""
-        return Progress(
-            step=self.step.step if self.step else 0,
-            epoch=self.step.epoch if self.step else 0.0,
-            tokens=self.totals.tokens,
-            target_tokens=self.totals.target_tokens,
-            seconds=self.totals.seconds,
-        )
 
     @property
     def stop_after(self) -> Duration | None:
@@ -335,26 +317,15 @@ class RunHistory:
     def take(self, event: Mapping[str, Any]) -> None:
         """Take in an event that `event_in` found well-formed."""
         kind = event["event"]
-        if kind in ("start", "end"):  # kept as recorded: reports show all that they hold
-            (self._start if kind == "start" else self._end)(event)
+        if kind == "start":
+            self._start(event)
+        elif kind == "end":
+            self._end(event)
         elif kind == "warning":
             self.n_warnings += 1
             self.warnings.append((int(number(event.get("step")) or 0), str(event.get("message"))))
         elif kind in _FORMS:
-            row = msgspec.convert(event, _FORMS[kind])
-            match row:
-                case StepRow():
-                    self._step(row)
-                case EvaluationRow():
-                    self._evaluation(row)
-                case SaveRow():
-                    self._save(row)
-                case SystemRow():
-                    self._system(row)
-                case GradientsRow():
-                    for group, values in row.groups.items():
-                        for what, value in values.items():
-                            self.curves[f"group {what} {group}"].add(float(row.step), value)
+            getattr(self, f"_{kind}")(msgspec.convert(event, _FORMS[kind]))
 
     def _start(self, event: Mapping[str, Any]) -> None:
         """Begin a session; what an earlier one did beyond its step is undone."""
@@ -362,9 +333,9 @@ class RunHistory:
         for name, curve in self.curves.items():
             if not name.startswith(SYSTEM):  # the machine's time did pass
                 curve.drop_after(at)
-        nothing = (Totals(), RunningMean())
-        known = (self.totals, self._smoothed) if at else nothing
-        self.totals, self._smoothed = self._at_saves.get(at, known) if at else nothing
+        # Sums at that checkpoint; where it is not in the file, those so far come nearest.
+        known = self._at_saves.get(at, (self.progress, self._smoothed))
+        self.progress, self._smoothed = known if at else (Progress(), RunningMean())
         self._at_saves = {step: kept for step, kept in self._at_saves.items() if step <= at}
         while self.evaluations and self.evaluations[-1].step > at:
             self.evaluations.pop()
@@ -373,10 +344,10 @@ class RunHistory:
             held_out = [(loss, e.step) for e in self.evaluations
                         if (loss := e.metrics.get("loss")) is not None]  # fmt: skip
             self.best = min(held_out, default=None)
-        epoch = number(event.get("epoch")) or 0.0
-        # The newest row stays where nothing was undone: its loss is still the newest one.
-        if self.step is None or self.step.step != at:
-            self.step = StepRow(at, epoch=max(0.0, epoch)) if at else None
+        epoch = max(0.0, number(event.get("epoch")) or 0.0)
+        self.progress = replace(self.progress, step=at, epoch=epoch)
+        if self.step is not None and self.step.step > at:
+            self.step = None
         self.start, self.end, self.saved = event, None, at or None
         self._began_at, self._spent = self.progress, 0.0
         self.sessions.append(RunSession(at))
@@ -390,11 +361,14 @@ class RunHistory:
         if row.loss is not None:
             self._smoothed = self._smoothed.after(row.loss)
             self.curves["loss smoothed"].add(x, self._smoothed.value)
-        sums = self.totals
-        self.totals = Totals(
-            sums.tokens + (row.tokens or 0),
-            sums.target_tokens + (row.target_tokens or 0),
-            sums.seconds + seconds,
+        done = self.progress
+        self.progress = replace(
+            done,
+            step=row.step,
+            epoch=row.epoch,
+            tokens=done.tokens + (row.tokens or 0),
+            target_tokens=done.target_tokens + (row.target_tokens or 0),
+            seconds=done.seconds + seconds,
         )
         self._spent += seconds
         self.step = row
@@ -412,8 +386,13 @@ class RunHistory:
 
     def _save(self, row: SaveRow) -> None:
         self.saved = row.step
-        self._at_saves[row.step] = (self.totals, self._smoothed)
+        self._at_saves[row.step] = (self.progress, self._smoothed)
         self._spent += row.blocked_seconds or 0.0
+
+    def _gradients(self, row: GradientsRow) -> None:
+        for group, values in row.groups.items():
+            for what, value in values.items():
+                self.curves[f"group {what} {group}"].add(float(row.step), value)
 
     def _end(self, event: Mapping[str, Any]) -> None:
         self.end = event

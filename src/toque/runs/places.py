@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from toque.errors import ConfigError
 from toque.runs.history import METRICS
@@ -37,32 +37,6 @@ class FoundFile:
     """Time of the last write, in seconds since 1970; None where the place does not say."""
 
 
-class Place(Protocol):
-    """Home of the files of one run."""
-
-    @property
-    def address(self) -> str:
-        """Address as a user would write it."""
-
-    @property
-    def folder(self) -> Path | None:
-        """Folder on this machine; None in a bucket."""
-
-    def look(self, name: str) -> FoundFile | None:
-        """A file of the run; None when there is none.
-
-        Raises:
-            OSError, BucketError: it cannot be looked at.
-        """
-
-    def read(self, name: str, start: int, end: int) -> bytes:
-        """Bytes [start, end) of a file, fewer where it ends before.
-
-        Raises:
-            OSError, BucketError: it cannot be read.
-        """
-
-
 def is_in_a_bucket(address: str) -> bool:
     """True if a run's address is a bucket's, and no folder.
 
@@ -79,16 +53,6 @@ def is_in_a_bucket(address: str) -> bool:
         ) from error
 
 
-def content(place: Place, name: str) -> bytes | None:
-    """A small file whole; None when there is none.
-
-    Raises:
-        OSError, BucketError: it cannot be read.
-    """
-    found = place.look(name)
-    return None if found is None else place.read(name, 0, min(found.bytes, MOST_BYTES))
-
-
 @final
 @dataclass(frozen=True)
 class FolderPlace:
@@ -102,7 +66,11 @@ class FolderPlace:
         return str(self.folder)
 
     def look(self, name: str) -> FoundFile | None:
-        """A plain file; a link or a device counts as absent."""
+        """State of a plain file; None for none, a link or a device.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
         try:
             found = (self.folder / name).lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -112,7 +80,11 @@ class FolderPlace:
         return FoundFile(found.st_size, f"{found.st_dev}:{found.st_ino}", found.st_mtime)
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """Bytes [start, end) of a file."""
+        """Bytes [start, end) of a file, fewer where it ends before.
+
+        Raises:
+            OSError: it cannot be read.
+        """
         with open_plain(self.folder / name) as file:
             return os.pread(file.fileno(), end - start, start)
 
@@ -134,7 +106,11 @@ class BucketPlace:
         return f"{self.bucket.address}/{self.below}".rstrip("/")
 
     def look(self, name: str) -> FoundFile | None:
-        """A file as the service has it now."""
+        """State of a file as the service has it now; None for none.
+
+        Raises:
+            BucketError: it cannot be looked at.
+        """
 
         def ask() -> FoundFile | None:
             try:
@@ -147,7 +123,11 @@ class BucketPlace:
         return self.bucket.request(f"look at {self.address}/{name}", ask)
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """Bytes [start, end) of a file."""
+        """Bytes [start, end) of a file, fewer where it ends before.
+
+        Raises:
+            BucketError: it cannot be read.
+        """
 
         def ask() -> bytes:
             file = self.bucket.info(self._key(name))
@@ -158,6 +138,20 @@ class BucketPlace:
 
     def _key(self, name: str) -> str:
         return f"{self.bucket.path}/{self.below}{name}"
+
+
+Place = FolderPlace | BucketPlace
+"""Home of the files of one run."""
+
+
+def content(place: Place, name: str) -> bytes | None:
+    """A small file whole; None when there is none.
+
+    Raises:
+        OSError, BucketError: it cannot be read.
+    """
+    found = place.look(name)
+    return None if found is None else place.read(name, 0, min(found.bytes, MOST_BYTES))
 
 
 @final

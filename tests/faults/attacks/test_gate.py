@@ -27,7 +27,7 @@ HOSTS = (
 """What starlette 1.0.0 takes for the beginning of an address, so that the path is another one."""
 GUARDED = {
     "serve": ("/v1/models", "/v1/models/a", "/metrics", "/api/models"),
-    "watch": ("/api/stream",),
+    "watch": ("/api/page",),
 }
 
 

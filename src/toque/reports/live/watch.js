@@ -1,11 +1,12 @@
-// The live page: listens to the server's stream and puts what changed where it belongs.
+// The live page: asks the server what is new, and puts what changed where it belongs.
 
 import { become } from "./morph.js";
-import { events, tokenHeader, useToken } from "./stream.js";
+import { tokenHeader, useToken } from "./stream.js";
 
-const AGAIN_MS = 2000; // after the stream broke
+const AGAIN_MS = 2000; // after the server could not be reached
 const at = (id) => document.getElementById(id);
-let listening = null; // the AbortController of the stream
+let listening = null; // the AbortController of the requests
+const shown = {}; // HTML by the id of its element
 
 function start() {
   document.addEventListener("click", (event) => {
@@ -36,40 +37,50 @@ function choose(change) {
   const chosen = new URLSearchParams(location.search);
   change(chosen);
   history.pushState(null, "", `?${chosen}`);
+  shown.runs = undefined; // a box that may not be checked is unchecked again
   void listen();
 }
 
-/** Listen until another choice, and again when the connection breaks. */
+/** Ask again and again until another choice, and also when the connection breaks. */
 async function listen() {
   listening?.abort();
   const mine = new AbortController();
   listening = mine;
-  while (!mine.signal.aborted) {
+  for (let since = ""; !mine.signal.aborted; ) {
+    let pause = AGAIN_MS;
     try {
-      const answer = await fetch(`api/stream${location.search}`, { headers: tokenHeader(), signal: mine.signal });
+      const query = new URLSearchParams(location.search);
+      query.set("since", since);
+      const answer = await fetch(`api/page?${query}`, { headers: tokenHeader(), signal: mine.signal });
       at("token-field").hidden = answer.status !== 401;
       if (answer.status === 401) {
         problem("This server asks for its token, the one given to `toque watch --token`.");
         return;
       }
       if (!answer.ok) throw new Error(`The server answered with ${answer.status}.`);
+      const news = await answer.json();
+      if (mine.signal.aborted) return;
       problem("");
-      for await (const news of events(answer.body)) show(news);
-      throw new Error("The stream ended.");
+      show(news);
+      since = news.version;
+      pause = 1000 * news.pause_seconds;
     } catch {
       if (mine.signal.aborted) return;
-      problem("The server cannot be reached, so these figures stand still. Is `toque watch` still running?");
+      problem("The server cannot be reached, so these metrics stand still. Is `toque watch` still running?");
     }
-    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+    await new Promise((resolve) => setTimeout(resolve, pause));
   }
 }
 
 function show({ parts = {}, title, said }) {
-  const { over, show: shown } = document.activeElement.dataset;
-  for (const [id, html] of Object.entries(parts)) become(at(id), html);
+  const { over, show: chosen } = document.activeElement.dataset;
+  for (const [id, html] of Object.entries(parts)) {
+    if (shown[id] !== html) become(at(id), html);
+    shown[id] = html;
+  }
   // Rows change places when a run ends; the focus goes with its run.
   if (over !== undefined) document.querySelector(`[data-over="${CSS.escape(over)}"]`)?.focus();
-  if (shown !== undefined) document.querySelector(`[data-show="${CSS.escape(shown)}"]`)?.focus();
+  if (chosen !== undefined) document.querySelector(`[data-show="${CSS.escape(chosen)}"]`)?.focus();
   if (title !== undefined) document.title = title;
   if (said !== undefined) tell(said);
 }

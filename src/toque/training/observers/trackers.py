@@ -1,28 +1,135 @@
-"""Experiment trackers: figures, texts, settings and the report of a run for Trackio and others.
+"""Experiment trackers: metrics, texts, settings and the report of a run for Trackio and others.
 
-Each tracker has a thread of its own. One that hangs, fails or is slow loses what it was to get,
-which is counted. All of it is copied from the files of the run folder, which stay the record.
+Each tracker has a thread of its own. One that hangs, fails or is slow loses records, which are
+counted. All of it is copied from the files of the run folder, which stay the record.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from toque.runs.history import number
+from toque.runs.places import FolderPlace
+from toque.runs.run_record import Tail
+from toque.storage.json_files import decode_json
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
-from toque.training.observers.tracker_names import TrackerNames
 from toque.training.observers.tracker_services import Open, Row, Tracker
 from toque.units import Progress
 
 END_PATIENCE_SECONDS: Final = 10.0
-"""How long a finished run waits for a tracker's last records."""
+"""Seconds that a finished run waits for a tracker's last records."""
 _MOST_WAITING: Final = 1000
-_MOST_BYTES: Final = 1 << 22
-"""Of samples.jsonl that are read at once: the newest texts."""
+_DIFFICULTIES: Final = {"easy": 1.0, "medium": 2.0}
+_ANY_DIFFICULTY: Final = 3.0
+_OF_ALL_GPUS: Final = ("utilization", "memory_percent", "power_watts", "temperature_celsius")
+"""Names under which the mean of several GPUs is sent, as `system/gpu_NAME`."""
+
+Pairs = Iterator[tuple[str, object]]
+
+
+@dataclass(frozen=True)
+class TrackerNames:
+    """Numbers of a record of metrics.jsonl by the names that other trainers use.
+
+    train/loss and train/learning_rate for updates, val_loss and val_perplexity for held-out data,
+    eval/bleu and the like for written texts, recipe/... for scores of recipes among them,
+    curriculum/..., gradients/GROUP/... and system/....
+
+    Args:
+        stages: of the curriculum, each with `min_quality` and `max_difficulty`.
+        recipe_scores: names of scores that are of recipes.
+    """
+
+    stages: Sequence[Mapping[str, Any]] = ()
+    recipe_scores: frozenset[str] = frozenset()
+
+    def values(self, record: Mapping[str, Any]) -> dict[str, float]:
+        """The numbers of a record; none for an event that has no numbers.
+
+        >>> TrackerNames().values({"event": "step", "step": 3, "lr": 0.1, "mfu": None})
+        {'train/learning_rate': 0.1}
+        >>> TrackerNames().values({"event": "evaluation", "metrics": {"loss": 2.0}})
+        {'val_loss': 2.0}
+        """
+        makers: Mapping[str, Callable[[Mapping[str, Any]], Pairs]] = {
+            "step": self._step,
+            "evaluation": self._evaluation,
+            "gradients": _gradients,
+            "system": _system,
+        }
+        make = makers.get(record["event"])
+        return _numbers(make(record)) if make is not None else {}
+
+    def _step(self, record: Mapping[str, Any]) -> Pairs:
+        for name, value in record.items():
+            if name not in ("step", "stage"):
+                yield f"train/{'learning_rate' if name == 'lr' else name}", value
+        for part, seconds in (record.get("parts") or {}).items():
+            yield f"train/seconds/{part}", seconds
+        for phase, n_bytes in (record.get("peak_memory_bytes") or {}).items():
+            yield f"system/gpu_peak_memory_bytes/{phase}", n_bytes
+        stage = record.get("stage")
+        if isinstance(stage, int) and 1 <= stage <= len(self.stages):
+            bounds = self.stages[stage - 1]
+            hardest = _DIFFICULTIES.get(str(bounds.get("max_difficulty")), _ANY_DIFFICULTY)
+            yield "curriculum/stage", stage
+            yield "curriculum/quality_threshold", bounds.get("min_quality", 0.0)
+            yield "curriculum/difficulty_level", hardest
+
+    def _evaluation(self, record: Mapping[str, Any]) -> Pairs:
+        yield "val_epoch", record.get("epoch")
+        yield "val_seconds", record.get("seconds")
+        for kind, of_kind in (("val_", "metrics"), ("eval/", "texts")):
+            for name, value in (record.get(of_kind) or {}).items():
+                yield f"recipe/{name}" if name in self.recipe_scores else f"{kind}{name}", value
+
+
+def _gradients(record: Mapping[str, Any]) -> Pairs:
+    for group, values in record.get("groups", {}).items():
+        for name, value in values.items():
+            yield f"gradients/{group}/{name}", value
+    for place, rules in enumerate(record.get("optimizer_groups", ())):
+        yield f"train/learning_rate/group_{place}", rules.get("learning_rate")
+
+
+def _system(record: Mapping[str, Any]) -> Pairs:
+    for name, value in record.items():
+        if name not in ("step", "seconds"):
+            yield f"system/{name}", value
+    yield "system/memory_percent", _memory_percent(record)
+    gpus = {gpu["index"]: _gpu(gpu) for gpu in record.get("gpus") or ()}
+    for index, values in gpus.items():
+        for name, value in values.items():
+            yield f"system/gpu.{index}/{name}", value
+    for name in _OF_ALL_GPUS:
+        known = [value for gpu in gpus.values() if (value := number(gpu[name])) is not None]
+        yield f"system/gpu_{name}", sum(known) / len(known) if known else None
+
+
+def _gpu(gpu: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "utilization": gpu.get("utilisation_percent"),
+        "memory_percent": _memory_percent(gpu),
+        "power_watts": gpu.get("power_watts"),
+        "temperature_celsius": gpu.get("temperature_celsius"),
+        "throttled": float(bool(gpu.get("throttled"))),
+    }
+
+
+def _memory_percent(record: Mapping[str, Any]) -> float | None:
+    used, total = record.get("memory_used_bytes"), record.get("memory_total_bytes")
+    return 100.0 * used / total if used is not None and total else None
+
+
+def _numbers(pairs: Iterator[tuple[str, object]]) -> dict[str, float]:
+    return {name: found for name, value in pairs if (found := number(value)) is not None}
 
 
 class TrackerFeed(Callback):
@@ -35,7 +142,7 @@ class TrackerFeed(Callback):
         name: of the tracker.
         open_tracker: connects to it; called in the background thread, where it may take long.
         warn: takes a sentence about what could not be delivered.
-        names: what figures are called.
+        names: names of the metrics.
         samples: samples.jsonl of the run; None for no texts.
     """
 
@@ -54,17 +161,17 @@ class TrackerFeed(Callback):
         self._thread = BackgroundThread(
             f"records for {name}", capacity=_MOST_WAITING, describe=_first_line, warn=warn
         )
-        self._samples = samples
-        self._read = _size(samples)  # what earlier sessions wrote was sent then
+        self._texts = Tail(FolderPlace(samples.parent), samples.name) if samples else None
+        self._new_lines()  # what earlier sessions wrote was sent then
         self._failed = False
         self._at = Progress()
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """Queue the figures of a record of metrics.jsonl."""
+        """Queue the numbers of a record of metrics.jsonl."""
         if record["event"] == "end":
             self._failed = record["error"] is not None
             return
-        step, values = int(record.get("step", 0)), self._names.figures(record)
+        step, values = int(record.get("step", 0)), self._names.values(record)
         if values:
             self._thread.offer(lambda: self._opened().log(step, values))
 
@@ -74,7 +181,7 @@ class TrackerFeed(Callback):
         self._thread.warn_of_losses(info.progress)
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Send the texts that were written at it; whoever writes them comes before."""
+        """Send the texts that were written at it; their writer comes before."""
         self._send_texts()
 
     def on_fit_end(self, end: RunEnd) -> None:
@@ -87,12 +194,13 @@ class TrackerFeed(Callback):
 
         Args:
             failed: whether the command ended with an error.
-            scores: evaluation.json; left out where it is not there.
+            scores: evaluation.json; left out where there is none.
             page: the report.
         """
-        failed, found = failed or self._failed, _json(scores)
+        failed, found = failed or self._failed, _object(scores)
         self._send_texts()
-        step, final = found.get("step"), self._names.final(found)
+        flat = {**(found.get("heldout") or {}), **(found.get("generated") or {})}
+        step, final = found.get("step"), _numbers((f"final/{n}", v) for n, v in flat.items())
         if final and isinstance(step, int):
             self._thread.offer(lambda: self._opened().log(step, final))
         if page is not None:
@@ -101,11 +209,23 @@ class TrackerFeed(Callback):
         self._thread.close(self._at, patience_seconds=END_PATIENCE_SECONDS)
 
     def _send_texts(self) -> None:
-        if self._samples is None:
-            return
-        begin, self._read = self._read, _size(self._samples)
-        for step, rows in _by_step(_rows(self._samples, begin, self._read)).items():
+        by_step: dict[int, list[Row]] = {}
+        for line in self._new_lines():
+            if (row := _row(line)) is not None:
+                by_step.setdefault(row[0], []).append(row)
+        for step, rows in by_step.items():
             self._thread.offer(lambda step=step, rows=rows: self._opened().texts(step, rows))  # type: ignore[misc]
+
+    def _new_lines(self) -> list[str]:
+        found: list[str] = []
+        try:
+            while self._texts is not None:
+                found += self._texts.lines()
+                if not self._texts.behind:
+                    break
+        except OSError:
+            pass  # the texts stay in their file
+        return found
 
     def _opened(self) -> Tracker:
         if self._tracker is None:
@@ -117,44 +237,21 @@ class TrackerFeed(Callback):
             self._tracker.end(failed=failed)
 
 
-def _rows(samples: Path, begin: int, end: int) -> Iterator[Row]:
-    """The texts in a part of samples.jsonl; lines of another form are left out."""
-    begin = max(begin, end - _MOST_BYTES)
+def _row(line: str) -> Row | None:
+    """A text of samples.jsonl; None for a line of another form."""
     try:
-        with samples.open("rb") as file:
-            file.seek(begin)
-            lines = file.read(end - begin).splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            found = json.loads(line)
-            score = found["metrics"].get("recipe_score")
-            yield found["step"], found["prompt"], found["text"], found.get("reference"), score
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
+        found = decode_json(line, dict[str, Any])
+        score = found["metrics"].get("recipe_score")
+        return found["step"], found["prompt"], found["text"], found.get("reference"), score
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        return None
 
 
-def _by_step(rows: Iterator[Row]) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row[0], []).append(row)
-    return found
-
-
-def _size(path: Path | None) -> int:
+def _object(path: Path | None) -> dict[str, Any]:
     try:
-        return path.stat().st_size if path is not None else 0
-    except OSError:
-        return 0
-
-
-def _json(path: Path | None) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes()) if path is not None else {}
-    except (OSError, ValueError, RecursionError):
+        return decode_json(path.read_bytes(), dict[str, Any]) if path is not None else {}
+    except (OSError, msgspec.DecodeError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _first_line(error: Exception) -> str:

@@ -16,9 +16,8 @@ from toque.errors import ConfigError
 from toque.training.callbacks import Callback
 from toque.training.observers.data_bound import DataBound
 from toque.training.observers.overfitting import Overfitting
-from toque.training.observers.tracker_names import TrackerNames
 from toque.training.observers.tracker_services import Open, opener
-from toque.training.observers.trackers import TrackerFeed
+from toque.training.observers.trackers import TrackerFeed, TrackerNames
 from toque.training.observers.user_callbacks import METHODS, UserCallback
 from toque.training.observers.webhook import Webhook
 from toque.units import Progress
