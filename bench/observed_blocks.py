@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.config import load_config
+from toque.cooking.recipe_scores import RECIPE_SCORES
 from toque.reporter import SILENT
 from toque.runs.history import METRICS, read_metrics
 from toque.training.callbacks import Callback
@@ -25,10 +26,10 @@ from toque.training.observers.gradients import Gradients
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.user_callbacks import RunState
+from toque.training.observers.watchers import Watchers
 from toque.training.time_limit import CommandClock
 from toque.units import Duration, Progress
-from toque.workflows.assembly.observers import build_watchers
-from toque.workflows.assembly.run import assemble
+from toque.workflows.build import build_run
 from toque.workflows.prepared_store import open_store
 
 ORDER = (True, False, False, True)
@@ -125,8 +126,15 @@ def trained(work: Path, run: str, callback: Blocks | StopAt, settings: Sequence[
     os.environ["TOQUE_CACHE"] = str(work / "cache")
     with chdir(work), joined(strategy="single") as ranks:
         config = load_config("run.yaml", [f"run_dir={run}", *settings]).config
-        watchers = build_watchers(config, [callback])
-        made = assemble(
+        watchers = Watchers.from_settings(
+            config.observe,
+            config.foreign_code,
+            [callback],
+            run=Path(config.run_dir),
+            settings=config.model_dump(mode="json"),
+            scores=RECIPE_SCORES,
+        )
+        made = build_run(
             config,
             open_store(config),
             ranks,

@@ -12,7 +12,7 @@ from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut, RowsAtOnce
 from toque.evaluation.rows_at_once import rows_by_measuring
 from toque.models.forward.loss import loss_sum
-from toque.training.autotune.cache import MachineCache
+from toque.training.autotune.machine_cache import MachineCache
 
 
 def seconds(rows: int) -> float:

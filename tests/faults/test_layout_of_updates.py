@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from toque.config import load_config
 from toque.errors import CheckpointError
@@ -102,39 +101,6 @@ def test_fault_52_resources_that_are_lost_or_flipped_change_no_bit(kitchen, tmp_
         assert end_of(folder) == end_of(tmp_path / "whole")
         about = [note for note in notes(folder) if "resources.json" in note]
         assert [said in note for note in about] == [True] * bool(said)
-
-
-def as_of_version_010(folder: Path) -> None:
-    """Take what 0.1.0 did not write out of the newest checkpoint."""
-    store = CheckpointStore(folder / "checkpoints")
-    newest = store.newest_valid()
-    state = newest.state()
-    del state["resources"]
-    files = {f.file for f in newest.manifest.files if f.file.endswith(".safetensors")}
-    tensors = {Path(name).stem: load_file(newest.path / name) for name in files}
-    store.identity = type(store.identity)(
-        newest.manifest.config_sha256, newest.manifest.data_fingerprint
-    )
-    store.save(newest.step, tensors, state)
-
-
-@pytest.mark.parametrize("words", ["whole"], indirect=True)
-def test_fault_52_a_checkpoint_of_version_010_goes_by_resources_and_says_so(
-    kitchen, tmp_path, words
-):
-    assert run(kitchen, tmp_path / "whole", words).reason == "finished"
-    folder = tmp_path / "run"
-    assert run(kitchen, folder, words, stop_at=7).interrupted
-    as_of_version_010(folder)
-    measured_otherwise(tmp_path / "cache")
-    shutil.copytree(folder, tmp_path / "without")
-    assert run(kitchen, folder, words).reason == "finished"
-    assert end_of(folder) == end_of(tmp_path / "whole")
-    assert any("version 0.1.0" in n and "taken from resources.json" in n for n in notes(folder))
-    (tmp_path / "without" / "resources.json").unlink()
-    assert run(kitchen, tmp_path / "without", words).reason == "finished"
-    assert any("chosen anew" in note for note in notes(tmp_path / "without"))
-    assert end_of(tmp_path / "without") != end_of(tmp_path / "whole")  # so the test can fail
 
 
 @pytest.mark.parametrize("words", ["whole"], indirect=True)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from toque.batch import Batch
-from toque.config.schema import DataConfig
+from toque.config.schema import DataConfig, EvaluationConfig
+from toque.config.schema_methods import SpanCorruptionConfig
 from toque.data.loader.collate import Layout
 from toque.data.loader.mixture import held_out_weights
 from toque.data.loader.packing import RowShape, choose_shape, pack
@@ -104,15 +105,14 @@ class HeldOut:
     n_bytes: int = 0
 
     @classmethod
-    def from_store(
+    def from_settings(
         cls,
+        evaluation: EvaluationConfig,
+        data: DataConfig,
+        span_corruption: SpanCorruptionConfig | None,
         store: TokenStore,
         trained: Layout,
         runtime: Runtime,
-        *,
-        at_most: int | None,
-        data: DataConfig,
-        spans: SpanCorruption | None = None,
         sharing: Sharing | None = None,
     ) -> Self:
         """Held-out loss over a fixed subset of a store.
@@ -120,12 +120,12 @@ class HeldOut:
         Where sources or tasks are mixed by weight, examples weigh in it as they do in training.
 
         Args:
+            evaluation: says how many examples are held out at most.
+            data: names the weights of sources and tasks.
+            span_corruption: of a run that corrupts its texts.
             store: holds the examples.
             trained: the layout of the training batches.
             runtime: device, precision and ranks.
-            at_most: examples of the subset; None for all.
-            data: names the weights of sources and tasks.
-            spans: of a run that corrupts its texts.
             sharing: how the ranks hold the model; None where this process alone does.
 
         Raises:
@@ -133,11 +133,12 @@ class HeldOut:
         """
         refuse_empty(store, "validation")
         rows, encoder = store.rows("validation"), trained.shape.source > 0
+        spans = SpanCorruption.from_settings(span_corruption, store, encoder=encoder)
         lengths = ExampleLengths.of(store, rows, encoder=encoder, spans=spans)
         shape = choose_shape(*lengths.sample(), encoder=encoder)
         everything = store.prompt_lengths.astype(np.int64), store.target_lengths.astype(np.int64)
         prompts, targets = everything if spans is None else spans.longest(*everything)
-        chosen = subset(rows, at_most)
+        chosen = subset(rows, evaluation.max_examples)
         weights = held_out_weights(data, store, chosen)
         packed = {
             weight: choose_rows(

@@ -25,7 +25,7 @@ from toque.models.generation.engine import affordable_rows, generate
 from toque.models.generation.options import GenerationOptions
 from toque.reporter import Count, uncounted
 from toque.storage.cache_folder import cache_folder
-from toque.training.autotune.cache import MachineCache, machine_facts
+from toque.training.autotune.machine_cache import MachineCache, machine_facts
 from toque.training.autotune.micro_batch import fastest_rows, largest_rows
 from toque.version import __version__
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
-from toque.evaluation.evaluator import Evaluated
+from toque.evaluation.evaluator import Evaluated, Evaluator
 from toque.evaluation.text_samples import Sample, append_samples
 from toque.reporter import SILENT, Reporter, clock_text
 from toque.storage.held_folder import place_of
@@ -71,6 +71,17 @@ class SampleWriter(Callback):
     _began: float = 0.0
     _spent: float = 0.0
     _failed: set[str] = field(default_factory=set)
+
+    @classmethod
+    def in_run(
+        cls,
+        run: Path,
+        evaluator: Evaluator,
+        reporter: Reporter,
+        warn: Callable[[Progress, str], None],
+    ) -> Self:
+        """The writer of a run's samples.jsonl."""
+        return cls(evaluator, run / "samples.jsonl", evaluator.watched, reporter, warn)
 
     def on_fit_start(self, start: RunStart) -> None:
         """Begin to count the time."""

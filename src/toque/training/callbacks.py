@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import or_
@@ -63,6 +63,10 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
+
+    def extend(self, callbacks: Iterable[Callback]) -> None:
+        """Call these too, after the others; before a session begins."""
+        self._callbacks += tuple(callbacks)
 
     def __iter__(self) -> Iterator[Callback]:
         """Each, in order."""

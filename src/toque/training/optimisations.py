@@ -65,12 +65,12 @@ def prefetching(
     return partial(Prefetch, feed=DeviceFeed(runtime.device, prepare))
 
 
-def turned_off(on: OptimisationsConfig) -> str | None:
-    """A sentence about what is not as fast as it could be; None when nothing is turned off."""
+def turned_off(on: OptimisationsConfig) -> list[str]:
+    """A sentence about what is not as fast as it could be; none when nothing is turned off."""
     names = [name for name, value in on if value is False]
     if on.attention != "auto":
         names.append(f"attention: {on.attention}")
-    return f"turned off by train.optimisations: {', '.join(names)}" if names else None
+    return [f"turned off by train.optimisations: {', '.join(names)}"] if names else []
 
 
 def _as_it_is(batch: Batch) -> Batch:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from toque.training.callbacks import Callback
 from toque.training.events import Requests, RunEnd, RunStart, StepInfo
@@ -24,6 +24,8 @@ from toque.units import Progress
 INTERRUPTED: Final = "interrupted"
 """`RunEnd.reason` after a signal; the command line then exits with 75."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PASSED_ON: Final = 5.0
+"""Seconds in which a launcher passes on a signal."""
 _AFTER_HANGUP: Final = 5.0
 """Seconds in which whatever follows a hangup belongs to it."""
 _STANDARD_ERROR: Final = 2
@@ -48,6 +50,11 @@ class Interrupt(Callback):
         self._before: dict[int, Any] = {}
         self._caught: signal.Signals | None = None
         self._doing = _STEP
+
+    @classmethod
+    def in_run(cls, *, silent: bool, launched: bool) -> Self:
+        """The handler of a process; a launcher passes on what every process has had already."""
+        return cls(silent=silent, same_for_seconds=_PASSED_ON if launched else 0.0)
 
     def has_come(self) -> bool:
         """Whether a signal has come."""

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Final, Literal, cast
 
+import torch
 from transformers import PreTrainedModel
 
-from toque.config.schema import TrainConfig
+from toque.config.schema import ModelConfig, TrainConfig
 from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.hardware.memory import free_bytes, in_words
+from toque.models.loading.to_train import SpecialTokens, placed_model
 from toque.training.autotune.micro_batch import HEADROOM
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Alone, Replicated, Sharing
 from toque.training.optim.factory import build_optimizer, state_bytes
+from toque.training.optimisations import optimise
 from toque.training.runtime import Runtime
 
 _BY_ELEMENT: Final = ("adamw",)
@@ -63,8 +68,69 @@ class Strategy:
         )
 
 
-def may_divide(train: TrainConfig, ranks: Ranks) -> bool:
-    """Whether `strategy_of` may come to a strategy that divides the weights."""
+@dataclass(frozen=True)
+class Placed:
+    """A model where this rank holds it."""
+
+    model: PreTrainedModel
+    sharing: Sharing
+    base_sha256: str | None
+    """Hash of the weights beside an adapter; None without one."""
+    numerics: Mapping[str, str]
+    """Facts besides the runtime's that the last bits of a run depend on."""
+    notes: tuple[str, ...]
+    """Sentences about the strategy that was chosen."""
+
+
+def place_model(
+    section: ModelConfig,
+    adapter: AdapterConfig | None,
+    train: TrainConfig,
+    optimizer: str,
+    tokens: SpecialTokens,
+    runtime: Runtime,
+    *,
+    seed: int,
+) -> Placed:
+    """Make the model to train, with the layers its device computes fastest; all ranks call it.
+
+    Args:
+        section: names the model.
+        adapter: of the run, if it has one.
+        train: names the strategy.
+        optimizer: its name.
+        tokens: of the store's tokenizer.
+        runtime: of this rank.
+        seed: of the run.
+
+    Raises:
+        ConfigError: settings that exclude each other, or a model that cannot be made.
+        CheckpointError: its files are damaged.
+    """
+    if train.activation_offload and runtime.device.type == "cpu":
+        raise ConfigError(
+            "train.activation_offload is true, and this run is on a CPU, whose memory is the one "
+            "that it would be moved to. Set it to false."
+        )
+    # What may be divided among devices is whole in the machine's memory first.
+    whole_at = torch.device("cpu") if _may_divide(train, runtime.ranks) else runtime.device
+    model, base_sha256 = placed_model(
+        section, adapter, tokens, seed=seed, dtype=runtime.dtype, device=whole_at
+    )
+    strategy = strategy_of(train, adapter, optimizer, model, runtime)
+    if not strategy.is_sharded:
+        model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
+    optimise(model, train.optimisations, runtime, sharded=strategy.is_sharded)
+    # The order in which gradients are summed decides their last bits, and so does the package that
+    # turns a quantised base back.
+    numerics: dict[str, str] = {"strategy": strategy.name} if strategy.is_sharded else {}
+    if adapter is not None and adapter.quantize_base == "nf4":
+        numerics["bitsandbytes"] = version("bitsandbytes")
+    return Placed(model, strategy.share(model, runtime), base_sha256, numerics, strategy.notes)
+
+
+def _may_divide(train: TrainConfig, ranks: Ranks) -> bool:
+    """True if `strategy_of` may come to a strategy that divides the weights."""
     return ranks.is_distributed and train.strategy in ("auto", "fsdp", "hsdp")
 
 

@@ -1,37 +1,179 @@
-"""Build of a run: from the configuration to objects that are ready, store first, observers last."""
+"""Build of a run: store, model, batches, trainer, observers, from one configuration.
+
+The only module that hands the sections of a configuration to the classes they configure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-import numpy as np
 from transformers import PreTrainedModel
 
-from toque.config import RunConfig
+from toque.config import RunConfig, config_sha256
 from toque.cooking.augmentation import Rewriting
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout
-from toque.data.loader.curriculum import StagedPlan
-from toque.data.loader.epoch_plan import WINDOW_EXAMPLES, EpochPlan, Varied
-from toque.data.loader.mixture import Mixture
-from toque.data.loader.packing import RowShape
-from toque.data.loader.row_lengths import ExampleLengths, refuse_empty, refuse_longer, row_shape
 from toque.data.loader.span_corruption import SpanCorruption
-from toque.data.prepare.example_rows import prompt_ids
-from toque.data.prepare.prepare_settings import FamilyKind
-from toque.data.store.store_manifest import form_of
 from toque.data.store.token_store import TokenStore
+from toque.evaluation.evaluator import Evaluator, writing_in
 from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.rows_at_once import with_rows_at_once
-from toque.evaluation.text_samples import Prompt, Sampler
+from toque.evaluation.sample_writer import SampleWriter
+from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
+from toque.evaluation.text_scores import TextScores
+from toque.evaluation.watched_metrics import goal_of, watched_metrics
 from toque.models.families import max_positions
-from toque.models.loading.to_train import model_to_train
-from toque.reporter import SILENT, Reporter
+from toque.models.forward.compile import CompileSeconds
+from toque.models.loading.to_train import family_to_train, model_to_train
+from toque.models.lora.layers import is_adapted, refuse_unreached
+from toque.reporter import SILENT, Reporter, heard, losing
+from toque.training.arithmetic import arithmetic_of
+from toque.training.autotune.fitting import Fitted, fit_to_machine
+from toque.training.autotune.oom_fallback import OomFallback
+from toque.training.callbacks import Callback, Callbacks, EarlyStopping
+from toque.training.checkpoint.layout_choice import chosen_layout
+from toque.training.checkpoint.saved import Checkpoint
+from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
+from toque.training.checkpoint.upload import UploadProgress, Uploads
+from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
+from toque.training.distributed.surroundings import is_launched
+from toque.training.guards.skip_step import SkipStep
+from toque.training.guards.update_guard import UpdateGuard
+from toque.training.lr_schedules import schedule_from_settings
+from toque.training.observers.console import ConsoleLoss, ConsoleProgress
+from toque.training.observers.measuring import gradients_observer, measuring_observers, phase_memory
+from toque.training.observers.metrics_log import MetricsLog
+from toque.training.observers.start_event import start_event
+from toque.training.observers.store_watch import StoreWatch
+from toque.training.observers.summary import Computing, GpuUse, Summary
+from toque.training.observers.watchers import Watchers
+from toque.training.optim.factory import build_optimizer
+from toque.training.optim.gradient_noise import GradientNoise
+from toque.training.optim.weight_average import WeightAverage
+from toque.training.optimisations import (
+    attention_in,
+    prefetching,
+    training_loss,
+    turned_off,
+)
+from toque.training.part_clock import PartClock
+from toque.training.peak_flops import peak_of_ranks
 from toque.training.runtime import Runtime
-from toque.workflows.asking.own_words import in_trained_form
-from toque.workflows.asking.provenance import provenance_of_run, target_limit
+from toque.training.schedule import Schedule
+from toque.training.signals import Interrupt
+from toque.training.strategy import Placed, place_model
+from toque.training.time_limit import CommandClock
+from toque.training.trainer import Trainer
+from toque.workflows.asking.own_words import own_prompts
+from toque.workflows.asking.provenance import target_limit
+from toque.workflows.banner import banner
+from toque.workflows.run_length import Length, length_of, time_left_of
+
+
+@dataclass(frozen=True)
+class Run:
+    """A session of training, ready to begin."""
+
+    config: RunConfig
+    store: TokenStore
+    trainer: Trainer
+    evaluator: Evaluator
+    """Computes loss, texts and scores of every evaluation."""
+    scored: Sampler
+    """Writes the texts that are scored at the end."""
+    banner: str
+    """Lines that a session begins with."""
+
+
+def build_run(
+    config: RunConfig,
+    store: TokenStore,
+    ranks: Ranks,
+    *,
+    watchers: Watchers | None,
+    uploads: Uploads | None,
+    clock: CommandClock,
+    reporter: Reporter,
+    found: Checkpoint | None = None,
+) -> Run:
+    """Build everything a run consists of, and measure how it is best computed on this machine.
+
+    Args:
+        config: of the run.
+        store: its prepared data.
+        ranks: the processes that share it.
+        watchers: the observers that `observe` names; None but on the first rank.
+        uploads: copies checkpoints to a bucket; None without checkpoint.upload.
+        clock: runs since the command began.
+        reporter: told of progress.
+        found: the checkpoint that will be continued from, which holds how it was computed.
+
+    Raises:
+        ConfigError: settings that do not fit each other, the model or the data.
+    """
+    # Model: where this rank holds it.
+    train, optim, run = config.train, config.optim, Path(config.run_dir)
+    runtime = Runtime.from_settings(train, family_to_train(config.model), ranks)
+    placed = place_model(
+        config.model, config.adapter, train, optim.name, store.codec(), runtime, seed=config.seed
+    )
+    model, sharing = placed.model, placed.sharing
+
+    # Batches, and how many rows of them are computed at once.
+    stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
+    fitted = fit_to_machine(
+        model,
+        stream,
+        runtime,
+        run=run,
+        train=train,
+        optim=optim,
+        in_step=sharing.is_sharded,
+        found=found,
+        reporter=reporter,
+    )
+
+    # Evaluations, which a signal interrupts; what they take decides how long a run may train.
+    launched = ranks.is_distributed or is_launched()
+    interrupt = Interrupt.in_run(silent=not heard(reporter), launched=launched)
+    evaluator = build_evaluator(
+        config, store, model, stream.layout, runtime, sharing, interrupt, reporter
+    )
+    prompts = held_out_prompts(store, config.evaluation.generate)
+    scored = build_sampler(config, store, prompts, reporter) if prompts else evaluator.sampler
+    length = length_of(config, store, evaluator, scored, clock, reporter)
+
+    # Trainer, and last the observers of its loop, in the order in which they are called.
+    trainer = build_trainer(config, store, placed, stream, runtime, evaluator, fitted, length)
+    observers = trainer.callbacks
+    observers.extend([interrupt])
+    if watchers is not None:
+        n_texts = len(scored.prompts) if prompts else 0
+        left = time_left_of(
+            stream, length, train.evaluate_every, fitted.update_seconds, n_texts=n_texts
+        )
+        every = config.observe.log_every
+        console = ConsoleProgress(log_every=every, reporter=reporter, time_left=left)
+        observers.extend([StoreWatch(store), console])
+        observers.extend(
+            build_observers(
+                config, model, stream, trainer, evaluator, fitted, watchers, uploads, reporter
+            )
+        )
+    elif sharing.is_sharded:
+        observers.extend(
+            gradients_observer(config.observe, model, trainer.optimizer, runtime, sharing, None)
+        )
+    if length.limit is not None:
+        observers.extend([length.limit])  # after those that write at an evaluation
+    if uploads is not None:
+        observers.extend([UploadProgress(uploads, run, observers.on_warning)])
+    lines = banner(config, store, model, stream, runtime, sharing.strategy, fitted, length)
+    return Run(config, store, trainer, evaluator, scored, lines)
 
 
 def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedModel:
@@ -47,59 +189,21 @@ def build_stream(
     Raises:
         ConfigError: the store is empty, or its examples fit neither the model nor the settings.
     """
-    refuse_empty(store, "train")
-    rows, train, encoder = store.rows("train"), config.train, model.config.is_encoder_decoder
-    spans = SpanCorruption.from_settings(config.span_corruption, store, encoder=encoder)
-    lengths = ExampleLengths.of(store, rows, encoder=encoder, spans=spans)
-    refuse_longer(lengths, max_positions(model.config))
-    mixture = Mixture.from_settings(config.data, store, rows, seed=config.seed)
-    shape = row_shape(train, lengths, mixture)
+    rows, encoder = store.rows("train"), model.config.is_encoder_decoder
     rewriting = Rewriting.from_settings(config.augmentation, store, rows, encoder=encoder)
-    varied: Varied | None = rewriting.varied if rewriting is not None else None
-    if spans is not None:
-        varied = spans.in_store(store)
-    in_tokens = train.batch.unit == "tokens"
-
-    def plan_of(chosen: np.ndarray, seed: int) -> EpochPlan:
-        mixture = Mixture.from_settings(config.data, store, rows[chosen], seed=config.seed)
-        return EpochPlan(
-            examples=rows[chosen],
-            source_lengths=lengths.source[chosen],
-            target_lengths=lengths.target[chosen],
-            shape=shape,
-            seed=seed,
-            update_rows=max(1, int(train.batch.amount // shape.tokens)) if in_tokens else None,
-            window=WINDOW_EXAMPLES if in_tokens else int(train.batch.amount),
-            mixture=mixture and replace(mixture, seed=seed),
-            varied=varied,
-        )
-
-    plan: EpochPlan | StagedPlan
-    if config.curriculum is None:
-        plan = plan_of(np.arange(len(rows)), config.seed)
-    else:
-        plan = StagedPlan.from_settings(
-            config.curriculum, store, rows, plan_of, stop_after=train.stop_after, seed=config.seed
-        )
-    return BatchStream(
-        plan=plan,
-        layout=build_layout(store, model, shape, packed=train.pack),
-        prompt_lengths=store.prompt_lengths,
-        target_lengths=store.target_lengths,
+    return BatchStream.from_settings(
+        config.train,
+        config.data,
+        config.curriculum,
+        store,
+        model.config,
+        seed=config.seed,
+        positions=max_positions(model.config),
+        spans=SpanCorruption.from_settings(config.span_corruption, store, encoder=encoder),
+        varied=None if rewriting is None else rewriting.varied,
         rank=rank,
         world_size=ranks,
-        varied=varied,
-        readers=train.readers,
     )
-
-
-def build_layout(
-    store: TokenStore, model: PreTrainedModel, shape: RowShape, *, packed: bool
-) -> Layout:
-    """The layout by which examples become the model's inputs."""
-    start_id = getattr(model.config, "decoder_start_token_id", None) or 0
-    pad_id = model.config.pad_token_id or 0
-    return Layout(store, shape=shape, pad_id=pad_id, start_id=start_id, packed=packed)
 
 
 def build_heldout(
@@ -119,31 +223,9 @@ def build_heldout(
     Raises:
         ConfigError: the store has no held-out example.
     """
-    encoder = trained.shape.source > 0
-    heldout = HeldOut.from_store(
-        store,
-        trained,
-        runtime,
-        at_most=config.evaluation.max_examples,
-        data=config.data,
-        spans=SpanCorruption.from_settings(config.span_corruption, store, encoder=encoder),
-        sharing=sharing,
-    )
+    evaluation, data, gaps = config.evaluation, config.data, config.span_corruption
+    heldout = HeldOut.from_settings(evaluation, data, gaps, store, trained, runtime, sharing)
     return with_rows_at_once(heldout, model, reporter.notice)
-
-
-def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[Prompt]:
-    """Prompts of evaluation.prompts, in the form the model is trained on where it has one."""
-    codec, record = store.codec(), provenance_of_run(config, store.manifest)
-    kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
-    form = form_of(entry.reader for entry in store.manifest.sources)
-    asked = [(typed, in_trained_form(typed, record)) for typed in config.evaluation.prompts]
-    return [
-        Prompt(
-            tuple(prompt_ids(codec, text, kind, form)), text, typed=typed if typed != text else None
-        )
-        for typed, text in asked
-    ]
 
 
 def build_sampler(
@@ -152,3 +234,164 @@ def build_sampler(
     """Greedy texts for `prompts`, scored; as long as the store's targets."""
     limit = target_limit(config, store.manifest)
     return Sampler.greedy(prompts, store.codec(), max_new_tokens=limit, on_notice=reporter.notice)
+
+
+def build_evaluator(
+    config: RunConfig,
+    store: TokenStore,
+    model: PreTrainedModel,
+    trained: Layout,
+    runtime: Runtime,
+    sharing: Sharing,
+    interrupt: Interrupt,
+    reporter: Reporter,
+) -> Evaluator:
+    """The computing and writing of every evaluation.
+
+    Raises:
+        ConfigError: the run goes by a metric that it does not measure.
+    """
+    evaluation = config.evaluation
+    heldout = build_heldout(
+        config, store, model, trained, runtime, sharing=sharing, reporter=reporter
+    )
+    held_out = held_out_prompts(store, min(evaluation.texts, evaluation.generate))
+    own = own_prompts(config, store, encoder=trained.shape.source > 0)
+    watched = watched_metrics(config.train, evaluation, held_out, bits=heldout.n_bytes > 0)
+    return Evaluator(
+        heldout,
+        model,
+        sharing,
+        build_sampler(config, store, [*held_out, *own], reporter),
+        len(held_out),
+        runtime.ranks,
+        writing_in(model, runtime),
+        partial(TextScores.from_settings, evaluation, config.foreign_code),
+        watched.names,
+        watched.known,
+        reporter,
+        interrupt.has_come,
+    )
+
+
+def build_trainer(
+    config: RunConfig,
+    store: TokenStore,
+    placed: Placed,
+    stream: BatchStream,
+    runtime: Runtime,
+    evaluator: Evaluator,
+    fitted: Fitted,
+    length: Length,
+) -> Trainer:
+    """The loop with everything it holds but observers."""
+    run, optim, train, resources = (
+        Path(config.run_dir),
+        config.optim,
+        config.train,
+        fitted.resources,
+    )
+    model, sharing = placed.model, placed.sharing
+    callbacks, goal, ranks = Callbacks(), goal_of(train.best_by), runtime.ranks
+    optimizer = build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay)
+    average = WeightAverage.from_settings(optim.averaging, length.stop_after)
+    skip = SkipStep.from_settings(optim.outliers)
+    loss_fn = training_loss(train.optimisations, smoothing=optim.label_smoothing)
+    slower = turned_off(train.optimisations)
+    return Trainer(
+        model=model,
+        optimizer=optimizer,
+        batches=stream,
+        loss_fn=runtime.phases.around("forward", loss_fn),
+        lr_at=schedule_from_settings(optim, length.stop_after, stream.totals(train.stop_after)),
+        evaluator=evaluator,
+        checkpoints=CheckpointStore(
+            run / "checkpoints",
+            keep_last=train.keep_last,
+            keep_best=train.keep_best,
+            best_by=goal,
+            identity=RunIdentity(
+                config_sha256(config),
+                store.fingerprint,
+                software_versions() | runtime.numerics | dict(placed.numerics),
+                config.model_dump(mode="json"),
+            ),
+            held=True,  # by whoever trains, before anything is written
+        ),
+        callbacks=callbacks,
+        runtime=runtime,
+        sharing=sharing,
+        schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
+        oom_fallback=OomFallback.in_run(run, resources, callbacks, rank=ranks.rank),
+        guard=UpdateGuard(runtime, callbacks, skip, run_folder=run),
+        notes=[*placed.notes, *fitted.warnings, *slower, *attention_in(model, runtime).notes],
+        max_grad_norm=optim.max_grad_norm,
+        seed=config.seed,
+        noise=GradientNoise.from_settings(optim.gradient_noise, seed=config.seed),
+        average=average,
+        check_reached=refuse_unreached if is_adapted(model) else None,
+        base_sha256=placed.base_sha256,
+        layout=chosen_layout(
+            config.checkpoint.layout, model, optimizer, averages=average is not None, ranks=ranks
+        ),
+        prefetch=prefetching(model, train.optimisations, runtime),
+        background_saves=train.optimisations.background_saves,
+        goal=goal,
+        count_seconds=float if length.limit is None else length.limit.count_seconds,
+        clock=PartClock(compiling=CompileSeconds() if resources.compile else float),
+    )
+
+
+def build_observers(
+    config: RunConfig,
+    model: PreTrainedModel,
+    stream: BatchStream,
+    trainer: Trainer,
+    evaluator: Evaluator,
+    fitted: Fitted,
+    watchers: Watchers,
+    uploads: Uploads | None,
+    reporter: Reporter,
+) -> list[Callback]:
+    """The observers of the first rank, in the order in which they are called."""
+    observe, run, runtime = config.observe, Path(config.run_dir), trainer.runtime
+    warn, sharing, world_size = (
+        trainer.callbacks.on_warning,
+        evaluator.sharing,
+        runtime.ranks.world_size,
+    )
+    arithmetic = arithmetic_of(model, stream, attention_in(model, runtime))
+    peak = peak_of_ranks(runtime.peak(arithmetic.products), world_size)
+    feeds, memory, gpu_use = watchers.feeds(warn), phase_memory(runtime), GpuUse()
+    log = MetricsLog(
+        run / "metrics.jsonl",
+        log_every=observe.log_every,
+        about={
+            "config_sha256": config_sha256(config),
+            **start_event(model, stream, runtime, sharing, fitted.resources, arithmetic),
+            "train": config.train.model_dump(mode="json"),
+            "evaluation": config.evaluation.model_dump(include={"max_examples", "texts"}),
+        },
+        flops_per_token=arithmetic.flops_per_token,
+        peak=peak,
+        evaluated=evaluator.record,
+        copies=[gpu_use.take, *(feed.take for feed in feeds)],
+        beside=[part.take for part in memory],
+    )
+    # Those before the log still record into it when a session ends.
+    callbacks: list[Callback] = [
+        *memory,
+        *measuring_observers(observe, run, runtime, log.record, warn, reporter),
+        *gradients_observer(observe, model, trainer.optimizer, runtime, sharing, log.record),
+        log,
+        SampleWriter.in_run(run, evaluator, reporter, warn),
+    ]
+    if observe.summary is not None:
+        computing = Computing.of_run(runtime, fitted, arithmetic, peak)
+        told = None if uploads is None else uploads.counts.in_words
+        callbacks.append(Summary(observe.summary, reporter, computing, told, gpu_use))
+    if (shown := losing(reporter)) is not None:
+        callbacks.append(ConsoleLoss(shown, warn=warn))
+    if (asked := config.train.early_stopping) is not None:
+        callbacks.append(EarlyStopping(**dict(asked), rises=goal_of(asked.metric).rises))
+    return [*callbacks, *watchers.callbacks(warn), *feeds]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
 
@@ -13,8 +12,8 @@ from transformers import PreTrainedModel
 from toque.data.store.held_store import refuse_replaced
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, in_shell
-from toque.evaluation.evaluator import sample_on_all_ranks, writing_in
-from toque.evaluation.text_samples import append_samples, held_out_prompts
+from toque.evaluation.evaluator import sample_on_all_ranks
+from toque.evaluation.text_samples import append_samples
 from toque.models.loading.card_usage import adapter_usage, with_usage
 from toque.models.loading.export import save_adapter, save_model
 from toque.models.loading.provenance import Provenance
@@ -24,15 +23,12 @@ from toque.reporter import Reporter, counting
 from toque.runs.history import METRICS, RunHistory, history_of
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.checkpoint.resume import broadcast_checkpoint
-from toque.training.distributed.sharing import Alone
 from toque.workflows.asking.provenance import (
     example_prompt,
     model_files,
     provenance_of_run,
 )
-from toque.workflows.assembly.run import Run
-from toque.workflows.assembly.setup import Setup
-from toque.workflows.build import build_sampler
+from toque.workflows.build import Run
 from toque.workflows.model_card import Finished, as_used, model_card
 from toque.workflows.run_folder import load_weights
 from toque.workflows.score import evaluation_of
@@ -66,36 +62,37 @@ def finish(run: Run, reporter: Reporter) -> None:
     Raises:
         DataError: the store was replaced since training began.
     """
-    setup, trainer, step = run.setup, run.trainer, run.trainer.progress.step
-    model, runtime = setup.model, setup.runtime
-    refuse_replaced(setup.store)
+    trainer, step = run.trainer, run.trainer.progress.step
+    refuse_replaced(run.store)
     kept = trainer.checkpoints
-    best = broadcast_checkpoint(kept.best, runtime.ranks)
+    best = broadcast_checkpoint(kept.best, trainer.runtime.ranks)
     if best is not None:
-        load_weights(model, best)
+        load_weights(trainer.model, best)
         step = best.step
     elif trainer.average is not None:
-        trainer.average.apply(model)
+        trainer.average.apply(trainer.model)
     losses = run.evaluator.losses()
-    sharing = setup.sharing or Alone(model)
-    with sharing.whole() as whole:
-        ended = replace(setup, model=cast("PreTrainedModel", whole), sharing=None)
-        _score_and_keep(run, ended, losses, step=step, reporter=reporter)
+    with run.evaluator.sharing.whole() as whole:
+        model = cast("PreTrainedModel", whole)
+        _score_and_keep(run, model, losses, step=step, reporter=reporter)
 
 
 def _score_and_keep(
-    run: Run, setup: Setup, losses: Mapping[str, float], *, step: int, reporter: Reporter
+    run: Run,
+    model: PreTrainedModel,
+    losses: Mapping[str, float],
+    *,
+    step: int,
+    reporter: Reporter,
 ) -> None:
-    """Write texts on all ranks; on rank 0 score them and write the model that is in `setup`."""
-    config, store, model, runtime = setup.config, setup.store, setup.model, setup.runtime
-    trainer, folder = run.trainer, Path(config.run_dir)
-    prompts = held_out_prompts(store, config.evaluation.generate)
-    scored = build_sampler(config, store, prompts, reporter) if prompts else run.evaluator.sampler
-    with counting(reporter, "writing", "texts") as count, writing_in(model, runtime)():
-        samples = sample_on_all_ranks(scored, model, runtime.ranks, count)
-    if not runtime.ranks.is_main:
+    """Write texts on all ranks; on rank 0 score them and write the model."""
+    config, store, trainer, evaluator = run.config, run.store, run.trainer, run.evaluator
+    folder, ranks = Path(config.run_dir), evaluator.ranks
+    with counting(reporter, "writing", "texts") as count, evaluator.context():
+        samples = sample_on_all_ranks(run.scored, model, ranks, count)
+    if not ranks.is_main:
         return
-    heldout = run.evaluator.heldout
+    heldout = evaluator.heldout
     result = evaluation_of(
         config, store, model, heldout, losses, samples, step=step, reporter=reporter
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from toque.config import Resolved, RunConfig, config_sha256
 from toque.config.user_code import refuse_foreign_code
+from toque.cooking.recipe_scores import RECIPE_SCORES
 from toque.data.store.held_store import held_store
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, argument
@@ -26,10 +27,10 @@ from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
 from toque.training.distributed.main_alone import while_others_wait
 from toque.training.observers.metrics_log import write_after
+from toque.training.observers.watchers import Watchers
 from toque.training.time_limit import CommandClock
-from toque.workflows.assembly.observers import Watchers, build_watchers
-from toque.workflows.assembly.run import assemble
 from toque.workflows.bucket_run import on_this_machine, uploading
+from toque.workflows.build import build_run
 from toque.workflows.final_model import finish, is_finished
 from toque.workflows.forecast import refuse_small_disk
 from toque.workflows.prepare import prepare_if_absent
@@ -78,7 +79,7 @@ def train(
         # Every rank computes; the first also speaks, writes and uploads.
         logged = LoggedReporter(reporter if ranks.is_main else SILENT)
         reporter = logged if ranks.is_main else SILENT
-        watchers = build_watchers(config.config, callbacks) if ranks.is_main else None
+        watchers = _watchers(config.config, callbacks) if ranks.is_main else None
         if start is not None:
             start_folder(start)
         with ExitStack() as stack:
@@ -122,6 +123,18 @@ def _refuse_resume(
             "session would continue from those, and this session is told to leave the bucket "
             f"alone. Leave {argument('upload=False')} out."
         )
+
+
+def _watchers(config: RunConfig, own: Sequence[object]) -> Watchers:
+    """The watchers that `observe` names, and a user's objects; refused if they cannot be had."""
+    return Watchers.from_settings(
+        config.observe,
+        config.foreign_code,
+        own,
+        run=Path(config.run_dir),
+        settings=config.model_dump(mode="json"),
+        scores=RECIPE_SCORES,
+    )
 
 
 @contextmanager
@@ -198,7 +211,7 @@ def _train(
             f"{folder} already holds a run at step {found.step}, and {argument('start')} begins a "
             "new one. Choose another folder: run_dir=runs/another."
         )
-    run = assemble(
+    run = build_run(
         config,
         store,
         ranks,

@@ -7,9 +7,15 @@ import pytest
 import torch
 
 from toque.batch import IGNORE
-from toque.training.autotune.cache import MachineCache, Resources
-from toque.training.autotune.micro_batch import Probe, evenly, fastest_rows, largest_rows
-from toque.training.autotune.worst_batch import WorstBatch
+from toque.training.autotune.machine_cache import MachineCache
+from toque.training.autotune.micro_batch import (
+    Probe,
+    WorstBatch,
+    evenly,
+    fastest_rows,
+    largest_rows,
+)
+from toque.training.autotune.resources import Resources
 from toque.training.runtime import Runtime
 
 

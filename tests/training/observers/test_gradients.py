@@ -25,13 +25,12 @@ def watched(make_run):
     """A run with the observer; the weights around every update."""
 
     def make(every=2, **options):
-        heard, run = Heard(), None
-        gradients = Gradients(
-            heard, every, torch.nn.Module(), lambda: run.trainer.optimizer, phases=None
-        )
+        heard = Heard()
+        gradients = Gradients(heard, every, torch.nn.Module(), None, phases=None)
         run = make_run(callbacks=(gradients,), save_every="2 steps", **options)
         run.trainer.loss_fn = run.trainer.runtime.phases.around("forward", run.trainer.loss_fn)
-        gradients.model, gradients.phases = run.trainer.model, run.trainer.runtime.phases
+        gradients.model, gradients.optimizer = run.trainer.model, run.trainer.optimizer
+        gradients.phases = run.trainer.runtime.phases
         return run, heard
 
     return make

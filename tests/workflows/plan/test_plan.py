@@ -19,8 +19,7 @@ from toque.models.forward.grouped_attention import causal_mask
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.outline import OutlinedRows
 from toque.models.loading.from_scratch import build_model
-from toque.training.autotune.micro_batch import Probe
-from toque.training.autotune.worst_batch import WorstBatch
+from toque.training.autotune.micro_batch import Probe, WorstBatch
 from toque.training.peak_flops import Peak
 from toque.training.planning.outlined_update import outline_update, outlining
 from toque.training.runtime import Runtime

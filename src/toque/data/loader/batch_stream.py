@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Self
 
 import numpy as np
+from transformers import PretrainedConfig
 
 from toque.batch import Batch
+from toque.config.schema import DataConfig, TrainConfig
+from toque.config.schema_methods import CurriculumConfig
 from toque.data.loader.collate import Layout
 from toque.data.loader.curriculum import StagedPlan
-from toque.data.loader.epoch_plan import EpochPlan, Update, Varied
+from toque.data.loader.epoch_plan import WINDOW_EXAMPLES, EpochPlan, Update, Varied
+from toque.data.loader.mixture import Mixture
+from toque.data.loader.row_lengths import ExampleLengths, refuse_empty, refuse_longer, row_shape
+from toque.data.loader.span_corruption import SpanCorruption
+from toque.data.store.token_store import TokenStore
 from toque.units import Cursor, Duration, Progress
 
 _MOST_AT_ONCE = 4
@@ -77,6 +85,80 @@ class BatchStream:
     _ahead: dict[Cursor, Step] = field(default_factory=dict, init=False, repr=False)
     _expected: Cursor | None = field(default=None, init=False, repr=False)
     _at_once: int = field(default=1, init=False, repr=False)
+
+    @classmethod
+    def from_settings(
+        cls,
+        train: TrainConfig,
+        data: DataConfig,
+        curriculum: CurriculumConfig | None,
+        store: TokenStore,
+        model: PretrainedConfig,
+        *,
+        seed: int,
+        positions: int | None,
+        spans: SpanCorruption | None = None,
+        varied: Varied | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> Self:
+        """The training batches of a store for a model.
+
+        Args:
+            train: batch, rows and packing.
+            data: names the weights of sources and tasks.
+            curriculum: stages of the run; None for one.
+            store: holds the examples.
+            model: configuration of the model.
+            seed: of the run.
+            positions: of the model; None without a limit.
+            spans: corrupts the texts; goes before `varied`.
+            varied: augmented examples.
+            rank: this process.
+            world_size: processes that share each update's rows.
+
+        Raises:
+            ConfigError: the store is empty, or its examples fit neither the model nor the settings.
+        """
+        refuse_empty(store, "train")
+        rows = store.rows("train")
+        lengths = ExampleLengths.of(store, rows, encoder=model.is_encoder_decoder, spans=spans)
+        refuse_longer(lengths, positions)
+        mixture = Mixture.from_settings(data, store, rows, seed=seed)
+        shape = row_shape(train, lengths, mixture)
+        varied = varied if spans is None else spans.in_store(store)
+        in_tokens = train.batch.unit == "tokens"
+
+        def plan_of(chosen: np.ndarray, seed_of_plan: int) -> EpochPlan:
+            return EpochPlan(
+                examples=rows[chosen],
+                source_lengths=lengths.source[chosen],
+                target_lengths=lengths.target[chosen],
+                shape=shape,
+                seed=seed_of_plan,
+                update_rows=max(1, int(train.batch.amount // shape.tokens)) if in_tokens else None,
+                window=WINDOW_EXAMPLES if in_tokens else int(train.batch.amount),
+                mixture=Mixture.from_settings(data, store, rows[chosen], seed=seed_of_plan),
+                varied=varied,
+            )
+
+        plan: EpochPlan | StagedPlan
+        if curriculum is None:
+            plan = plan_of(np.arange(len(rows)), seed)
+        else:
+            plan = StagedPlan.from_settings(
+                curriculum, store, rows, plan_of, stop_after=train.stop_after, seed=seed
+            )
+        return cls(
+            plan=plan,
+            layout=Layout.for_model(store, model, shape, packed=train.pack),
+            prompt_lengths=store.prompt_lengths,
+            target_lengths=store.target_lengths,
+            rank=rank,
+            world_size=world_size,
+            varied=varied,
+            readers=train.readers,
+        )
 
     def at(self, cursor: Cursor) -> Step:
         """The update that begins at `cursor`; costs at most one or two windows of packing.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from toque.batch import IGNORE, Batch, DecoderBatch, EncoderDecoderBatch
 from toque.data.loader.packing import RowShape
@@ -190,6 +191,14 @@ class Layout:
     pad_id: int
     start_id: int = 0
     packed: bool = True
+
+    @classmethod
+    def for_model(
+        cls, examples: Examples, model: PretrainedConfig, shape: RowShape, *, packed: bool
+    ) -> Self:
+        """The layout by which examples become the inputs of a model with this configuration."""
+        start_id = getattr(model, "decoder_start_token_id", None) or 0
+        return cls(examples, shape, model.pad_token_id or 0, start_id, packed)
 
     def batch(self, rows: Sequence[Sequence[int]], examples: Examples | None = None) -> Batch:
         """The batch of these rows, read from `examples` if given."""

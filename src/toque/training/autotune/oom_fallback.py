@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
 
 from torch import Tensor
 
 from toque.batch import Batch
 from toque.errors import ConfigError
 from toque.hardware.memory import is_out_of_memory, release_memory
-from toque.training.autotune.cache import Resources
+from toque.training.autotune.resources import Resources
 from toque.training.bottlenecks import RAN_OUT
 from toque.training.callbacks import Callbacks
 from toque.training.distributed.collectives import Ranks
@@ -37,6 +39,16 @@ class OomFallback:
     remember: Callable[[dict[int, int]], None] | None = None
     callbacks: Callbacks = field(default_factory=Callbacks)
     resources: Resources | None = None
+
+    @classmethod
+    def in_run(cls, run: Path, resources: Resources, callbacks: Callbacks, *, rank: int) -> Self:
+        """The fallback of a run, which keeps in its folder where memory ran out."""
+
+        def remember(smaller: dict[int, int]) -> None:
+            replace(resources, smaller_from=dict(smaller)).save(run, rank=rank)
+
+        rows, smaller = resources.micro_batch_rows, dict(resources.smaller_from)
+        return cls(rows, smaller, remember, callbacks, resources)
 
     def for_checkpoint(self, ranks: Ranks) -> State:
         """How updates are computed, for a checkpoint: it decides dropout masks and last bits.

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, Self, final
 
 import torch
 from torch import Tensor
 
+from toque.config.schema_methods import OutliersConfig
 from toque.training.state_values import count_in, number_in
 
 _LEAST_SPREAD: Final = 1e-3
@@ -48,6 +49,13 @@ class SkipStep:
     _seen: int = 0
     _past: Tensor | None = None
     """[window, 2] float64, a ring buffer; NaN where an update was not finite."""
+
+    @classmethod
+    def from_settings(cls, section: OutliersConfig | None) -> Self | None:
+        """The limits that the settings ask for."""
+        if section is None:
+            return None
+        return cls(section.sigma, section.window, section.roll_back_after)
 
     def limits(self, values: Tensor) -> Tensor:
         """[2] limits for an update's `values`, which then enter the window; NaN for no limit.

@@ -39,7 +39,7 @@ class Gradients(Callback):
         record: writes the event.
         every_steps: of the run: 100 measures updates 100, 200 and so on.
         model: what is trained.
-        optimizer: returns that of the loop, whose groups' learning rates are told.
+        optimizer: of the loop; the learning rates of its groups are recorded.
         phases: of the loop.
         total: sums over ranks that hold parts of the weights; then every rank has an observer.
     """
@@ -47,7 +47,7 @@ class Gradients(Callback):
     record: Record
     every_steps: int
     model: nn.Module
-    optimizer: Callable[[], torch.optim.Optimizer]
+    optimizer: torch.optim.Optimizer
     phases: Phases
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
     _due: bool = False
@@ -80,7 +80,7 @@ class Gradients(Callback):
             group: {"grad_norm": norms[group], "update_ratio": _ratio(moved[group], length[group])}
             for group in self._groups
         }
-        rules = _rules(self.optimizer())
+        rules = _rules(self.optimizer)
         self.record("gradients", step=info.progress.step, groups=groups, optimizer_groups=rules)
 
     def on_fit_end(self, end: RunEnd) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import psutil
 import torch
 from torch import Tensor
 
 from toque.reporter import Reporter
+from toque.training.arithmetic import Arithmetic
+from toque.training.autotune.fitting import Fitted
 from toque.training.callbacks import Callback
 from toque.training.events import RunStart, StepInfo
 from toque.training.observers.step_window import Window
 from toque.training.peak_flops import Peak
+from toque.training.runtime import Runtime
 from toque.units import Duration, Progress
 
 CALM_NORM: Final = 5.0
@@ -33,6 +36,19 @@ class Computing:
     """Of one rank's part of an update, timed before the first update; None: not timed."""
     flops_per_token: float | None = None
     peak: Peak | None = None
+
+    @classmethod
+    def of_run(cls, runtime: Runtime, fitted: Fitted, arithmetic: Arithmetic, peak: Peak) -> Self:
+        """The computing of a run, fitted to its machine."""
+        return cls(
+            runtime.device,
+            fitted.resources.compile,
+            fitted.resources.micro_batch_rows,
+            runtime.ranks.world_size,
+            fitted.update_seconds,
+            arithmetic.flops_per_token,
+            peak,
+        )
 
 
 @dataclass

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from toque.config import RunConfig
 from toque.cooking.prompts import asks_for_a_recipe, dish_and_foods, write_prompt
+from toque.data.prepare.example_rows import prompt_ids
+from toque.data.prepare.prepare_settings import FamilyKind
+from toque.data.store.store_manifest import form_of
+from toque.data.store.token_store import TokenStore
+from toque.evaluation.text_samples import Prompt
 from toque.models.loading.provenance import Provenance
-from toque.workflows.asking.provenance import writes_recipes
+from toque.workflows.asking.provenance import provenance_of_run, writes_recipes
 
 
 def in_trained_form(typed: str, record: Provenance) -> str:
@@ -27,3 +33,17 @@ def in_trained_form(typed: str, record: Provenance) -> str:
     if not foods:
         return f"How do I make {title}?"
     return f"Please tell me how to make {title} with {', '.join(foods)}."
+
+
+def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[Prompt]:
+    """Prompts of evaluation.prompts, in the form the model is trained on where it has one."""
+    codec, record = store.codec(), provenance_of_run(config, store.manifest)
+    kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
+    form = form_of(entry.reader for entry in store.manifest.sources)
+    asked = [(typed, in_trained_form(typed, record)) for typed in config.evaluation.prompts]
+    return [
+        Prompt(
+            tuple(prompt_ids(codec, text, kind, form)), text, typed=typed if typed != text else None
+        )
+        for typed, text in asked
+    ]

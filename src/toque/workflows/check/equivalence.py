@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream, Step
+from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
 from toque.data.loader.row_lengths import ExampleLengths, refuse_longer, row_shape
@@ -29,7 +30,7 @@ from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.onednn import onednn_is_faster
 from toque.training.runtime import Runtime
 from toque.units import Cursor
-from toque.workflows.build import build_language_model, build_layout
+from toque.workflows.build import build_language_model
 from toque.workflows.check.reference_update import (
     Difference,
     Measured,
@@ -204,7 +205,7 @@ class _Ways:
                 update_rows=None,
                 window=len(self.rows),
             ),
-            layout=build_layout(self.store, self.model, shape, packed=packed),
+            layout=Layout.for_model(self.store, self.model.config, shape, packed=packed),
             prompt_lengths=self.store.prompt_lengths,
             target_lengths=self.store.target_lengths,
             rank=rank,

@@ -134,7 +134,7 @@ def drill(
     _refuse_small_disk(folder)
     preload()
     # With torch, which refusing does without.
-    from toque.training.autotune.cache import RESOURCES
+    from toque.training.autotune.resources import RESOURCES
     from toque.workflows.train import train_in_child
 
     with _scratch_beside(folder) as scratch:

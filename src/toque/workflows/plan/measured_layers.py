@@ -34,7 +34,7 @@ from toque.models.loading.pretrained import grow_vocabulary
 from toque.models.loading.to_train import add_adapter
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.quantised import form_named
-from toque.training.autotune.worst_batch import WorstBatch
+from toque.training.autotune.micro_batch import WorstBatch
 from toque.training.optim.factory import build_optimizer
 from toque.training.optimisations import optimise, training_loss
 from toque.training.planning.outlined_update import outlining

@@ -23,7 +23,7 @@ from toque.models.lora.frozen import frozen_matrices
 from toque.models.lora.layers import is_adapted
 from toque.models.lora.quantised import quantised_layers
 from toque.storage.cache_folder import cache_folder
-from toque.training.autotune.cache import MachineCache, machine_facts
+from toque.training.autotune.machine_cache import MachineCache, machine_facts
 from toque.training.autotune.micro_batch import HEADROOM, evenly
 from toque.training.planning.outlined_update import OutlinedUpdate, outline_update
 from toque.version import __version__

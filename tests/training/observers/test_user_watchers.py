@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from toque.config import load_config
 from toque.errors import ConfigError
-from toque.workflows.assembly.observers import build_watchers
+from toque.training.observers.watchers import Watchers
 
 
 def watchers(*overrides, own=()):
-    return build_watchers(load_config("demo", overrides).config, own)
+    config = load_config("demo", overrides).config
+    settings = config.model_dump(mode="json")
+    return Watchers.from_settings(
+        config.observe, {}, own, run=Path("run"), settings=settings, scores=frozenset()
+    )
 
 
 @pytest.fixture(autouse=True)

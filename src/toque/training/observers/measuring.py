@@ -1,4 +1,4 @@
-"""Figures of the machine and the gradients, assembled: who takes them while a run trains."""
+"""Measuring observers of a run: profiler, system sampler, gradients, memory by phase."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from toque.config.schema import ObserveConfig
 from toque.hardware.processor import WAIT_VARIABLES
 from toque.reporter import Reporter
 from toque.training.callbacks import Callback
+from toque.training.distributed.sharing import Sharing
 from toque.training.observers.gpu_readings import gpus_here, no_gpus
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.phase_memory import CudaAllocator, PhaseMemory
@@ -18,28 +21,28 @@ from toque.training.observers.profiler import Profiler, ProfileSchedule
 from toque.training.observers.system_sampler import Record, SystemSampler
 from toque.training.runtime import Runtime
 from toque.units import Progress
-from toque.workflows.assembly.setup import Setup
 
 
-def build_figures(
-    setup: Setup,
+def measuring_observers(
+    observe: ObserveConfig,
+    run: Path,
+    runtime: Runtime,
     record: Record,
     warn: Callable[[Progress, str], None],
     reporter: Reporter,
-    optimizer: Callable[[], torch.optim.Optimizer],
 ) -> list[Callback]:
-    """What `observe.system`, `observe.gradients` and `observe.profile` ask for.
+    """The observers that `observe.system` and `observe.profile` ask for.
 
-    They stand before the log in the order of observers: their last figures still go into it.
+    They stand before the log in the order of observers: their last records still go into it.
 
     Args:
-        setup: of the run.
+        observe: names them.
+        run: folder of the run.
+        runtime: its device and phases.
         record: writes an event of metrics.jsonl.
         warn: takes a sentence about what could not be observed.
         reporter: hears of each trace.
-        optimizer: returns the loop's.
     """
-    observe, runtime = setup.config.observe, setup.runtime
     on_gpu = runtime.device.type == "cuda"
     found: list[Callback] = []
     if (asked := observe.profile) is not None:
@@ -47,7 +50,7 @@ def build_figures(
         found.append(
             Profiler(
                 plan,
-                Path(setup.config.run_dir),
+                run,
                 runtime.phases,
                 warn,
                 reporter.notice,
@@ -62,24 +65,38 @@ def build_figures(
         passive = any(name in os.environ for name in WAIT_VARIABLES)
         spinning = 0 if on_gpu or passive else torch.get_num_threads()
         found.append(SystemSampler(record, seconds, warn, gpus, spinning=spinning))
-    return found + build_gradients(setup, record, optimizer)
+    return found
 
 
-def build_gradients(
-    setup: Setup, record: Record, optimizer: Callable[[], torch.optim.Optimizer]
+def gradients_observer(
+    observe: ObserveConfig,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    runtime: Runtime,
+    sharing: Sharing,
+    record: Record | None,
 ) -> list[Gradients]:
-    """The one that tells of gradients by layer; where ranks hold parts, all of them have it."""
-    every, sharded = setup.config.observe.gradients, setup.sharded
+    """The observer of gradients by layer, if one is asked for.
+
+    Where ranks hold parts of the weights, all of them have it; a rank without a record measures its
+    part for the others.
+    """
+    every = observe.gradients
     if every is None:
         return []
-    total = tuple if sharded is None else sharded.sum_of_parts
-    phases, model = setup.runtime.phases, setup.model
-    return [Gradients(record, int(every.amount), model, optimizer, phases, total)]
+    total = sharing.sum_of_parts if sharing.is_sharded else tuple
+    return [
+        Gradients(record or _unrecorded, int(every.amount), model, optimizer, runtime.phases, total)
+    ]
 
 
 def phase_memory(runtime: Runtime) -> list[PhaseMemory]:
-    """The one that tells peak memory by phase; none where the device is no GPU."""
+    """The observer of peak memory by phase; none where the device is no GPU."""
     if runtime.device.type != "cuda":
         return []
     allocator = CudaAllocator(runtime.device)
     return [PhaseMemory(runtime.phases, allocator.begin, allocator.peak)]
+
+
+def _unrecorded(event: str, **fields: object) -> None:
+    """Take what the first rank records."""

@@ -18,11 +18,10 @@ from toque.data.loader import row_lengths
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.models.forward.compile import blocks
-from toque.training.autotune.cache import Resources
+from toque.training.autotune.fitting import Fitted, fit_to_machine
 from toque.training.autotune.micro_batch import Probe
+from toque.training.autotune.resources import Resources
 from toque.training.runtime import Runtime
-from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.speed.autotune import Fitted, fit_to_machine
 from toque.workflows.build import build_language_model, build_stream
 
 BASE = """
@@ -59,8 +58,15 @@ class Fit:
         stream = build_stream(self.config, store, self.model)
         self.row_tokens = stream.layout.shape.tokens
         options = {} if free is None else {"free": lambda _device: free}
-        setup = Setup(self.config, store, self.model, stream, Runtime())
-        return fit_to_machine(setup, **options)
+        return fit_to_machine(
+            self.model,
+            stream,
+            Runtime(),
+            run=Path(self.config.run_dir),
+            train=self.config.train,
+            optim=self.config.optim,
+            **options,
+        )
 
     @property
     def recomputes(self) -> bool:
@@ -181,8 +187,8 @@ def test_compiled_and_not_are_timed_in_turn(
             block._compiled_call_impl = block.forward
 
     monkeypatch.setattr(Probe, "seconds_of", seconds_of)
-    monkeypatch.setattr("toque.workflows.assembly.speed.autotune.compile_blocks", compile_blocks)
-    monkeypatch.setattr("toque.workflows.assembly.speed.autotune._GUESSES", {"cpu": (0.0, 0.5)})
+    monkeypatch.setattr("toque.training.autotune.fitting.compile_blocks", compile_blocks)
+    monkeypatch.setattr("toque.training.autotune.fitting._GUESSES", {"cpu": (0.0, 0.5)})
     fitted = fit("train.micro_batch_rows=1")
     assert fitted.resources.compile is chosen
     assert f"saves {1 - compiled / as_it_is:.0%} of a step" in fitted.line

@@ -1,4 +1,4 @@
-"""Autotune: micro-batch size, gradient checkpointing and torch.compile, chosen by measuring."""
+"""Fitting a run to its machine: micro-batch, gradient checkpointing and torch.compile, measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from transformers import PreTrainedModel
 
+from toque.config.schema import OptimConfig, TrainConfig
+from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.row_lengths import (
     CPU_MICRO_BATCH_TOKENS,
     usual_rows,
@@ -24,25 +27,25 @@ from toque.models.forward.packed import output_head
 from toque.models.lora.quantised import quantised_layers
 from toque.reporter import SILENT, Reporter
 from toque.storage.cache_folder import cache_folder
-from toque.training.autotune.cache import MachineCache, Resources, machine_facts
-from toque.training.autotune.earlier import earlier_choices
+from toque.training.autotune.machine_cache import MachineCache, machine_facts
 from toque.training.autotune.micro_batch import (
     HEADROOM,
     MemoryNeeds,
     Probe,
+    WorstBatch,
     evenly,
     largest_rows,
     least_of,
 )
-from toque.training.autotune.worst_batch import WorstBatch
+from toque.training.autotune.resources import Resources, earlier_choices
 from toque.training.bottlenecks import memory_ladder
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.optimisations import training_loss
+from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.version import __version__
-from toque.workflows.assembly.setup import Setup
 
 _GUESSES: Final = {"cpu": (150.0, 0.15), "cuda": (40.0, 0.25)}
 """Seconds that compiling takes and the share of a step it saves, before either was measured."""
@@ -54,20 +57,26 @@ _TURNS: Final = 3
 
 @dataclass(frozen=True)
 class Fitted:
-    """The choices, and sentences for the user."""
+    """Choices for a machine, and sentences for the user."""
 
     resources: Resources
     line: str
     """The choices and their reasons."""
     warnings: tuple[str, ...] = ()
     update_seconds: float | None = None
-    """Of one update, about; None where that was not measured."""
+    """Seconds of one update, about; None where that was not measured."""
 
 
 def fit_to_machine(
-    setup: Setup,
-    found: Checkpoint | None = None,
+    model: PreTrainedModel,
+    stream: BatchStream,
+    runtime: Runtime,
     *,
+    run: Path,
+    train: TrainConfig,
+    optim: OptimConfig,
+    in_step: bool = False,
+    found: Checkpoint | None = None,
     free: Callable[[torch.device], int] = free_bytes,
     reporter: Reporter = SILENT,
 ) -> Fitted:
@@ -77,9 +86,14 @@ def fit_to_machine(
     those of an equal run on this machine too, so that equal runs have equal bits.
 
     Args:
-        setup: explicit settings are obeyed; to the model, gradient checkpointing and torch.compile
-            are applied as chosen.
-        found: the checkpoint that is continued from; what it says goes before resources.json.
+        model: on its device; gradient checkpointing and torch.compile are applied to it as chosen.
+        stream: the training batches.
+        runtime: of this rank.
+        run: folder of the run.
+        train: explicit settings are obeyed.
+        optim: of the run.
+        in_step: whether ranks that hold parts of the weights compute together.
+        found: the checkpoint that is continued from; its record goes before resources.json.
         free: free bytes of a device.
         reporter: hears what takes time.
 
@@ -87,9 +101,8 @@ def fit_to_machine(
         ConfigError: not even one row fits; the message lists the bytes by part.
         CheckpointError: the checkpoint says nonsense.
     """
-    fit, ranks = _Fit(setup, free, reporter), setup.runtime.ranks
-    run = Path(setup.config.run_dir)
-    if setup.sharded is not None:
+    fit, ranks = _Fit(model, stream, runtime, train, optim, free, reporter), runtime.ranks
+    if in_step:
         return _in_step(fit, run, ranks, found)
     if not ranks.is_main:
         return _as_main_rank(fit, run, ranks, found)
@@ -134,12 +147,17 @@ def _in_step(fit: _Fit, run: Path, ranks: Ranks, found: Checkpoint | None) -> Fi
 
 class _Fit:
     def __init__(
-        self, setup: Setup, free: Callable[[torch.device], int], reporter: Reporter
+        self,
+        model: PreTrainedModel,
+        stream: BatchStream,
+        runtime: Runtime,
+        train: TrainConfig,
+        optim: OptimConfig,
+        free: Callable[[torch.device], int],
+        reporter: Reporter,
     ) -> None:
-        self.reporter = reporter
-        self.config, self.model, self.stream = setup.config, setup.model, setup.stream
-        self.runtime, self.free, self.train = setup.runtime, free, setup.config.train
-        model, stream = setup.model, setup.stream
+        self.model, self.stream, self.runtime = model, stream, runtime
+        self.train, self.optim, self.free, self.reporter = train, optim, free, reporter
         batch = stream.at(Cursor()).batch  # packed once, and again by the loop from its memory
         self.first, self.update_rows = batch, batch.n_rows
         plan, shape = stream.plan, stream.layout.shape
@@ -152,9 +170,7 @@ class _Fit:
             longest_target=longest[1],
             vocab_size=output_head(model)[0].shape[0],
         )
-        loss_fn = training_loss(
-            self.train.optimisations, smoothing=self.config.optim.label_smoothing
-        )
+        loss_fn = training_loss(self.train.optimisations, smoothing=optim.label_smoothing)
         self.probe = Probe(model, loss_fn, self.runtime, self.worst)
         self.warnings: list[str] = []
 
@@ -163,7 +179,7 @@ class _Fit:
         return self.worst.source + self.worst.target
 
     def cache_key(self) -> dict[str, Any]:
-        """Everything the choices depend on: runs with equal keys get equal choices."""
+        """Facts that the choices depend on: runs with equal keys get equal choices."""
         shapes = [(n, list(p.shape), p.requires_grad) for n, p in self.model.named_parameters()]
         model = hashlib.sha256(repr((self.model.config.model_type, shapes)).encode()).hexdigest()
         ranks = self.runtime.ranks
@@ -172,7 +188,7 @@ class _Fit:
             "model": model[:16],
             "precision": self.runtime.precision,
             "deterministic": self.runtime.deterministic,
-            "optimizer": self.config.optim.name,
+            "optimizer": self.optim.name,
             "row": [self.worst.source, self.worst.target],
             "longest": [self.worst.longest_source, self.worst.longest_target],
             "update_rows": self.update_rows,
@@ -196,7 +212,7 @@ class _Fit:
         return Fitted(kept, f"{self._words(kept)}; {state}, as before", tuple(self.warnings))
 
     def unmeasured(self) -> Fitted:
-        """What is asked for; auto is the usual, without compiling or recomputing."""
+        """The choices that are set; auto is the usual, without compiling or recomputing."""
         asked, recompute = self.train.micro_batch_rows, self.train.gradient_checkpointing is True
         usual = usual_rows(self.row_tokens)
         rows, why = (asked, "as set") if isinstance(asked, int) else (usual, "not measured")
@@ -209,7 +225,7 @@ class _Fit:
         return Fitted(resources, f"{self._words(resources)} ({why}); {state}")
 
     def has_room(self, known: Resources) -> bool:
-        """Whether the micro-batch fits into memory now."""
+        """True if the micro-batch fits into memory now."""
         self._recompute(known.gradient_checkpointing)
         rows = self._at_once(known.micro_batch_rows)
         return self.probe.activation_bytes(rows, self._room(rows)) is not None
@@ -257,7 +273,7 @@ class _Fit:
         return ", ".join(words + ["activations recomputed"] * chosen.gradient_checkpointing)
 
     def _fitting(self) -> tuple[bool, int]:
-        """Whether to recompute, and bytes of one row's activations."""
+        """Recomputing or not, and bytes of one row's activations."""
         asked = self.train.gradient_checkpointing
         recompute = asked is True
         self._recompute(recompute)
@@ -288,7 +304,7 @@ class _Fit:
         parameters = list(self.model.parameters())
         trained = [p for p in parameters if p.requires_grad]
         quantised = [b for _, layer in quantised_layers(self.model) for b in layer.buffers()]
-        optimizer = build_optimizer(self.model, name=self.config.optim.name)
+        optimizer = build_optimizer(self.model, name=self.optim.name)
         return MemoryNeeds(
             weights=sum(t.nbytes for t in (*parameters, *quantised)),
             gradients=sum(p.numel() * p.element_size() for p in trained),
@@ -299,7 +315,7 @@ class _Fit:
 
     def _refusal(self, needs: MemoryNeeds, *, recompute: bool) -> ConfigError:
         device, free = self.runtime.device, self.free(self.runtime.device)
-        levers = memory_ladder(checkpointing=recompute, optimizer=self.config.optim.name)
+        levers = memory_ladder(checkpointing=recompute, optimizer=self.optim.name)
         return ConfigError(
             f"One row of {self.row_tokens} tokens does not fit into the {in_words(free)} that "
             f"{device} has free, and a micro-batch is at least one row. It takes: weights "
@@ -345,7 +361,7 @@ class _Fit:
         return time.perf_counter() - started
 
     def _compile_policy(self, rows: int, cache: MachineCache) -> tuple[bool, str]:
-        """Whether the model is compiled now, and why in a few words."""
+        """True if the model is compiled now, and why in a few words."""
         asked = self.train.compile
         key = self.cache_key() | {"about": "compile, in turn", "rows": rows}
         if asked is False:
@@ -388,5 +404,5 @@ class _Fit:
         stop = self.train.stop_after
         if stop.seconds is not None:
             return stop.seconds
-        steps = self.stream.totals(self.config.train.stop_after).get("steps", 0.0)
+        steps = self.stream.totals(self.train.stop_after).get("steps", 0.0)
         return steps * self.update_rows / self._at_once(rows) * seconds

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from toque.workflows.assembly.run_length import seconds_of_texts
+from toque.workflows.run_length import seconds_of_texts
 
 
 def machine(*, loading: float, prompts: float, token: float) -> Callable[[int], float]:

@@ -1,4 +1,4 @@
-"""Observers of a run, assembled: the user's classes, a webhook, trackers."""
+"""Watchers of a run that the user names: classes of their own, a webhook, trackers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from toque.config import RunConfig
-from toque.config.user_code import imported
-from toque.cooking.recipe_scores import RECIPE_SCORES
+from toque.config.schema import ObserveConfig
+from toque.config.user_code import ForeignCode, imported
 from toque.errors import ConfigError
 from toque.training.callbacks import Callback
 from toque.training.observers.data_bound import DataBound
@@ -27,7 +26,7 @@ Warn = Callable[[Progress, str], None]
 
 @dataclass(frozen=True)
 class Watchers:
-    """Who watches, checked and ready before a model is built."""
+    """The watchers of a run, checked and ready before a model is built."""
 
     own: Sequence[tuple[str, object]]
     """Name and object of each of the user's."""
@@ -37,6 +36,42 @@ class Watchers:
     names: TrackerNames
     opened: list[TrackerFeed] = field(default_factory=list)
     """The feeds of this command, to be finished when it ends."""
+
+    @classmethod
+    def from_settings(
+        cls,
+        observe: ObserveConfig,
+        foreign: ForeignCode,
+        own: Sequence[object] = (),
+        *,
+        run: Path,
+        settings: Mapping[str, Any],
+        scores: frozenset[str],
+    ) -> Self:
+        """Everything that `observe` asks for, refused now if it cannot be had.
+
+        Args:
+            observe: names the watchers.
+            foreign: code of the configuration that nobody vouches for.
+            own: objects as observe.callbacks would make them, from Python.
+            run: folder of the run.
+            settings: all of the run's, for trackers.
+            scores: names of the domain's scores of texts.
+
+        Raises:
+            ConfigError: a class that cannot be imported or made or has no known method, a variable
+                that is not set, a tracker that is not installed.
+        """
+        objects = [(path, _made(foreign, path)) for path in observe.callbacks]
+        objects += [(type(item).__name__, item) for item in own]
+        for name, item in objects:
+            _check(name, item)
+        stages = settings["curriculum"]["stages"] if settings["curriculum"] else ()
+        names = TrackerNames(stages, scores)
+        trackers = [
+            (name, opener(name, folder=run, settings=settings)) for name in observe.trackers
+        ]
+        return cls(objects, _address(observe.webhook), trackers, run, names)
 
     def callbacks(self, warn: Warn) -> list[Callback]:
         """As observers of the loop; `warn` takes what they have to say."""
@@ -56,32 +91,9 @@ class Watchers:
         return list(self.opened)
 
 
-def build_watchers(config: RunConfig, own: Sequence[object] = ()) -> Watchers:
-    """Everything that `observe` asks for, refused now if it cannot be had.
-
-    Args:
-        config: of the run.
-        own: objects as observe.callbacks would make them, from Python.
-
-    Raises:
-        ConfigError: a class that cannot be imported or made or has no known method, a variable
-            that is not set, a tracker that is not installed.
-    """
-    observe, folder = config.observe, Path(config.run_dir)
-    objects = [(path, _made(config, path)) for path in observe.callbacks]
-    objects += [(type(item).__name__, item) for item in own]
-    for name, item in objects:
-        _check(name, item)
-    settings: Mapping[str, Any] = config.model_dump(mode="json")
-    stages = settings["curriculum"]["stages"] if settings["curriculum"] else ()
-    names = TrackerNames(stages, RECIPE_SCORES)
-    trackers = [(name, opener(name, folder=folder, settings=settings)) for name in observe.trackers]
-    return Watchers(objects, _address(observe.webhook), trackers, folder, names)
-
-
-def _made(config: RunConfig, path: str) -> object:
+def _made(foreign: ForeignCode, path: str) -> object:
     setting, wanted = "observe.callbacks", f"a class with any of {', '.join(METHODS)}"
-    found = imported(config.foreign_code, path, setting=setting, wanted=wanted)
+    found = imported(foreign, path, setting=setting, wanted=wanted)
     if not isinstance(found, type):
         raise ConfigError(
             f"{setting} names {path}, which is a {type(found).__name__} and no class. Name "

@@ -1,34 +1,45 @@
-"""Banner of a run: what it trains, on what, how long, how much at a time, and where it goes."""
+"""Banner of a run: its model, data, length, batch, precision and folder, for people."""
 
 from __future__ import annotations
 
 import math
 
+from transformers import PreTrainedModel
+
 from toque.config import RunConfig
 from toque.cooking.augmentation import Rewriting
+from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.curriculum import StagedPlan
+from toque.data.store.token_store import TokenStore
 from toque.models.flops import ParameterCounts, parameter_counts
+from toque.training.autotune.fitting import Fitted
 from toque.training.bottlenecks import few_updates
 from toque.training.distributed.collectives import Ranks
 from toque.training.optimisations import attention_in
+from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.version import __version__
-from toque.workflows.assembly.run_length import Length
-from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.speed.autotune import Fitted
+from toque.workflows.run_length import Length
 
 
-def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
+def banner(
+    config: RunConfig,
+    store: TokenStore,
+    model: PreTrainedModel,
+    stream: BatchStream,
+    runtime: Runtime,
+    strategy: str,
+    fitted: Fitted,
+    length: Length,
+) -> str:
     """The lines that a session begins with."""
-    config, store, stream, runtime = setup.config, setup.store, setup.stream, setup.runtime
-    counts, shape = parameter_counts(setup.model), stream.layout.shape
+    counts, shape = parameter_counts(model), stream.layout.shape
     splits, tokens = store.manifest.splits, store.manifest.tokens
     rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
     batch = stream.at(Cursor()).batch
-    strategy = "single" if setup.sharing is None else setup.sharing.strategy
     ranks = _ranks_in_words(runtime.ranks, str(runtime.device), batch.n_rows, strategy)
-    resources = tuned.resources
-    model = (
+    resources = fitted.resources
+    of_model = (
         f"{config.model.family} from {config.model.start_from}, {counts.total / 1e6:,.1f} M "
         f"parameters ({counts.non_embedding / 1e6:,.1f} M without embeddings)"
     )
@@ -38,15 +49,15 @@ def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
     )
     at_once = _micro_batches(batch.n_rows, resources.micro_batch_rows)
     pairs = [
-        ("model", model + _adapter_in_words(config, counts)),
+        ("model", of_model + _adapter_in_words(config, counts)),
         ("data", data),
-        *(("", line) for line in _drawn(setup)),
-        *zip(("length", "warning"), _length(setup, length).splitlines(), strict=False),
+        *(("", line) for line in _drawn(config, store, stream)),
+        *zip(("length", "warning"), _length(config, stream, length).splitlines(), strict=False),
         *(("ranks", line) for line in ranks.splitlines()),
         ("batch", f"{config.train.batch} an update, over all micro-batches and ranks"),
-        ("accumulation", f"{at_once}; {tuned.line}"),
+        ("accumulation", f"{at_once}; {fitted.line}"),
         ("precision", f"{runtime.precision} on {runtime.device}"),
-        ("attention", attention_in(setup.model, runtime).name),
+        ("attention", attention_in(model, runtime).name),
         ("compile", "compiled" if resources.compile else "not compiled"),
         ("uploads", config.checkpoint.upload or "none"),
         ("run folder", config.run_dir),
@@ -55,22 +66,20 @@ def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
     return "\n".join([f"toque {__version__}", *lines])
 
 
-def _drawn(setup: Setup) -> list[str]:
+def _drawn(config: RunConfig, store: TokenStore, stream: BatchStream) -> list[str]:
     """Lines on the mixture, the stages and the augmentation of the examples."""
-    config, store, plan = setup.config, setup.store, setup.stream.plan
-    rows = store.rows("train")
+    plan, rows = stream.plan, store.rows("train")
     mixture = plan.stages[0].mixture if isinstance(plan, StagedPlan) else plan.mixture
     lines = [mixture.in_words(config.data)] if mixture is not None else []
     if config.curriculum is not None and isinstance(plan, StagedPlan):
         lines += plan.in_words(config.curriculum)
-    encoder = setup.stream.layout.shape.source > 0
+    encoder = stream.layout.shape.source > 0
     rewriting = Rewriting.from_settings(config.augmentation, store, rows, encoder=encoder)
     return lines + ([rewriting.in_words(rows, seed=config.seed)] if rewriting is not None else [])
 
 
-def _length(setup: Setup, length: Length) -> str:
-    config = setup.config
-    steps = setup.stream.totals(config.train.stop_after).get("steps")
+def _length(config: RunConfig, stream: BatchStream, length: Length) -> str:
+    steps = stream.totals(config.train.stop_after).get("steps")
     stop = config.train.stop_after
     words = f"until {str(stop).removesuffix('s') if stop.amount == 1 else stop}"
     if not steps or stop.unit == "steps":
@@ -80,7 +89,7 @@ def _length(setup: Setup, length: Length) -> str:
 
 
 def _micro_batches(rows: int, at_once: int) -> str:
-    """Of the first update, on this rank."""
+    """Micro-batches of the first update, on this rank."""
     n = math.ceil(rows / at_once)
     return f"{n} micro-batch{'es' * (n > 1)} in the first update"
 

@@ -5,25 +5,23 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from toque.config import RunConfig
+from toque.data.loader.batch_stream import BatchStream
+from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
-from toque.evaluation.evaluator import writing_in
-from toque.evaluation.heldout_loss import HeldOut
-from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
+from toque.evaluation.evaluator import Evaluator
+from toque.evaluation.text_samples import Sampler
 from toque.reporter import Reporter, clock_text, heard
 from toque.runs.time_left import TimeLeft
 from toque.training.autotune.micro_batch import least_of
-from toque.training.distributed.sharing import Alone
 from toque.training.time_limit import CommandClock, TimeLimit
 from toque.units import Duration
 from toque.workflows.asking.provenance import target_limit
-from toque.workflows.assembly.setup import Setup
-from toque.workflows.build import build_sampler
 
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
 _SHORT_SECONDS: Final = 2.0
@@ -64,26 +62,32 @@ class Length:
 
 
 def length_of(
-    setup: Setup, heldout: HeldOut, looks: Sampler, clock: CommandClock, reporter: Reporter
+    config: RunConfig,
+    store: TokenStore,
+    evaluator: Evaluator,
+    scored: Sampler,
+    clock: CommandClock,
+    reporter: Reporter,
 ) -> Length:
     """The length that train.stop_after asks for; every rank is given the same.
 
     Args:
-        setup: of the run.
-        heldout: what every evaluation computes.
-        looks: what every evaluation writes.
+        config: of the run.
+        store: its data.
+        evaluator: computes and writes as every evaluation does.
+        scored: writes the texts at the end.
         clock: runs since the command began.
         reporter: hears of progress; the end is measured where somebody listens or time is limited.
 
     Raises:
         ConfigError: nothing would be left for training.
     """
-    asked, ranks = setup.config.train.stop_after, setup.runtime.ranks
+    asked, ranks = config.train.stop_after, evaluator.ranks
     whole = asked.seconds if asked.total else None
     if whole is None and not ranks.broadcast(heard(reporter)):
         return Length(asked)
     with reporter.working("finding out how long evaluating and writing take"):
-        after = measure_end(setup, heldout, looks)
+        after = measure_end(config, store, evaluator, scored)
     spent, after = ranks.broadcast((clock.seconds(), after))
     if whole is None:
         return Length(asked, after)
@@ -108,24 +112,27 @@ def length_of(
     )
 
 
-def with_length(config: RunConfig, length: Length) -> RunConfig:
-    """The configuration that the rate and averages go by; what is written down stays as asked."""
-    train = config.train.model_copy(update={"stop_after": length.stop_after})
-    return config.model_copy(update={"train": train})
-
-
-def time_left_of(setup: Setup, length: Length, update_seconds: float | None) -> TimeLeft | None:
+def time_left_of(
+    stream: BatchStream,
+    length: Length,
+    evaluate_every: Duration,
+    update_seconds: float | None,
+    *,
+    n_texts: int,
+) -> TimeLeft | None:
     """The run's time as it can be foreseen; None where nothing was timed.
 
     Args:
-        setup: of the run.
-        length: its length, with what its end takes.
+        stream: the training batches.
+        length: of the run, with what its end takes.
+        evaluate_every: time between evaluations.
         update_seconds: seconds of one update; None where it was not measured.
+        n_texts: texts written at the end.
     """
     if length.after is None or update_seconds is None:
         return None
-    config, stop = setup.config, length.stop_after
-    totals = setup.stream.totals(stop)
+    stop = length.stop_after
+    totals = stream.totals(stop)
     training = totals.get("steps", 0.0) * update_seconds
     if stop.seconds is not None:
         training = stop.seconds
@@ -133,18 +140,21 @@ def time_left_of(setup: Setup, length: Length, update_seconds: float | None) -> 
     return TimeLeft(
         stop,
         # A limit on the whole command counts the evaluations between updates as training.
-        None if length.limit is not None else config.train.evaluate_every,
+        None if length.limit is not None else evaluate_every,
         expected=totals,
         training_seconds=training,
         evaluation_seconds=length.after.evaluating,
         final_seconds=length.after.evaluating + length.after.ending,
-        n_texts=len(held_out_prompts(setup.store, config.evaluation.generate)),
+        n_texts=n_texts,
     )
 
 
-def measure_end(setup: Setup, heldout: HeldOut, looks: Sampler) -> AfterTraining:
+def measure_end(
+    config: RunConfig, store: TokenStore, evaluator: Evaluator, scored: Sampler
+) -> AfterTraining:
     """Time a little of everything that comes after training; no number of the run changes."""
-    config, store, model = setup.config, setup.store, setup.model
+    heldout, model = evaluator.heldout, evaluator.model
+    limit = target_limit(config, store.manifest)
     rows = heldout.at_once.rows if heldout.at_once else heldout.rows_per_batch
     few = _BATCHES * rows * heldout.share[1]
     part = replace(
@@ -163,8 +173,7 @@ def measure_end(setup: Setup, heldout: HeldOut, looks: Sampler) -> AfterTraining
     evaluating = seconds * len(heldout.rows) / max(1, len(part.rows))
     tasks = 1 if config.data.tasks == ("write",) else 2  # each task's share is evaluated once more
     writing, looking = (
-        _texts_seconds(setup, prompts)
-        for prompts in (held_out_prompts(store, config.evaluation.generate), looks.prompts)
+        _texts_seconds(evaluator, sampler, limit) for sampler in (scored, evaluator.sampler)
     )
     n_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     saving = _COPIES * n_bytes * _seconds_a_byte(Path(config.run_dir))
@@ -172,21 +181,20 @@ def measure_end(setup: Setup, heldout: HeldOut, looks: Sampler) -> AfterTraining
     return AfterTraining(evaluating + looking, ending)
 
 
-def _texts_seconds(setup: Setup, prompts: Sequence[Prompt]) -> float:
+def _texts_seconds(evaluator: Evaluator, sampler: Sampler, limit: int) -> float:
     """Seconds until every text has the most tokens, as a model that has learnt little writes."""
-    if not prompts:
+    if not sampler.prompts:
         return 0.0
-    sampler = build_sampler(setup.config, setup.store, prompts)
-    ids = [prompt.ids for prompt in prompts]
-    with (setup.sharing or Alone(setup.model)).whole() as model:
+    ids = [prompt.ids for prompt in sampler.prompts]
+    with evaluator.sharing.whole() as model:
 
         def timed(tokens: int) -> float:
             started = time.perf_counter()
-            with writing_in(model, setup.runtime)():
+            with evaluator.context():
                 sampler.generate(model, ids, max_new_tokens=tokens)
             return time.perf_counter() - started
 
-        return seconds_of_texts(timed, target_limit(setup.config, setup.store.manifest))
+        return seconds_of_texts(timed, limit)
 
 
 def seconds_of_texts(timed: Callable[[int], float], most: int) -> float:

@@ -1,0 +1,185 @@
+"""Resources of a run: how its updates are computed on its machine, chosen once and then kept.
+
+A choice made by timing could be another one the next time, and with it every dropout mask and the
+last bits of every sum. So it is made once: every checkpoint holds it, hashed with it, and the
+run's folder holds it in `resources.json`, which adds where memory ran out since the checkpoint was
+written and is all there is before the first save.
+
+Masks drawn by example, the same for every layout, would not do instead: sums over micro-batches
+are rounded differently for every split, so the layout has to be kept for equal bits anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+import msgspec
+
+from toque.errors import CheckpointError
+from toque.storage.atomic import atomic_write
+from toque.storage.checksums import KEY, seal_of, sealed
+from toque.storage.json_files import decode_json
+from toque.training.checkpoint.saved import Checkpoint
+
+RESOURCES: Final = "resources.json"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """How a run's updates are computed on its machine; none of it changes what they compute."""
+
+    micro_batch_rows: int
+    gradient_checkpointing: bool
+    compile: bool
+    machine: dict[str, Any] = field(default_factory=dict)
+    smaller_from: dict[int, int] = field(default_factory=dict)
+    """Step -> rows at once from there on, where memory had run out."""
+
+    def for_checkpoint(self, smaller_from: Sequence[Mapping[int, int]]) -> dict[str, Any]:
+        """JSON for a checkpoint; `smaller_from` is every rank's."""
+        return asdict(self) | {"smaller_from": [dict(own) for own in smaller_from]}
+
+    @classmethod
+    def of_checkpoint(cls, state: Mapping[str, Any], *, rank: int, where: str) -> Self:
+        """The choices that `for_checkpoint` put into a checkpoint's state.
+
+        Raises:
+            CheckpointError: it is nonsense.
+        """
+        try:
+            held = msgspec.convert(state.get("resources"), _Held, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise CheckpointError(
+                f"{where} says nonsense about how its updates were computed: {error}. Put a whole "
+                "copy in its place, or move it away to continue from the one before it."
+            ) from error
+        own = held.smaller_from[rank] if rank < len(held.smaller_from) else {}
+        return cls(
+            held.micro_batch_rows, held.gradient_checkpointing, held.compile, held.machine, own
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The choices as the start event of a session records them."""
+        return {
+            "micro_batch_rows": self.micro_batch_rows,
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "compile": self.compile,
+        }
+
+    def save(self, run: Path, *, rank: int = 0) -> None:
+        """Write `resources.json` of the run, or another rank's file beside it.
+
+        Raises:
+            CheckpointError: the folder cannot be written.
+        """
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(asdict(self) | {KEY: ""}, indent=1) + "\n"
+            atomic_write(run / _file_of(rank), sealed(text.encode()))
+        except OSError as error:
+            raise CheckpointError(
+                f"{run / _file_of(rank)} cannot be written: {error.strerror}. It keeps how the "
+                "updates are computed, which a continued run needs; choose another run_dir or make "
+                "room."
+            ) from error
+
+    @classmethod
+    def load(cls, run: Path, *, rank: int = 0) -> Self | None:
+        """Choices of an earlier session; None when there are none, or the file is damaged."""
+        try:
+            text = (run / _file_of(rank)).read_bytes()
+            stored = decode_json(text, dict[str, Any])
+            if seal_of(text) != "whole":
+                return None
+            del stored[KEY]
+            ranks = {"smaller_from": [stored["smaller_from"]]}
+            held = msgspec.convert(stored | ranks, _Held, str_keys=True)
+        except (OSError, KeyError, msgspec.DecodeError):
+            return None
+        return cls(
+            held.micro_batch_rows,
+            held.gradient_checkpointing,
+            held.compile,
+            held.machine,
+            held.smaller_from[0],
+        )
+
+
+_Step = Annotated[int, msgspec.Meta(ge=0)]
+_Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+
+
+class _Held(msgspec.Struct, forbid_unknown_fields=True):
+    """`Resources` as JSON, checked; the ranks' `smaller_from` side by side."""
+
+    micro_batch_rows: _Rows
+    gradient_checkpointing: bool
+    compile: bool
+    machine: dict[str, Any]
+    smaller_from: list[dict[_Step, _Rows]]
+
+
+def _file_of(rank: int) -> str:
+    return RESOURCES if rank == 0 else f"resources-rank{rank}.json"
+
+
+def earlier_choices(
+    run: Path, found: Checkpoint | None, machine: Mapping[str, Any], *, rank: int = 0
+) -> tuple[Resources | None, list[str]]:
+    """The choices that a session continues with, and sentences for the user.
+
+    Args:
+        run: its folder.
+        found: the checkpoint that is continued from; None at the beginning.
+        machine: everything that choices depend on, now.
+        rank: whose.
+
+    Returns:
+        None when there are none, or they are of another machine or other settings: then they are
+        made anew.
+
+    Raises:
+        CheckpointError: the checkpoint says nonsense.
+    """
+    file = Resources.load(run, rank=rank)
+    if found is None:
+        return (file if file is not None and file.machine == machine else None), []
+    held = Resources.of_checkpoint(found.state(), rank=rank, where=str(found.path))
+    changed = _changes(held.machine, machine)
+    if changed:
+        return None, [_made_anew(changed)]
+    notes = []
+    if file is None or not _alike(file, held):
+        state = "cannot be read or is gone" if file is None else "says otherwise"
+        notes.append(
+            f"{RESOURCES} {state}; how updates are computed is taken from {found.path.name}, which "
+            "holds it too"
+        )
+    later = {} if notes or file is None else file.smaller_from
+    smaller = {**held.smaller_from, **{s: r for s, r in later.items() if s >= found.step}}
+    return replace(held, machine=dict(machine), smaller_from=smaller), notes
+
+
+def _made_anew(changed: str) -> str:
+    return (
+        f"the rows at once are chosen anew, for what they depend on changed ({changed}): dropout "
+        "masks and the last bits may be others than in an undisturbed run"
+    )
+
+
+def _alike(file: Resources, held: Resources) -> bool:
+    return file.record() == held.record()
+
+
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Differences in words; another version of Toque alone changes no choice of a run."""
+    names = sorted((then.keys() | now.keys()) - {"toque"})
+    return "; ".join(
+        f"{name}: {then.get(name)} -> {now.get(name)}"
+        for name in names
+        if then.get(name) != now.get(name)
+    )
