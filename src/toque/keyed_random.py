@@ -42,7 +42,7 @@ def key_of(*parts: int) -> int:
 
 
 def keys_of(key: int, *parts: NDArray[np.integer] | int) -> U64:
-    """What `key_of` gives when more parts follow those of `key`, for arrays of parts at once.
+    """Keys that `key_of` gives when more parts follow those of `key`, for arrays of parts at once.
 
     >>> keys_of(key_of(17), np.array([0, 1]), 5).tolist() == [key_of(17, 0, 5), key_of(17, 1, 5)]
     True

@@ -35,14 +35,14 @@ class Cursor:
     window: int = 0
     row: int = 0
     stage: int = 0
-    """Of a curriculum; its epochs count from 0 anew."""
+    """Stage of a curriculum; its epochs count from 0 anew."""
     updates: int = 0
-    """Made in this stage, where a curriculum's stages are measured in steps."""
+    """Updates made in this stage, where a curriculum's stages are measured in steps."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. All counts are over the whole run and all ranks."""
+    """Progress of a run. All counts are over the whole run and all ranks."""
 
     step: int = 0
     epoch: float = 0.0
@@ -67,7 +67,7 @@ class Duration:
     amount: float
     unit: Unit
     total: bool = False
-    """Of the clock: whether all that a command does counts, and not its training alone."""
+    """True for a time of the clock that counts all that a command does, not its training alone."""
 
     @classmethod
     def parse(cls, text: str | Duration) -> Duration:
@@ -104,7 +104,7 @@ class Duration:
         return self.amount * SECONDS[self.unit] if self.unit in SECONDS else None
 
     def in_minutes(self) -> Duration:
-        """The same in minutes where it is seconds, so that the two compare.
+        """This duration in minutes where it is in seconds, so that the two compare.
 
         >>> str(Duration.parse("90 seconds").in_minutes())
         '1.5 minutes'
@@ -136,11 +136,11 @@ class Duration:
         return float(value)
 
     def reached(self, progress: Progress, whole: Duration | None = None) -> bool:
-        """Whether `progress` is at or past this duration."""
+        """True if `progress` is at or past this duration."""
         return self.measure(progress, whole) >= self.amount
 
     def crossed(self, before: Progress, after: Progress, whole: Duration | None = None) -> bool:
-        """Whether a multiple of this duration lies in (before, after]."""
+        """True if a multiple of this duration lies in (before, after]."""
         if self.amount <= 0:
             return False
         return math.floor(self.measure(after, whole) / self.amount) > math.floor(

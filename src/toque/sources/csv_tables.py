@@ -42,13 +42,13 @@ _LINE_BREAK = re.compile(rb"\r\n|\n|\r")
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a table is delimited and quoted, and the names in its first row."""
+    """Dialect of a table: how it is delimited and quoted, and the names in its first row."""
 
     delimiter: str
     quoted: bool
     columns: tuple[str, ...]
     fits: bool
-    """Whether most of the first rows have as many fields as the header."""
+    """True if most of the first rows have as many fields as the header."""
 
     @property
     def name(self) -> str:

@@ -32,7 +32,7 @@ MIN_BOMB_BYTES = 256 << 20
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _NO_TEXT = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff", b"PK\x03\x04")
-"""What begins Parquet, Arrow and archives, which have no encoding."""
+"""First bytes of Parquet, Arrow and archives, which have no encoding."""
 _UTF8_MARK = b"\xef\xbb\xbf"
 _NOT_READ = {
     b"\xff\xfe": "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from toque.sources.decompress import UTF_8, chunks
-from toque.sources.layouts import READ, Layout, layout_with
+from toque.sources.layouts import READ, FileLayout, layout_with
 from toque.sources.records import (
     Block,
     BlockExamples,
@@ -48,7 +48,7 @@ class TextReader:
 
     @property
     def recorded_name(self) -> str:
-        """See `RecordReader`."""
+        """Name in manifests; see `RecordReader`."""
         return in_encoding("toque.data.text:text_reader", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
@@ -70,7 +70,7 @@ class TextReader:
         yield Block(0, str(path), first_line, data)
 
     def schema(self, path: Path) -> str:
-        """The same for every file."""
+        """Schema, the same for every file."""
         return "text"
 
     def examples(self, block: Block) -> BlockExamples:
@@ -109,14 +109,14 @@ def clean_document(data: bytes, notes: Counter[str]) -> str:
 
 
 def _licence_end(text: str) -> int:
-    """Where the line ends that announces the start of a book; 0 when there is none."""
+    """End of the line that announces the start of a book; 0 when there is none."""
     start = _START.search(text)
     closing = text.find("***", start.end()) if start else -1
     return text.find("\n", closing + 3) + 1 if closing >= 0 else 0
 
 
 def _last_break(data: bytes) -> int:
-    """Where to cut a part: after its last blank line, else line, else space, else character."""
+    """Place to cut a part: after its last blank line, else line, else space, else character."""
     half = len(data) // 2
     for mark in (b"\n\n", b"\n", b" "):
         at = data.rfind(mark, half)
@@ -142,7 +142,7 @@ class DocumentReader:
 
     @property
     def recorded_name(self) -> str:
-        """See `RecordReader`."""
+        """Name in manifests; see `RecordReader`."""
         return in_encoding(f"{DOCUMENTS}{self.column}", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
@@ -157,7 +157,7 @@ class DocumentReader:
         """The file's layout, for the report."""
         return f"{self._layout(path).name} documents"
 
-    def _layout(self, path: Path) -> Layout:
+    def _layout(self, path: Path) -> FileLayout:
         return layout_with(path, {"text": self.column}, encoding=self.encoding)
 
     def examples(self, block: Block) -> BlockExamples:

@@ -27,11 +27,11 @@ class Excerpt(msgspec.Struct, frozen=True):
     """File and line; "" for a row of the store."""
     text: str
     prompt: str = ""
-    """Of a kept example, whose `text` is the target."""
+    """Prompt of a kept example, whose `text` is the target."""
 
 
 def shortened(text: str | bytes, limit: int = MAX_CHARS) -> str:
-    r"""At most `limit` characters of a text, valid in JSON.
+    r"""Text of at most `limit` characters, valid in JSON.
 
     >>> shortened(b"caf\xc3\xa9 \xff", 5)
     'café …'
@@ -55,7 +55,7 @@ def sampled(excerpts: Iterable[Excerpt], per_reason: int = PER_REASON) -> list[E
 
 
 def spread(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
-    """At most `n`, taken from each reason in turn, so that rare reasons are shown too.
+    """Excerpts, at most `n`, taken from each reason in turn, so that rare reasons are shown too.
 
     >>> given = [Excerpt(reason, str(i), "") for i, reason in enumerate("aaab")]
     >>> [e.reason for e in spread(given, 3)]

@@ -26,7 +26,7 @@ from toque.sources.decompress import (
     count_lines,
     runs_of_lines,
 )
-from toque.sources.json_stream import DamagedJsonError, Depth, JsonSplitter, Piece, value_end
+from toque.sources.json_stream import DamagedJsonError, Depth, JsonPiece, JsonSplitter, value_end
 from toque.sources.records import (
     NOT_UTF_8,
     TOO_LONG,
@@ -49,7 +49,7 @@ _SAMPLE = 20
 
 
 JsonForm = Literal["lines", "array", "dict", "wrapped", "objects"]
-"""Where the records stand in a JSON file."""
+"""Place of the records in a JSON file."""
 _DEPTHS: dict[JsonForm, Depth] = {"array": 1, "dict": 1, "wrapped": 2, "objects": 0}
 
 
@@ -66,7 +66,7 @@ def form_of(start: bytes, *, whole: bool) -> JsonForm:
 
 
 def _side_by_side(lines: list[bytes]) -> bool:
-    """Whether most lines are one object each; a few damaged lines do not matter."""
+    """True if most lines are one object each; a few damaged lines do not matter."""
     sample = lines[:50]
     complete = sum(line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in sample)
     return 2 * complete >= len(sample) and not sample[0].rstrip().endswith(b"{")
@@ -162,7 +162,7 @@ def json_blocks(path: Path, form: JsonForm, *, encoding: str = UTF_8) -> Iterato
         )
 
 
-def _pieces(path: Path, splitter: JsonSplitter, encoding: str) -> Iterator[Piece]:
+def _pieces(path: Path, splitter: JsonSplitter, encoding: str) -> Iterator[JsonPiece]:
     try:
         yield from splitter.pieces(chunks(path, encoding=encoding))
     except DamagedJsonError as error:
@@ -222,7 +222,7 @@ def _records_block(path: Path, texts: list[bytes], numbers: list[int]) -> Block:
     return pack(path, numbers[0], "json", b"\n".join(texts), numbers=numbers)
 
 
-def _why_unreadable(path: Path, piece: Piece) -> str:
+def _why_unreadable(path: Path, piece: JsonPiece) -> str:
     if not piece.whole and (piece.text is None or len(piece.text) > MAX_CUT_BYTES):
         raise DataError(
             f"{path}: the record that begins at line {piece.line} never ends. A quote or a "

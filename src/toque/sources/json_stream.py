@@ -54,7 +54,7 @@ class DamagedJsonError(ValueError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class JsonPiece:
     """One record's bytes and the line it begins at; `text` is None when it is too long."""
 
     line: int
@@ -71,7 +71,7 @@ class JsonSplitter:
     max_bytes: int = MAX_RECORD_BYTES
     line: int = 1
     closed: bool = False
-    """Whether the value has ended; what follows it is not read."""
+    """True if the value has ended; what follows it is not read."""
     _open: list[bytes] = field(default_factory=list)
     _buffer: bytes = b""
     _scan: int = 0
@@ -81,7 +81,7 @@ class JsonSplitter:
     _too_long: bool = False
     _in_string: bool = False
 
-    def pieces(self, chunks: Iterable[bytes]) -> Iterator[Piece]:
+    def pieces(self, chunks: Iterable[bytes]) -> Iterator[JsonPiece]:
         """The records of a file, in order.
 
         Raises:
@@ -93,9 +93,9 @@ class JsonSplitter:
                 return
         if self._start is not None or self._too_long:
             text = None if self._too_long else self._buffer[self._start or 0 :]
-            yield Piece(self._start_line, text, whole=False)
+            yield JsonPiece(self._start_line, text, whole=False)
 
-    def _feed(self, chunk: bytes) -> Iterator[Piece]:
+    def _feed(self, chunk: bytes) -> Iterator[JsonPiece]:
         self._buffer += chunk
         if self._in_string and not self._leave_string():
             return
@@ -110,7 +110,7 @@ class JsonSplitter:
                 if word is None:
                     break
                 if word:
-                    yield Piece(self._start_line, word)
+                    yield JsonPiece(self._start_line, word)
         self._let_go()
 
     def _find_record(self) -> bytes | None:
@@ -141,11 +141,11 @@ class JsonSplitter:
         self._scan = len(self._buffer)
         return None
 
-    def _finish_record(self) -> Piece | None:
+    def _finish_record(self) -> JsonPiece | None:
         """The record that has begun, if it ends in the buffer."""
         if self._scan == self._start and (whole := _WHOLE_RECORD.match(self._buffer, self._scan)):
             self._scan, self._start = whole.end(), None
-            return Piece(self._start_line, whole[0])
+            return JsonPiece(self._start_line, whole[0])
         nested = len(self._open) - self.depth
         for match in _IN_RECORD.finditer(self._buffer, self._scan):
             kind = match.lastgroup
@@ -164,7 +164,7 @@ class JsonSplitter:
                 self._scan = match.end()
                 text = None if self._too_long else self._buffer[self._start : self._scan]
                 self._start, self._too_long = None, False
-                return Piece(self._start_line, text)
+                return JsonPiece(self._start_line, text)
         self._scan = len(self._buffer)
         return None
 

@@ -63,13 +63,13 @@ class TextRecordsError(DataError):
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a file stores records."""
+class FileLayout:
+    """Layout of a file of records."""
 
     name: str
     """"json-lines", "json", "csv", "tsv", "parquet" or "arrow"."""
     described: str
-    """The same in an error's words, e.g. "a CSV table"."""
+    """Layout in an error's words, e.g. "a CSV table"."""
     fields: tuple[str, ...]
     """Column names; of JSON, the field names of the first records."""
     blocks: Callable[[Sequence[str]], Iterator[Block]]
@@ -79,14 +79,14 @@ class Layout:
     sample: tuple[dict[str, Any], ...] = ()
     """The first records of JSON that can be decoded."""
     in_dict: bool = False
-    """Whether JSON records are the values of one object, by id."""
+    """True if JSON records are the values of one object, by id."""
     fits: bool = True
-    """Whether most of a table's first rows have as many fields as its header."""
+    """True if most of a table's first rows have as many fields as its header."""
 
 
 def structured_layout(
     path: Path, start: bytes, *, whole: bool, encoding: str = UTF_8
-) -> Layout | None:
+) -> FileLayout | None:
     """The layout of a Parquet, Arrow or JSON file; None for any other.
 
     Args:
@@ -100,7 +100,7 @@ def structured_layout(
     """
     if name := columnar_format(start):
         columns = columns_of(path)
-        return Layout(
+        return FileLayout(
             name,
             f"a table of {name.capitalize()}",
             tuple(columns),
@@ -112,7 +112,7 @@ def structured_layout(
     form = form_of(start, whole=whole)
     sample = tuple(sample_records(start, form, whole=whole))
     lines = form == "lines"
-    return Layout(
+    return FileLayout(
         "json-lines" if lines else "json",
         "a file of JSON lines" if lines else "a JSON file of records",
         tuple(dict.fromkeys(name for record in sample for name in record)),
@@ -129,7 +129,7 @@ def table_layout(
     whole: bool,
     n_known: Callable[[tuple[str, ...]], int],
     encoding: str = UTF_8,
-) -> Layout | None:
+) -> FileLayout | None:
     """The layout of a CSV or TSV file; None when its first row is no header.
 
     Args:
@@ -146,7 +146,7 @@ def table_layout(
     dialect = dialect_of(path, start, whole=whole, n_known=n_known)
     if dialect is None:
         return None
-    return Layout(
+    return FileLayout(
         dialect.name,
         "a table of tab-separated values" if dialect.name == "tsv" else "a CSV table",
         dialect.columns,
@@ -155,7 +155,7 @@ def table_layout(
     )
 
 
-def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) -> Layout:
+def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) -> FileLayout:
     """The layout of a file that has the fields `columns` names by their role.
 
     Raises:
@@ -182,7 +182,7 @@ def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8
     return layout
 
 
-def refuse_missing(path: Path, layout: Layout, columns: Mapping[str, str]) -> None:
+def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -> None:
     """Raise when a column that the user named is not in the file.
 
     Raises:
@@ -208,7 +208,7 @@ def first_line(start: bytes) -> bytes:
 
 
 def is_binary(start: bytes) -> bool:
-    """Whether bytes are no text of any kind: a picture, a program, random bytes.
+    """True if bytes are no text of any kind: a picture, a program, random bytes.
 
     NUL, which no text holds, or more control characters than damage explains. Parquet, Arrow and
     token arrays are known before; JSON is, too, and may hold damage.
@@ -222,7 +222,7 @@ def is_binary(start: bytes) -> bool:
 
 
 def is_columnar(path: Path) -> bool:
-    """Whether the file is Parquet or Arrow, which cannot be read as plain text.
+    """True if the file is Parquet or Arrow, which cannot be read as plain text.
 
     Raises:
         DataError: it cannot be read.
@@ -236,7 +236,7 @@ _PROTOCOLS = (2, 3, 4, 5)
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether a file is a pickle, or torch's archive around one."""
+    """True if a file is a pickle, or torch's archive around one."""
     try:
         with path.open("rb") as file:
             start = file.read(2)

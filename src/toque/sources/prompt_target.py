@@ -126,7 +126,7 @@ class PairReader:
 
     @property
     def recorded_name(self) -> str:
-        """See `RecordReader`."""
+        """Name in manifests; see `RecordReader`."""
         columns = {"prompt": self.prompt, "target": self.target}
         return in_encoding(f"{PAIRS}{json.dumps(columns)}", self.encoding)
 

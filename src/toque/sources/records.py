@@ -25,7 +25,7 @@ _ENCODING = ";encoding="
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _NOT_THE_RECORDS = (ToqueError, MemoryError)
-"""What no record is dropped for: refusals of the whole source, and a machine without memory, which
+"""Errors that no record is dropped for: refusals of the whole source, and a lack of memory, which
 would make the store's rows depend on the machine."""
 
 NO_LABEL = "no label"
@@ -53,7 +53,7 @@ class Block:
     """Number of the payload's first line in the (uncompressed) file, from 1."""
     payload: bytes
     last: bool = True
-    """For documents: whether the payload reaches the end of its file."""
+    """True if the payload reaches the end of its file, which matters for documents."""
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -71,15 +71,15 @@ class Example(msgspec.Struct, frozen=True):
     """Unsigned 64-bit hash of the record's cleaned body: records of one key are duplicates, and
     the first in source order is kept. All examples of a record carry the same one."""
     task: int = 0
-    """Which of a record's examples this is; a record's examples carry rising numbers."""
+    """Number of the example's task; a record's examples carry rising numbers."""
     columns: Mapping[str, int | float] = {}
     """Numbers stored per example as float32, e.g. quality; one reader, one set of names."""
     document: bool = False
     """A text without a prompt: `prompt` is empty and `target` may be cut into several rows."""
     ends: bool = True
-    """Whether the target reaches the true end of its text; if not, no end token is written."""
+    """True if the target reaches the true end of its text; if not, no end token is written."""
     ids: bytes = b""
-    """Of a document that is token ids already: little-endian uint32; `target` is then empty."""
+    """Token ids of a document that has no text: little-endian uint32; `target` is then empty."""
 
 
 def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> Example:
@@ -98,7 +98,7 @@ def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> 
 
 
 def attempted(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | str:
-    """What `make` gives, or the reason for dropping the record it was given, which raised.
+    """Result of `make`, or the reason for dropping the record it was given, which raised.
 
     Every reader makes rows of a record through this or `survivors`: one record, whatever it holds,
     costs itself only, and a mistake of ours shows as a count with its place.
@@ -148,7 +148,7 @@ class BlockExamples:
     """The examples of one block. `read == kept + sum of the dropped`, always."""
 
     examples: list[Example]
-    """In record order, a record's examples side by side."""
+    """Examples in record order, those of a record side by side."""
     read: int
     """Records in the block."""
     kept: int
@@ -325,7 +325,7 @@ def unused_in(
 
 
 def is_filled(value: Any) -> bool:
-    """Whether a field holds anything: a text that is not blank, a number, a list of some length."""
+    """True if a field holds anything: a text that is not blank, a number, a list of some length."""
     if isinstance(value, str):
         return bool(value.strip())
     return value not in (None, [], {}) and value == value  # noqa: PLR0124  # pandas writes NaN
@@ -350,7 +350,7 @@ def unreadable(path: Path, number: int, reason: str) -> Block:
 
 
 def unpack(block: Block) -> Contents:
-    """What `pack` has put into a block; JSON lines, which have no header, are "json-lines".
+    """Contents that `pack` has put into a block; JSON lines, without a header, are "json-lines".
 
     Raises:
         DataError: the payload was not made by this version's `pack`.

@@ -70,7 +70,7 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
 
 
 def is_documentation(name: str) -> bool:
-    """Whether a file is documentation by its name: README.md, LICENSE, CHANGELOG.txt, notes.rst.
+    """True if a file is documentation by its name: README.md, LICENSE, CHANGELOG.txt, notes.rst.
 
     >>> [is_documentation(name) for name in ("data/README", "LICENSE-MIT.txt", "reader.jsonl")]
     [True, True, False]
@@ -112,7 +112,7 @@ def _files_of(pattern: str) -> list[Path]:
 
 
 def is_here(path: str) -> bool:
-    """Whether a source can be read on this machine without fetching anything."""
+    """True if a source can be read on this machine without fetching anything."""
     if path.startswith(PREFIX):
         return Path(path.removeprefix(PREFIX).partition(":")[0]).expanduser().is_dir()
     if is_remote(path):

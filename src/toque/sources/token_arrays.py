@@ -50,7 +50,7 @@ class _Part:
     """Consecutive ids of one document."""
 
     document: int
-    """From 1."""
+    """Number of the document, from 1."""
     tokens: int
     ends: bool
 
@@ -63,7 +63,7 @@ class TokenReader:
     recorded_name: ClassVar[str] = "toque.data.token_files:token_reader"
 
     def schema(self, path: Path) -> str:
-        """The same for every file."""
+        """Schema, the same for every file."""
         return "tokens"
 
     def blocks(self, path: Path) -> Iterator[Block]:
@@ -222,7 +222,7 @@ BROKEN_ARCHIVE: Final = (
     RuntimeError,  # an encrypted member
     UnicodeDecodeError,  # a member's name
 )
-"""What zipfile raises for an archive that it cannot read."""
+"""Exceptions that zipfile raises for an archive that it cannot read."""
 
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
@@ -233,7 +233,7 @@ MIN_BOMB_BYTES = 256 << 20
 
 
 def is_array_file(path: Path) -> bool:
-    """Whether the file is `.npy`, or a zip archive of `.npy` members only, by its content."""
+    """True if the file is `.npy`, or a zip archive of `.npy` members only, by its content."""
     try:
         with path.open("rb") as file:
             start = file.read(6)

@@ -2,19 +2,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.data.prepare.duplicates import Columns, Division, divide
+from toque.data.prepare.duplicates import Division, RowKeys, divide
 from toque.data.prepare.prepare_settings import PrepareSettings
 
 Row = tuple[int, int, int]  # record_key, task, 1 where a record starts
 
 
-def columns(rows: list[Row]) -> Columns:
+def columns(rows: list[Row]) -> RowKeys:
     record_key, task, starts = (
         np.array([row[i] for row in rows], dtype)
         for i, dtype in enumerate((np.uint64, np.uint8, np.uint8))
     )
     titles = record_key % np.uint64(3)
-    return Columns(record_key, titles, record_key, task, starts)
+    return RowKeys(record_key, titles, record_key, task, starts)
 
 
 def divided(rows: list[Row], **changes: object) -> Division:

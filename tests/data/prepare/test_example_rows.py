@@ -3,16 +3,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.data.prepare.example_rows import Side, pieces, wrap
+from toque.data.prepare.example_rows import TokenRows, pieces, wrap
 
 ROWS = st.lists(st.lists(st.integers(5, 99), max_size=9), max_size=6)
 
 
-def side(rows: list[list[int]]) -> Side:
-    return Side.joined([np.array(row, np.uint32) for row in rows])
+def side(rows: list[list[int]]) -> TokenRows:
+    return TokenRows.joined([np.array(row, np.uint32) for row in rows])
 
 
-def listed(given: Side) -> list[list[int]]:
+def listed(given: TokenRows) -> list[list[int]]:
     return [given.row(i).tolist() for i in range(len(given.ends))]
 
 

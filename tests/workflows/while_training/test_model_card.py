@@ -13,8 +13,8 @@ from toque.data.store.store_manifest import (
     SourceEntry,
     Splits,
     StoreManifest,
+    TokenCounts,
     TokenizerEntry,
-    Tokens,
 )
 from toque.evaluation.bootstrap import Estimate
 from toque.models.loading.provenance import Provenance
@@ -34,7 +34,7 @@ SYSTEM = {
 def manifest(path="a|b\n.jsonl") -> StoreManifest:
     return StoreManifest(
         format=1, fingerprint="f" * 64, family_kind="decoder",
-        tokenizer=TokenizerEntry("t", "0", 9), examples=90, rows=90, tokens=Tokens(1000, 2000),
+        tokenizer=TokenizerEntry("t", "0", 9), examples=90, rows=90, tokens=TokenCounts(1000, 2000),
         splits=Splits(80, 10), records=Records(100, 90), dropped={"too short": 10, "never": 0},
         sources=[
             SourceEntry(path, "recipes", 0, "0", 5, 60, 50),

@@ -16,7 +16,7 @@ from toque.cooking.schemas.normalize import nutrient_fields
 from toque.cooking.schemas.schema_org import is_schema_org
 from toque.errors import DataError
 from toque.sources.layouts import (
-    Layout,
+    FileLayout,
     RefusedFileError,
     TextRecordsError,
     refuse_missing,
@@ -226,7 +226,7 @@ _NEEDED = ("text", "choices", "options", "history", "messages", "conversations")
 """Fields that may belong to a prompt, which makes no sense without them; the user has to say."""
 
 
-def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) -> None:
+def refuse_cut_schema(path: Path, layout: FileLayout, columns: Mapping[str, str]) -> None:
     """Raise before any work if a file cannot hold recipes.
 
     Args:
@@ -271,7 +271,7 @@ def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) ->
 
 
 def _as_pairs(
-    path: Path, layout: Layout, folded: Mapping[str, str], pair: tuple[str, str]
+    path: Path, layout: FileLayout, folded: Mapping[str, str], pair: tuple[str, str]
 ) -> DataError:
     """The error that says how prompts and answers are read, or that the user has to say it."""
     asked, target = (folded[name] for name in pair)

@@ -29,7 +29,7 @@ from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import line_of
 from toque.sources.layouts import (
     READ,
-    Layout,
+    FileLayout,
     RefusedFileError,
     UnknownFormatError,
     first_line,
@@ -242,7 +242,7 @@ def recognise(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) 
     return Recognised(_schema(layout, columns), lambda: layout.blocks(read))
 
 
-def _schema(layout: Layout, columns: Mapping[str, str]) -> str:
+def _schema(layout: FileLayout, columns: Mapping[str, str]) -> str:
     if layout.name.startswith("json"):
         schema = schema_of_records(layout.sample, in_dict=layout.in_dict)
     else:

@@ -36,7 +36,7 @@ class Step:
 
     batch: Batch
     cursor: Cursor
-    """Of the next update."""
+    """Cursor of the next update."""
     n_targets: int
     n_tokens: int
     n_examples: int
@@ -45,7 +45,7 @@ class Step:
     epoch: float
     """Passes over the data after this update."""
     stage: int | None = None
-    """Of the curriculum, counted from 1; None without one."""
+    """Stage of the curriculum, counted from 1; None without one."""
 
     def after(self, before: Progress, seconds: float) -> Progress:
         """Progress once this update, which took `seconds`, is done."""
@@ -176,7 +176,7 @@ class BatchStream:
         return step
 
     def _steps(self, cursor: Cursor, n: int) -> dict[Cursor, Step]:
-        """At most `n` updates of one epoch from `cursor` on, by their cursor."""
+        """Steps of at most `n` updates of one epoch from `cursor` on, by their cursor."""
         updates: dict[Cursor, Update] = {}
         following = cursor
         same = n if self.varied is None else 1  # varied texts are made one update at a time
@@ -193,7 +193,7 @@ class BatchStream:
         return self.plan.at(cursor)
 
     def collated(self, cursor: Cursor, update: Update) -> Step:
-        """What `planned` gave, read and collated; for any number of threads."""
+        """Step of what `planned` gave, read and collated; any number of threads may call it."""
         return self._collated({cursor: update})[cursor]
 
     def _collated(self, updates: Mapping[Cursor, Update]) -> dict[Cursor, Step]:

@@ -50,7 +50,7 @@ class Mixture:
     def from_settings(
         cls, data: DataConfig, store: TokenStore, rows: Positions, *, seed: int
     ) -> Self | None:
-        """How often an epoch over `rows` of the store draws from each source and task.
+        """Mixture of an epoch over `rows` of the store by the weights of sources and tasks.
 
         None when every example comes once. The groups of the mixture are the pairs (source, task);
         a pair's weight is the product of its source's and its task's.

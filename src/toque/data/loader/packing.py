@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
 Rows = list[list[int]]
-"""For each row, positions in the array of lengths."""
+"""Positions in the array of lengths, for each row."""
 _TINY: Final = 1e-9
 """Shares of a row that differ by less are equal: far less than a token, far more than rounding."""
 _UNOPENED: Final = 1e3

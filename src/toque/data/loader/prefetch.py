@@ -41,7 +41,7 @@ class SharedBatches(Batches, Protocol):
         ...
 
     def collated(self, cursor: Cursor, update: Update) -> Step:
-        """What `planned` gave, read and collated; for any number of threads."""
+        """Step of what `planned` gave, read and collated; any number of threads may call it."""
         ...
 
 

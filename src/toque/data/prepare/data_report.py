@@ -26,7 +26,7 @@ ENCODING_HINT = (
     "which most Western European exports are in, or data.encoding=latin-1."
 )
 _MANY_LOST_BYTES = 100
-"""In plain text; fewer are damage."""
+"""Lost bytes in plain text above which its encoding is suspected; fewer are damage."""
 BEYOND = "beyond max_examples"
 """The reason for dropping valid records beyond `max_examples`."""
 
@@ -51,7 +51,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
 
 def is_of_another_encoding(read: int, dropped: Mapping[str, int], notes: Mapping[str, int]) -> bool:
-    """Whether so many bytes are not UTF-8 that the files are likely in an older encoding."""
+    """True if so many bytes are not UTF-8 that the files are likely in an older encoding."""
     return dropped.get(NOT_UTF_8, 0) > 0.01 * read or notes.get(LOST_BYTES, 0) > _MANY_LOST_BYTES
 
 
@@ -62,7 +62,7 @@ class SourceReport(msgspec.Struct, frozen=True):
     schema: str
     """Its schema by its content; "" if it can no longer be read."""
     source: int
-    """Which of data.sources it belongs to, from 0."""
+    """Index in data.sources of the source it belongs to."""
     read: int
     kept: int
     unused: dict[str, int] = {}
@@ -127,7 +127,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     kept_examples: list[Excerpt]
     dropped_examples: list[Excerpt]
     seconds: float
-    """Of this start only; shards kept from an earlier one are not counted."""
+    """Seconds of this start only; shards kept from an earlier one are not counted."""
     limits: list[str] = []
     """Sentences on the limits that were chosen from the data."""
     lost_in_all: int = 0
@@ -215,7 +215,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return (self.unknown.get("prompt", 0) + self.unknown.get("target", 0)) / max(1, n_all)
 
     def unknown_notice(self) -> str | None:
-        """What to know about unknown tokens and do about them; None where there are few."""
+        """Notice on unknown tokens and what to do about them; None where there are few."""
         if self.unknown_share < NOTED_UNKNOWN:
             return None
         n_lost = max(1, self.lost_in_all)

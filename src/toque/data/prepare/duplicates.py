@@ -29,7 +29,7 @@ _SPLIT_SALT = np.uint64(0x746F7175655F7370)
 
 
 @dataclass(frozen=True)
-class Columns:
+class RowKeys:
     """The built-in columns of all rows, in row order."""
 
     key: U64
@@ -56,7 +56,7 @@ class Division:
     """Validation rows whose title is also in train."""
 
 
-def divide(columns: Columns, settings: PrepareSettings) -> Division:
+def divide(columns: RowKeys, settings: PrepareSettings) -> Division:
     """Drop duplicates, keep the first `max_examples` rows, and split them by key."""
     records = np.cumsum(columns.starts_record, dtype=np.int64) - 1
     keep = np.ones(len(records), np.bool_)
@@ -90,7 +90,7 @@ def divide(columns: Columns, settings: PrepareSettings) -> Division:
 def first_of_kind(
     record_key: U64, task: NDArray[np.uint8], records: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Whether each row is of the first record with its (record_key, task)."""
+    """[rows] True for the rows of the first record with their (record_key, task)."""
     if not len(records):
         return np.ones(0, np.bool_)
     order = np.lexsort((records, task, record_key))
@@ -283,7 +283,7 @@ def _of_several(
 def _alike(
     found: Signatures, rows: NDArray[np.int64], heads: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Whether the estimated similarity of two rows reaches the threshold."""
+    """[rows] True where the estimated similarity of two rows reaches the threshold."""
     out = np.zeros(len(rows), np.bool_)
     for at in range(0, len(rows), _CHUNK):
         part = slice(at, at + _CHUNK)

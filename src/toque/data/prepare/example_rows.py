@@ -59,7 +59,7 @@ def ids_of(example: Example, codec: Codec) -> Ids:
 
 
 @dataclass(frozen=True)
-class Side:
+class TokenRows:
     """Rows of one side, concatenated: row i is tokens[ends[i - 1] : ends[i]]."""
 
     tokens: Ids
@@ -70,20 +70,20 @@ class Side:
         """Tokens in each row."""
         return np.diff(self.ends, prepend=0)
 
-    def select(self, keep: NDArray[np.bool_]) -> Side:
+    def select(self, keep: NDArray[np.bool_]) -> TokenRows:
         """The rows where `keep` is true."""
         if keep.all():
             return self
         lengths = self.lengths
-        return Side(self.tokens[np.repeat(keep, lengths)], np.cumsum(lengths[keep]))
+        return TokenRows(self.tokens[np.repeat(keep, lengths)], np.cumsum(lengths[keep]))
 
     def row(self, index: int) -> Ids:
         """One row; a view."""
         return self.tokens[int(self.ends[index - 1]) if index else 0 : int(self.ends[index])]
 
     @classmethod
-    def joined(cls, rows: list[Ids]) -> Side:
-        """From a list of rows."""
+    def joined(cls, rows: list[Ids]) -> TokenRows:
+        """Side made from a list of rows."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return cls(np.concatenate([np.empty(0, np.uint32), *rows]), np.cumsum(lengths))
 
@@ -92,7 +92,7 @@ class Side:
 class Wrapped:
     """Rows with their special tokens, at most `limit` long."""
 
-    side: Side
+    side: TokenRows
     cut: NDArray[np.bool_]
     """Rows that lost tokens."""
     lost: NDArray[np.int64]
@@ -125,7 +125,7 @@ def prompt_ids(codec: Codec, text: str, family_kind: FamilyKind, form: Form) -> 
 
 
 def wrap(
-    side: Side, *, limit: int, begin: int | None, end: int | None, end_after_cut: bool
+    side: TokenRows, *, limit: int, begin: int | None, end: int | None, end_after_cut: bool
 ) -> Wrapped:
     """Put `begin` before and `end` after every row, and cut rows to `limit` tokens.
 
@@ -152,7 +152,7 @@ def wrap(
         tokens[out_ends[has_end] - 1] = end
     tokens[is_text] = side.tokens if not cut.any() else side.tokens[_beginnings(kept, lengths)]
     # A row that lost only its eos counts as cut too.
-    return Wrapped(Side(tokens, out_ends), cut, lengths - kept)
+    return Wrapped(TokenRows(tokens, out_ends), cut, lengths - kept)
 
 
 def _beginnings(kept: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -20,7 +20,7 @@ from toque.data.prepare.data_report import (
     SourceReport,
     reasons_in_words,
 )
-from toque.data.prepare.duplicates import NEAR, Clusters, Columns, Division, clusters_of, divide
+from toque.data.prepare.duplicates import NEAR, Clusters, Division, RowKeys, clusters_of, divide
 from toque.data.prepare.row_statistics import (
     Histogram,
     column_reports,
@@ -39,8 +39,8 @@ from toque.data.store.store_manifest import (
     SourceEntry,
     Splits,
     StoreManifest,
+    TokenCounts,
     TokenizerEntry,
-    Tokens,
     manifest_bytes,
 )
 from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
@@ -114,7 +114,7 @@ class StoreFinalizer:
                 "of use can be learnt from such texts."
             )
         report.write(folder)
-        tokens = Tokens(report.prompt_tokens, report.target_tokens)
+        tokens = TokenCounts(report.prompt_tokens, report.target_tokens)
         sync_folder(folder)
         manifest = msgspec.structs.replace(manifest, tokens=tokens)
         atomic_write(folder / NAME, manifest_bytes(manifest))
@@ -128,7 +128,7 @@ class StoreFinalizer:
         names = ("key", "title_key", "record_key", "task", "starts_record")
         columns = {name: read_column(self.plan.store, self.shards, name) for name in names}
         first = None if alike is None else alike.first
-        return divide(Columns(**columns, first_alike=first), self.plan.settings)
+        return divide(RowKeys(**columns, first_alike=first), self.plan.settings)
 
     def _refuse_missing_tasks(self) -> None:
         """Raise if no record has an example of one of the tasks."""
@@ -246,7 +246,7 @@ class StoreFinalizer:
             tokenizer=TokenizerEntry(self.codec.name, self.codec.sha256, self.codec.vocab_size),
             examples=n_train + n_validation,
             rows=len(division.split),
-            tokens=Tokens(0, 0),
+            tokens=TokenCounts(0, 0),
             splits=Splits(n_train, n_validation),
             records=Records(read, division.records),
             dropped=dict(sorted(dropped.items())),

@@ -144,7 +144,7 @@ def _reusable(plan: StorePlan, progress: ProgressSink, *, replace: bool) -> Prep
 
 
 def _holds_a_store(folder: Path) -> bool:
-    """Whether there is a finished store; what else may be there is one that is not finished.
+    """True if there is a finished store; what else may be there is one that is not finished.
 
     Raises:
         DataError: it is no folder, or somebody else's.

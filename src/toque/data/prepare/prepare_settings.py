@@ -82,7 +82,7 @@ class PrepareSettings:
 
     @property
     def splits_documents(self) -> bool:
-        """Whether a document that is too long is cut into rows."""
+        """True if a document that is too long is cut into rows."""
         return self.on_overlong in ("auto", "split")
 
     @property

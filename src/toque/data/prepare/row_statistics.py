@@ -81,11 +81,11 @@ class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
     least: float
     most: float
     histogram: Histogram | None = None
-    """For a column with many values."""
+    """Histogram of a column with many values."""
     values: dict[str, int] = {}
     """Rows per value, for a column with at most `MANY` different integers."""
     origins: dict[str, dict[str, int]] = {}
-    """The same by the origin of the value; empty if not recorded."""
+    """Rows per value for each origin of the value; empty if not recorded."""
 
 
 class SourceRows(msgspec.Struct, frozen=True):

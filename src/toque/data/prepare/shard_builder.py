@@ -16,7 +16,7 @@ from toque.data.prepare.duplicates import NEAR, signatures
 from toque.data.prepare.example_rows import (
     PIECES_PER_GROUP,
     Ids,
-    Side,
+    TokenRows,
     check_ids,
     ids_of,
     pieces,
@@ -31,7 +31,7 @@ from toque.sources.records import Block, Example, RecordReader, examples_in
 
 SHOWN_LINES = 10
 """Line numbers kept per reason and block, for the report."""
-Rows = tuple[Side, Side, NDArray[np.int64], NDArray[np.int64]]
+Rows = tuple[TokenRows, TokenRows, NDArray[np.int64], NDArray[np.int64]]
 """Prompts and targets; of each row, the index of its example and its piece of a document."""
 _BUILT_IN = ("key", "title_key", "record_key", "source", "task", "starts_record")
 
@@ -235,13 +235,13 @@ class ShardBuilder:
                 self._cut["targets"] += 1
                 self._cut["target_tokens"] += max(0, len(ids) - limit)
         return (
-            Side.joined(prompts),
-            Side.joined(targets),
+            TokenRows.joined(prompts),
+            TokenRows.joined(targets),
             np.array(of, np.int64),
             np.array(part, np.int64),
         )
 
-    def _encoded(self, side: str, texts: list[str]) -> Side:
+    def _encoded(self, side: str, texts: list[str]) -> TokenRows:
         encoded = self._codec.encode_flat(texts)
         self._unknown[f"{side}_tokens"] += len(encoded.flat)
         if self._codec.unk_id is not None:
@@ -249,7 +249,7 @@ class ShardBuilder:
             self._lost.update(encoded.lost)
         if encoded.disagreed:
             self._notes["texts tokenised the long way: the fast one gave other ids"] += len(texts)
-        return Side(encoded.flat, encoded.ends)
+        return TokenRows(encoded.flat, encoded.ends)
 
     def _raise_overlong(self, index: int, side: str, limit: int) -> None:
         example = self._examples[index]
@@ -330,5 +330,5 @@ def _merged(pairs: Rows, documents: Rows) -> Rows:
     sides = []
     for a, b in ((pairs[0], documents[0]), (pairs[1], documents[1])):
         rows = [*np.split(a.tokens, a.ends[:-1]), *np.split(b.tokens, b.ends[:-1])]
-        sides.append(Side.joined([rows[i] for i in order]))
+        sides.append(TokenRows.joined([rows[i] for i in order]))
     return sides[0], sides[1], of[order], part[order]

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from toque.data.prepare.duplicates import NEAR
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.prepare.shard_builder import BlockCounts, ShardBuilder
-from toque.data.store.store_manifest import FileEntry
+from toque.data.store.store_manifest import StoreFile
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.tokenizer_training import one_tokenizer_thread
 from toque.errors import ConfigError, DataError, ToqueError
@@ -65,7 +65,7 @@ class ShardResult(msgspec.Struct):
     unknown: dict[str, int]
     lost_characters: dict[str, int]
     columns: dict[str, str]
-    files: list[FileEntry]
+    files: list[StoreFile]
     excerpts: list[Excerpt] = []
     """A few dropped records as they were, for the report."""
     content: str = ""
@@ -74,12 +74,12 @@ class ShardResult(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Job:
-    """What all groups of one `prepare` share; sent to each worker once."""
+    """Job of one `prepare`: what all groups share, sent to each worker once."""
 
     store: Path
     fingerprint: str
     readers: Mapping[tuple[int, str], RecordReader]
-    """By source index and file name."""
+    """Readers by source index and file name."""
     settings: PrepareSettings
 
     def reader_of(self, block: Block) -> RecordReader:
@@ -161,14 +161,14 @@ def read_column(store: Path, shards: Sequence[ShardResult], name: str) -> NDArra
     return np.concatenate(parts)
 
 
-def file_entry(path: Path, name: str, n_rows: int) -> FileEntry:
+def file_entry(path: Path, name: str, n_rows: int) -> StoreFile:
     """The manifest's entry of a file that the store will hold under `name`."""
-    return FileEntry(name, path.stat().st_size, sha256_of(path), n_rows)
+    return StoreFile(name, path.stat().st_size, sha256_of(path), n_rows)
 
 
 @dataclass(frozen=True)
 class ForkedState:
-    """What a forked worker inherits: a codec to use, and a lock to close."""
+    """State that a forked worker inherits: a codec to use, and a lock to close."""
 
     codec: Codec
     lock: int
@@ -181,7 +181,7 @@ def usable_cores() -> int:
 
 
 def has_one_thread() -> bool:
-    """Whether this process certainly has no other thread, of Python or of any library."""
+    """True if this process certainly has no other thread, of Python or of any library."""
     threads = Path("/proc/self/task")
     return sys.platform == "linux" and threads.is_dir() and len(list(threads.iterdir())) == 1
 
@@ -282,7 +282,7 @@ class RayShardWorker(ShardWorker):
     """A Ray actor that writes shards."""
 
     def missing(self) -> str:
-        """What this node lacks of the shared file system; "" when nothing."""
+        """Folder of the shared file system that this node lacks; "" if it has all."""
         folder = self.job.store / "tokenizer"
         return "" if folder.is_dir() else str(folder)
 

@@ -178,7 +178,7 @@ def _measured(
 
 
 def _places(files: Sequence[SourceFile]) -> int:
-    """How many places of the sources are looked at: more where blocks are small, as pages are."""
+    """Places of the sources to look at: more where blocks are small, as pages are."""
     total = sum(map(plain_bytes, files))
     if total <= READ_BYTES:
         return MOST_PLACES

@@ -70,7 +70,7 @@ class StorePlan:
         return dict(self.recorded) | {name: getattr(chosen, name) for name in LIMITS} | how
 
     def differences(self, manifest: StoreManifest) -> list[str]:
-        """How the existing store differs from the planned one, in words; [] for the same."""
+        """Differences of the existing store from the planned one, in words; [] for the same."""
         more = {name: self.recorded[name] for name in ("code_version", "reader_versions")}
         if self.settings.open_limits and manifest.settings.get("chosen"):
             more["room"] = self.settings.room
@@ -113,7 +113,7 @@ def store_differences(
     encoding: str | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """How a store differs from the one that is asked for, in words; [] for the same.
+    """Differences of a store from the one that is asked for, in words; [] for the same.
 
     The allowed share of bad records is not compared: it decides whether there is a store, never
     what is in it. A tokenizer is compared by what it does, wherever its folder lies.
@@ -209,7 +209,7 @@ def _file_differences(entries: Sequence[SourceEntry], files: Sequence[SourceFile
 
 
 def _names(pattern: str, path: str) -> bool:
-    """Whether a source's path names this file: itself, or a folder or a pattern it lies in."""
+    """True if a source's path names this file: itself, or a folder or a pattern it lies in."""
     pattern = str(Path(pattern).expanduser()) if "://" not in pattern else pattern.rstrip("/")
     return (
         path == pattern or path.startswith((f"{pattern}/", f"{pattern}:")) or fnmatch(path, pattern)

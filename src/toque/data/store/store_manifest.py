@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 28
 _SIDES = ("prompt", "target")
 _COLUMN_TYPES = ("float32", "uint8", "uint16", "uint64")
 _END_BYTES = 8
-"""Of an int64 that says where a row ends."""
+"""Bytes of an int64 that says where a row ends."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -38,7 +38,7 @@ class TokenizerEntry(msgspec.Struct, frozen=True):
     vocab_size: int
 
 
-class FileEntry(msgspec.Struct, frozen=True):
+class StoreFile(msgspec.Struct, frozen=True):
     """One file of the store; `examples` is the rows it describes, 0 when it has none."""
 
     file: str
@@ -59,7 +59,7 @@ class SourceEntry(msgspec.Struct, frozen=True):
     kept: int
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class TokenCounts(msgspec.Struct, frozen=True):
     """Tokens of the rows in use."""
 
     prompt: int
@@ -93,14 +93,14 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: TokenizerEntry
     examples: Count
     rows: Count
-    tokens: Tokens
+    tokens: TokenCounts
     splits: Splits
     records: Records
     dropped: dict[str, int]
     sources: list[SourceEntry]
-    shards: list[FileEntry]
-    files: list[FileEntry]
-    """What lies outside the shards: the split and the tokenizer."""
+    shards: list[StoreFile]
+    files: list[StoreFile]
+    """Files outside the shards: the split and the tokenizer."""
     columns: dict[str, str]
     """Per-example columns and their numpy dtypes."""
     settings: dict[str, Any]

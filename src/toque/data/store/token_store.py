@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.data.store.store_manifest import FileEntry, StoreManifest, read_manifest
+from toque.data.store.store_manifest import StoreFile, StoreManifest, read_manifest
 from toque.data.store.token_column import Pieces, TokenColumn, mapped_array
 from toque.errors import DataError
 from toque.storage.checksums import sha256_of
@@ -183,7 +183,7 @@ def _numbers(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     return found
 
 
-def check_files(folder: Path, entries: list[FileEntry], *, verify: bool) -> None:
+def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None:
     """Check the size, and with `verify` the checksum, of every file before any is mapped.
 
     Reading past the end of a map whose file was cut short kills the process, so sizes come first.

@@ -84,7 +84,7 @@ class Rewriter:
         self._first_of_specials = {special[0] for special in self.misread}
 
     def holds(self, text: str) -> bool:
-        """Whether `text` encodes without an unknown token."""
+        """True if `text` encodes without an unknown token."""
         return self.unk_id not in self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def __call__(self, text: str) -> str:
@@ -100,7 +100,7 @@ class Rewriter:
         return text
 
     def drops(self, char: str) -> bool:
-        """Whether no rewritten text holds `char`."""
+        """True if no rewritten text holds `char`."""
         return self._limited and self.stand_in(char) == ""
 
     def gaps(self) -> list[str]:
@@ -121,7 +121,7 @@ class Rewriter:
         return found
 
     def lost(self, texts: Iterable[str]) -> Counter[str]:
-        """How often each character without a stand-in occurs in texts already rewritten."""
+        """Counts of each character without a stand-in in texts already rewritten."""
         counts: Counter[str] = Counter()
         for text in texts:
             if self._limited and not self._table.lost.isdisjoint(text):
@@ -166,7 +166,7 @@ class Rewriter:
         return str(self.tokenizer.normalizer.normalize_str(line)) if self.folds else line
 
     def _is_plain(self, text: str) -> bool:
-        """Whether `text` is sure to stay as it is."""
+        """True if `text` is sure to stay as it is."""
         trouble = self._ascii_trouble
         if trouble is None:
             return True
@@ -174,7 +174,7 @@ class Rewriter:
         return text.isascii() and len(text.encode().translate(None, trouble)) == len(text)
 
     def stand_in(self, char: str) -> str | None:
-        """What replaces `char`: itself when held, None when nothing fits."""
+        """Replacement of `char`: itself when held, None when nothing fits."""
         if char.isspace() or self.holds(char):
             return char
         for candidate in _STAND_INS.get(char, ()):
@@ -223,7 +223,7 @@ class _Table(dict[int, str]):
 
 
 def _normalizer_changes_text(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer folds characters (NFC, NFKC, a SentencePiece map) before splitting.
+    """True if the tokenizer folds characters (NFC, NFKC, a SentencePiece map) before splitting.
 
     Llama's normalizer only writes spaces as "▁"; its decoder undoes that, so it is left alone.
     """

@@ -71,7 +71,7 @@ class ChatTemplate:
             return list(self._tokenizer.encode(answer["text"], add_special_tokens=False).ids)
 
     def _answer(self, asked: Mapping[str, object]) -> dict[str, str]:
-        """What the child says; the next request gets another where it had to be ended."""
+        """Answer of the child; the next request gets another where this one had to be ended."""
         child = self._child
         if child is None or child.poll() is not None:
             child = self._child = _started()

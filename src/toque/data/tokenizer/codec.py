@@ -94,7 +94,7 @@ class Codec:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What its folder's tokenizer_config.json says beside the classes and special tokens."""
+        """Settings of its folder's tokenizer_config.json beside the classes and special tokens."""
         return self._settings
 
     def normalise(self, text: str) -> str:
@@ -147,7 +147,7 @@ class Codec:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """How those are written, by transformers' names for them: `eos_token` and so on."""
+        """Written forms of the special tokens, by transformers' names: `eos_token` and so on."""
         return self._specials.as_config()
 
     def begin_as_written(self) -> None:

@@ -103,7 +103,7 @@ def files_of_model(
 
 
 def _converses(state: dict[str, Any], codec: Codec) -> bool:
-    """Whether special tokens are there that texts are not written with, as for conversations."""
+    """True if special tokens are there that texts are not written with, as for conversations."""
     usual = {*codec.silent, codec.unk_id, codec.newline_id, *codec.sentinels()}
     return any(token["special"] and token["id"] not in usual for token in state["added_tokens"])
 
@@ -214,7 +214,7 @@ def _class_of(chars: Iterable[str]) -> str:
 
 
 def _post_processor(own: Any, codec: Codec, begin: int | None, end: int | None) -> dict[str, Any]:
-    """What puts `begin` before and `end` after a prompt."""
+    """Post-processor that puts `begin` before and `end` after a prompt."""
     around = [None if token is None else codec.piece(token) for token in (begin, end)]
     special = [
         None if name is None else {"SpecialToken": {"id": name, "type_id": 0}} for name in around
@@ -241,7 +241,7 @@ def _post_processor(own: Any, codec: Codec, begin: int | None, end: int | None) 
 
 
 def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool:
-    """Whether the file gives the codec's ids and texts."""
+    """True if the file gives the codec's ids and texts."""
     try:
         portable = Tokenizer.from_str(text)
     except Exception:  # tokenizers raises the bare class  # noqa: BLE001
@@ -282,7 +282,7 @@ Instructions:
 
 
 def tokenizer_differences(one: Codec, other: Codec, texts: Iterable[str] = ()) -> list[str]:
-    """How two tokenizers differ, in words; nothing where they are the same.
+    """Differences of two tokenizers, in words; [] where they are the same.
 
     Compared are the vocabularies, the ids of the special tokens, and the ids of sample texts with
     line breaks, accents and special tokens written out.

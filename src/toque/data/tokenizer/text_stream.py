@@ -46,7 +46,7 @@ class TextStream:
         return self._codec.decode([*before, token])[len(settled) :]
 
     def rest(self) -> str:
-        """What was held back; after the last id."""
+        """Text held back until now, to be called after the last id."""
         piece = self._codec.decode(self._ids)[self._length :]
         self._length += len(piece)
         return piece

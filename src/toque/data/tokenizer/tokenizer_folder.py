@@ -31,7 +31,7 @@ _KEPT = ("model_max_length", "chat_template", "toque_words_cut")
 MOST_GAPS = 1 << 16
 """Ids without an entry that a vocabulary may have, besides as many as its entries."""
 CHAT = "chat_template.jinja"
-"""Where newer releases of transformers keep what stood in `tokenizer_config.json`."""
+"""File in which newer releases of transformers keep the template of a conversation."""
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
 _MOST: Final = 1 << 16
 """Bytes that one byte may become; in T5's file, as it is written for transformers, 15,246."""
@@ -50,7 +50,7 @@ _CHARSMAP: Final = "precompiled_charsmap"
 
 
 @dataclass(frozen=True)
-class SpecialTokens:
+class SpecialForms:
     """The written forms; None where the vocabulary has none."""
 
     eos: str
@@ -70,7 +70,7 @@ class TokenizerFolder:
     name: str
     json: str
     tokenizer: Tokenizer
-    specials: SpecialTokens
+    specials: SpecialForms
     settings: dict[str, Any]
 
 
@@ -185,12 +185,12 @@ def tokenizer_faults(name: str) -> Iterator[None]:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether the tokenizers library raised it: the bare class, or a panic of Rust."""
+    """True if the tokenizers library raised it: the bare class, or a panic of Rust."""
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def is_toques(folder: Path) -> bool:
-    """Whether a folder's tokenizer came out of a store."""
+    """True if a folder's tokenizer came out of a store."""
     return "toque_name" in _read_json(folder / "tokenizer_config.json")
 
 
@@ -244,7 +244,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> SpecialTokens:
+def _specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> SpecialForms:
     def named(key: str, *usual: str) -> str | None:
         entry = config.get(key)
         content = entry.get("content") if isinstance(entry, dict) else entry
@@ -265,11 +265,11 @@ def _specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> Spe
     pad = named("pad_token", "<pad>", "[PAD]", eos)
     # Without a tokenizer_config.json a "<s>" or GPT-2's single special token begins a text.
     usual = () if "eos_token" in config else ("<s>", "<|endoftext|>")
-    return SpecialTokens(eos, pad or eos, named("bos_token", *usual), named("unk_token", "<unk>"))
+    return SpecialForms(eos, pad or eos, named("bos_token", *usual), named("unk_token", "<unk>"))
 
 
 def _harm(parts: _Parts) -> str | None:
-    """What a tokenizer does that could take all memory; None where nothing does."""
+    """Description of a step that could take all memory; None where there is none."""
     sides = (parts.normalizer, parts.pre_tokenizer, parts.decoder)
     try:
         growth, steps = max(map(_growth, sides)), [step for side in sides for step in _steps(side)]
@@ -290,7 +290,7 @@ def _harm(parts: _Parts) -> str | None:
 
 
 def _swollen(normalizer: Any) -> str | None:
-    """What an ordinary letter becomes, where that is too much."""
+    """Description of an ordinary letter that becomes too long a text; None where there is none."""
     held = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "normalizer": normalizer}
     rewrites = Tokenizer.from_str(json.dumps(held)).normalizer
     for letter in _ORDINARY if rewrites else ():
@@ -338,7 +338,7 @@ def _growth(side: Any) -> float:
 
 
 def _finds(pattern: dict[str, str], text: str) -> bool:
-    """Whether a replacement may find something in a text, or across its end."""
+    """True if a replacement may find something in a text, or across its end."""
     if wanted := pattern.get("String"):
         return not set(wanted).isdisjoint(text)
     if not _ONE_OF.fullmatch(pattern["Regex"]):

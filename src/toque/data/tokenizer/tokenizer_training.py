@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
 from toque.data.tokenizer.codec import Codec
-from toque.data.tokenizer.tokenizer_folder import SpecialTokens, TokenizerFolder
+from toque.data.tokenizer.tokenizer_folder import SpecialForms, TokenizerFolder
 from toque.errors import DataError
 from toque.sources.composed import composed
 
@@ -29,7 +29,7 @@ _N_EXTRA = 100
 MAX_WORD_CHARS = 1000
 """Characters of a word, which is what stands between blanks, that a vocabulary is learnt from."""
 WORDS_CUT = "toque_words_cut"
-"""In the folder's settings: how many words were longer, where there were any."""
+"""Setting of the folder that counts the words that were longer, where there were any."""
 _WORD = re.compile(r"\S+|\s+")
 _T = TypeVar("_T")
 SMALLEST: dict[Kind, int] = {"bpe": 257, "unigram": 300}
@@ -60,9 +60,9 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
         with one_tokenizer_thread():
             tokenizer = interruptible(partial(_unigram, lines, vocab_size))
     specials = (
-        SpecialTokens(eos=_END, pad=_END, bos=_END, unk=None)
+        SpecialForms(eos=_END, pad=_END, bos=_END, unk=None)
         if kind == "bpe"
-        else SpecialTokens(eos="</s>", pad="<pad>", bos=None, unk="<unk>")
+        else SpecialForms(eos="</s>", pad="<pad>", bos=None, unk="<unk>")
     )
     name, text = f"trained:{vocab_size}", tokenizer.to_str()
     settings: dict[str, Any] = {"toque_name": name}

@@ -28,7 +28,7 @@ _LARGEST = 400_000
 _SLICE = 64
 """Texts cut into words at a time: few enough that the words stay in the processor's cache."""
 _END, _LEADS, _BREAKS, _SPACE = b"\0", b"\1", b"\2", b"\3"
-"""What no text has: the end of a text, the mark of a word without a space before it, two line
+"""Bytes that no text has: the end of a text, the mark of a word without a space before it, two line
 breaks, and a space that is no mark of a word."""
 _MARKS = (_END, _LEADS, _BREAKS, _SPACE)
 _SPACES = re.compile(rb" {3,}")
@@ -190,7 +190,7 @@ class WordTable:
         self._table[word] = data
 
     def _is_odd(self, text: str) -> bool:
-        """Whether a word's ids could differ with what stands beside it."""
+        """True if a word's ids could differ with what stands beside it."""
         if not text or not text[0].isprintable():
             return True
         if not text.isascii() and unicodedata.category(text[0])[0] == "M":
@@ -233,7 +233,7 @@ class _Parts(msgspec.Struct):
 
 
 def kind_of(tokenizer_json: str) -> Kind | None:
-    """How a tokenizer splits words, if the cache is known to be exact for it; else None."""
+    """Rule by which a tokenizer splits words; None if the cache is not exact for it."""
     state = msgspec.json.decode(tokenizer_json, type=_Parts)
     pieces = _flat(state.pre_tokenizer, "pretokenizers")
     folds = {part["type"] for part in _flat(state.normalizer, "normalizers")}

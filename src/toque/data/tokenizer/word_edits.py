@@ -59,7 +59,7 @@ def joined(words: Sequence[str]) -> str:
 
 
 class WordSplicer:
-    """For tokenizers that cut before every space: ids are cut at the tokens that begin a word."""
+    """Splicer for tokenizers that cut before every space: ids are cut where a word begins."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -135,18 +135,18 @@ class WordSplicer:
 
 
 class TextSplicer:
-    """For all other tokenizers: the changed text is tokenised, when it can be read back at all."""
+    """Splicer for all other tokenizers: the changed text is tokenised, if it can be read back."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
 
     def words(self, ids: Ids) -> list[str]:
-        """As of a `WordSplicer`."""
+        """Words of a text, as of a `WordSplicer`."""
         text = self._codec.decode(ids.tolist())
         return [word for word in text.replace(BREAK, f" {BREAK} ").split(" ") if word]
 
     def spliced(self, ids: Ids, edits: Sequence[Edit]) -> Ids:
-        """As of a `WordSplicer`; `ids` as they are where their text has other ids."""
+        """Ids after `edits`, as of a `WordSplicer`; unchanged where the text has other ids."""
         words = self.words(ids)
         if not edits or self._codec.encode(joined(words)) != ids.tolist():
             return ids
