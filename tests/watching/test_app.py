@@ -138,7 +138,10 @@ def test_a_folder_is_waited_for_before_its_first_run(tmp_path):
 
 
 def test_hostile_names_and_texts_are_text(tmp_path, showing):
-    run = WrittenRun(tmp_path / "<img src=x onerror=alert(1)>")
+    run = WrittenRun(tmp_path / "<img src=x onerror=alert(1)>", begin=False)
+    deep = '{"a":' * 400 + "1" + "}" * 400
+    run.raw(f'{{"event": "start", "step": 0, "stop_after": "<script>", "deep": {deep}}}\n')
+    (run.folder / "config.yaml").write_text("data:\n  store: a\0<script>b\n")
     run.step(1)
     run.event("warning", step=1, message="<script>alert(1)</script>")
     run.evaluation(1, 1.0, **{"<svg onload=x>": 1.0})

@@ -131,7 +131,8 @@ def run_folder(folder: Path, *, end: bool) -> Path:
         events.append(
             {"event": "step", "step": step, "epoch": step / 10, "loss": loss, "lr": 1e-3,
              "grad_norm": 1.0, "target_tokens": 10, "tokens": 20, "pad_fraction": 0.1,
-             "seconds": 0.5, "tokens_per_second": 40.0, "data_wait_seconds": 0.1, "mfu": None}
+             "seconds": 0.5, "tokens_per_second": 40.0, "data_wait_seconds": 0.1, "mfu": None,
+             "parts": {"data_wait": 0.1, "forward_backward": 0.4}}
         )  # fmt: skip
         if step % 10 == 0:
             metrics = {"loss": 1.0 + abs(step - 20) / 10, "perplexity": 3.0}

@@ -175,8 +175,6 @@ class Comparison:
     def html_page(self) -> Page:
         """The page."""
         histories = {name: run.record.history for name, run in self.runs.items()}
-        grids = [Section(f"table-{n}", g.title, [_untitled(g)])
-                 for n, g in enumerate(self._grids()) if g.rows]  # fmt: skip
         curves: list[Part] = [
             *(
                 Sentence(f"{name}: {state_of(run.record).sentence}", "soft")
@@ -190,7 +188,7 @@ class Comparison:
         title = " and ".join(names) if len(names) == 2 else f"{len(names)} runs"
         sections = (
             Section("notes", "", [Sentence(note, "warn") for note in self.notes]),
-            *grids,
+            Section("tables", "", [grid for grid in self._grids() if grid.rows]),
             Section("method", "", [Sentence(METHOD, "soft")]),
             Section(
                 "curves", "Curves over each other", [*curves, Figures(figures_over(histories))]
@@ -353,11 +351,6 @@ def _all(found: Sequence[ScoreDifference], *, worse: bool = False) -> str:
 
 def _title(measure: str) -> str:
     return "held-out loss" if measure == "loss" else metric_named(measure).title
-
-
-def _untitled(grid: Grid) -> Grid:
-    """The table without its title, which is the heading of its section."""
-    return Grid(grid.heads, grid.rows, grid.numeric)
 
 
 def _aligned(grid: Grid) -> Iterator[str]:

@@ -56,6 +56,8 @@ _MOST_PROMPTS: Final = 12
 _MOST_TEXTS: Final = 4
 _MOST_ROWS: Final = 40
 _MOST_GPUS: Final = 4
+_DEEPEST: Final = 8
+"""Levels of a start event that are shown; a stranger's may be nested without end."""
 _SHOWN_ELSEWHERE: Final = ("event", "step", "epoch", "stop_after", "train", "arithmetic")
 """Fields of a start event that stand in other sections, or in the configuration."""
 _MACHINE_NOTE: Final = "Over the minutes that were measured while the run trained."
@@ -245,7 +247,7 @@ def _data(run: RunRecord) -> list[Sentence]:
         name, _, value = line.strip().partition(": ")
         if name == "store" and line.startswith("  store"):
             store = Path(value.split("  #")[0].strip("\"'"))
-            with suppress(OSError):
+            with suppress(OSError, ValueError):  # a name that no file can have
                 changed = (store / "report.json").stat().st_mtime_ns
                 return list(map(Sentence, _losses_of(store, changed)))
     return []
@@ -277,9 +279,13 @@ def _environment(history: RunHistory) -> Grid:
     return Grid(("what", "value"), rows)
 
 
-def _flat(value: object, name: str = "") -> list[tuple[str, object]]:
-    if isinstance(value, dict):
-        return [p for key, held in value.items() for p in _flat(held, f"{name} {key}".strip())]
+def _flat(value: object, name: str = "", depth: int = _DEEPEST) -> list[tuple[str, object]]:
+    if isinstance(value, dict) and depth:
+        return [
+            pair
+            for key, held in value.items()
+            for pair in _flat(held, f"{name} {key}".strip(), depth - 1)
+        ]
     return [(name, value)] if isinstance(value, int | float | str) else []
 
 

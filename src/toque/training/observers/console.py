@@ -1,4 +1,4 @@
-"""Progress of a run for whoever watches: a line for now, and lines that stay."""
+"""Progress of a run on the console: a line that is renewed, and lines that stay."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from toque.training.observers.step_window import Window
 from toque.units import Duration, Progress
 
 _LOOK_SECONDS: Final = 0.25
-"""Between two looks at the newest update. On CUDA a look waits for the device."""
+"""Seconds between two looks at the newest update. On CUDA a look waits for the device."""
 
 
 class ConsoleProgress(Callback):
     """Reports progress, evaluations, warnings and the end.
 
     Args:
-        log_every: how often a line stays.
-        reporter: who is told.
-        time_left: what is foreseen of the run's time; None: updates alone are counted.
+        log_every: time between two lines that stay.
+        reporter: shows them.
+        time_left: forecast of the run's time; None counts updates alone.
         clock: seconds that pass.
     """
 
@@ -49,7 +49,7 @@ class ConsoleProgress(Callback):
         self._evaluation_began: float | None = None
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Say where the run begins, and how long it will take."""
+        """Show the step that the run begins at, and the time it will take."""
         self._window, self._line = Window(), ""
         self._last_loss = self._evaluation_began = None
         self._stop_after = start.stop_after
@@ -62,8 +62,8 @@ class ConsoleProgress(Callback):
             self._reporter.notice(f"note: {note}")
         if start.progress.step:
             self._reporter.notice(f"continuing from step {start.progress.step:,}")
-        if self._foreseen is not None and (said := self._time_left.in_words(start.progress)):
-            self._reporter.notice(said)
+        if self._foreseen is not None and (words := self._time_left.in_words(start.progress)):
+            self._reporter.notice(words)
 
     def on_before_step(self, at: Progress) -> None:
         """Take the time of an evaluation before it."""
@@ -72,7 +72,7 @@ class ConsoleProgress(Callback):
             self._evaluation_began = None
 
     def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
-        """Show that a long update goes on."""
+        """Show that a long update continues."""
         if done == total or self._clock() - self._looked < _LOOK_SECONDS:
             return  # the line of the update follows
         under_way = f"step {at.step + 1:,}: {done} of {total} micro-batches"
@@ -81,9 +81,8 @@ class ConsoleProgress(Callback):
     def on_step(self, info: StepInfo) -> None:
         """Renew the line."""
         self._window.add(info)
-        told = self._time_left.updated(info.before, info.progress, slowed=info.slowed)
-        if told:
-            self._reporter.notice(told)
+        if words := self._time_left.updated(info.before, info.progress, slowed=info.slowed):
+            self._reporter.notice(words)
         first = info.before.step == 0
         logged = first or self.log_every.crossed(info.before, info.progress, self._stop_after)
         now = self._clock()
@@ -94,8 +93,8 @@ class ConsoleProgress(Callback):
         best = "" if self._best is None else f"  best {self._best:.4f}"
         steps = window.n_steps / window.seconds if window.seconds > 0 else 0.0
         speed = f"{_rounded(steps)} steps/s  {window.tokens_per_second:,.0f} tokens/s"
-        figures = f"loss {float(info.loss):.4f}  lr {info.lr:.2e}{best}  {speed}"
-        parts = (self._place(info.progress), figures, self._left(info.progress))
+        metrics = f"loss {float(info.loss):.4f}  lr {info.lr:.2e}{best}  {speed}"
+        parts = (self._place(info.progress), metrics, self._left(info.progress))
         self._line = "  ".join(parts)
         self._reporter.progress(self._line, keep=logged)
         if logged:
@@ -126,7 +125,7 @@ class ConsoleProgress(Callback):
         self._reporter.notice(f"warning: {message}")
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Say how it ended and what is safe."""
+        """Show how it ended and the newest step that is saved."""
         self._reporter.progress("")
         saved = (
             f"saved up to step {self._newest_saved:,}" if self._newest_saved else "nothing saved"
@@ -147,10 +146,10 @@ class ConsoleProgress(Callback):
 
 
 class ConsoleLoss(Callback):
-    """Warns, once, that what was told could not be shown; the run goes on.
+    """Warns, once, that something could not be shown; the run continues.
 
     Args:
-        reporter: who is told.
+        reporter: knows what it could not show.
         warn: takes the warning.
     """
 
@@ -177,7 +176,7 @@ class ConsoleLoss(Callback):
         self._warn(
             at,
             f"the console cannot be written ({lost}): what it would have shown is dropped where it "
-            "fails. The run goes on; its figures are in this file",
+            "fails. The run continues; its metrics are in this file",
         )
 
 

@@ -1,11 +1,10 @@
 """Metrics log `metrics.jsonl`: one JSON object per line; every other record is a copy of it.
 
-Events are start, step, evaluation, save, warning and end, and what other observers have recorded:
-system and gradients. A step event holds loss, learning rate
-and gradient norm of that update, and throughput and sums since the last step event.
-One is written before every save, so a run continued from a checkpoint neither loses nor doubles
-anything: its start event names the step it continues from, and `history.read_metrics`
-leaves out what earlier sessions wrote beyond that step.
+Events are start, step, evaluation, save, warning and end, and those that other observers record:
+system and gradients. A step event holds loss, learning rate and gradient norm of that update, and
+throughput and sums since the last step event. One is written before every save, so a run continued
+from a checkpoint neither loses nor doubles anything: its start event names the step it continues
+from, and `toque.runs.history` leaves out what earlier sessions wrote beyond that step.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class MetricsLog(Callback):
         evaluated: further fields of an evaluation event: `seconds`, and `texts`, the scores of the
             texts written at it, by name.
         copies: each is called with every record, whether or not the file took it.
-        beside: each is asked for further fields of a step event.
+        beside: each gives further fields of a step event.
 
     Raises:
         CheckpointError: the file cannot be opened.
@@ -194,11 +193,11 @@ class MetricsLog(Callback):
 
 
 def write_after(run: Path, parts: Mapping[str, float]) -> None:
-    """Add to a run's figures what came after its last session: the finished model, uploads.
+    """Add to a run's metrics the time after its last session: the finished model, uploads.
 
     Args:
         run: its folder.
-        parts: seconds by what they went into.
+        parts: seconds by the work they went into.
     """
     append_json_lines(run / METRICS, [_line({"event": "after", "parts": dict(parts)})])
 
@@ -208,7 +207,7 @@ def _opened(path: Path) -> JsonLines:
         return JsonLines(path)
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be written: {error.strerror}. The run's figures are kept there; "
+            f"{path} cannot be written: {error.strerror}. The run's metrics are kept there; "
             "choose another run_dir, or give yourself the right to write."
         ) from error
 

@@ -48,7 +48,7 @@ class Window:
     def tokens_per_second(self) -> float:
         """Throughput: tokens of both sides without padding, per second with data wait.
 
-        That of slowed updates where there are no others.
+        Slowed updates count only where there are no others.
         """
         tokens, seconds = self.n_tokens - self.slowed_tokens, self.seconds - self.slowed_seconds
         if tokens == 0:

@@ -26,14 +26,14 @@ CALM_NORM: Final = 5.0
 
 @dataclass(frozen=True)
 class Computing:
-    """How a run computes, as far as it is known before it begins."""
+    """Facts of a run's computing that are known before it begins."""
 
     device: torch.device
     compiled: bool
     micro_batch_rows: int
     ranks: int = 1
     alone_seconds: float | None = None
-    """Of one rank's part of an update, timed before the first update; None: not timed."""
+    """Seconds of one rank's part of an update, timed before the first update; None: not timed."""
     flops_per_token: float | None = None
     peak: Peak | None = None
 
@@ -53,35 +53,35 @@ class Computing:
 
 @dataclass
 class GpuUse:
-    """How busy the GPUs were since the last time it was said, from `system` events."""
+    """Use of the GPUs since the last summary, from `system` events."""
 
     _seen: list[float] = field(default_factory=list)
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """A record of metrics.jsonl, in whichever thread it was made."""
+        """Take a record of metrics.jsonl, from any thread."""
         if record["event"] == "system":
             known = (gpu["utilisation_percent"] for gpu in record["gpus"])
             self._seen.extend(percent for percent in known if percent is not None)
 
-    def said(self) -> str:
-        """In words; "" where nothing was measured."""
+    def in_words(self) -> str:
+        """The use since the last call, in words; "" where nothing was measured."""
         seen, self._seen = self._seen, []
         return f"; GPU busy {sum(seen) / len(seen):.0f} % of the time" if seen else ""
 
 
 @dataclass(eq=False)
 class Summary(Callback):
-    """Says every so often how a run does, from what was measured since the last time.
+    """Prints at intervals what was measured since the last summary.
 
     It reads no number of an update before a summary is due, so on CUDA it waits for the device
     only then.
 
     Args:
-        every: time between two.
-        reporter: who is told.
-        computing: how the run computes.
-        uploads: what became of uploads so far, in words; None where there are none.
-        gpu_use: of the machine's GPUs.
+        every: time between two summaries.
+        reporter: prints them.
+        computing: facts of the run's computing.
+        uploads: outcome of the uploads so far, in words; None for none.
+        gpu_use: use of the machine's GPUs.
     """
 
     every: Duration
@@ -103,7 +103,7 @@ class Summary(Callback):
         self._clear()
 
     def on_step(self, info: StepInfo) -> None:
-        """Add up; say it when it is due."""
+        """Add up, and print a summary when one is due."""
         self._window.add(info)
         self._examples += info.n_examples
         self._nats = self._nats + info.loss.detach().double() * info.n_targets
@@ -124,7 +124,7 @@ class Summary(Callback):
                 f"{n / max(window.seconds, 1e-9):.2f} steps/s, "
                 f"{window.tokens_per_second:,.0f} tokens/s"
             ),
-            "utilisation": self._utilisation() + self.gpu_use.said(),
+            "utilisation": self._utilisation() + self.gpu_use.in_words(),
             "memory": self._memory(),
             "batch": (
                 f"{self._examples / n:,.1f} examples and {window.n_tokens / n:,.0f} tokens an "
@@ -144,7 +144,7 @@ class Summary(Callback):
         if share is None or peak is None:
             return "not measured"
         if share > 1.0:
-            return "not known: the peak is too low"  # metrics_log says once why
+            return "not known: the peak is too low"  # metrics_log warns once
         return (
             f"{share:.1%} of the peak, {peak.flops_per_second:.3g} FLOP/s ({peak.origin}); waiting "
             f"for data {self._window.data_wait_seconds / max(self._window.seconds, 1e-9):.1%}"
@@ -152,13 +152,13 @@ class Summary(Callback):
 
     def _memory(self) -> str:
         resident, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
-        said = f"{resident / 1e9:.2f} GB of {total / 1e9:.1f} GB resident"
+        words = f"{resident / 1e9:.2f} GB of {total / 1e9:.1f} GB resident"
         device = self.computing.device
         if device.type != "cuda":
-            return said
+            return words
         most = torch.cuda.max_memory_allocated(device)
         whole = torch.cuda.get_device_properties(device).total_memory
-        return f"{most / 1e9:.2f} GB of the GPU's {whole / 1e9:.1f} GB at most; {said}"
+        return f"{most / 1e9:.2f} GB of the GPU's {whole / 1e9:.1f} GB at most; {words}"
 
     def _scaling(self) -> str:
         """Efficiency: the time of a rank's part of an update alone, over that of the update."""
@@ -169,30 +169,28 @@ class Summary(Callback):
             return f"{ranks} ranks; efficiency not measured"
         actual = self._window.seconds / self._window.n_steps
         share = alone / max(actual, 1e-9)
-        told = (
+        times = (
             f"a rank's part of an update took {alone:.3g} s before the run, an update "
             f"{actual:.3g} s"
         )
         if share > 1.0:
-            return f"{ranks} ranks; efficiency not known: {told}"
-        return f"{ranks} ranks, efficiency about {share:.0%} ({told})"
+            return f"{ranks} ranks; efficiency not known: {times}"
+        return f"{ranks} ranks, efficiency about {share:.0%} ({times})"
 
     def _signs(self) -> str:
-        """Of convergence: the loss falls, gradients are small, the rate moves, uploads arrive."""
+        """Signs of convergence in the loss, the gradients, the learning rate and the uploads."""
         window, last = self._window, self._window.last
         assert last is not None
         loss = float(torch.as_tensor(self._nats)) / max(1, window.n_targets)
         norm = float(torch.as_tensor(self._norms)) / window.n_steps
         before, self._loss_before = self._loss_before, loss
-        if before is None:
-            said = f"loss {loss:.4f}"
-        else:
-            said = (
-                f"loss {before:.4f} -> {loss:.4f}, {'falling' if loss < before else 'NOT falling'}"
-            )
+        words = f"loss {loss:.4f}"
+        if before is not None:
+            way = "falling" if loss < before else "NOT falling"
+            words = f"loss {before:.4f} -> {loss:.4f}, {way}"
         calm = "" if norm < CALM_NORM else f", above {CALM_NORM:g}"
-        said += f"; gradient norm {norm:.2f} on average{calm}"
+        words += f"; gradient norm {norm:.2f} on average{calm}"
         first = last.lr if self._first_lr is None else self._first_lr
         moved = "constant" if first == last.lr else f"from {first:.2e}"
-        said += f"; learning rate {last.lr:.2e}, {moved}"
-        return said + (f"; uploads: {self.uploads()}" if self.uploads is not None else "")
+        words += f"; learning rate {last.lr:.2e}, {moved}"
+        return words + (f"; uploads: {self.uploads()}" if self.uploads is not None else "")

@@ -23,7 +23,7 @@ class Tracker(Protocol):
     """One service; created, used and ended in one thread."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the figures of an event."""
+        """Log the metrics of an event."""
 
     def texts(self, step: int, rows: Sequence[Row]) -> None:
         """Log the texts written at a step, as a table."""
@@ -51,7 +51,7 @@ def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
         raise ConfigError(
             f"observe.trackers names {name}, and the package {package} is not installed. Install "
             f"it (pip install 'toque[{_EXTRA.get(name, 'track')}]'), or take {name} out of "
-            "observe.trackers: metrics.jsonl holds the same figures."
+            "observe.trackers: metrics.jsonl holds the same metrics."
         )
     if name == "mlflow" and not os.environ.get(_MLFLOW_HOME):
         raise ConfigError(
@@ -80,7 +80,7 @@ class _TensorBoard:
         self._writer.add_text("samples", "\n\n---\n\n".join(parts), step)
 
     def file(self, path: Path) -> None:
-        # It keeps no files; it can say where ours is.
+        # It keeps no files, but it can show the path of ours.
         self._writer.add_text("report", str(path))
 
     def end(self, *, failed: bool) -> None:
@@ -128,7 +128,7 @@ class _Trackio:
             config=dict(settings),
             resume="allow",  # a run that continues stays one run
             embed=False,
-            auto_log_gpu=False,  # the system's figures are ours, beside the steps they belong to
+            auto_log_gpu=False,  # ours stand beside the steps they belong to
             auto_log_cpu=False,
         )
 
@@ -147,7 +147,7 @@ class _Trackio:
 
 
 class _Mlflow:
-    """MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where it logs."""
+    """Logs to the server MLFLOW_TRACKING_URI, under the experiment MLFLOW_EXPERIMENT_NAME."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         tracking = importlib.import_module("mlflow.tracking")
