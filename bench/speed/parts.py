@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ from toque.models.forward.attention_choice import attention_of
 from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
 from toque.models.loading.fused_activations import fuse_activations, stock_activations
-from toque.training.checkpoint.saver import BackgroundWriter, Slot
+from toque.training.checkpoint.saver import Slot, lower_priority
 from toque.training.optimisations import prefetching
 from toque.units import Cursor
 
@@ -141,7 +142,7 @@ def prefetch(a: argparse.Namespace, b: Bench) -> Found:
 def saves(a: argparse.Namespace, b: Bench) -> Found:
     """Weights written before the next updates against beside them: the time of both together."""
 
-    def write(tensors: Any, _state: Any) -> None:
+    def write(tensors: Any) -> None:
         path = Path(b.folder) / "saved.safetensors"
         save_file(tensors["model"], path)
         with path.open("rb") as file:
@@ -150,18 +151,18 @@ def saves(a: argparse.Namespace, b: Bench) -> Found:
     slot = Slot()  # its memory is kept from save to save
 
     def loop(*, background: bool) -> tuple[float, float]:
-        writer = BackgroundWriter()
+        writer = ThreadPoolExecutor(1, "toque-save", lower_priority)
         tensors = {"model": {n: p.detach() for n, p in b.model.state_dict().items()}}
         tensors["model"] = {n: t.clone() for n, t in tensors["model"].items()}
         b.wait()
         begun = time.perf_counter()
         if background:
-            writer.submit(slot, write, tensors, {})
+            writer.submit(write, slot.copied(tensors))
         else:
-            write({"model": {n: t.cpu() for n, t in tensors["model"].items()}}, {})
+            write({"model": {n: t.cpu() for n, t in tensors["model"].items()}})
         losses = [b.update(b.packed)[1] for _ in range(UPDATES)]
         seconds = time.perf_counter() - begun
-        writer.close()
+        writer.shutdown()
         return seconds, losses[-1]
 
     return in_turn(a, lambda: loop(background=False), lambda: loop(background=True))

@@ -179,7 +179,7 @@ def _synchronous(work: Path) -> dict[str, float]:
     from toque.config import load_config
     from toque.data.store.token_store import TokenStore
     from toque.storage.bucket import open_bucket
-    from toque.storage.bucket_errors import RUNS
+    from toque.storage.bucket_access import RUNS
     from toque.training.checkpoint.state_tensors import model_tensors
     from toque.training.checkpoint.store import CheckpointStore
     from toque.workflows.forecast import in_outline

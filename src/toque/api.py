@@ -20,7 +20,7 @@ from toque.workflows.classify import classify
 from toque.workflows.compare import compare
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.doctor.run import doctor
-from toque.workflows.drill.run import drill
+from toque.workflows.drill import drill
 from toque.workflows.evaluate import evaluate, score
 from toque.workflows.export.run import export
 from toque.workflows.generate import generate as write_texts

@@ -17,7 +17,7 @@ from fixtures.ports import free_port
 from toque.cli import main
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.storage.bucket import Bucket, open_bucket
-from toque.storage.bucket_errors import RUNS
+from toque.storage.bucket_access import RUNS
 
 # Read when gcsfs is imported; with it, it asks an emulator over gRPC, which does not answer.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"

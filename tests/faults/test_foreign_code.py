@@ -109,9 +109,9 @@ def test_fault_57_the_module_of_the_report(theirs, monkeypatch, capsys):
 )
 def test_fault_57_what_needs_no_such_code_runs_without_it(theirs, words):
     if words.startswith("drill"):  # forks; its sessions train as `toque train` does
-        from toque.workflows.drill.run import _QUIET
+        from toque.workflows.drill import QUIET
 
-        settings = load_config(theirs / "config.yaml", _QUIET).config
+        settings = load_config(theirs / "config.yaml", QUIET).config
         assert (settings.evaluation.metrics, settings.observe.callbacks) == ("auto", ())
         return
     assert main(words.split()) == 0

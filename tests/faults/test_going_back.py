@@ -17,8 +17,8 @@ from toque.storage.checksums import sha256_of
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.fetch import fetch_run, fetch_step
 from toque.training.checkpoint.saved import verify_checkpoint
+from toque.training.checkpoint.saver import Saves
 from toque.training.checkpoint.set_aside import named_step, set_aside
-from toque.training.checkpoint.sharded_saver import ShardedSaves
 from toque.training.distributed.collectives import Ranks
 from toque.units import Progress
 
@@ -210,7 +210,7 @@ def test_what_waits_to_be_uploaded_is_set_aside_too(remote, tmp_path, parts):
 
 def test_a_sharded_checkpoint_goes_to_a_bucket_and_comes_back(remote, tmp_path, parts):
     run, alone = tmp_path / "run", {"w": torch.arange(40.0).reshape(8, 5)}
-    saves = ShardedSaves(parts.made(run), Callbacks([]), Ranks())
+    saves = Saves(parts.made(run), Callbacks([]), Ranks(), "sharded")
     saves.save(Progress(2), {"model": alone}, {"progress": {"step": 2}}, final=True)
     parts.upload(run, remote)
     assert fetch_run(remote, tmp_path / "new", say=lambda _sentence: None) == 2

@@ -13,7 +13,7 @@ import pytest
 
 from toque.errors import CheckpointError
 from toque.storage.bucket import open_bucket
-from toque.storage.bucket_errors import RUNS, BucketError
+from toque.storage.bucket_access import RUNS, BucketError
 from toque.storage.bucket_lock import BucketLock
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads
@@ -59,7 +59,7 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 from toque.storage import bucket_lock, retry
 retry.FIRST_WAIT, bucket_lock._SETTLE = 0.01, 0.01
 from toque.storage.bucket import open_bucket
-from toque.storage.bucket_errors import RUNS
+from toque.storage.bucket_access import RUNS
 from toque.storage.bucket_lock import BucketLock
 from toque.training.checkpoint.upload import Uploads
 

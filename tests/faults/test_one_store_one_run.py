@@ -19,7 +19,7 @@ from toque.cooking.cookbook.generate import write_cookbook
 from toque.data.store.store_manifest import read_manifest
 from toque.errors import CheckpointError, DataError
 from toque.storage.checksums import sha256_of
-from toque.workflows.drill.sessions import Session
+from toque.workflows.killed_sessions import Session
 from toque.workflows.train import train, train_in_child
 
 Train = Callable[..., tuple[int, str]]
@@ -271,27 +271,6 @@ def test_fault_50_a_config_that_is_not_the_checkpoints_is_noticed(go, own):
     code, said = go()
     assert code == 0, said
     assert load_config(config).config.optim.peak_lr == 1e-2
-
-
-V010 = Path(__file__).parents[1] / "golden" / "v0.1.0"
-
-
-def test_fault_50_a_run_of_release_010_whose_config_was_overwritten_is_told(
-    tmp_path, monkeypatch, capfd
-):
-    """Its checkpoints hold only a hash of the settings: enough to say so, not to refuse."""
-    shutil.copytree(V010, tmp_path / "v")
-    monkeypatch.chdir(tmp_path / "v")
-    shutil.copytree("run", "as-it-was")
-    assert main(["train", "my.yaml"]) == 0
-    assert "is not the file that step 3 was saved under" not in capfd.readouterr().err
-    shutil.rmtree("run")
-    Path("as-it-was").rename("run")
-    config = Path("run/config.yaml")
-    config.write_text(config.read_text().replace("keep_last: ", "keep_last: 1"))
-    assert main(["train", "my.yaml"]) == 0
-    said = " ".join(capfd.readouterr().err.split())
-    assert "run/config.yaml is not the file that step 3 was saved under" in said
 
 
 def test_fault_51_stopped_early_continued_and_killed_at_the_final_model(own):

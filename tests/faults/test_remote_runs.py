@@ -18,7 +18,7 @@ from toque.cli import main
 from toque.config import load_config
 from toque.errors import CheckpointError
 from toque.storage.bucket import open_bucket
-from toque.storage.bucket_errors import RUNS, BucketError
+from toque.storage.bucket_access import RUNS, BucketError
 from toque.storage.bucket_lock import LOCK, BucketLock
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads
@@ -174,7 +174,7 @@ def test_a_lock_left_behind_is_taken_over_and_a_lost_one_is_noticed(remote):
 
 
 def test_a_dead_process_of_this_machine_is_not_waited_for(remote):
-    words = "from toque.storage.owner import Owner; print(Owner().record().decode())"
+    words = "from toque.storage.bucket_lock import Owner; print(Owner().record().decode())"
     path = os.pathsep.join(sys.path)
     left = subprocess.run(
         [sys.executable, "-c", words], capture_output=True, check=True, env={"PYTHONPATH": path}

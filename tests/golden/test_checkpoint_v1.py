@@ -1,7 +1,7 @@
-"""A checkpoint that this release wrote, and what every later one must make of it (fault 46).
+"""A checkpoint of each format, and what every later version must make of it (fault 46).
 
-`checkpoint-v1/` is never rewritten: `pytest --regenerate` writes it only where it is missing. A
-new format gets a folder and a line of its own. The weights are made up, from a seed.
+`pytest --regenerate` writes a folder only where it is missing. A new format gets one of its own.
+The weights are made up, from a seed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tiny import model_of, shape_of
 from toque.batch import DecoderBatch
 from toque.errors import CheckpointError
 from toque.models.forward.loss import loss_sum
-from toque.training.checkpoint.manifest import FORMAT, READERS, SHARDED, NewerFormatError
+from toque.training.checkpoint.manifest import SHARDED, OtherFormatError
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.shard_layout import LAYOUT, CutTensor, joined, shard_name
 from toque.training.checkpoint.slices import shard_of
@@ -141,19 +141,13 @@ def test_a_checkpoint_of_format_1_loads_to_the_same_loss(*, regenerate: bool) ->
     assert sum(p.stat().st_size for p in FOLDER.rglob("*")) < 200_000
 
 
-def test_every_format_has_a_reader_and_a_golden_checkpoint() -> None:
-    assert max(READERS) == FORMAT
-    kept = {int(p.name.removeprefix("checkpoint-v")) for p in FOLDER.parent.glob("checkpoint-v*")}
-    assert kept == set(READERS)
-
-
 @pytest.mark.parametrize(
     ("version", "kind", "words"),
     [
         (
-            FORMAT + 1,
-            NewerFormatError,
-            rf"has format {FORMAT + 1}; this Toque reads",
+            SHARDED + 1,
+            OtherFormatError,
+            rf"has format {SHARDED + 1}; this Toque reads",
         ),
         (0, CheckpointError, "has format 0, which no Toque ever wrote"),
         (-3, CheckpointError, "has format -3, which no Toque ever wrote"),
@@ -168,3 +162,16 @@ def test_another_format_is_refused_in_words(
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": version}))
     with pytest.raises(kind, match=words):
         verify_checkpoint(folder)
+
+
+def test_a_checkpoint_of_version_010_is_refused_in_one_paragraph_and_not_touched(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(FOLDER, tmp_path / "checkpoints")
+    path = tmp_path / "checkpoints" / f"step-{STEP:08d}" / "manifest.json"
+    held = {k: v for k, v in json.loads(path.read_text()).items() if k != "settings"}
+    path.write_text(json.dumps(held))
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(OtherFormatError, match=r"version 0\.1\.0 .* The version of that day does"):
+        CheckpointStore(tmp_path / "checkpoints").newest_valid()
+    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}

@@ -9,7 +9,7 @@ from toque.runs.places import RunFinder
 from toque.runs.run_record import RunRecord
 from toque.runs.run_state import state_of
 from toque.storage.bucket import open_bucket
-from toque.storage.owner import Owner
+from toque.storage.bucket_lock import Owner
 from toque.workflows.watch import _WATCHED, watch
 from watching.written_run import WrittenRun
 

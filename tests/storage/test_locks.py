@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -14,8 +14,7 @@ import time
 import pytest
 
 from toque.errors import CheckpointError
-from toque.storage.lease import STALE, Lease
-from toque.storage.locks import file_lock, is_shared, shared_lock
+from toque.storage.locks import STALE, file_lock, is_shared, shared_lock
 from toque.training.checkpoint.store import CheckpointStore, run_lock
 
 HOLD = """
@@ -47,7 +46,7 @@ def holder(tmp_path):
 
 def test_a_second_process_is_refused_and_a_dead_one_is_forgotten(holder, tmp_path):
     try:
-        message = rf"in use by another training process \(id {holder.pid}\)"
+        message = rf"in use by another training process \(id {holder.pid} on .+ since 20.+ UTC\)"
         with pytest.raises(CheckpointError, match=message), run_lock(tmp_path):
             pass
     finally:
@@ -75,8 +74,10 @@ def test_who_does_not_refuse_waits_until_the_lock_is_free(holder, tmp_path):
 
     with file_lock(tmp_path / ".lock", wait):
         assert (tmp_path / "done").exists()
-        assert (tmp_path / ".lock").read_text() == str(os.getpid())
-    assert seen == [(str(holder.pid), None)]
+        assert (
+            (tmp_path / ".lock").read_text().startswith(f"{os.getpid()} on {socket.gethostname()}")
+        )
+    assert [(said.split()[0], code) for said, code in seen] == [(str(holder.pid), None)]
 
 
 def refuse(holder: str) -> None:
@@ -113,8 +114,8 @@ def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path):
 
     descriptors.append(os.open(lock, os.O_RDWR | os.O_CREAT))
     fcntl.flock(descriptors[0], fcntl.LOCK_EX)
-    with file_lock(lock, removed) as held:
-        assert os.fstat(held.descriptor).st_ino == lock.stat().st_ino
+    with file_lock(lock, removed), pytest.raises(BlockingIOError), file_lock(lock, refuse):
+        pass
 
 
 @pytest.fixture
@@ -124,8 +125,7 @@ def no_flock(monkeypatch, tmp_path):
     (tmp_path / "site" / "sitecustomize.py").write_text(NO_FLOCK)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *sys.path]))
     exec(NO_FLOCK, {})  # noqa: S102
-    monkeypatch.setattr("toque.storage.lease._SETTLE", 0.01)
-    monkeypatch.setattr("toque.storage.lease.HEARTBEAT", 0.1)
+    monkeypatch.setattr("toque.storage.locks.HEARTBEAT", 0.1)
     yield tmp_path / "run"
     fcntl.flock = FLOCK
 
@@ -139,7 +139,7 @@ def refuse(descriptor, operation):
 
 fcntl.flock = refuse
 """
-HOLD_LEASE = "import toque.storage.lease as lease\nlease.HEARTBEAT = 0.1\n" + HOLD
+HOLD_LEASE = "import toque.storage.locks as locks\nlocks.HEARTBEAT = 0.1\n" + HOLD
 
 
 @contextlib.contextmanager
@@ -159,7 +159,7 @@ def holding(folder):
 
 def test_fault_66_without_flock_a_second_process_is_refused_and_a_dead_one_is_forgotten(no_flock):
     with holding(no_flock) as first:
-        message = rf"in use by another training process \(id {first.pid}\)"
+        message = rf"in use by another training process \(id {first.pid} on "
         with pytest.raises(CheckpointError, match=message), run_lock(no_flock):
             pass
         first.kill()
@@ -184,60 +184,69 @@ def test_fault_66_who_does_not_refuse_waits_for_the_lease(no_flock):
 
         with file_lock(no_flock / ".lock", wait):
             assert (no_flock / "done").exists()
-        assert seen == [str(first.pid)]
+        assert [said.split()[0] for said in seen] == [str(first.pid)]
 
 
-def elsewhere(lease, **changes):
-    """A lease of a process that cannot be asked whether it lives."""
-    record = {"id": "x", "machine": "another", "pid": 1, "beat": 0, **changes}
-    lease.write_text(json.dumps(record))
+def elsewhere(path):
+    """A lease of a process of another machine, which cannot be asked whether it lives."""
+    path.unlink(missing_ok=True)
+    path.write_text(
+        f"filelock/2\npid=1\nhost=another\nmode=lease\ntoken=x\nduration={float(STALE)!r}\n"
+    )
 
 
-def test_fault_66_a_lease_of_another_machine_is_watched_until_it_is_stale(no_flock):
+def test_fault_66_a_lease_of_another_machine_is_watched_until_it_is_stale(no_flock, monkeypatch):
+    monkeypatch.setattr("toque.storage.locks.STALE", 0.5)
+    monkeypatch.setattr(f"{__name__}.STALE", 0.5)
     no_flock.mkdir()
-    path = no_flock / ".lock.lease"
-    elsewhere(path)
-    lease = Lease(path, heartbeat=0.05, stale=0.3, settle=0.01)
+    elsewhere(no_flock / ".lock.lease")
     began = time.monotonic()
-    lease.take(pytest.fail)
-    assert time.monotonic() - began > 0.3
-    assert lease.is_mine()
-    elsewhere(path, id="y")  # it took this one over while it was stopped
-    assert lease.lost.wait(10)
-    assert not lease.is_mine()
-    lease.release()
-    assert json.loads(path.read_text())["id"] == "y"
+    with run_lock(no_flock) as lock:
+        assert time.monotonic() - began > 0.5
+        assert lock.is_mine()
+        elsewhere(no_flock / ".lock.lease")  # it took this one over while it was stopped
+        assert not lock.is_mine()
+    assert "host=another" in (no_flock / ".lock.lease").read_text()
 
 
-def test_fault_66_of_two_that_take_a_stale_lease_over_one_gets_it(no_flock):
+def test_fault_66_a_lease_of_another_machine_that_is_renewed_is_refused(no_flock):
     no_flock.mkdir()
     path = no_flock / ".lock.lease"
     elsewhere(path)
-    leases = [Lease(path, heartbeat=0.05, stale=0.3, settle=0.2) for _ in range(6)]
-    refused = []
-
-    class BusyError(Exception):
+    renewing = threading.Timer(0.5, lambda: os.utime(path))
+    renewing.start()
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match="in use by another"), run_lock(no_flock):
         pass
+    assert time.monotonic() - began < STALE
+    renewing.join()
 
-    def busy(_holder):
-        raise BusyError
 
-    def take(lease):
+def test_fault_66_of_two_that_take_a_stale_lease_over_one_gets_it(no_flock, monkeypatch):
+    monkeypatch.setattr("toque.storage.locks.STALE", 0.5)
+    monkeypatch.setattr(f"{__name__}.STALE", 0.5)
+    no_flock.mkdir()
+    elsewhere(no_flock / ".lock.lease")
+    got, refused, done = [], [], threading.Event()
+
+    def take():
         try:
-            lease.take(busy)
-        except BusyError:
-            refused.append(lease)
+            with file_lock(no_flock / ".lock", refuse) as lock:
+                got.append(lock.is_mine())
+                done.wait(30)
+        except BlockingIOError:
+            refused.append(1)
 
-    threads = [threading.Thread(target=take, args=(lease,)) for lease in leases]
+    threads = [threading.Thread(target=take) for _ in range(6)]
     for thread in threads:
         thread.start()
+    while len(refused) < len(threads) - 1:
+        time.sleep(0.01)
+    done.set()
     for thread in threads:
         thread.join()
-    assert len(refused) == len(leases) - 1
-    assert [lease.is_mine() for lease in leases if lease not in refused] == [True]
-    for lease in leases:
-        lease.release()
-    assert not path.exists()
+    assert got == [True]
+    assert not (no_flock / ".lock.lease").exists()
 
 
 def test_fault_66_a_run_that_was_taken_over_saves_nothing_more(no_flock):

@@ -118,8 +118,7 @@ def test_a_run_that_now_goes_by_another_metric_begins_to_count():
     other.load_state_dict(state)
     assert (other.best, other.evaluations_without_improvement) == (None, 0)
     same = EarlyStopping(patience=3)
-    old = {name: value for name, value in state.items() if name != "metric"}  # as 0.1.0 wrote it
-    same.load_state_dict(old)
+    same.load_state_dict(state)
     assert (same.best, same.evaluations_without_improvement) == (1.0, 1)
 
 

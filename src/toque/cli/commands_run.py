@@ -343,7 +343,7 @@ def drill(
     seed: int = 1,
     json: bool = False,
 ) -> None:
-    """Do the crash test on this machine and disk: kills, signals, damage, a full disk.
+    """Do the crash test on this machine and disk: kills, signals, damage.
 
     Short copies of the run train beside it and are harmed; each must end with the weights,
     optimizer and losses of one that was left alone, bit for bit. The run itself is only read.
@@ -357,7 +357,7 @@ def drill(
         json: print one JSON object instead of a table.
     """
     from toque.cli.console import print_drill
-    from toque.workflows.drill.run import drill as workflow
+    from toque.workflows.drill import drill as workflow
 
     result = workflow(run, kills=kills, steps=steps, seed=seed, reporter=reporter())
     if json:

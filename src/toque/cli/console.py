@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from toque.data.prepare.data_report import Report
     from toque.reports.page import Grid
     from toque.workflows.doctor.checkup import Checkup
-    from toque.workflows.drill.run import DrillResult
+    from toque.workflows.drill import DrillResult
     from toque.workflows.results import Written
 
 WORKING_VERBS: Final = ("train", "demo", "ablate", "prepare")

@@ -19,14 +19,14 @@ from toque.training.distributed.surroundings import (
 COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar("words of the command that runs")
 """Every rank that the launcher starts is given the same ones."""
 RESTARTS: Final = 3
-"""How often a run that lost a process starts again by itself; as many as torchrun's own examples
-have. A resumed run is the same run to the bit, so nothing but time is at stake."""
+"""Number of times that a run starts again by itself when it lost a process; as many as torchrun's
+own examples have. A resumed run is the same run to the bit, so nothing but time is at stake."""
 SHARED_VERBS = ("train",)
 """Commands whose work is shared; the others would do it once in each process."""
 
 
 def one_of_several() -> bool:
-    """Whether this process has siblings."""
+    """True if this process has siblings."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
@@ -40,7 +40,7 @@ def look_around(words: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Launching:
-    """What a command line says of the processes that share its run; all None without any."""
+    """The processes that share a run, as the command line names them; all None without any."""
 
     gpus: int | None
     nodes: int | None
@@ -49,7 +49,7 @@ class Launching:
 
     @property
     def is_asked(self) -> bool:
-        """Whether this process is to start the ranks, and is none itself.
+        """True if this process is to start the ranks, and is none itself.
 
         Raises:
             ConfigError: it is one already, or the number of GPUs is missing beside the rest.
@@ -72,12 +72,12 @@ class Launching:
 
     @property
     def prepares_first(self) -> bool:
-        """Whether an absent store is made before ranks are; of several machines, rank 0 does."""
+        """True if an absent store is made before ranks are; of several machines, rank 0 does."""
         return self.nodes in (None, 1)
 
     @property
     def flags(self) -> list[str]:
-        """As words of a command line."""
+        """The flags as words of a command line."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         return [word for name in given for word in (f"--{name}", str(given[name]))]
 
@@ -125,7 +125,7 @@ def refuse_repeating(words: Sequence[str]) -> None:
 
 
 def speaks(error: ToqueError) -> bool:
-    """Whether this process prints an error that ends it.
+    """True if this process prints an error that ends it.
 
     Before the ranks have met each fails for itself, and mostly for the same reason: then one on
     each machine speaks.

@@ -28,7 +28,6 @@ from toque.config.yaml_reader import Document, dotted, read_yaml
 from toque.config.yaml_reader import Path as SettingPath
 from toque.errors import ConfigError, argument
 
-FORMER_DEFAULTS: Mapping[str, str] = {"optim.warmup": "100 steps"}
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 PRESETS = Path(__file__).parent.parent / "presets"

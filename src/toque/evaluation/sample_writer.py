@@ -12,7 +12,7 @@ from typing import Final, Protocol, Self
 from toque.evaluation.evaluator import Evaluated, Evaluator
 from toque.evaluation.text_samples import Sample, append_samples
 from toque.reporter import SILENT, Reporter, clock_text
-from toque.storage.held_folder import place_of
+from toque.storage.no_follow import place_of
 from toque.training.callbacks import Callback
 from toque.training.events import RunStart
 from toque.units import Progress

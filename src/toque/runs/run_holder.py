@@ -1,7 +1,7 @@
 """Holder of a run: the process that trains it, and its state, read without touching the lock.
 
 Taking a lock to see whether it is free could refuse a run that begins in that moment, so the lock's
-content is read instead: the process id in `.lock`, or the record of a lease that is renewed.
+content is read instead: the process id in `.lock`, or a lease that is renewed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import psutil
 
 from toque.runs.places import FoundFile, Place
 from toque.storage.bucket_lock import LOCK as BUCKET_LOCK
-from toque.storage.lease import STALE
-from toque.storage.owner import died_here, owner_in
+from toque.storage.bucket_lock import died_here, owner_in
+from toque.storage.locks import STALE
 
 _LOCK: Final = "checkpoints/.lock"
 _MOST_BYTES: Final = 1 << 12
@@ -43,7 +43,8 @@ class HolderWatch:
 
     def __init__(self, place: Place, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._place, self._clock = place, clock
-        self._record, self._unchanged_since = b"", clock()
+        self._record: tuple[bytes, float | None] = b"", None
+        self._unchanged_since = clock()
 
     def look(self) -> Holder:
         """The newest holder.
@@ -54,22 +55,29 @@ class HolderWatch:
         is_local = self._place.folder is not None
         lease = f"{_LOCK}.lease" if is_local else BUCKET_LOCK
         if (found := self._place.look(lease)) is not None:
-            return self._renewed(self._place.read(lease, 0, min(found.bytes, _MOST_BYTES)))
+            record = self._place.read(lease, 0, min(found.bytes, _MOST_BYTES))
+            return self._renewed(record, found.changed)
         if not is_local:
             return Holder("gone")  # who holds a bucket's run keeps its lock there
         found = self._place.look(_LOCK)
         if found is None:
             return Holder("unknown")
-        return _process(self._place.read(_LOCK, 0, 64).decode("ascii", "replace").strip(), found)
+        return _process(self._pid(), found)
 
-    def _renewed(self, record: bytes) -> Holder:
+    def _pid(self) -> str:
+        """The process id with which the text in `.lock` begins."""
+        text = self._place.read(_LOCK, 0, 64).decode("ascii", "replace")
+        return text.partition(" ")[0].strip()
+
+    def _renewed(self, record: bytes, changed: float | None) -> Holder:
         """The holder of a lease: gone if its process is known to be, or if the lease stays."""
         now = self._clock()
-        if record != self._record:
-            self._record, self._unchanged_since = record, now
+        if (record, changed) != self._record:
+            self._record, self._unchanged_since = (record, changed), now
         owner = owner_in(record)
         is_over = died_here(owner) or now - self._unchanged_since > STALE
-        return Holder("gone" if is_over else "alive", str(owner.get("pid", "")))
+        pid = str(owner.get("pid", "")) if self._place.folder is None else self._pid()
+        return Holder("gone" if is_over else "alive", pid)
 
 
 def _process(pid: str, lock: FoundFile) -> Holder:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from toque.errors import DataError
 from toque.sources.records import Block, BlockExamples, Example, document_example
-from toque.storage.npy_header import read_header
+from toque.storage.array_headers import read_npy_header
 
 Ids = NDArray[np.uint32]
 PART_TOKENS = 1 << 19
@@ -304,7 +304,7 @@ class ArrayFile:
         """
         with self._opened(name) as (file, n_bytes):
             try:
-                shape, fortran, dtype = read_header(file)
+                shape, fortran, dtype = read_npy_header(file)
             except ValueError as error:
                 raise DataError(
                     f"{self.path}: the array {name} has no readable header ({error}). It is "

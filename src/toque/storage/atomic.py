@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from toque.errors import DataError, ToqueError
 from toque.storage.checksums import sha256_of
-from toque.storage.held_folder import refuse_moved
-from toque.storage.no_follow import open_new, write_new
+from toque.storage.no_follow import open_new, refuse_moved, write_new
 
 AfterStage = Callable[[str], None]
 
@@ -38,8 +37,8 @@ ASIDE_PREFIX: Final = "aside-"
 """Begins the name of a folder that is being replaced by one of the same name."""
 PARTIAL: Final = ".partial"
 """Ending of a file that is being written; a leftover one may be deleted."""
-_LEFTOVER: Final = re.compile(r"\..+\.(?:[0-9a-f]{16}|[0-9]+)\.partial")
-"""Name of a file that `atomic_file` writes; version 0.1.0 put the process id in it."""
+_LEFTOVER: Final = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
+"""Name of a file that `atomic_file` writes."""
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 

@@ -20,15 +20,14 @@ from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Final, TypeVar, final
 
 from toque.errors import CheckpointError
-from toque.storage.bucket_credentials import open_filesystem
-from toque.storage.bucket_errors import BucketUse, SourceBucketError, refusal
+from toque.storage.bucket_access import BucketUse, SourceBucketError, open_filesystem, refusal
 from toque.storage.checksums import md5_of
 from toque.storage.no_follow import open_plain
 from toque.storage.retry import DEADLINE, MismatchError, Retry, mentions
 
 SCHEMES: Final = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
 _PART_BYTES: Final = 16 << 20
-"""Of an upload in parts; the service repeats one part, not the file, after a broken line."""
+"""Bytes of one part of an upload; after a broken connection one part is repeated, not the file."""
 _MOST_READ: Final = 1 << 24
 """Bytes of a lock or a manifest; both have fewer."""
 _EXISTS: Final = ("412", "PreconditionFailed", "conditionNotMet")
@@ -55,7 +54,7 @@ class RemoteFile:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is an address such as s3://bucket/a.json.
+    """True if a path is an address such as s3://bucket/a.json.
 
     Raises:
         SourceBucketError: it is an address of a kind that is not read.
@@ -90,12 +89,12 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """Of the bucket."""
+        """The bucket's name."""
         return self.path.split("/")[0]
 
     @property
     def address(self) -> str:
-        """As the user writes it."""
+        """The address, as the user writes it."""
         return f"{self.scheme}://{self.path}"
 
     def request(self, what: str, ask: Callable[[], Result], *, once: bool = False) -> Result:

@@ -41,7 +41,7 @@ def sealed(blank: bytes) -> bytes:
 
 
 def seal_of(text: bytes) -> SealState:
-    """Whether the text has the hash that stands in it, another, or none in the right place.
+    """State of a text's seal: the hash in it is right, is another, or is not in its place.
 
     >>> seal_of(sealed(b'{"a": 1, "self_sha256": ""}'))
     'whole'

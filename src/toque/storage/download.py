@@ -25,7 +25,7 @@ import msgspec
 
 from toque.storage.atomic import PARTIAL, atomic_write, disk_faults
 from toque.storage.bucket import Bucket, RemoteFile, open_bucket
-from toque.storage.bucket_errors import SOURCES, SourceBucketError
+from toque.storage.bucket_access import SOURCES, SourceBucketError
 from toque.storage.cache_folder import CACHE_VARIABLE, cache_folder
 from toque.storage.checksums import md5_of, sha256_of
 from toque.storage.json_files import decode_json
@@ -42,7 +42,7 @@ _TRIES = 3
 """Times a file is fetched whose checksum is not the service's."""
 
 Say = Callable[[str], None]
-"""Called with a sentence that the user should read."""
+"""Function called with a sentence that the user should read."""
 
 
 class _Record(msgspec.Struct):
@@ -162,7 +162,7 @@ class _Session:
     """Bytes that came over the line, by file."""
     events: list[str] = field(default_factory=list)
     failure: BaseException | None = None
-    """Of the first file that did not come."""
+    """The error of the first file that did not arrive."""
 
     def wait_for(self, jobs: Sequence[Future[str]], told: Callable[[], None]) -> None:
         """Wait for these jobs, telling how far all are; fail as soon as any of all fails."""

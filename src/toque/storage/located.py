@@ -11,7 +11,7 @@ class Located:
     """A file to read, and its name in reports and errors."""
 
     name: str
-    """Its path, or the remote address it was fetched from."""
+    """The path, or the remote address it was fetched from."""
     path: Path
     sha256: str | None = None
     """Checksum of its bytes, if it was already computed."""

@@ -1,8 +1,8 @@
 """File locks: one process at a time, by flock or, where a file system has none, by a lease.
 
-The system releases a flock however its process ends. A lease, a file that its holder renews, is
-the other means: some network file systems have no flock, and running without any lock there would
-let two runs write one folder.
+Both are filelock's. The system releases a flock however its process ends. A lease, a file that its
+holder renews, is the other means: some network file systems have no flock, and running without any
+lock there would let two runs write one folder.
 """
 
 from __future__ import annotations
@@ -11,33 +11,46 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from toque.storage.lease import HEARTBEAT, Lease
+from filelock import FileLock, SoftFileLease, Timeout
+
 from toque.storage.no_follow import open_no_follow
 
+HEARTBEAT: Final = 10.0
+"""Seconds between renewals of a lease."""
+STALE: Final = 45.0
+"""Seconds without a renewal after which a lease counts as left behind."""
 _UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Answers of network file systems that have no locks."""
+
+OnBusy = Callable[[str], None]
+"""Function called with the holder, as "4711 on node-1 since 2026-11-25 02:30:17 UTC"; raises its
+own error to refuse, or returns to wait until the lock is free."""
 
 
 @dataclass(frozen=True)
 class Held:
     """A lock that this process holds."""
 
-    descriptor: int
-    """Of the lock file; a forked process that must not hold the lock closes it."""
-    lease: Lease | None = None
-    """What holds it where the file system has no flock."""
+    lease: SoftFileLease | None = None
+    """The lease that holds it where the file system has no flock."""
     note: str | None = None
     """A sentence for the user in that case."""
 
     def is_mine(self) -> bool:
-        """Whether nobody has taken it over; only a lease can be."""
-        return self.lease is None or self.lease.is_mine()
+        """True if nobody has taken it over, which can happen to a lease alone.
+
+        It reads the lease: in a process that was stopped its heartbeat has not noticed yet.
+        """
+        lease = self.lease
+        return lease is None or (lease.compromise is None and lease.is_lock_held_by_us)
 
 
 _HELD: Final[dict[Path, Held]] = {}
@@ -50,45 +63,110 @@ def held(path: Path) -> Held | None:
 
 
 @contextmanager
-def file_lock(path: Path, on_busy: Callable[[str], None]) -> Iterator[Held]:
+def file_lock(path: Path, on_busy: OnBusy) -> Iterator[Held]:
     """Hold the lock file `path`, made with its folder when missing.
 
     Args:
-        path: the file; the holder's process id is written into it.
-        on_busy: called with the id of the process that holds it; raises its own error to refuse,
-            or returns to wait until the lock is free.
+        path: the file; who holds it and since when is written into it.
+        on_busy: called when another process holds it.
 
     Raises:
         OSError: the file cannot be opened, or is a symbolic link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, refused = _opened_and_locked(path, on_busy)
-    lease: Lease | None = None
+    os.close(open_no_follow(path, os.O_RDWR | os.O_CREAT))  # its error names a link as a link
+    lock: FileLock | SoftFileLease = FileLock(path, thread_local=False, fallback_to_soft=False)
+    taken = Held()
+    refused = _flocked(lock, path, on_busy)
+    if refused is not None:
+        lock, taken = _leased(path, refused, on_busy)
     try:
-        if refused is not None:
-            lease = Lease(path.with_name(f"{path.name}.lease"))
-            lease.take(on_busy)
-        elif os.fstat(descriptor).st_nlink == 1:  # with another name it is not ours alone
-            with contextlib.suppress(OSError):  # the id is a courtesy; a full disk may refuse it
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        _HELD[path.absolute()] = lock = Held(descriptor, lease, _note(path, refused))
-        try:
-            yield lock
-        finally:
-            del _HELD[path.absolute()]
+        _sign(path)
+        _HELD[path.absolute()] = taken
+        yield taken
     finally:
-        if lease is not None:
-            lease.release()
-        os.close(descriptor)
+        _HELD.pop(path.absolute(), None)
+        lock.release()
+
+
+def _flocked(lock: FileLock, path: Path, on_busy: OnBusy) -> OSError | None:
+    """Take the flock; the answer of a file system that has none."""
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        on_busy(holder_of(path))
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        return error
+    return None
+
+
+def _leased(path: Path, refused: OSError, on_busy: OnBusy) -> tuple[SoftFileLease, Held]:
+    lease = SoftFileLease(
+        path.with_name(f"{path.name}.lease"),
+        lease_duration=STALE,
+        heartbeat_interval=HEARTBEAT,
+        thread_local=False,  # the thread that saves looks whether it is still held
+    )
+    try:
+        # Until it is free, or left behind, or seen to be renewed.
+        lease.acquire(timeout=2 * STALE, cancel_check=_renewal_of(Path(lease.lock_file)))
+    except Timeout:
+        on_busy(holder_of(path))
+        lease.acquire()
+    return lease, Held(
+        lease,
+        f"the file system of {path.parent} has no file locks ({refused.strerror}), so the folder "
+        f"is held by {path.name}.lease, which is renewed every {HEARTBEAT:.0f} seconds",
+    )
+
+
+def _renewal_of(path: Path) -> Callable[[], bool]:
+    """A function that tells whether a lease was renewed since: its holder is alive."""
+
+    def renewed_at() -> int | None:
+        try:
+            return path.stat(follow_symlinks=False).st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    first = renewed_at()
+    return lambda: first is not None and renewed_at() not in (None, first)
+
+
+def _sign(path: Path) -> None:
+    """Write into a lock file who holds it: a courtesy, which a full disk may refuse."""
+    text = f"{os.getpid()} on {socket.gethostname()[:64]} since {datetime.now(UTC):%F %T} UTC"
+    with contextlib.suppress(OSError):
+        descriptor = open_no_follow(path, os.O_RDWR)
+        try:
+            if os.fstat(descriptor).st_nlink == 1:  # with another name it is not ours alone
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, text.encode(), 0)
+        finally:
+            os.close(descriptor)
+
+
+def holder_of(path: Path) -> str:
+    """The text in a lock file, which names its holder."""
+    with contextlib.suppress(OSError):
+        descriptor = open_no_follow(path, os.O_RDONLY)
+        try:
+            return os.read(descriptor, 200).decode("utf-8", "replace").strip() or "unknown"
+        finally:
+            os.close(descriptor)
+    return "unknown"
 
 
 @contextmanager
-def shared_lock(path: Path, on_busy: Callable[[str], None]) -> Iterator[None]:
+def shared_lock(path: Path, on_busy: OnBusy) -> Iterator[None]:
     """Hold the lock file `path` together with others, against whoever wants it alone.
 
     Where the file can neither be made nor opened, or the file system knows no locks, nothing is
-    held: a reader has no right to demand more.
+    held: a reader has no right to demand more. (filelock shares locks through a database in the
+    file, which a reader who may not write there cannot have.)
 
     Args:
         path: the lock file.
@@ -99,14 +177,21 @@ def shared_lock(path: Path, on_busy: Callable[[str], None]) -> Iterator[None]:
         yield
         return
     try:
-        _lock(descriptor, on_busy, kind=fcntl.LOCK_SH)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_busy(holder_of(path))
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
         yield
     finally:
         os.close(descriptor)
 
 
 def is_shared(path: Path) -> bool:
-    """Whether a lock that is held can be shared: it is held by readers."""
+    """True if a lock that is held can be shared: it is held by readers."""
     try:
         with shared_lock(path, _refuse):
             return True
@@ -122,43 +207,4 @@ def _opened_to_share(path: Path) -> int | None:
     for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # a store may belong to somebody else
         with contextlib.suppress(OSError):
             return open_no_follow(path, flags)
-    return None
-
-
-def _opened_and_locked(path: Path, on_busy: Callable[[str], None]) -> tuple[int, OSError | None]:
-    while True:
-        descriptor = open_no_follow(path, os.O_RDWR | os.O_CREAT)
-        try:
-            refused = _lock(descriptor, on_busy)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if refused is not None or os.fstat(descriptor).st_nlink:
-            return descriptor, refused
-        os.close(descriptor)  # its holder removed the file meanwhile: a lock on nothing
-
-
-def _note(path: Path, refused: OSError | None) -> str | None:
-    if refused is None:
-        return None
-    return (
-        f"the file system of {path.parent} has no file locks ({refused.strerror}), so the folder "
-        f"is held by {path.name}.lease, which is renewed every {HEARTBEAT:.0f} seconds"
-    )
-
-
-def _lock(
-    descriptor: int, on_busy: Callable[[str], None], *, kind: int = fcntl.LOCK_EX
-) -> OSError | None:
-    """Take the flock; the answer of a file system that has none."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()
-        on_busy(holder or "unknown")
-        fcntl.flock(descriptor, kind)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-        return error
     return None

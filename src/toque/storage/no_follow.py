@@ -3,6 +3,10 @@
 Such a folder may come from a stranger. A symbolic link in it that is named as a file Toque writes
 (metrics.jsonl, .lock, report.html) would otherwise make any file of the user its target, and a link
 in place of a folder would move everything written there.
+
+Nor is anything written into another folder that was put where a held one was. A path is a name,
+which somebody may give to another folder while a run goes on. A descriptor stays with the folder;
+the two are compared before whatever is written or removed.
 """
 
 from __future__ import annotations
@@ -10,17 +14,20 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from toque.storage.held_folder import refuse_moved
+from toque.errors import CheckpointError
 
 LINK: Final = "it is a symbolic link, and none is followed here"
 _NOT_PLAIN: Final = "it is not a plain file"
 _LEFT_ALONE: Final = frozenset({"wandb"})
 """Folders of other programs, which link inside them; Toque writes nothing there."""
 _MODE: Final = 0o666
+_HELD: Final[dict[Path, int]] = {}
+"""Descriptors of the folders that this process holds, by their absolute paths."""
 
 
 def open_no_follow(path: Path, flags: int) -> int:
@@ -130,3 +137,51 @@ def _not_plain(folder: Path) -> list[Path]:
             elif not entry.is_file(follow_symlinks=False):
                 found.append(Path(entry.path))
     return found
+
+
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Hold an existing folder until the context ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _HELD[folder.absolute()] = descriptor
+    try:
+        yield
+    finally:
+        _HELD.pop(folder.absolute(), None)
+        os.close(descriptor)
+
+
+def place_of(folder: Path) -> Path:
+    """The place of a held folder: `folder` unless it was moved, one beside it if removed."""
+    descriptor = _HELD.get(folder.absolute())
+    if descriptor is None or _is(folder, descriptor):
+        return folder
+    with suppress(OSError):  # a system without /proc
+        if _is(moved := Path(f"/proc/self/fd/{descriptor}").readlink(), descriptor):
+            return moved
+    return folder.with_name(f"{folder.name}.aside-{os.getpid()}")
+
+
+def refuse_moved(path: Path) -> None:
+    """Refuse a path in a held folder that is not where it was any more.
+
+    Raises:
+        CheckpointError: saying where it is.
+    """
+    for folder in list(_HELD):
+        if path.absolute().is_relative_to(folder) and (now := place_of(folder)) != folder:
+            raise CheckpointError(
+                f"{folder} is not the folder that this run began in: that one was moved or removed "
+                "while the run went on, and whatever is there now is left as it is. What the run "
+                f"has saved is in {now}. To continue, move it back or set run_dir={now}, and start "
+                "the same command."
+            )
+
+
+def _is(folder: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(descriptor))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # a file system that does not answer has not said so
+        return True

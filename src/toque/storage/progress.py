@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 ProgressSink = Callable[[int, int, str], None]
-"""Called with (bytes done, bytes in total, what is being done)."""
+"""Function called with (bytes done, bytes in total, what is being done)."""
 
 
 def no_progress(_done: int, _total: int, _message: str) -> None:

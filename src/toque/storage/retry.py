@@ -26,28 +26,28 @@ Result = TypeVar("Result")
 
 
 class MismatchError(OSError):
-    """What arrived is not what was sent: always worth another try."""
+    """The bytes that arrived are not those that were sent: always worth another try."""
 
 
 _WORD = re.compile(r"\w+")
 
 
 def mentions(error: Exception, *signs: str) -> bool:
-    """Whether an error has one of the words or status codes in its text, code or cause."""
+    """True if an error has one of the words or status codes in its text, code or cause."""
     # Whole words: an MD5 with "403" in it is no refusal.
     words = _WORD.findall(f"{error} {getattr(error, 'code', '')} {error.__cause__ or ''}")
     return any(sign in words for sign in signs)
 
 
 def is_denied(error: Exception) -> bool:
-    """Whether the service refused for want of rights."""
+    """True if the service refused for want of rights."""
     if isinstance(error, MismatchError):
         return False
     return isinstance(error, PermissionError) or mentions(error, *_DENIED)
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed later."""
+    """True if the same request may succeed later."""
     return not (isinstance(error, FileNotFoundError) or is_denied(error))
 
 

@@ -224,7 +224,7 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state: State) -> None:
         """Restore them; a run that now goes by another metric begins to count."""
-        if state.get("metric", "loss") != self.metric:
+        if state["metric"] != self.metric:
             return
         self.best = None if state["best"] is None else number_in(state, "best")
         self.evaluations_without_improvement = count_in(state, "evaluations_without_improvement")

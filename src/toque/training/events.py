@@ -34,13 +34,13 @@ class StepInfo:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Wall seconds since the update before, by what they went into: `part_clock.PARTS`."""
     stage: int | None = None
-    """Of the curriculum, counted from 1; None without one."""
+    """Stage of the curriculum, counted from 1; None without one."""
     slowed: bool = False
-    """Whether an observer slowed the update, as a profiler does; rates leave it out."""
+    """True if an observer slowed the update, as a profiler does; rates leave it out."""
 
     @property
     def data_wait_seconds(self) -> float:
-        """Of `seconds`, what the update waited for its batch."""
+        """The part of `seconds` that the update waited for its batch."""
         return self.parts.get("data_wait", 0.0)
 
 
@@ -53,7 +53,7 @@ class RunStart:
     notes: tuple[str, ...] = ()
     """Sentences for the user: choices made, checkpoints skipped, leftovers removed."""
     best: Best | None = None
-    """Of the sessions before."""
+    """Seconds of the sessions before."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Saved:
     step: int
     bytes: int
     seconds: float
-    """From the first byte until it was durable."""
+    """Seconds from the first byte until it was durable."""
     blocked_seconds: float | None = None
-    """Of a save in the background, what training waited for; None: all of `seconds`."""
+    """Seconds that training waited for a save in the background; None: all of `seconds`."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class SaveCounts:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a session ended."""
+    """The end of a session."""
 
     reason: str
     """finished | early_stopping | interrupted | non_finite | what a callback or an error named."""

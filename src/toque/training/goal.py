@@ -15,9 +15,9 @@ class Best:
     step: int
     loss: float
     metric: str = "loss"
-    """What it is the best by."""
+    """The metric by which it is the best."""
     value: float | None = None
-    """Of that metric; None where it is the loss."""
+    """Value of that metric; None if it is the loss."""
 
     @property
     def score(self) -> float:
@@ -50,7 +50,7 @@ class Goal:
         return math.inf if not math.isfinite(value) else -value if self.rises else value
 
     def better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
-        """Whether a value is better than another by more than `by`; one not measured never is."""
+        """True if a value is better than another by more than `by`; one not measured never is."""
         if not math.isfinite(value) or than is None:
             return math.isfinite(value)
         return value > than + by if self.rises else value < than - by

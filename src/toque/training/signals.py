@@ -57,7 +57,7 @@ class Interrupt(Callback):
         return cls(silent=silent, same_for_seconds=_PASSED_ON if launched else 0.0)
 
     def has_come(self) -> bool:
-        """Whether a signal has come."""
+        """True if a signal has come."""
         return self._caught is not None
 
     def on_fit_start(self, start: RunStart) -> None:

@@ -87,5 +87,5 @@ def impossible_weights(stored: Tensor, own: Tensor) -> str | None:
 
 
 def all_finite(stored: Tensor) -> bool:
-    """Whether every number is finite; of a DTensor every one on this rank."""
+    """True if every number is finite; of a DTensor every one on this rank."""
     return bool(torch.isfinite(own_part(stored)).all())

@@ -44,7 +44,7 @@ class TimeLimit(Callback):
 
     def __post_init__(self) -> None:
         self.stop_after = Duration(round(self._left() / 60, 4), "minutes")
-        """What is left for updates, and the evaluations and saves between them."""
+        """Seconds left for updates, and the evaluations and saves between them."""
         self._counted_until = self._evaluating_since = self.clock.seconds()
         self._saving_since = self._saving = self._reached = 0.0
 

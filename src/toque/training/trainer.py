@@ -18,7 +18,7 @@ from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint import resume
 from toque.training.checkpoint.saved import Checkpoint
-from toque.training.checkpoint.sharded_saver import SAVERS, Layout
+from toque.training.checkpoint.saver import CheckpointLayout, Saves
 from toque.training.checkpoint.store import MOVED, CheckpointStore
 from toque.training.distributed.sharing import Alone, LossFn, Sharing
 from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo, end_reason
@@ -59,7 +59,7 @@ class Trainer:
     base_sha256: str | None = None  # of frozen weights, which checkpoints leave out
     prefetch: Callable[[Batches, Cursor], Prefetch] = Prefetch  # makes batches ahead of the loop
     background_saves: bool = False  # the last of a session is waited for all the same
-    layout: Layout = "whole"  # of checkpoints
+    layout: CheckpointLayout = "whole"  # of checkpoints
     progress: Progress = Progress()
     cursor: Cursor = Cursor()
     goal: Goal = LOSS
@@ -77,8 +77,9 @@ class Trainer:
         self._stateful: dict[str, resume.Stateful] = {
             "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
         }  # fmt: skip
-        parts = self.checkpoints, self.callbacks, self._ranks, self.background_saves
-        self._saves = SAVERS[self.layout](*parts)
+        self._saves = Saves(
+            self.checkpoints, self.callbacks, self._ranks, self.layout, self.background_saves
+        )
 
     def fit(self) -> RunEnd:
         """Train until the end, or until a callback asks to stop; the end is evaluated and saved.

@@ -10,7 +10,7 @@ from pathlib import Path
 from toque.config import Resolved, RunConfig
 from toque.errors import ConfigError
 from toque.storage.bucket import Bucket, is_remote, open_bucket
-from toque.storage.bucket_errors import RUNS, BucketError
+from toque.storage.bucket_access import RUNS, BucketError
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.cache_folder import cache_folder
 from toque.training.checkpoint.fetch import fetch_run

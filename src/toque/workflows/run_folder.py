@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,19 +14,15 @@ from toque.config import (
     Resolved,
     RunConfig,
     differences,
-    load_config,
     resolve_values,
     resolved_yaml,
 )
-from toque.config.dump import values_sha256
 from toque.config.longer_run import lengthened
-from toque.config.resolve import DEFAULT, FORMER_DEFAULTS, leaves
-from toque.config.yaml_reader import read_yaml
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ToqueError, argument, in_shell
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import Bucket
-from toque.storage.held_folder import place_of
+from toque.storage.no_follow import place_of
 from toque.training.checkpoint.fetch import fetch_step
 from toque.training.checkpoint.saved import Checkpoint, step_name, verify_checkpoint
 from toque.training.checkpoint.set_aside import (
@@ -45,32 +40,6 @@ from toque.workflows.run_log import LOG
 
 _OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock", LOG)
 """What a session writes before its first update."""
-
-
-def former_defaults(resolved: Resolved) -> dict[str, str]:
-    """Settings left at their default, where the run in the folder began with an earlier one."""
-    own = Path(resolved.config.run_dir) / "config.yaml"
-    if not own.exists():
-        return {}
-    begun = dict(leaves(load_config(str(own)).config.model_dump(mode="json")))
-    return {
-        name: value
-        for name, value in FORMER_DEFAULTS.items()
-        if resolved.origins[name] == DEFAULT and begun[tuple(name.split("."))] == value
-    }
-
-
-def with_values(resolved: Resolved, values: Mapping[str, str]) -> Resolved:
-    """The configuration with some settings as the run's own config.yaml has them."""
-    config = resolved.config
-    for name, value in values.items():
-        section, field = name.split(".")
-        changed = load_config("demo", [f"{name}={value}"]).config
-        part = getattr(config, section).model_copy(
-            update={field: getattr(getattr(changed, section), field)}
-        )
-        config = config.model_copy(update={section: part})
-    return replace(resolved, config=config)
 
 
 @contextmanager
@@ -139,7 +108,7 @@ def refuse_another_run(
     """
     run = Path(config.run_dir)
     refuse_another_store(run, found, store)
-    old = _settings_of(found, run, say)
+    old = resolve_values(found.manifest.settings, f"{found.path}/manifest.json").config
     longer = lengthened(old, config, _progress_of(found))
     # Where the data lies may change: the fingerprint above holds it to its content.
     unsafe = [
@@ -191,8 +160,8 @@ def go_back(
     if bucket is not None:
         fetch_step(bucket, run, step, say=say)
     found = verify_checkpoint(run / "checkpoints" / step_name(step))
-    config = with_values(resolved, former_defaults(resolved)).config
-    refuse_another_run(config, store, found, lambda _sentence: None)  # said when it continues
+    # What else differs is said when it continues.
+    refuse_another_run(resolved.config, store, found, lambda _sentence: None)
     moved = set_aside(run, step, bucket=bucket)
     mark_done(run, name)
     if not moved:
@@ -226,26 +195,6 @@ def refuse_another_store(run: Path, found: Checkpoint, store: TokenStore) -> Non
             "the data or the tokenizer changed. Set data.store back, or begin a new run: "
             "run_dir=runs/another."
         )
-
-
-def _settings_of(found: Checkpoint, run: Path, say: Callable[[str], None]) -> RunConfig:
-    """The settings a checkpoint was saved under.
-
-    It holds them itself. Those of release 0.1.0 hold a hash, and the settings are config.yaml's,
-    which may have changed since.
-    """
-    manifest = found.manifest
-    if manifest.settings:
-        return resolve_values(manifest.settings, f"{found.path}/manifest.json").config
-    own = run / "config.yaml"
-    written = values_sha256(read_yaml(own.read_text(encoding="utf-8"), str(own)).value)
-    if manifest.config_sha256 not in ("", written):
-        say(
-            f"note: {own} is not the file that step {found.step} was saved under (its hash is "
-            "another): a setting that is safe to change was changed since, or the file was "
-            "overwritten. What it says now is what the settings are compared with."
-        )
-    return load_config(str(own), []).config
 
 
 def _only_moved(difference: Difference) -> bool:

@@ -17,8 +17,7 @@ from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, 
 from toque.evaluation.text_scores import TextScores
 from toque.reporter import SILENT, LogReporter, Reporter
 from toque.reports.verdict import verdict_of
-from toque.storage.held_folder import place_of
-from toque.storage.no_follow import refuse_links
+from toque.storage.no_follow import place_of, refuse_links
 from toque.training.checkpoint.layout_choice import refuse_unshared_folder
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
@@ -40,11 +39,9 @@ from toque.workflows.results import Model, TrainedRun
 from toque.workflows.run_folder import (
     checkpoint_to_continue,
     claimed_folder,
-    former_defaults,
     go_back,
     load_start,
     start_folder,
-    with_values,
     write_config,
 )
 from toque.workflows.run_log import LoggedReporter
@@ -198,10 +195,6 @@ def _train(
     *,
     start: Model | None,
 ) -> TrainedRun:
-    kept = ranks.broadcast(former_defaults(resolved) if ranks.is_main else {})
-    for name, value in kept.items():
-        reporter.notice(f"note: {name} was {value} by default when this run began, and stays so")
-    resolved = with_values(resolved, kept)
     config, folder = resolved.config, Path(resolved.config.run_dir)
     say = reporter.notice
     find = partial(checkpoint_to_continue, config, store, say)

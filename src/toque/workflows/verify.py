@@ -14,7 +14,7 @@ from toque.workflows.results import Model, existing_folder
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found whole."""
+    """Parts that were found whole."""
 
     parts: tuple[str, ...]
     """A line for each store and checkpoint."""

@@ -10,7 +10,7 @@ from toque.errors import ConfigError
 from toque.reporter import SILENT, Reporter
 from toque.runs.places import RunFinder, is_in_a_bucket
 from toque.storage.bucket import open_bucket
-from toque.storage.bucket_errors import BucketUse, RunBucketError
+from toque.storage.bucket_access import BucketUse, RunBucketError
 from toque.workflows.results import Model, TrainedRun, folder_of
 
 _EVERY_SECONDS: Final = 1.0

@@ -176,7 +176,7 @@ def test_after_a_kill_shards_of_a_source_that_changed_are_written_again(
     [
         ".lock",
         ".lock.lease",
-        "..lock.lease.0123456789abcdef.partial",
+        ".lock.lease.break.4711.0123456789abcdef0123456789abcdef",
         ".building.json.0123456789abcdef.partial",
     ],
 )

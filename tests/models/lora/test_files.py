@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load, save
 
+from toque.storage.array_headers import with_sorted_metadata
 from toque.storage.checksums import sha256_of
-from toque.storage.safetensors_header import with_sorted_metadata
 
 WRITE = """
 import sys

@@ -28,7 +28,7 @@ from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint import resume
 from toque.training.checkpoint.layout_choice import chosen_layout, refuse_unshared_folder
 from toque.training.checkpoint.saved import verify_checkpoint
-from toque.training.checkpoint.sharded_saver import ShardedSaves
+from toque.training.checkpoint.saver import Saves
 from toque.training.checkpoint.state_tensors import write_tensors
 from toque.training.checkpoint.store import CheckpointStore, SaveError
 from toque.training.distributed.collectives import Ranks
@@ -100,17 +100,17 @@ def saves_in(
     *,
     background: bool = False,
     after: Callable[[str], None] = lambda _stage: None,
-) -> tuple[ShardedSaves, Told]:
+) -> tuple[Saves, Told]:
     told = Told()
     store = CheckpointStore(folder / "checkpoints", keep_last=2, after=after)
-    return ShardedSaves(store, Callbacks([told]), ranks, background), told
+    return Saves(store, Callbacks([told]), ranks, "sharded", background), told
 
 
 def state(step: int) -> dict[str, Any]:
     return {"progress": {"step": step}, "cursor": {}}
 
 
-def save(saves: ShardedSaves, parts: Parts, step: int, *, final: bool = True) -> None:
+def save(saves: Saves, parts: Parts, step: int, *, final: bool = True) -> None:
     saves.save(Progress(step), parts.tensors(), state(step), final=final)
 
 

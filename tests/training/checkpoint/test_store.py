@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from toque.errors import CheckpointError
-from toque.training.checkpoint.manifest import FORMAT, NewerFormatError
+from toque.training.checkpoint.manifest import SHARDED, OtherFormatError
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, SaveError
 from toque.training.goal import Goal
@@ -184,8 +184,8 @@ def test_when_none_can_be_used_nothing_starts_from_zero(store):
 
 def test_a_newer_format_is_refused_and_not_skipped(store):
     save(store, 2, 4)
-    rewrite_manifest(store.folder / "step-00000004", format=FORMAT + 1)
-    with pytest.raises(NewerFormatError, match=f"format {FORMAT + 1}; this Toque reads up to"):
+    rewrite_manifest(store.folder / "step-00000004", format=SHARDED + 1)
+    with pytest.raises(OtherFormatError, match=f"format {SHARDED + 1}; this Toque reads up to"):
         store.newest_valid()
 
 

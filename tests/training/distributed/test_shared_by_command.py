@@ -15,7 +15,7 @@ import pytest
 from conftest import REPOSITORY
 from fixtures.ports import free_port
 from fixtures.ranks import prepared_folder, rank, train, wait_for
-from toque.workflows.drill.sessions import differing, facts_of
+from toque.workflows.killed_sessions import differing, facts_of
 
 STEPS = 16
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from transformers.optimization import Adafactor as StockAdafactor
 
-from toque.errors import CheckpointError
 from toque.training.optim.adamw8bit import AdamW8bit, code_book, from_bytes, to_bytes
 from toque.training.optim.factory import (
     build_optimizer,
@@ -80,15 +79,6 @@ def test_adafactor_bears_the_gradients_of_large_models_and_of_rows_never_seen():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_adafactor_of_version_0_1_0_is_refused_in_words():
-    """It did not scale by the weight: the same learning rate means another run."""
-    model = Wide()
-    optimizer = build_optimizer(model, name="adafactor")
-    old = {"up.weight/step": torch.tensor(1.0), "up.weight/row_square": torch.ones(96)}
-    with pytest.raises(CheckpointError, match=r"0\.1\.0.*relative.*begin a new run"):
-        load_optimizer_tensors(optimizer, model, old, where="runs/a/checkpoints/step-00000001")
-
-
 def test_muon_is_torchs_on_matrices_and_adamw_on_the_rest():
     model, other = Wide(), Wide()
     inner = [other.up.weight, other.down.weight]
@@ -116,8 +106,7 @@ def test_muon_is_torchs_on_matrices_and_adamw_on_the_rest():
         assert torch.equal(model.get_parameter(name), other.get_parameter(name)), name
 
 
-def test_muons_checkpoints_keep_the_names_of_version_0_1_0():
-    """Same formula, same state: a run that 0.1.0 began goes on."""
+def test_muons_momentum_is_saved_under_its_own_name_and_loaded():
     model = Wide()
     optimizer = build_optimizer(model, name="muon")
     updates(model, optimizer, [0])

@@ -37,7 +37,9 @@ from toque.storage.no_follow import refuse_links
 from toque.storage.progress import ProgressSink, no_progress
 
 BUILDING = "building.json"
-_BEGUN = re.compile(r"\.lock(\.lease)?|\.(building\.json|\.lock\.lease)\.[0-9a-f]{16}\.partial")
+_BEGUN = re.compile(
+    r"\.lock(\.lease(\.break\.[0-9]+\.[0-9a-f]{32})?)?|\.building\.json\.[0-9a-f]{16}\.partial"
+)
 """Files that a start leaves when it ends before `building.json` says whose the folder is."""
 
 
@@ -99,7 +101,7 @@ def prepare(
                 limits = choose_limits(plan.files, codec, settings)
             readers = {(file.source, file.name): file.reader for file in plan.files}
             job = Job(plan.store, fingerprint, readers, limits.settings)
-            writing = ShardWriting(job, plan.files, ForkedState(codec, lock.descriptor))
+            writing = ShardWriting(job, plan.files, ForkedState(codec))
             shards = writing.write(progress, workers=workers, engine=engine)
             progress(0, 0, "finding duplicates, splitting and writing the report")
             finalizer = StoreFinalizer(plan, limits, codec, shards, writing.not_read)

@@ -168,11 +168,9 @@ def file_entry(path: Path, name: str, n_rows: int) -> StoreFile:
 
 @dataclass(frozen=True)
 class ForkedState:
-    """State that a forked worker inherits: a codec to use, and a lock to close."""
+    """State that a forked worker inherits."""
 
     codec: Codec
-    lock: int
-    """Descriptor of the store's lock, which must end with the main process."""
 
 
 def usable_cores() -> int:
@@ -259,8 +257,6 @@ def _start(job: Job, inherited: ForkedState | None) -> None:
     global _worker  # noqa: PLW0603 - a pool's worker has no other place for its tools
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what Ctrl-C means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if inherited is not None:
-        os.close(inherited.lock)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker = ShardWorker(job, inherited.codec if inherited else None)
 

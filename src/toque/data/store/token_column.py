@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.errors import DataError
-from toque.storage.npy_header import read_header
+from toque.storage.array_headers import read_npy_header
 
 Ids = NDArray[np.generic]
 HELD_AT_MOST: Final = 16 << 20
@@ -221,7 +221,7 @@ def mapped_array(path: Path) -> NDArray[np.generic]:
     again = "Restore the file, or remove the store and prepare the data again."
     try:
         with path.open("rb") as file:
-            shape, _, dtype = read_header(file)
+            shape, _, dtype = read_npy_header(file)
             body = path.stat().st_size - file.tell()
         claimed = math.prod(shape) * dtype.itemsize
         if dtype.kind not in "biuf" or len(shape) != 1 or claimed != body:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from toque.errors import CheckpointError
-from toque.storage.safetensors_header import check_header
+from toque.storage.array_headers import check_safetensors_header
 
 _INDEX: Final = "model.safetensors.index.json"
 _PICKLES: Final = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
@@ -70,7 +70,7 @@ def stored_weights(folder: Path) -> StoredWeights:
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(folder):
         try:
-            check_header(file)
+            check_safetensors_header(file)
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  # not a mapping
                     files[name] = file

@@ -21,8 +21,8 @@ from toque.errors import CheckpointError, ConfigError
 from toque.models.families import vocabulary_rows
 from toque.models.lora.frozen import base_sha256
 from toque.models.lora.layers import ADAPTER, _peft, is_adapted
+from toque.storage.array_headers import with_sorted_metadata
 from toque.storage.no_follow import write_new
-from toque.storage.safetensors_header import with_sorted_metadata
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

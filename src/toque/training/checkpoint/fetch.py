@@ -14,13 +14,13 @@ from pathlib import Path
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_folder, atomic_path
 from toque.storage.bucket import Bucket
-from toque.storage.bucket_errors import BucketError, RunBucketError
+from toque.storage.bucket_access import BucketError, RunBucketError
 from toque.storage.bucket_lock import LOCK
 from toque.training.checkpoint.manifest import (
     MANIFEST,
     MOST_BYTES,
     Manifest,
-    NewerFormatError,
+    OtherFormatError,
     parse_manifest,
     read_manifest,
     verify_files,
@@ -60,7 +60,7 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
             with _fetched(bucket, place, run) as manifest:
                 _refuse_absent(names, place, manifest)
                 _fetch_rest(bucket, names, run, say)
-        except (NewerFormatError, BucketError):
+        except (OtherFormatError, BucketError):
             raise
         except CheckpointError as error:
             reasons.append(str(error))
@@ -112,7 +112,7 @@ def _newest_here(run: Path) -> Manifest | None:
     for path in sorted((run / "checkpoints").glob("step-*"), reverse=True):
         try:
             return verify_checkpoint(path).manifest
-        except NewerFormatError:
+        except OtherFormatError:
             raise
         except CheckpointError:
             continue  # the user reads why when the run continues
@@ -133,7 +133,7 @@ def _refuse_another_run(bucket: Bucket, steps: list[str], here: Manifest) -> Non
             continue  # removed meanwhile
         try:
             there = parse_manifest(text, f"{bucket.address}/{place}")
-        except NewerFormatError:
+        except OtherFormatError:
             raise
         except CheckpointError as error:
             unread = error
@@ -194,7 +194,7 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
             if not _is_here(bucket, f"best/{best}", run):
                 with _fetched(bucket, f"best/{best}", run):
                     pass
-        except (NewerFormatError, BucketError):
+        except (OtherFormatError, BucketError):
             raise
         except CheckpointError as error:
             kept = "; the one here stays" if (run / "best" / best).is_dir() else ""
@@ -212,7 +212,7 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
 def _is_whole(folder: Path) -> bool:
     try:
         verify_checkpoint(folder)
-    except NewerFormatError:
+    except OtherFormatError:
         raise
     except CheckpointError:
         return False
@@ -220,7 +220,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _is_here(bucket: Bucket, place: str, run: Path) -> bool:
-    """Whether a whole copy of it lies here already."""
+    """True if a whole copy of it lies here already."""
     try:
         here = verify_checkpoint(run / place)
     except CheckpointError:

@@ -12,7 +12,7 @@ from torch import nn
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_write
-from toque.training.checkpoint.sharded_saver import Layout
+from toque.training.checkpoint.saver import CheckpointLayout
 from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.parts import is_divided
@@ -29,7 +29,7 @@ def chosen_layout(
     *,
     averages: bool,
     ranks: Ranks,
-) -> Layout:
+) -> CheckpointLayout:
     """The layout of the run's checkpoints; the same on all ranks.
 
     Args:
@@ -46,8 +46,8 @@ def chosen_layout(
     weights = bytes_of(model_tensors(model))  # a DTensor counts as the whole of it
     needed = weights * (2 if averages else 1) + state_bytes(optimizer)
     fits = needed <= MOST_OF_MEMORY * psutil.virtual_memory().available
-    own: Layout = "whole" if fits else "sharded"
-    told: Layout = ranks.broadcast(own)
+    own: CheckpointLayout = "whole" if fits else "sharded"
+    told: CheckpointLayout = ranks.broadcast(own)
     return told
 
 

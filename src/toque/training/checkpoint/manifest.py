@@ -7,7 +7,7 @@ reader trusts nothing it says about places: file names are plain names in the sa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,8 @@ from toque.storage.json_files import decode_json
 
 WHOLE: Final = 1
 SHARDED: Final = 2
-"""Versions of the layout on disk. What every Toque can read is written as such."""
-FORMAT: Final = SHARDED
-"""The newest; raised when an older Toque could misread a newer checkpoint."""
+"""Formats of a checkpoint, by its layout. A new one adds a number; `tests/golden/checkpoint-v*`
+holds a checkpoint of each, which must load to the same loss."""
 MANIFEST: Final = "manifest.json"
 MOST_BYTES: Final = 1 << 24
 """A manifest, and any small file of a run, has less."""
@@ -41,10 +40,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     data_fingerprint: str
     versions: dict[str, str]
     files: tuple[FileEntry, ...]
+    settings: dict[str, Any]
+    """The configuration it was saved under."""
     metrics: dict[str, float] = {}
-    """Of the evaluation that made it one of the best; empty in an ordinary checkpoint."""
-    settings: dict[str, Any] = {}
-    """The configuration it was saved under; empty in those of release 0.1.0."""
+    """Metrics of the evaluation that made it one of the best; empty in an ordinary checkpoint."""
     self_sha256: str = ""
     """SHA-256 of this file's bytes with these digits left out."""
 
@@ -55,17 +54,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Version(msgspec.Struct):
     format: int
+    settings: Any = msgspec.UNSET
 
 
-class NewerFormatError(CheckpointError):
-    """Written by a Toque newer than this one; falling back to an older one would lose work."""
+class OtherFormatError(CheckpointError):
+    """Written by another version of Toque; falling back to an older checkpoint would lose work."""
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of `folder`, its form checked, its files not yet.
 
     Raises:
-        NewerFormatError: a newer Toque wrote it.
+        OtherFormatError: another version of Toque wrote it, which this one does not read.
         CheckpointError: it is missing, damaged, or names what no checkpoint may name.
     """
     path = folder / MANIFEST
@@ -84,19 +84,26 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
     """The manifest in `text`, which was read from `place`, its form and its own hash checked.
 
     Raises:
-        NewerFormatError: a newer Toque wrote it.
+        OtherFormatError: another version of Toque wrote it, which this one does not read.
         CheckpointError: it is damaged, or names what no checkpoint may name.
     """
     try:
-        version = decode_json(text, _Version).format
-        if version > FORMAT:
-            raise NewerFormatError(
-                f"{place} has format {version}; this Toque reads up to {FORMAT}. Install a newer "
-                "Toque, or move this checkpoint away to continue from an older one."
+        found = decode_json(text, _Version)
+        if found.format > SHARDED:
+            raise OtherFormatError(
+                f"{place} has format {found.format}; this Toque reads up to {SHARDED}. Install a "
+                "newer Toque, or move this checkpoint away to continue from an older one."
             )
-        if version not in READERS:
-            raise CheckpointError(f"{place} has format {version}, which no Toque ever wrote.")
-        manifest = READERS[version](text)
+        if found.format not in (WHOLE, SHARDED):
+            raise CheckpointError(f"{place} has format {found.format}, which no Toque ever wrote.")
+        if found.settings is msgspec.UNSET:
+            raise OtherFormatError(
+                f"{place} was written by version 0.1.0 of Toque, as it was before checkpoints held "
+                "the settings they were saved under. This version does not read it, and nothing "
+                "was touched. The version of that day does: finish the run with it, or export its "
+                "model there and begin a new run from that."
+            )
+        manifest = decode_json(text, Manifest)
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{place} is not a checkpoint's manifest: {error}.") from error
     _check_names(manifest, place)
@@ -106,15 +113,6 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
     if seal == "damaged":
         raise CheckpointError(f"{place} is damaged: it does not have the hash that stands in it.")
     return manifest
-
-
-def _read(text: bytes) -> Manifest:
-    return decode_json(text, Manifest)
-
-
-READERS: Final[Mapping[int, Callable[[bytes], Manifest]]] = {WHOLE: _read, SHARDED: _read}
-"""Format -> how its manifest becomes today's. A new format adds its reader and keeps the others:
-`tests/golden/checkpoint-v*` holds a checkpoint of each, which must load to the same loss."""
 
 
 def _check_names(manifest: Manifest, place: str) -> None:

@@ -24,10 +24,10 @@ MODEL_FILES: Final = tuple(f"model/{name}" for name in _MODEL)
 
 
 def is_own(name: str) -> bool:
-    """Whether a file of this name in a run's folder is the run's."""
+    """True if a file of this name in a run's folder is the run's."""
     return _OWN.fullmatch(name) is not None
 
 
 def grows(name: str) -> bool:
-    """Whether a run's file has no bound but the disk's."""
+    """True if a run's file has no bound but the disk's."""
     return bool((found := _OWN.fullmatch(name)) and found["growing"])

@@ -38,7 +38,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where a run is: what a step reads and a restart cannot recompute. No rate, no data order."""
+    """The state of a run that a restart cannot recompute: no learning rate, no data order."""
 
     progress: Progress
     cursor: Cursor
@@ -121,7 +121,7 @@ _UNREADABLE: Final = (
     OverflowError,
     RuntimeError,
 )
-"""What parts may raise that are handed a state of another form."""
+"""Errors that parts may raise when they are handed a state of another form."""
 
 
 def _progress_in(state: Mapping[str, Any], checkpoint: Checkpoint) -> Progress:
@@ -223,7 +223,7 @@ def load_tensors(
 
 
 def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
-    """What the last bits of a sum depend on, besides versions.
+    """Facts about this machine that the last bits of a sum depend on, besides versions.
 
     Kernels are chosen by the instructions a processor has (and matrix products on a GPU by its
     kind), and another kernel adds up in another order.

@@ -67,7 +67,7 @@ class Checkpoint:
         return read_sharded(self.path, layout, stem, like)
 
     def layout(self) -> ShardLayout | None:
-        """Where each tensor's slices are; None where they are whole.
+        """The layout of the shards; None if tensors are whole.
 
         Raises:
             CheckpointError: it cannot be, or names files that the manifest does not.
@@ -120,7 +120,7 @@ def verify_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint's manifest and hash every file it lists.
 
     Raises:
-        NewerFormatError: a newer Toque wrote it.
+        OtherFormatError: another version of Toque wrote it, which this one does not read.
         CheckpointError: it is unfinished, damaged, or stands under another step's name.
     """
     manifest = read_manifest(folder)

@@ -7,6 +7,13 @@ for the next one. Hashing, writing and fsync release Python's lock, so a thread 
 A save that is due while the one before it is still being written is skipped and counted. The last
 save of a session is written while the loop waits, so that the end, and an interruption, are
 durable before anything says so. An error is a warning when training goes on, and never vanishes.
+
+In the layout "whole" rank 0 gathers and writes all tensors. In "sharded" every rank writes its own
+slices, and rank 0 makes one checkpoint of the files. What ranks must agree on (whether a save
+begins, whether all shards are written, what came of it) they agree on in the training loop, at the
+same place; threads exchange nothing. The folder has a temporary name until rank 0 knows every
+shard's SHA-256 and has written the manifest over them, so a kill between two ranks' writes leaves
+the checkpoint before it.
 """
 
 from __future__ import annotations
@@ -14,22 +21,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import takewhile
-from typing import Any, Final, final
+from pathlib import Path
+from typing import Any, Final, Literal, final
 
 import psutil
 import torch
 from torch import Tensor, nn
 
+from toque.storage.atomic import FileEntry, FolderWriter, sync_file
 from toque.training.callbacks import Callbacks
-from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
+from toque.training.checkpoint.manifest import SHARDED
+from toque.training.checkpoint.saved import step_name
+from toque.training.checkpoint.shard_layout import LAYOUT, CutTensor, joined, shard_name
+from toque.training.checkpoint.slices import shard_of
+from toque.training.checkpoint.state_tensors import bytes_of, model_tensors, write_tensors
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.parts import gathered
@@ -37,6 +50,9 @@ from toque.training.events import SaveCounts, Saved
 from toque.units import Progress
 
 _NICENESS: Final = 10
+_LOOK_EVERY: Final = 1.0
+"""Seconds between two looks of all ranks at a save that they wait for; each look is a collective,
+so that writing may take longer than ranks wait for each other."""
 SHARE_OF_MEMORY: Final = 0.5
 """A snapshot may take so much of the free memory; a larger one is not taken."""
 
@@ -45,22 +61,16 @@ SKIPPED: Final = (
     "slower than train.save_every asks for; further ones are counted in the end event"
 )
 
+CheckpointLayout = Literal["whole", "sharded"]
 Tensors = Mapping[str, NamedTensors]
-Write = Callable[[Tensors, Mapping[str, Any]], Saved | None]
 
 
 @final
 class Slot:
-    """The copies of one kind of save, and the job that wrote them last."""
+    """The copies of one kind of save, in memory that is kept from one save to the next."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Tensor] = {}
-        self.job: Future[Saved | None] | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether the copies are still being written."""
-        return self.job is not None and not self.job.done()
 
     def copied(self, tensors: Tensors) -> dict[str, dict[str, Tensor]]:
         """Copies in CPU memory; those of the call before are overwritten."""
@@ -72,6 +82,7 @@ class Slot:
             torch.cuda.synchronize()  # all copies run together and are waited for once
         return copies
 
+    @torch.no_grad()
     def _copy(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
         kept = self._kept.get(key)
         if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
@@ -86,115 +97,101 @@ class Slot:
         return bytes_of(self._kept)
 
 
-@final
-class BackgroundWriter:
-    """Writes one save after another; the thread starts with the first and ends with `close`."""
-
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._jobs: list[Future[Saved | None]] = []
-
-    def submit(self, slot: Slot, write: Write, tensors: Tensors, state: Mapping[str, Any]) -> bool:
-        """Copy everything and return; False, with nothing done, when there is no memory for it.
-
-        Args:
-            slot: which must not be busy.
-            write: called in the thread with the copies.
-            tensors: file stem -> named tensors.
-            state: JSON.
-
-        Raises:
-            ValueError: the state holds what JSON cannot say.
-        """
-        started = time.perf_counter()
-        needed = sum(map(bytes_of, tensors.values())) - slot.bytes
-        if needed > SHARE_OF_MEMORY * psutil.virtual_memory().available:
-            return False
-        state = json.loads(json.dumps(state, allow_nan=False))
-        with torch.no_grad():
-            copies = slot.copied(tensors)
-        blocked = time.perf_counter() - started
-
-        def job() -> Saved | None:
-            saved = write(copies, state)
-            return replace(saved, blocked_seconds=blocked) if saved is not None else None
-
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "toque-save", initializer=lower_priority)
-        slot.job = self._pool.submit(job)
-        self._jobs.append(slot.job)
-        return True
-
-    def finished(self) -> list[Future[Saved | None]]:
-        """Jobs that ended since the last call, in order; never waits.
-
-        The result of a model that was not among the best after all is None.
-        """
-        ended = list(takewhile(Future.done, self._jobs))
-        del self._jobs[: len(ended)]
-        return ended
-
-    def close(self) -> None:
-        """Wait until all that was handed over is written, or has failed."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
-
-
 def lower_priority() -> None:
     """Let a thread that writes checkpoints give way to those that train."""
     with contextlib.suppress(OSError):  # some systems allow it to nobody
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
+@dataclass(frozen=True)
+class _Writing:
+    """This rank's part of one save."""
+
+    tensors: Tensors
+    write: Callable[[Tensors], Any]
+    """Writes them or their copies, in the thread or in the loop."""
+    finish: Callable[[Any], Saved | None]
+    """Function called in the loop, by all ranks that write, with the result of `write`."""
+    folder: ExitStack = field(default_factory=ExitStack)
+    """Holds the checkpoint's folder open until all shards are in it, on rank 0."""
+
+
+@dataclass(frozen=True)
+class _Save:
+    """One save that is being written."""
+
+    kind: str
+    """Name of the folder it will lie in: checkpoints or best."""
+    job: Future[Any]
+    writing: _Writing
+    blocked_seconds: float | None = None
+
+
+@final
 @dataclass
 class Saves:
-    """The saves of one session, of whole tensors, by the first rank.
+    """The saves of one session; every method is called by all ranks at the same place.
 
     Args:
         store: where they go.
-        callbacks: called after each.
-        ranks: of which the first writes; all of them call `save` and `save_best`.
+        callbacks: of this rank; rank 0's are called after each.
+        ranks: the processes that share the run.
+        layout: whether rank 0 writes whole tensors, or every rank its slices.
         background: write while training goes on; otherwise every save is waited for.
     """
 
     store: CheckpointStore
     callbacks: Callbacks
     ranks: Ranks = field(default_factory=Ranks)
+    layout: CheckpointLayout = "whole"
     background: bool = False
     counts: SaveCounts = field(default_factory=SaveCounts)
-    _writer: BackgroundWriter = field(default_factory=BackgroundWriter)
-    _ordinary: Slot = field(default_factory=Slot)
-    _best: Slot = field(default_factory=Slot)
+    _pool: ThreadPoolExecutor | None = None
+    _slots: dict[str, Slot] = field(default_factory=dict)
+    _under_way: list[_Save] = field(default_factory=list)
+
+    @property
+    def _writers(self) -> Ranks:
+        """The ranks that write, and so agree on every save; rank 0 alone where it gathers."""
+        return self.ranks if self.layout == "sharded" else Ranks()
 
     @contextmanager
     def session(self, at: Callable[[], Progress]) -> Iterator[None]:
-        """Wait at the end, however it comes, for the saves being written, and report them."""
+        """Complete at the end the saves being written, and report them.
+
+        After an error ranks that write together give theirs up: ranks that part ways cannot agree
+        on anything, and what was saved before is intact. One that writes alone completes them.
+        """
         self.counts = SaveCounts()
         try:
             yield
-        finally:
+        except BaseException as error:
+            if self._writers.is_distributed:
+                self._give_up(error)
+            else:
+                self.settle(at())
+            raise
+        else:
             self.settle(at())
+        finally:
+            self._close()
 
     def settle(self, at: Progress) -> None:
         """Wait for the saves being written, and report them."""
-        self._writer.close()
-        self.tell(at)
+        while self._under_way:
+            save = self._under_way.pop(0)
+            while self._written(save) < self._writers.world_size:
+                wait([save.job], timeout=_LOOK_EVERY)
+            self._complete(at, save)
 
     def tell(self, at: Progress) -> None:
-        """Report the saves that ended since the last call to the callbacks.
+        """Complete the saves that all ranks have written, and report them.
 
         Raises:
             BaseException: a mistake of the program, not of the disk, that ended a save.
         """
-        for job in self._writer.finished():
-            try:
-                saved = job.result()
-            except SaveError as error:
-                self._failed(at, error)
-            else:
-                if saved is not None:
-                    self._durable(at, saved)
+        while self._under_way and self._written(self._under_way[0]) == self._writers.world_size:
+            self._complete(at, self._under_way.pop(0))
 
     def save(
         self, at: Progress, tensors: Tensors, state: Mapping[str, Any], *, final: bool
@@ -204,60 +201,222 @@ class Saves:
         Raises:
             SaveError: the final save failed.
         """
-        tensors = gathered(tensors, keep=self.ranks.is_main)
-        if not self.ranks.is_main:
-            return
+        if self.layout == "whole":
+            tensors = gathered(tensors, keep=self.ranks.is_main)
+            if not self.ranks.is_main:
+                return
+        parent = self.store.here
         if self.background and not final:
-            if self._ordinary.busy:
+            self.tell(at)
+            if any(save.kind == parent.name for save in self._under_way):
                 self.counts.skipped += 1
                 if self.counts.skipped == 1:
-                    self.callbacks.on_warning(at, SKIPPED.format(step=at.step))
+                    self._warn(at, SKIPPED.format(step=at.step))
                 return
-            write = partial(self.store.save, at.step)
-            if self._writer.submit(self._ordinary, write, tensors, state):
-                return
-            self.counts.waited += 1  # no memory for a copy
-        self.settle(at)
-        try:
-            saved = self.store.save(at.step, tensors, state)
-        except SaveError as error:
-            self._failed(at, error, quiet=final)
-            if final:
-                raise
         else:
-            self._durable(at, saved)
-
-    def _wants_best(self, at: Progress, metrics: dict[str, float]) -> bool:
-        if self._best.job is not None:
-            wait([self._best.job])  # the one before it decides what the lowest are
-        self.tell(at)
-        return self.store.is_among_best(at.step, metrics)
+            self.settle(at)
+        failed = self._begin(at, parent, tensors, state, metrics={}, final=final)
+        if failed is not None and final:
+            raise failed
 
     def save_best(self, at: Progress, model: nn.Module, metrics: dict[str, float]) -> None:
         """Keep the model apart when its loss is among the lowest. Never skipped."""
-        writes = self.ranks.is_main
-        if not self.ranks.broadcast(writes and self._wants_best(at, metrics)):
+        parent = self.store.best_folder
+        if any(save.kind == parent.name for save in self._under_way):
+            self.settle(at)  # the one before it decides what the lowest are
+        is_main = self.ranks.is_main
+        own = self.store.is_among_best(at.step, metrics) if is_main else None
+        if not self.ranks.broadcast(own):
             return
-        tensors = gathered({"model": model_tensors(model)}, keep=writes)
-        if not writes:
-            return
+        tensors: Tensors = {"model": model_tensors(model)}
+        if self.layout == "whole":
+            tensors = gathered(tensors, keep=is_main)
+            if not is_main:
+                return
+        self._begin(at, parent, tensors, {"progress": asdict(at)}, metrics=metrics)
 
-        def write(tensors: Tensors, _state: Mapping[str, Any]) -> None:
-            model, progress = tensors["model"], asdict(at)
-            self.store.save_best(at.step, model, progress=progress, metrics=metrics)
+    def _written(self, save: _Save) -> float:
+        """Ranks whose part of a save is written."""
+        return self._writers.all_reduce_sum([save.job.done()])[0]
 
-        if self.background and self._writer.submit(self._best, write, tensors, {}):
-            return
+    def _begin(
+        self,
+        at: Progress,
+        parent: Path,
+        tensors: Tensors,
+        state: Mapping[str, Any],
+        *,
+        metrics: Mapping[str, float],
+        final: bool = False,
+    ) -> SaveError | None:
+        """Have the tensors written; why the save failed, if it is known to have."""
+        started = time.perf_counter()
+        state = json.loads(json.dumps(state, allow_nan=False))  # as it is now
         try:
-            write(tensors, {})
+            if self.layout == "whole":
+                writing = self._whole(at.step, tensors, state, metrics)
+            else:
+                writing = self._shard(at.step, parent, tensors, state, metrics)
         except SaveError as error:
-            self._failed(at, error)
+            return self._failed(at, error, quiet=final)
+        slot = self._slots.setdefault(parent.name, Slot())
+        background = self.background and not final
+        if background and not self._fits(sum(map(bytes_of, writing.tensors.values())) - slot.bytes):
+            self.counts.waited += not metrics  # best models are not counted in anything
+            background = False
+        if background:
+            copies = slot.copied(writing.tensors)
+            self._pool = self._pool or ThreadPoolExecutor(1, "toque-save", lower_priority)
+            job = self._pool.submit(writing.write, copies)
+            blocked = time.perf_counter() - started
+            self._under_way.append(_Save(parent.name, job, writing, blocked))
+            return None
+        self.settle(at)
+        done: Future[Any] = Future()
+        try:
+            done.set_result(writing.write(writing.tensors))
+        except SaveError as error:
+            done.set_exception(error)
+        return self._complete(at, _Save(parent.name, done, writing), quiet=final)
 
-    def _durable(self, at: Progress, saved: Saved) -> None:
-        self.counts.written += 1
-        self.callbacks.on_save(at, saved)
+    def _whole(
+        self, step: int, tensors: Tensors, state: Mapping[str, Any], metrics: Mapping[str, float]
+    ) -> _Writing:
+        """Whole tensors, by this rank alone: the store makes a checkpoint of them."""
 
-    def _failed(self, at: Progress, error: SaveError, *, quiet: bool = False) -> None:
+        def write(tensors: Tensors) -> Saved | None:
+            if not metrics:
+                return self.store.save(step, tensors, state)
+            model, progress = tensors["model"], state["progress"]
+            return self.store.save_best(step, model, progress=progress, metrics=metrics)
+
+        return _Writing(tensors, write, lambda saved: saved)
+
+    def _shard(
+        self,
+        step: int,
+        parent: Path,
+        tensors: Tensors,
+        state: Mapping[str, Any],
+        metrics: Mapping[str, float],
+    ) -> _Writing:
+        """This rank's slices, into a folder that rank 0 makes.
+
+        Raises:
+            SaveError: on every rank, when it cannot be made.
+        """
+        started, ranks = time.perf_counter(), self.ranks
+        shard = shard_of(tensors, rank=ranks.rank, world_size=ranks.world_size)
+        needed = int(ranks.all_reduce_sum([bytes_of(shard.tensors)])[0])
+        folder = ExitStack()
+
+        def opened() -> Path | SaveError:
+            try:
+                return folder.enter_context(self.store.writing(parent, step, needed)).folder
+            except SaveError as error:
+                return error
+
+        place = ranks.broadcast(opened() if ranks.is_main else None)
+        if isinstance(place, SaveError):
+            raise place
+        writer = FolderWriter(place, self.store.after)
+
+        def write(tensors: Tensors) -> FileEntry | str:
+            return _written_shard(writer, shard_name(ranks.rank, ranks.world_size), tensors[""])
+
+        def finish(written: FileEntry | str) -> Saved:
+            parts = ranks.all_gather((written, shard.cut))
+            size: int | SaveError = ranks.broadcast(sealed(parts) if ranks.is_main else None)
+            if isinstance(size, SaveError):
+                raise size
+            return Saved(parent / step_name(step), step, size, time.perf_counter() - started)
+
+        def sealed(parts: list[_Part]) -> int | SaveError:
+            try:
+                with folder:
+                    size = self._sealed(writer, step, parts, state, metrics)
+            except SaveError as error:
+                return error
+            if metrics:
+                self.store.prune_best()
+            else:
+                self.store.prune(step)
+            return size
+
+        return _Writing({"": shard.tensors}, write, finish, folder)
+
+    def _sealed(
+        self,
+        writer: FolderWriter,
+        step: int,
+        parts: list[_Part],
+        state: Mapping[str, Any],
+        metrics: Mapping[str, float],
+    ) -> int:
+        """Make a checkpoint of all ranks' shards, on rank 0; the bytes of it."""
+        files = [entry for entry, _ in parts if isinstance(entry, FileEntry)]
+        faults = [f"rank {n}: {why}" for n, (why, _) in enumerate(parts) if isinstance(why, str)]
+        if faults:
+            raise OSError("; ".join(faults))
+        cuts = {entry.file: cut for entry, (_, cut) in zip(files, parts, strict=True)}
+        files.append(writer.put(LAYOUT, joined(cuts).to_json()))
+        return self.store.seal(writer, step, files, state=state, metrics=metrics, version=SHARDED)
+
+    def _fits(self, needed: int) -> bool:
+        """True if every machine has the memory for the copies of all its ranks."""
+        own = (platform.node(), needed, psutil.virtual_memory().available)
+        asked: list[tuple[str, int, int]] = self._writers.all_gather(own)
+        return all(
+            sum(n for other, n, _ in asked if other == machine) <= SHARE_OF_MEMORY * free
+            for machine, _, free in asked
+        )
+
+    def _complete(self, at: Progress, save: _Save, *, quiet: bool = False) -> SaveError | None:
+        """Report a save that is written; all that write learn what came of it."""
+        try:
+            saved = save.writing.finish(save.job.result())
+        except SaveError as error:
+            return self._failed(at, error, quiet=quiet)
+        if saved is not None and save.kind == self.store.folder.name:
+            self.counts.written += 1
+            if self.ranks.is_main:
+                self.callbacks.on_save(at, replace(saved, blocked_seconds=save.blocked_seconds))
+        return None
+
+    def _failed(self, at: Progress, error: SaveError, *, quiet: bool) -> SaveError:
         self.counts.failed += 1
         if not quiet:
-            self.callbacks.on_warning(at, str(error))
+            self._warn(at, str(error))
+        return error
+
+    def _warn(self, at: Progress, message: str) -> None:
+        if self.ranks.is_main:
+            self.callbacks.on_warning(at, message)
+
+    def _give_up(self, error: BaseException) -> None:
+        self._close()
+        for save in self._under_way:
+            with suppress(type(error)):
+                save.writing.folder.__exit__(type(error), error, error.__traceback__)
+        self._under_way.clear()
+
+    def _close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+
+_Part = tuple[FileEntry | str, Mapping[str, CutTensor]]
+"""The file of one rank, or why there is none, and the slices it holds."""
+
+
+def _written_shard(
+    writer: FolderWriter, name: str, tensors: Mapping[str, Tensor]
+) -> FileEntry | str:
+    """The shard of this rank on the disk; or why the file system refused it."""
+    try:
+        entry = writer.write(name, partial(write_tensors, tensors))
+        sync_file(writer.folder / name)
+    except OSError as error:
+        return error.strerror or str(error)
+    return entry

@@ -105,7 +105,7 @@ def _set_aside_there(bucket: Bucket, step: int, when: str) -> list[str]:
 
 
 def is_done(run: Path, name: str) -> bool:
-    """Whether this command went back to the checkpoint `name` before its launcher started it again.
+    """True if this command went back to the checkpoint `name` before its launcher started it again.
 
     What it has saved since is newer, and is its own work. A launcher that counts its restarts says
     so by TORCHELASTIC_RESTART_COUNT, as torchrun does.

@@ -40,7 +40,7 @@ class CutTensor(msgspec.Struct, frozen=True):
     """A tensor as one process has it, and where its slices are."""
 
     dtype: str
-    """As torch names it: float32."""
+    """The dtype by torch's name, e.g. float32."""
     shape: tuple[Count, ...]
     dim: Count
     """Along which it is cut; 0 of a whole one."""
@@ -54,7 +54,7 @@ class CutTensor(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """Of all slices."""
+        """Bytes of all slices."""
         return math.prod(self.shape) * self.torch_dtype.itemsize
 
     @property
@@ -88,7 +88,7 @@ class ShardLayout(msgspec.Struct, frozen=True):
 
     files: tuple[str, ...]
     tensors: dict[str, CutTensor]
-    """By `<stem>/<name>`, e.g. `model/wte.weight`, as the tensor is named in the files."""
+    """The tensors by `<stem>/<name>`, their name in the files, e.g. `model/wte.weight`."""
 
     def to_json(self) -> bytes:
         """One line; a manifest that people read stays short."""

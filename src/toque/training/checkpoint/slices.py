@@ -36,7 +36,7 @@ class Held:
     start: int
     stop: int
     copy: int = 0
-    """Which of the equal copies on all ranks this is."""
+    """Number of this copy among the equal ones on all ranks."""
     copies: int = 1
 
     @classmethod
@@ -73,7 +73,7 @@ class Held:
 
 @dataclass(frozen=True)
 class OwnShard:
-    """What one rank writes, by `<stem>/<name>`: its slices, and what they are slices of."""
+    """The slices that one rank writes, by `<stem>/<name>`, and what they are slices of."""
 
     tensors: dict[str, Tensor]
     cut: dict[str, CutTensor]

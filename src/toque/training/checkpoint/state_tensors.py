@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from toque.errors import CheckpointError
-from toque.storage.safetensors_header import check_header
+from toque.storage.array_headers import check_safetensors_header
 from toque.training.distributed.parts import divided_like, own_part
 from toque.training.mismatches import refuse
 from toque.training.state_values import impossible_weights
@@ -50,7 +50,7 @@ def opened_tensors(path: Path) -> Iterator[Any]:
         CheckpointError: the file is missing, is not a safetensors file, or lacks what is asked.
     """
     try:
-        check_header(path)
+        check_safetensors_header(path)
         with safe_open(path, framework="pt") as file:
             yield file
     except OSError as error:

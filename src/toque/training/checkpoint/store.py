@@ -37,13 +37,13 @@ from toque.storage.atomic import (
     sweep,
     sweep_files,
 )
-from toque.storage.held_folder import held_folder, place_of, refuse_moved
 from toque.storage.locks import Held, file_lock, held
+from toque.storage.no_follow import held_folder, place_of, refuse_moved
 from toque.training.checkpoint.manifest import (
     MANIFEST,
     WHOLE,
     Manifest,
-    NewerFormatError,
+    OtherFormatError,
     read_manifest,
 )
 from toque.training.checkpoint.saved import (
@@ -144,7 +144,7 @@ class CheckpointStore:
         return place_of(self.folder.parent) / self.folder.name
 
     def asks(self) -> Requests:
-        """To stop and save, where the run's folder is not at its place any more."""
+        """A request to stop and save, if the run's folder is not at its place any more."""
         moved = self.here != self.folder
         return Requests(stop=moved, save=moved, reason=MOVED if moved else "")
 
@@ -208,7 +208,7 @@ class CheckpointStore:
         return saved
 
     def is_among_best(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Whether `save_best` would keep a model with these metrics."""
+        """True if `save_best` would keep a model with these metrics."""
         rank = self.best_by.rank(metrics)
         if self.keep_best < 1 or not math.isfinite(rank):
             return False
@@ -219,14 +219,14 @@ class CheckpointStore:
         """The newest checkpoint that verifies, with the newer ones that did not; None for none.
 
         Raises:
-            NewerFormatError: the newest was written by a newer Toque.
+            OtherFormatError: the newest was written by a version that this one does not read.
             CheckpointError: there are checkpoints, and not one can be used.
         """
         skipped: list[Skipped] = []
         for path in step_folders(self.here):
             try:
                 return replace(verify_checkpoint(path), skipped=tuple(skipped))
-            except NewerFormatError:
+            except OtherFormatError:
                 raise
             except CheckpointError as error:
                 skipped.append(Skipped(path, str(error)))

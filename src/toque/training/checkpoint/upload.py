@@ -20,7 +20,7 @@ from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_folder, link_or_copy, remove_folder, sweep
 from toque.storage.bucket import Bucket
 from toque.storage.bucket_lock import BucketLock
-from toque.storage.held_folder import refuse_moved
+from toque.storage.no_follow import refuse_moved
 from toque.training.callbacks import Callback
 from toque.training.checkpoint.fetch import complete_steps
 from toque.training.checkpoint.manifest import MANIFEST, read_manifest
@@ -32,7 +32,7 @@ OUTBOX: Final = "outbox"
 QUEUE: Final = 2
 """Checkpoints that wait at most, best models not counted."""
 _KINDS: Final = ("best", "checkpoints")
-"""In the order in which they are uploaded, see `Uploads._next`."""
+"""Folders of checkpoints, in the order in which they are uploaded; see `Uploads._next`."""
 _AGAIN_AFTER: Final = 30.0
 """Seconds until a store that was down is tried again, if no new checkpoint comes before."""
 
@@ -48,7 +48,7 @@ class UploadCounts:
     newest_step: int | None = None
 
     def in_words(self) -> str:
-        """For people."""
+        """The counts as a sentence."""
         newest = f", newest step {self.newest_step:,}" if self.newest_step else ""
         return (
             f"{self.uploaded} uploaded{newest}, {self.failed} tries failed, {self.given_up} given "
@@ -96,7 +96,7 @@ class Uploads:
         self._thread.join()
 
     def is_lost(self) -> bool:
-        """Whether another process has taken the run over."""
+        """True if another process has taken the run over."""
         return self._lock.lost.is_set()
 
     def add(self, checkpoint: Path) -> None:

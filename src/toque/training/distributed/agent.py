@@ -37,10 +37,10 @@ AGREED: Final = {0, Interrupted.exit_code}
 FINAL: Final = {*range(ConfigError.exit_code, NonFiniteError.exit_code + 1)}
 """Exit codes of errors that another attempt would only repeat."""
 _END_SECONDS: Final = 30
-"""From one rank's failure until the others, which mostly notice and say so, are killed; and from
-a request to stop. What torch's agents take."""
+"""Seconds from one rank's failure until the others, which mostly notice and say so, are killed; and
+from a request to stop. As many as torch's agents take."""
 _OTHERS_SECONDS: Final = 60.0
-"""For the other machines' ranks to end, once those of this one have finished well."""
+"""Seconds for the other machines' ranks to end, once those of this one have finished well."""
 
 
 class Agent(SimpleElasticAgent):
@@ -86,7 +86,7 @@ class Agent(SimpleElasticAgent):
 
     @property
     def restarts_left(self) -> int:
-        """How often the ranks may still be started again."""
+        """Number of times that the ranks may still be started again."""
         return int(self._remaining_restarts)
 
     def killed(self) -> str:

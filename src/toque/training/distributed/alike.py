@@ -13,7 +13,7 @@ from toque.version import __version__
 
 
 def versions() -> dict[str, str]:
-    """Of what decides a number or the form of a file."""
+    """Versions of what decides a number or the form of a file."""
     packages = {name: metadata.version(name) for name in ("torch", "transformers")}
     return {"toque": __version__, **packages, "python": platform.python_version()}
 

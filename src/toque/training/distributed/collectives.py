@@ -55,12 +55,12 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes files and prints for all."""
+        """True if this rank writes files and prints for all."""
         return self.rank == 0
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are others."""
+        """True if there are others."""
         return self.world_size > 1
 
     def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
@@ -86,7 +86,7 @@ class Ranks:
         return found[0]
 
     def any_rank(self, wants: Requests) -> Requests:
-        """What any rank asks for; of several reasons that of the lowest rank."""
+        """The requests of all ranks together; of several reasons that of the lowest rank."""
         asked: list[Requests] = self.all_gather(wants)
         return reduce(or_, asked)
 

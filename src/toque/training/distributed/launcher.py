@@ -34,12 +34,12 @@ from toque.training.distributed.meeting import (
 from toque.training.distributed.surroundings import LAUNCHER_VARIABLE
 
 _HEARD_SECONDS: Final = 3
-"""For the other machines to hear how the run ended, before the store goes with its host."""
+"""Seconds for the other machines to hear how the run ended, before the store goes with its host."""
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Which processes share a run.
+    """The processes that share a run.
 
     Args:
         gpus: processes on each machine, one a GPU; without a GPU they share the CPU.
@@ -151,7 +151,7 @@ def _ended(agent: Agent, meeting: Meeting) -> int:
 
 
 def environment_of(machines: Machines) -> dict[str, str]:
-    """What every rank of this machine is started with, beside what tells it apart.
+    """Environment of every rank of this machine, without what tells it apart.
 
     The cores of the machine are divided between its ranks; over several machines gloo is told the
     network that leads to the first, as it would guess by the machine's name. Whatever is set
@@ -170,7 +170,7 @@ def environment_of(machines: Machines) -> dict[str, str]:
 
 
 def in_words(machines: Machines, environment: dict[str, str]) -> str:
-    """What is about to start."""
+    """A sentence about what is about to start."""
     count = f"{machines.gpus} process{'es' if machines.gpus > 1 else ''}"
     if torch.cuda.is_available():
         here = f"{count}, one a GPU"

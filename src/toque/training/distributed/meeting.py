@@ -34,7 +34,7 @@ PATIENCE_VARIABLE: Final = "TOQUE_NODES_TIMEOUT"
 A machine of a cluster may need minutes to be given, hence ten of them when it is not set."""
 PATIENCE_SECONDS: Final = 600
 PORT: Final = 29400
-"""Of the store where the address names none; torch's own."""
+"""Port of the store if the address names none; torch's own default."""
 _CONNECT_SECONDS: Final = 60
 """One attempt to reach the first machine, as long as torch's; as many as fit into the patience."""
 _RUN: Final = "toque"
@@ -43,7 +43,7 @@ _RUN: Final = "toque"
 
 @dataclass(frozen=True)
 class Meeting:
-    """What one machine knows of the others.
+    """One machine's knowledge of the others.
 
     Args:
         handler: torch's; brings the launchers together.
@@ -170,7 +170,7 @@ def address_of(endpoint: str) -> tuple[str, int]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or address is this machine's, by the addresses of its network interfaces.
+    """True if a name or address is this machine's, by the addresses of its network interfaces.
 
     Raises:
         OSError: the name is not known.
@@ -235,7 +235,7 @@ def _reason(error: BaseException) -> str:
 
 
 def patience_seconds() -> int:
-    """How long machines wait for each other.
+    """Seconds that machines wait for each other.
 
     Raises:
         ConfigError: the environment does not give a number.

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def is_divided(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether ranks hold parts of `tensor`."""
+    """True if ranks hold parts of `tensor`."""
     return hasattr(tensor, "full_tensor")
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of `tensor`, without its gradient history; shares its memory."""
+    """This rank's part of `tensor`, without its gradient history; shares its memory."""
     held = tensor.detach()
     return held.to_local() if is_divided(held) else held
 

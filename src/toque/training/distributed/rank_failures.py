@@ -39,7 +39,7 @@ _BY_ITSELF: Final = (
 
 @dataclass(frozen=True)
 class RankFailures:
-    """What the ranks of a run know of each other's end.
+    """Knowledge that the ranks of a run share about each other's end.
 
     Args:
         store: shared by all ranks.

@@ -97,7 +97,7 @@ class Sharded:
             return_freed_memory()  # of the whole weights now, and of gathered ones later
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
-        """As many on every rank as on the one with most: weights are gathered by all together."""
+        """The same number on every rank, that of the one with most: all gather weights together."""
         own = batch.split(rows)
         most = max(1, self._ranks.all_reduce_max(len(own)))
         return own + [batch.unlabelled()] * (most - len(own))

@@ -31,13 +31,13 @@ class Sharing(Protocol):
     """The model of a run as its ranks hold it."""
 
     model: nn.Module
-    """As it is to be updated and saved."""
+    """The model as it is updated and saved."""
     strategy: str
     """single, ddp, fsdp or hsdp."""
     is_sharded: bool
-    """Whether a rank holds parts of the weights, so that all ranks must compute together."""
+    """True if a rank holds parts of the weights, so that all ranks must compute together."""
     part: int
-    """Of the weights: ranks of one number hold the same."""
+    """Number of the part of the weights; ranks of one number hold the same."""
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
         """A new attempt at an update: this rank's share of it, at most `rows` rows at once."""
@@ -47,7 +47,7 @@ class Sharing(Protocol):
 
     @property
     def may_repeat(self) -> bool:
-        """Whether this rank alone may begin the attempt again, unseen by the others."""
+        """True if this rank alone may begin the attempt again, unseen by the others."""
 
     def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
         """[] `loss_fn(model, batch)` without gradients."""
@@ -72,7 +72,7 @@ class Entered(nn.Module):
 
 
 class _Unreached(Entered):
-    """With one number that nothing reaches: without any, DDP warns that looking for them costs."""
+    """A model with a number that nothing reaches: DDP warns about looking for one in vain."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -80,7 +80,7 @@ class _Unreached(Entered):
 
 
 class _Whole:
-    """What holds on a rank that has all weights."""
+    """The answers of a rank that has all weights."""
 
     is_sharded = False
     part = 0
@@ -110,7 +110,7 @@ class Alone(_Whole):
     may_repeat = True
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
-        """Of the whole update."""
+        """The micro-batches of the whole update."""
         return batch.split(rows)
 
     def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
@@ -147,7 +147,7 @@ class Replicated(_Whole):
         self._ddp.register_comm_hook(None, lambda _, bucket: _summed(bucket))
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
-        """At least one, for every rank takes part in the sum."""
+        """This rank's micro-batches, at least one, for every rank takes part in the sum."""
         self._exchanging = False
         return batch.split(rows) or [batch.unlabelled()]
 

@@ -28,7 +28,7 @@ _HOST_NUMBERS: Final = re.compile(r"\[(\w{1,32}+)[^]\[]*+\]")
 
 
 def is_launched() -> bool:
-    """Whether our own launcher started this process."""
+    """True if our own launcher started this process."""
     return LAUNCHER_VARIABLE in os.environ
 
 

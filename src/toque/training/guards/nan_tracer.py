@@ -22,7 +22,7 @@ class NonFiniteOrigin:
     """The first non-finite value of an update."""
 
     where: str
-    """In words: "the output of transformer.h.3.mlp"."""
+    """The place in words: "the output of transformer.h.3.mlp"."""
     example_ids: tuple[int, ...] = ()
     """Examples whose rows hold it; empty when unknown."""
 

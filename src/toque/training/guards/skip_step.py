@@ -20,7 +20,7 @@ from toque.config.schema_methods import OutliersConfig
 from toque.training.state_values import count_in, number_in
 
 _LEAST_SPREAD: Final = 1e-3
-"""Of the mean: numbers that hardly vary make no outlier of a hair's breadth."""
+"""Least share of the mean: numbers that hardly vary make no outlier of a hair's breadth."""
 
 
 @final
@@ -80,7 +80,7 @@ class SkipStep:
 
     @property
     def exhausted(self) -> bool:
-        """Whether `roll_back_after` updates in a row were skipped."""
+        """True if `roll_back_after` updates in a row were skipped."""
         return self.in_a_row >= self.roll_back_after
 
     def roll_back(self, step: int, to_step: int | None) -> str | None:

@@ -152,7 +152,7 @@ class UpdateGuard:
 
     @property
     def should_roll_back(self) -> bool:
-        """Whether so many were skipped in a row that the weights themselves are in doubt."""
+        """True if so many were skipped in a row that the weights themselves are in doubt."""
         return self.skip_step is not None and self.skip_step.exhausted
 
     def roll_back(self, step: int, to_step: int | None) -> str:

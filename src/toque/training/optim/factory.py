@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from toque.errors import CheckpointError, ConfigError
+from toque.errors import ConfigError
 from toque.training.distributed.parts import divided_like, own_part
 from toque.training.mismatches import refuse
 from toque.training.optim.adamw8bit import AdamW8bit
@@ -28,7 +28,7 @@ _NEVER_NEGATIVE: Final = frozenset(
 )
 """Entries that are averages of squares, or largest absolute values."""
 _NAMES_ON_DISK: Final = {"momentum_buffer": "momentum"}
-"""Entries that a checkpoint calls otherwise than torch does, since version 0.1.0."""
+"""Entries that a checkpoint calls otherwise than torch does."""
 
 
 def build_optimizer(
@@ -158,8 +158,6 @@ def load_optimizer_tensors(
         CheckpointError: a name, a shape or a format belongs to another model or optimizer, or no
             updates can have made the values; nothing is changed.
     """
-    if isinstance(optimizer, torch.optim.Adafactor):
-        _refuse_unscaled_adafactor(tensors, where)
     own = {p for group in optimizer.param_groups for p in group["params"]}
     updated = {key.rpartition("/")[0] for key in tensors}
     expected = {
@@ -198,16 +196,6 @@ def _impossible_state(entry: str, value: Tensor, steps: int | None) -> str | Non
     if entry in _NEVER_NEGATIVE and bool((own_part(value) < 0).any()):
         return "holds negative numbers, and is an average of squares"
     return None
-
-
-def _refuse_unscaled_adafactor(tensors: Mapping[str, Tensor], where: str) -> None:
-    if any(key.endswith(("/row_square", "/square")) for key in tensors):
-        raise CheckpointError(
-            f"{where} holds the state of version 0.1.0's Adafactor, whose learning rate was not "
-            "relative to the size of the weights; with today's the same optim.peak_lr is another "
-            "run. Finish it with version 0.1.0, or begin a new run from its weights with an "
-            "optim.peak_lr of 1e-3 to 1e-2."
-        )
 
 
 def _placed(

@@ -29,9 +29,9 @@ _LOOK_EVERY: Final = 0.002
 """Seconds between two looks at a session that is waited for."""
 
 Body = Callable[[], int]
-"""What a session does; returns its exit code."""
+"""Function that a session runs; returns its exit code."""
 Facts = Mapping[str, Any]
-"""What training made, by name, for comparing: hashes, and the loss of every step."""
+"""Results of training by name, for comparing: hashes, and the loss of every step."""
 
 
 class Session:
@@ -46,14 +46,14 @@ class Session:
             _be_the_session(body, log)
 
     def ended(self) -> bool:
-        """Whether it is over; never waits."""
+        """True if it is over; never waits."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code is not None
 
     def wait(self) -> int:
-        """Its exit code, when it has one."""
+        """Wait for the end; the exit code."""
         if self.code is None:
             self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.code
@@ -74,7 +74,7 @@ class Session:
         return True
 
     def killed_after(self, seconds: float) -> bool:
-        """Whether SIGKILL met it that long from now; False when it ended by itself before."""
+        """True if SIGKILL met it that long from now; False when it ended by itself before."""
         until = time.monotonic() + seconds
         if not self.wait_until(lambda: time.monotonic() >= until):
             return False
@@ -82,7 +82,7 @@ class Session:
         return self.wait() == -signal.SIGKILL
 
     def said(self) -> str:
-        """What it printed."""
+        """The text that it printed."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def stop(self) -> None:
@@ -176,7 +176,7 @@ def differing(whole: Facts, other: Facts) -> list[str]:
 
 @dataclass
 class Kills:
-    """What came of killing runs again and again."""
+    """The outcome of killing runs again and again."""
 
     kills: int = 0
     finished: int = 0
@@ -184,9 +184,9 @@ class Kills:
     steps: list[int] = field(default_factory=list)
     """Newest step reported when each kill came."""
     while_: dict[str, int] = field(default_factory=lambda: {"starting": 0, "saving": 0})
-    """What the session was doing when it was killed."""
+    """Number of kills by what the session was doing."""
     wrong: list[str] = field(default_factory=list)
-    """What differed, or how a session failed."""
+    """Differences, and sessions that failed, as sentences."""
 
     def note(self, run: Path, began: float) -> None:
         """Count a kill by what the session was doing."""

@@ -1,19 +1,48 @@
-"""Safetensors headers: checks that the library does not make by itself."""
+"""Headers of `.npy` and safetensors files, which may come from anyone, checked before use."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
+
+import numpy as np
 
 from toque.errors import CheckpointError
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The safetensors library's own cap; a crafted header must not make us allocate gigabytes."""
+Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
+"""Shape of a `.npy` array, whether it is in Fortran order, and its type."""
 
 
-def check_header(path: Path) -> None:
+def read_npy_header(file: IO[bytes]) -> Header:
+    """The header of a `.npy` array of format 1.0 or 2.0; the file stands at its first number then.
+
+    Raises:
+        ValueError: it cannot be read, or claims a negative size.
+        OSError: the file cannot be read.
+    """
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            header = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            header = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"version {version} of the format")
+    except OSError:
+        raise
+    except Exception as error:  # numpy evaluates the header as a Python literal: anything may come
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise ValueError(reason) from error
+    if min(header[0], default=0) < 0:
+        raise ValueError(f"the shape {header[0]}")
+    return header
+
+
+def check_safetensors_header(path: Path) -> None:
     """Refuse a header larger than its file or the cap, no JSON, or with a name twice.
 
     Of two equal names the library takes one and another reader the other. Sizes, offsets and

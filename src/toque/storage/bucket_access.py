@@ -1,0 +1,187 @@
+"""Bucket access: what a bucket is opened for, its credentials, and the paragraph of a refusal.
+
+Credentials are found as the services' own tools find them, before a request is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from toque.errors import CheckpointError, DataError, ToqueError
+from toque.storage.retry import is_denied
+
+_ENDPOINT: Final = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
+_SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+HOW: Final = {
+    "gs": (
+        "Set GOOGLE_APPLICATION_CREDENTIALS to the JSON file of a service account that has these "
+        "rights, or run `gcloud auth application-default login`. For an emulator set "
+        "STORAGE_EMULATOR_HOST."
+    ),
+    "s3": (
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN where there is "
+        "one), or AWS_PROFILE with ~/.aws/credentials, of a user with these rights. For another "
+        "S3 service such as MinIO set AWS_ENDPOINT_URL."
+    ),
+}
+
+
+class BucketError(ToqueError):
+    """A bucket refused, stayed away, or does not hold what it should."""
+
+
+class SourceBucketError(BucketError, DataError):
+    """The bucket is one of the sources."""
+
+
+class RunBucketError(BucketError, CheckpointError):
+    """The bucket holds a run."""
+
+
+@dataclass(frozen=True)
+class BucketUse:
+    """The purpose a bucket is opened for."""
+
+    setting: str
+    """The setting that names the bucket."""
+    rights: str
+    kept: str
+    """A sentence on what a failure leaves intact."""
+    error: type[BucketError]
+
+
+SOURCES: Final = BucketUse(
+    "data.sources", "list and read", "What is fetched already is kept.", SourceBucketError
+)
+RUNS: Final = BucketUse(
+    "checkpoint.upload or run_dir",
+    "list, read, write and delete",
+    "What is on this machine is intact.",
+    RunBucketError,
+)
+
+
+def refusal(what: str, error: Exception, use: BucketUse, *, bucket: str, anonymous: bool) -> str:
+    """Say what failed, why as far as the service tells, and what to do; never a secret.
+
+    Args:
+        what: was to be done, e.g. "read s3://bucket/a".
+        error: of the library.
+        use: of the bucket.
+        bucket: its address up to its name, as "s3://bucket".
+        anonymous: no credentials were found.
+    """
+    scheme, _, name = bucket.partition("://")
+    lines = str(error).strip().splitlines()
+    answer = _without_secrets(lines[0] if lines else type(error).__name__)
+    if isinstance(error, FileNotFoundError):
+        why = (
+            f"there is no bucket {name!r}, or the object is gone. Correct {use.setting}. (A "
+            f"service of your own is found through {_ENDPOINT[scheme]}.)"
+        )
+    elif not is_denied(error):
+        why = (
+            f"the service does not answer as it should: {answer}. Check the network, the proxy "
+            "settings and the endpoint, and run the same command again."
+        )
+    elif anonymous:
+        why = f"it needs the right to {use.rights}, and no credentials were found. {HOW[scheme]}"
+    else:
+        why = (
+            f"the credentials that were found are wrong, expired, or lack the right to "
+            f"{use.rights}: {answer}. {HOW[scheme]}"
+        )
+    return f"Could not {what}: {why} {use.kept}"
+
+
+def _without_secrets(text: str) -> str:
+    for name in _SECRETS:
+        if value := os.environ.get(name):
+            text = text.replace(value, f"({name})")
+    return text[:300]
+
+
+Opened = tuple[Any, bool, tuple[type[Exception], ...]]
+"""fsspec's file system; whether no credentials were found; what the library raises when a request
+fails."""
+
+
+def open_filesystem(scheme: str, use: BucketUse) -> Opened:
+    """The file system of a service.
+
+    Raises:
+        BucketError: the library is missing, or the credentials cannot be read.
+    """
+    open_service, library, extra = (
+        (_google, "gcsfs", "gcs") if scheme == "gs" else (_amazon, "s3fs", "s3")
+    )
+    try:
+        import aiohttp
+
+        files, anonymous, failures = open_service(use)
+    except ImportError as error:
+        raise use.error(
+            f"{scheme}:// addresses need {library}, which is not installed. Run: pip install "
+            f"'toque[{extra}]' (or copy the files yourself and name them)."
+        ) from error
+    return files, anonymous, (OSError, ValueError, aiohttp.ClientError, *failures)
+
+
+def _google(use: BucketUse) -> Opened:
+    # It would print every repeated request with a traceback; the error's paragraph says enough.
+    logging.getLogger("gcsfs").addHandler(logging.NullHandler())
+    emulated = "STORAGE_EMULATOR_HOST" in os.environ
+    if emulated:
+        # With it gcsfs asks an emulator, which does not answer, for a minute and a half.
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    import gcsfs
+    import google.auth.exceptions
+    import requests
+
+    found: Any = None
+    if not emulated:
+        named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+        if named is not None and not Path(named).is_file():
+            raise use.error(
+                f"GOOGLE_APPLICATION_CREDENTIALS names {named}, and there is no such file. "
+                f"{HOW['gs']}"
+            )
+        try:
+            found, _ = google.auth.default(
+                scopes=["https://www.googleapis.com/auth/cloud-platform"]
+            )
+        except google.auth.exceptions.DefaultCredentialsError as error:
+            if named is not None:
+                raise use.error(
+                    "The file that GOOGLE_APPLICATION_CREDENTIALS names holds no credentials: "
+                    f"{str(error).splitlines()[0][:200]}. {HOW['gs']}"
+                ) from error
+    files = gcsfs.GCSFileSystem(
+        token=found or "anon", use_listings_cache=False, skip_instance_cache=True
+    )
+    failures = (
+        requests.RequestException,
+        google.auth.exceptions.GoogleAuthError,
+        gcsfs.retry.HttpError,
+    )
+    return files, found is None, failures
+
+
+def _amazon(use: BucketUse) -> Opened:
+    import botocore.exceptions
+    import botocore.session
+    import s3fs
+
+    try:
+        found = botocore.session.Session().get_credentials()
+    except botocore.exceptions.BotoCoreError as error:
+        raise use.error(f"The AWS credentials cannot be used: {error}. {HOW['s3']}") from error
+    files = s3fs.S3FileSystem(
+        anon=found is None, use_listings_cache=False, skip_instance_cache=True
+    )
+    failures = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+    return files, found is None, failures
