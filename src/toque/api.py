@@ -24,7 +24,7 @@ from toque.workflows.drill import drill
 from toque.workflows.evaluate import evaluate, score
 from toque.workflows.export.run import export
 from toque.workflows.generate import generate as write_texts
-from toque.workflows.init.run import init
+from toque.workflows.init import init
 from toque.workflows.plan.run import plan
 from toque.workflows.prepare import prepare, prepare_before_torch
 from toque.workflows.report import report

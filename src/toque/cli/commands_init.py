@@ -43,7 +43,7 @@ def init(
         replace: overwrite the file if it is there.
         yes: ask nothing, take the defaults.
     """
-    from toque.workflows.init.run import init as workflow
+    from toque.workflows.init import init as workflow
 
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
         sources = sources or (_asked(_SOURCES, _source),)

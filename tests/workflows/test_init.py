@@ -13,7 +13,7 @@ from toque.cli import main
 from toque.config import load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import ConfigError, DataError
-from toque.workflows.init.survey import DOCUMENTS, PAIRS, RECIPES, TOKENS
+from toque.workflows.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_sizes_are_as_large_as_they_say(size: str) -> None:
 
     from toque.models.flops import parameter_counts
     from toque.models.loading.from_scratch import build_model
-    from toque.workflows.init.template import SIZES
+    from toque.workflows.init import SIZES
 
     model = toque.init("a.jsonl", size=size).config.model
     with FakeTensorMode():

@@ -1,0 +1,364 @@
+"""Init: a first configuration, written for the files it is pointed at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from toque.config import RunConfig, resolve_values
+from toque.config.dump import flow
+from toque.config.yaml_reader import read_yaml
+from toque.cooking.schemas import RecipeReader
+from toque.data.prepare.data_report import (
+    ENCODING_HINT,
+    SourceReport,
+    is_of_another_encoding,
+    reasons_in_words,
+    unused_in_words,
+)
+from toque.errors import ConfigError, DataError, argument, in_shell
+from toque.reporter import SILENT, Reporter
+from toque.sources.decompress import UTF_8
+from toque.sources.prompt_target import PairReader
+from toque.sources.records import Source, examples_in
+from toque.sources.source_files import blocks_of, find_files, plain_bytes
+from toque.sources.token_arrays import TokenReader
+from toque.storage.atomic import atomic_write
+from toque.storage.bucket import is_remote
+from toque.training.bottlenecks import few_updates
+from toque.units import Duration
+from toque.workflows.configure import configure
+from toque.workflows.prepared_store import sources_of
+
+RECIPES, DOCUMENTS = "recipes", "documents"
+PAIRS, TOKENS = "prompts with answers", "texts of token ids"
+_LOOK_BYTES: Final = 4 << 20
+"""Bytes of every source that are read: some thousand recipes, in about a second."""
+_CHARACTERS_A_TOKEN: Final = 4.0
+"""Guess, for English recipes and tokenizers of some thousand entries."""
+_SMALL_FROM_TOKENS: Final = 2_000_000
+"""Tokens of text from which on a tiny model is too small. A guess."""
+_USUAL_BATCH: Final = 16_384
+"""Tokens of an update that goes on from a model."""
+_UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
+"""Guesses: fewest updates of a run, epochs of one that a clock ends, fewest examples of an update,
+and tokens of an example where long ones are split."""
+
+_POSITIONS: Final = 1024
+"""Tokens of prompt and target together that a new model can read."""
+_COLUMN: Final = 29
+"""Column of the comments that end a line."""
+
+
+class Size(NamedTuple):
+    """A model from scratch, and how it is trained. The numbers are guesses that train."""
+
+    about: str
+    width: int
+    layers: int
+    heads: int
+    inner: int
+    vocabulary: int
+    batch_tokens: int
+    peak_lr: str
+
+
+SIZES: Final[Mapping[str, Size]] = {
+    "tiny": Size("1 million parameters, learns on a laptop", 128, 4, 4, 352, 2048, 2048, "3e-3"),
+    "small": Size("6 million parameters", 256, 6, 8, 704, 4096, 4096, "1e-3"),
+    "medium": Size("30 million parameters, wants a GPU", 512, 8, 8, 1408, 8192, 16384, "6e-4"),
+}
+
+
+@dataclass(frozen=True)
+class FoundSource:
+    """A source and what it holds."""
+
+    path: str
+    kind: str = ""
+    """`RECIPES`, `DOCUMENTS`, `PAIRS`, `TOKENS`; "" where nobody has looked."""
+    schema: str = ""
+    """Its name in the data report, e.g. "json-lines" or "foodcom"."""
+    files: int = 1
+    records: int = 0
+    """Usable records."""
+    tokens: int = 0
+    """Estimated tokens of them."""
+    whole: bool = True
+    """False where a part was read, and `records` is scaled up by the bytes."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on what no example holds, and on bytes that are not of the encoding."""
+
+    def __str__(self) -> str:
+        """The contents in a few words."""
+        if not self.kind:
+            return "in a bucket or on the hub; not looked at"
+        one = " ".join(word.removesuffix("s") for word in self.kind.split())
+        files = f" in {self.files:,} files" if self.files > 1 else ""
+        about, kind = "" if self.whole else "about ", one if self.records == 1 else self.kind
+        return f"{self.schema}, {about}{self.records:,} {kind}{files}"
+
+
+@dataclass(frozen=True)
+class Initialised:
+    """A configuration that was written."""
+
+    file: Path
+    config: RunConfig
+    sources: tuple[FoundSource, ...]
+    warning: str = ""
+    """Sentence about a run of very few updates."""
+
+    def __str__(self) -> str:
+        """The sources, and what to do next."""
+        lines = [line for one in self.sources for line in (f"{one.path}: {one}", *one.remarks)]
+        lines += [self.warning] if self.warning else []
+        todo = f"Wrote {self.file}. Look it over, then: toque train {in_shell(self.file)}"
+        return "\n".join([*lines, todo])
+
+
+def init(
+    sources: str | Path | Sequence[str | Path],
+    *,
+    to: str | Path = "my.yaml",
+    size: str | None = None,
+    start_from: str | Path = "scratch",
+    stop_after: str = "30 minutes",
+    tokenizer: str = "auto",
+    encoding: str = "utf-8",
+    replace: bool = False,
+    reporter: Reporter = SILENT,
+) -> Initialised:
+    """Look at files and write a commented configuration for them, ready to train.
+
+    Args:
+        sources: a file, a folder or a pattern, or several; what they hold is recognised.
+        to: the file to write; run and store are named after it.
+        size: of a model from scratch: tiny, small or medium. None: by the amount of text, tiny or
+            small.
+        start_from: a model to go on from, a folder or a hub name, instead of random weights.
+        stop_after: length of the run, e.g. "30 minutes" or "3 epochs".
+        tokenizer: a folder or a hub name; auto: the model's own, or learnt from the data.
+        encoding: of the files that are text, e.g. cp1252 for an old export.
+        replace: overwrite a file that is there.
+        reporter: hears what takes time.
+
+    Returns:
+        The file, its configuration, and what each source holds.
+
+    Raises:
+        ConfigError: `to` is there already or cannot be written, or a value makes no sense.
+        DataError: a source cannot be found or recognised, or holds nothing of use.
+    """
+    given = [sources] if isinstance(sources, str | Path) else list(sources)
+    file, start = Path(to), str(start_from)
+    if not given:
+        raise ConfigError(
+            f"{argument('sources')} is empty, so there is nothing to write a configuration for. "
+            "Name a file, a folder or a pattern with recipes or other texts. Without any, `toque "
+            "cookbook recipes.jsonl` writes synthetic recipes."
+        )
+    if size is not None and size not in SIZES:
+        raise ConfigError(f"{argument('size')} is {size}. Use {', '.join(SIZES)}, or leave it out.")
+    if file.exists() and not replace:
+        raise ConfigError(
+            f"{file} is there already and may hold your changes. Name another file with "
+            f"{argument('to')}, or overwrite it with {argument('replace=True')}."
+        )
+    Duration.parse(stop_after)
+    model = {"family": "auto", "start_from": start} if start != "scratch" else {}
+    wanted = configure(
+        data={"sources": [{"path": str(path)} for path in given], "encoding": encoding},
+        model=model | {"tokenizer": tokenizer},
+        train={"stop_after": stop_after},
+    )
+    with reporter.working("looking at the files"):
+        found = _survey(wanted, reporter.notice)
+    size = size or ("tiny" if sum(s.tokens for s in found) < _SMALL_FROM_TOKENS else "small")
+    usual = SIZES[size].batch_tokens if start == "scratch" else _USUAL_BATCH
+    batch, updates = _batch_for(found, wanted.train.stop_after, usual)
+    text = _written(wanted, found, file, size=size, batch=batch)
+    config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, text.encode())
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be written: {error.strerror}. Name another file with {argument('to')}."
+        ) from error
+    return Initialised(file, config, tuple(found), few_updates(updates))
+
+
+def _survey(config: RunConfig, say: Callable[[str], None]) -> list[FoundSource]:
+    """What each of the configuration's sources holds, by the reader that would prepare it.
+
+    `say` hears of files that are left out.
+
+    Raises:
+        DataError: a source cannot be found, recognised or read, or holds nothing of use.
+        ConfigError: token files, and no tokenizer is named that wrote them.
+    """
+    local = [s for s in config.data.sources if not (is_remote(s.path) or s.path.startswith("hf:"))]
+    data = config.data.model_copy(update={"sources": tuple(local)})
+    here = sources_of(config.model_copy(update={"data": data}), say=say) if local else []
+    known = {source.path: _looked_at(source) for source in here}
+    return [known.get(source.path, FoundSource(source.path)) for source in config.data.sources]
+
+
+def _looked_at(source: Source) -> FoundSource:
+    files = find_files([source])
+    sizes = [float(plain_bytes(file)) for file in files]
+    kept, tokens, looked, read = 0, 0.0, 0.0, 0
+    unused, dropped, notes = Counter[str](), Counter[str](), Counter[str]()
+    # Blocks may end beyond the size that was estimated for their file.
+    blocks = ((file, size, block) for file, size in zip(files, sizes, strict=True)
+              for block in blocks_of(file))  # fmt: skip
+    for file, size, block in blocks:
+        examples = examples_in(block, file.reader)
+        kept += examples.kept
+        read += examples.read
+        unused.update(examples.unused)
+        dropped.update({reason: len(lines) for reason, lines in examples.dropped.items()})
+        notes.update(examples.notes)
+        tokens += sum(
+            len(e.ids) / 4 if e.ids else (len(e.prompt) + len(e.target)) / _CHARACTERS_A_TOKEN
+            for e in examples.examples
+        )
+        looked += min(size, len(block.payload))
+        if looked >= _LOOK_BYTES:
+            break
+    foreign = is_of_another_encoding(read, dropped, notes)
+    if kept == 0:
+        todo = "docs/reference/formats.md lists what is read."
+        if foreign:
+            todo = f"{ENCODING_HINT} Here it is {argument('encoding=cp1252')}."
+        raise DataError(
+            f"{source.path} holds no usable record in its first {looked:,.0f} bytes: "
+            f"{reasons_in_words(dropped, {})}. {todo}"
+        )
+    named = SourceReport(source.path, "", 0, read, kept, dict(unused))
+    whole = next(blocks, None) is None
+    scale = 1.0 if whole else max(1.0, sum(sizes) / looked)
+    return FoundSource(
+        source.path,
+        _kind_of(source),
+        files[0].reader.schema(files[0].path),
+        len(files),
+        _rounded(kept * scale) if scale > 1 else kept,
+        round(tokens * scale),
+        whole,
+        (*unused_in_words([named]), *([ENCODING_HINT] if foreign else [])),
+    )
+
+
+def _kind_of(source: Source) -> str:
+    kinds = {RecipeReader: RECIPES, PairReader: PAIRS, TokenReader: TOKENS}
+    return next((k for reader, k in kinds.items() if isinstance(source.reader, reader)), DOCUMENTS)
+
+
+def _rounded(count: float) -> int:
+    """Two digits of a number: 67,412 is about 67,000."""
+    tens: int = 10 ** max(0, len(str(round(count))) - 2)
+    return round(count / tens) * tens
+
+
+def _batch_for(
+    found: Sequence[FoundSource], stop_after: Duration, usual: int
+) -> tuple[str, float | None]:
+    """`train.batch`, of few examples where texts are few; and the run's updates where known."""
+    tokens, records = (sum(getattr(one, name) for one in found) for name in ("tokens", "records"))
+    epochs = stop_after.amount if stop_after.unit == "epochs" else None
+    wanted = tokens * (epochs or _EPOCHS) / _UPDATES
+    if not all(one.tokens for one in found) or wanted >= usual:
+        return f"{usual} tokens", None
+    each = min(_LONG_EXAMPLE, tokens / records)
+    examples = max(_FEWEST_EXAMPLES, round(wanted / each))
+    return f"{examples} examples", epochs and tokens * epochs / (examples * each)
+
+
+def _written(
+    wanted: RunConfig, found: Sequence[FoundSource], file: Path, *, size: str, batch: str
+) -> str:
+    """The text of the file, each setting that a user would turn with a comment."""
+    kinds, model, encoding = {one.kind for one in found}, wanted.model, wanted.data.encoding
+    scratch = model.start_from == "scratch"
+    peak_lr = SIZES[size].peak_lr if scratch else "1e-4"
+    paths = "".join(f"\n    - path: {flow(one.path)}  # {one}" for one in found)
+    written = "" if encoding == UTF_8 else f"  encoding: {flow(encoding)}   # as you said\n"
+    tasks = "  # tasks: [write, difficulty, nutrition]   # learn to judge recipes, too\n"
+    text = f"""\
+# Written by `toque init`; yours to change. What is not named here has its default:
+#   toque show {in_shell(file)}      every setting, and where its value is from
+#   toque train {in_shell(file)}     prepares the data, then trains; a stopped run goes on
+# docs/reference/configuration.md explains every setting.
+
+run_dir: {flow(f"runs/{file.stem}")}   # checkpoints, metrics and the finished model
+
+{_scratch(size, model.tokenizer) if scratch else _checkpoint(model.start_from, model.tokenizer)}
+data:
+  sources:{paths}
+{written}\
+  store: {flow(f"stores/{file.stem}")}   # the prepared data; runs with equal settings can share it
+  validation_fraction: 0.05   # held out from training, to measure by
+  # min_quality: 0.6   # leave out recipes whose quality score is lower
+  # dedup: near   # drop nearly equal texts too, not only equal ones
+{"" if kinds & {DOCUMENTS, TOKENS} else tasks}
+optim:
+  peak_lr: {peak_lr}   # lower it if the loss jumps; raise it if it hardly moves
+  schedule: cosine   # warms up for 3 % of the run, then falls to nothing by its end
+
+train:
+  stop_after: {flow(str(wanted.train.stop_after))}   # or 3 epochs; or "30 minutes total", all in
+  batch: {batch}   # what one update sees
+  evaluate_every: 10 %
+  save_every: 10 %   # a killed run goes on from here
+  # early_stopping: {{patience: 3}}   # end when the held-out loss has stopped falling
+
+evaluation:
+{_WRITING if kinds - {DOCUMENTS, TOKENS} else _NO_WRITING}"""
+    return "".join(f"{_aligned(line)}\n" for line in text.splitlines())
+
+
+_WRITING = """\
+  generate: 16   # texts written at the end and scored
+  # prompts: ["Lentil soup: red lentils, carrots, cumin"]   # shown at every evaluation
+"""
+_NO_WRITING = """\
+  generate: 0   # plain texts have no prompt to write for
+"""
+
+
+def _scratch(name: str, tokenizer: str) -> str:
+    size = SIZES[name]
+    own = f"trained:{size.vocabulary}" if tokenizer == "auto" else tokenizer
+    origin = "learnt from your data" if own.startswith("trained:") else "as you said"
+    return f"""\
+model:  # {name}: {size.about}; from random weights
+  family: llama   # or t5, gpt2, neox
+  shape: {{hidden_size: {size.width}, num_hidden_layers: {size.layers},
+          num_attention_heads: {size.heads}, num_key_value_heads: {size.heads},
+          intermediate_size: {size.inner}, max_position_embeddings: {_POSITIONS},
+          tie_word_embeddings: true}}
+  tokenizer: {flow(own)}   # {origin}
+  # To go on from a model you have, replace family, shape and tokenizer by:
+  # {{family: auto, start_from: FOLDER-OR-HUB-NAME}}
+"""
+
+
+def _checkpoint(start_from: str, tokenizer: str) -> str:
+    own = "" if tokenizer == "auto" else f"  tokenizer: {flow(tokenizer)}   # as you said\n"
+    return f"""\
+model:
+  family: auto   # read from the checkpoint
+  start_from: {flow(start_from)}   # what training begins with
+{own}# adapter: {{kind: lora}}   # train a small adapter and leave the model's own weights alone
+"""
+
+
+def _aligned(line: str) -> str:
+    """The line with the comment that ends it in the column of the others."""
+    code, mark, comment = line.rpartition("  # ")
+    return f"{code.rstrip():{_COLUMN}} {mark.strip()} {comment}" if code.strip() else line
