@@ -15,7 +15,7 @@ from pathlib import Path
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.reporter import SILENT, Reporter
 from toque.workflows.ablate.run import ablate
-from toque.workflows.check.run import check
+from toque.workflows.check import check
 from toque.workflows.classify import classify
 from toque.workflows.compare import compare
 from toque.workflows.configure import Configured, configure, with_origins

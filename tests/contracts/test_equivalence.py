@@ -12,7 +12,8 @@ from toque.data.loader.batch_stream import Step
 from toque.models.forward.loss import loss_sum
 from toque.training.runtime import Runtime
 from toque.units import Cursor
-from toque.workflows.check.reference_update import difference, reference_update, training_update
+from toque.workflows.check import FLOAT32
+from toque.workflows.update_ways import difference, reference_update, training_update
 
 
 def model(family: str) -> nn.Module:
@@ -37,7 +38,7 @@ def test_one_update_is_one_update(family: str, smoothing: float) -> None:
                 trained, step, rows_at_once=micro, runtime=Runtime(), smoothing=smoothing
             )
             found = difference(ours, reference)
-            assert found.within(loss=1e-5, gradient=1e-4), (packed, micro, found)
+            assert found.within(FLOAT32), (packed, micro, found)
 
 
 def test_the_comparison_can_fail() -> None:

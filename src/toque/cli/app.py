@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from toque.cli import launch as several
 from toque.cli.commands_data import (
     cookbook,
+    init,
     is_first,
     prepare,
     presets,
@@ -20,7 +21,6 @@ from toque.cli.commands_data import (
     verify,
 )
 from toque.cli.commands_doctor import doctor
-from toque.cli.commands_init import init
 from toque.cli.commands_plan import plan
 from toque.cli.commands_run import (
     ablate,

@@ -1,4 +1,4 @@
-"""Commands about data, settings and folders: prepare, show, report, verify ...
+"""Commands about data, settings and folders: init, prepare, show, report, verify ...
 
 Everything heavy is imported inside a command, so `--help` and a mistyped key answer at once.
 """
@@ -6,12 +6,15 @@ Everything heavy is imported inside a command, so `--help` and a mistyped key an
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+
+from toque.errors import ConfigError, ToqueError, argument, in_shell
 
 if TYPE_CHECKING:
     from toque.config import Resolved
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 
 Overrides = Annotated[str, Parameter(help="Settings to change, as section.field=value.")]
+_LENGTH = "30 minutes"
+_FILE = "my.yaml"
 
 
 def load(
@@ -65,9 +70,7 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
     from toque.cli.console import print_report
-    from toque.errors import in_shell
-    from toque.workflows.check.trainable import refuse_untrainable
-    from toque.workflows.prepare import in_a_line, prepared
+    from toque.workflows.prepare import in_a_line, prepared, refuse_untrainable
 
     result = prepared(settings, replace=replace, reporter=reporter())
     print_report(result.report)
@@ -135,7 +138,6 @@ def cookbook(out: Path, *, n: int = 20_000, seed: int = 17, replace: bool = Fals
         replace: overwrite a file that is there.
     """
     from toque.cooking.cookbook.generate import write_cookbook
-    from toque.errors import ConfigError, argument
 
     if os.path.lexists(out) and not replace:
         raise ConfigError(
@@ -171,3 +173,102 @@ def verify(path: Path, /) -> None:
     with reporter().working(f"hashing every file of {path}"):
         found = workflow(path)
     print(found)
+
+
+def init(
+    *sources: Annotated[str, Parameter(help="a file, a folder or a pattern, or several.")],
+    to: Path | None = None,
+    size: Literal["tiny", "small", "medium"] | None = None,
+    start_from: str | None = None,
+    stop_after: str | None = None,
+    tokenizer: str = "auto",
+    encoding: str = "utf-8",
+    replace: bool = False,
+    yes: bool = False,
+) -> None:
+    """Look at your files and write a commented configuration for them, ready to train.
+
+    At a terminal it asks for what is not given. In a script it takes the defaults.
+
+    Args:
+        sources: a file, a folder or a pattern, or several.
+        to: the file to write; my.yaml when left out. Run and store are named after it.
+        size: of a new model; by the amount of text, tiny or small, when left out.
+        start_from: a model to go on from, a folder or a hub name, instead of a new one.
+        stop_after: how long to train, e.g. "30 minutes" or "3 epochs"; 30 minutes when left out.
+        tokenizer: a folder or a hub name; learnt from the data, or the model's own, when left out.
+        encoding: of files that are text; cp1252 or latin-1 for an old export.
+        replace: overwrite the file if it is there.
+        yes: ask nothing, take the defaults.
+    """
+    from toque.workflows.init import init as workflow
+
+    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+        sources = sources or (_asked(_SOURCES, _source),)
+        start_from = start_from or _asked(_MODEL, str) or None
+        stop_after = stop_after or _asked(_TIME, _duration) or None
+        to, replace = _place(to, replace=replace)
+    made = workflow(
+        sources,
+        to=to or _FILE,
+        size=size,
+        start_from=start_from or "scratch",
+        stop_after=stop_after or _LENGTH,
+        tokenizer=tokenizer,
+        encoding=encoding,
+        replace=replace,
+        reporter=reporter(),
+    )
+    print(made)
+
+
+_SOURCES = "Your recipes or texts (a file, a folder or a pattern): "
+_MODEL = "A model to go on from (a folder or a hub name; Enter for a new model): "
+_TIME = f"How long to train (e.g. 30 minutes, 3 epochs; Enter for {_LENGTH}): "
+_TO = f"Write the configuration to (Enter for {_FILE}): "
+
+
+def _place(to: Path | None, *, replace: bool) -> tuple[Path, bool]:
+    """Where to write, and whether what is there may go."""
+    while True:
+        file = to or Path(_asked(_TO, str) or _FILE)
+        if replace or not file.exists():
+            return file, replace
+        if _asked(f"{file} is there already. Overwrite it? (y/N): ", str).lower() in ("y", "yes"):
+            return file, True
+        to = None
+
+
+def _asked(question: str, checked: Callable[[str], str]) -> str:
+    """The answer, asked again until it passes.
+
+    Raises:
+        ConfigError: nobody answers.
+    """
+    while True:
+        try:
+            return checked(input(question).strip())
+        except ToqueError as error:
+            from toque.cli.console import flag
+
+            print(error.message(flag), file=sys.stderr)
+        except EOFError as error:
+            raise ConfigError(
+                "Nobody answers. Name the files, and add --yes to be asked nothing: toque init "
+                "recipes.jsonl --yes."
+            ) from error
+
+
+def _source(answer: str) -> str:
+    from toque.sources.source_files import located
+    from toque.storage.bucket import is_remote
+
+    if not (is_remote(answer) or answer.startswith("hf:")):
+        located(answer)
+    return answer
+
+
+def _duration(answer: str) -> str:
+    from toque.units import Duration
+
+    return str(Duration.parse(answer)) if answer else ""

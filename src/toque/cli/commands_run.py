@@ -379,7 +379,7 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
         examples: examples in the update, from the shortest to the longest of the store.
     """
     settings = load(config, overrides).config
-    from toque.workflows.check.run import check as workflow
+    from toque.workflows.check import check as workflow
 
     with reporter().working("computing one update in every way"):
         found = workflow(settings, examples=examples)

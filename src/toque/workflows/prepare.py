@@ -8,8 +8,9 @@ from pathlib import Path
 from toque.config import RunConfig
 from toque.data.prepare import pipeline
 from toque.data.prepare.pipeline import PrepareResult
+from toque.data.store.token_store import TokenStore
+from toque.errors import ConfigError
 from toque.reporter import SILENT, Reporter
-from toque.workflows.check.trainable import refuse_untrainable
 from toque.workflows.configure import Configured, configure
 from toque.workflows.prepared_store import is_prepared, prepare_settings, sources_of
 from toque.workflows.results import Model, refuse_absent_start
@@ -60,6 +61,34 @@ def prepared(
         )
     finally:
         reporter.progress("")
+
+
+def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
+    """Lay a store out for its model, as `train` will, without allocating the model.
+
+    A model that is not on this machine is not known, and passes.
+
+    Raises:
+        ConfigError: the model's shape, its positions, the length of a row or the size of a batch
+            do not fit the data, or there is too little of it. The store stays; most of these are
+            put right without preparing again.
+    """
+    start = Path(config.model.start_from).expanduser()
+    if config.model.start_from != "scratch" and not (start / "config.json").is_file():
+        return
+    from toque.data.loader.row_lengths import refuse_empty
+    from toque.workflows.build import build_stream  # with torch
+    from toque.workflows.forecast import in_outline
+
+    try:
+        refuse_empty(store, "validation")
+        with in_outline(config, store) as model:
+            outline = model
+        build_stream(config, store, outline)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{store.path} is prepared, and `toque train` would refuse it: {error}"
+        ) from error
 
 
 def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None:

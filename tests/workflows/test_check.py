@@ -13,7 +13,7 @@ from toque.cooking.cookbook.generate import write_cookbook
 from toque.data.loader import collate as layout
 from toque.errors import CheckFailed
 from toque.training.trainer import Trainer
-from toque.workflows.check.run import check
+from toque.workflows.check import check
 
 ROTARY = (
     "{hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 24, "

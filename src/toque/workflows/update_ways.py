@@ -1,0 +1,341 @@
+"""Ways of computing one update, and the reference that each of them must equal.
+
+The reference takes each example alone through transformers' stock forward and `F.cross_entropy`.
+Training's own is `Trainer.step` itself, with an optimizer that keeps the gradient instead of using
+it. Both divide the sum of the losses once by the update's target tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from toque.batch import IGNORE
+from toque.config import RunConfig
+from toque.data.loader.batch_stream import BatchStream, Step
+from toque.data.loader.collate import Layout
+from toque.data.loader.epoch_plan import EpochPlan
+from toque.data.loader.packing import RowShape
+from toque.data.loader.row_lengths import ExampleLengths, refuse_longer, row_shape
+from toque.data.store.token_store import TokenStore
+from toque.models.families import family_of, max_positions, unwrapped
+from toque.models.forward import loss as objective
+from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
+from toque.models.forward.compile import compile_blocks, stop_compiling
+from toque.models.forward.cpu_layers import use_cpu_layers
+from toque.models.onednn import onednn_is_faster
+from toque.training.autotune.oom_fallback import OomFallback
+from toque.training.callbacks import Callbacks
+from toque.training.checkpoint.store import CheckpointStore
+from toque.training.guards.update_guard import UpdateGuard
+from toque.training.runtime import Runtime
+from toque.training.schedule import Schedule
+from toque.training.trainer import Trainer
+from toque.units import Cursor, Duration
+from toque.workflows.build import build_language_model
+from toque.workflows.check import FLOAT32, HALF, Check, Difference, Outcome
+from toque.workflows.prepared_store import open_store
+
+Pair = tuple[Sequence[int], Sequence[int]]
+"""Prompt and target of an example, as token ids."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The loss and the gradient of an update."""
+
+    loss: float
+    """Nats per target token."""
+    gradient: dict[str, Tensor]
+    """Gradient by parameter, on the model's device."""
+
+    def plus(self, other: Update) -> Update:
+        """The sum over two ranks."""
+        names = self.gradient.keys() | other.gradient.keys()
+        parts = {n: [m.gradient[n] for m in (self, other) if n in m.gradient] for n in names}
+        return Update(self.loss + other.loss, {n: sum(g[1:], g[0]) for n, g in parts.items()})
+
+    @property
+    def norm(self) -> float:
+        """Length of the whole gradient."""
+        return math.sqrt(sum(float(g.double().pow(2).sum()) for g in self.gradient.values()))
+
+
+def difference(found: Update, reference: Update) -> Difference:
+    """The distance of an update from another; infinite where a gradient is missing or added."""
+    if found.gradient.keys() != reference.gradient.keys():
+        odd = min(found.gradient.keys() ^ reference.gradient.keys())
+        return Difference(math.inf, math.inf, math.inf, odd)
+    largest = max(float(g.abs().max()) for g in reference.gradient.values()) or 1.0
+    elements = {
+        name: float((found.gradient[name] - expected).abs().max()) / largest
+        for name, expected in reference.gradient.items()
+    }
+    # A NaN is the worst there is, and max() would pass over it.
+    elements = {name: math.inf if math.isnan(x) else x for name, x in elements.items()}
+    where = max(elements, key=elements.__getitem__)
+    return Difference(
+        loss=abs(found.loss - reference.loss) / abs(reference.loss),
+        norm=abs(found.norm - reference.norm) / (reference.norm or 1.0),
+        element=elements[where],
+        where=where,
+    )
+
+
+def reference_update(model: nn.Module, pairs: Sequence[Pair], *, smoothing: float) -> Update:
+    """The update of examples that go alone through transformers' forward, in the model's dtype.
+
+    Args:
+        model: its dropout must be off; its gradients are cleared.
+        pairs: the update's examples.
+        smoothing: label smoothing.
+    """
+    core: Any = unwrapped(model)
+    encoder = family_of(core.config).is_encoder_decoder
+    counts = [len(target) - (not encoder and not prompt) for prompt, target in pairs]
+    total, n_targets = 0.0, sum(counts)
+    model.zero_grad(set_to_none=True)
+    for prompt, target in pairs:
+        if encoder:
+            labels = torch.tensor([list(target)], device=core.device)
+            source = torch.tensor([list(prompt)], device=core.device)
+            logits = core(input_ids=source, labels=labels).logits
+        else:
+            ids = torch.tensor([[*prompt, *target]], device=core.device)
+            labels = torch.full_like(ids, IGNORE)
+            # Position i predicts token i + 1.
+            first = max(len(prompt) - 1, 0)
+            labels[0, first:-1] = ids[0, first + 1 :]
+            # Without a mask GPT-2 would warn of padding, which one example has none of.
+            logits = core(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum",
+            label_smoothing=smoothing,
+        )  # fmt: skip
+        torch.autograd.backward(loss / n_targets)
+        total += loss.item()
+    gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return Update(total / n_targets, gradient)
+
+
+def training_update(
+    model: nn.Module, step: Step, *, rows_at_once: int, runtime: Runtime, smoothing: float
+) -> Update:
+    """The update that `Trainer.step` computes, nothing of it applied.
+
+    Args:
+        model: its dropout must be off.
+        step: the update's batch; of several ranks, this rank's share.
+        rows_at_once: rows of a micro-batch.
+        runtime: device and precision.
+        smoothing: label smoothing.
+    """
+    keeper = _GradientKeeper([p for p in model.parameters() if p.requires_grad])
+    trainer = Trainer(
+        model=model,
+        optimizer=keeper,
+        batches=_OneStep(step),
+        loss_fn=partial(objective.loss_sum, smoothing=smoothing),
+        lr_at=lambda _: 0.0,
+        evaluator=dict,
+        checkpoints=CheckpointStore(Path("unused")),
+        callbacks=Callbacks([]),
+        runtime=runtime,
+        schedule=Schedule(Duration(1, "steps")),
+        oom_fallback=OomFallback(rows_at_once),
+        guard=UpdateGuard(runtime),
+        max_grad_norm=None,
+        seed=0,
+    )
+    loss, kept = float(trainer.step(step).loss), keeper.kept
+    return Update(loss, {n: kept[p] for n, p in model.named_parameters() if p in kept})
+
+
+class _GradientKeeper(torch.optim.Optimizer):
+    """Keeps the gradient it is given, and changes nothing."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.0})
+        self.kept: dict[nn.Parameter, Tensor] = {}
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take a copy."""
+        del closure
+        parameters = (p for group in self.param_groups for p in group["params"])
+        self.kept = {p: p.grad.clone() for p in parameters if p.grad is not None}
+
+
+@dataclass(frozen=True)
+class _OneStep:
+    """Batches that hold one update, wherever the cursor is."""
+
+    step: Step
+
+    def at(self, _: Cursor) -> Step:
+        """The update."""
+        return self.step
+
+
+def compare_ways(config: RunConfig, examples: int) -> Check:
+    """Compute the update of so many examples alone, through transformers, and then in every way."""
+    store = open_store(config)
+    runtime = Runtime.detect(precision="float32", deterministic=config.train.deterministic)
+    model = build_language_model(config, store)
+    model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
+    model.train()
+    _switch_dropout_off(model)
+    rows = _spread_examples(store, examples)
+    pairs = [(store.prompt(row).tolist(), store.target(row).tolist()) for row in rows.tolist()]
+    began = time.perf_counter()
+    reference = reference_update(model, pairs, smoothing=config.optim.label_smoothing)
+    seconds = time.perf_counter() - began
+    ways = _Ways(config, store, model, runtime, rows, reference)
+    n_targets = ways.step(packed=False).n_targets
+    return Check(reference.loss, len(rows), n_targets, seconds, tuple(ways.outcomes()))
+
+
+def _switch_dropout_off(model: nn.Module) -> None:
+    """Zero every dropout of a transformers model: its draws depend on how rows are laid out."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("dropout", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def _spread_examples(store: TokenStore, n: int) -> np.ndarray:
+    """Training examples from the shortest to the longest, evenly."""
+    rows = store.rows("train")
+    sizes = store.prompt_lengths[rows].astype(np.int64) + store.target_lengths[rows]
+    ordered = rows[np.argsort(sizes, kind="stable")]
+    places = np.linspace(0, len(ordered) - 1, min(n, len(ordered)))
+    return np.asarray(ordered[np.unique(places.astype(np.int64))])
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """The ways one update of `rows` can be computed."""
+
+    config: RunConfig
+    store: TokenStore
+    model: PreTrainedModel
+    runtime: Runtime
+    rows: np.ndarray
+    reference: Update
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Each way, computed when it is asked for."""
+        some = max(2, len(self.rows) // 3)
+        yield self.compared("one example a row, all rows at once", packed=False)
+        yield self.compared("one example a row, one at a time", packed=False, rows_at_once=1)
+        name = f"one example a row, {some} at a time"
+        yield self.compared(name, packed=False, rows_at_once=some)
+        yield self.compared(f"packed in {self.step(packed=True).batch.n_rows} rows, all at once")
+        yield self.compared("packed rows, one at a time", rows_at_once=1)
+        # The sum over a network is not tried: each rank's share is computed here, one by one.
+        yield self.compared("packed rows, shared by two ranks", ranks=2)
+        with _applied(recompute_blocks, stop_recomputing, self.model):
+            yield self.compared("packed rows, activations recomputed")
+        if self.config.train.compile is True:
+            with _applied(compile_blocks, stop_compiling, self.model):
+                yield self.compared("packed rows, compiled")
+        else:
+            reason = "train.compile is not true, and compiling takes a minute"
+            yield Outcome("packed rows, compiled", "skipped", reason=reason)
+        yield self.as_the_run_computes()
+
+    def step(self, *, packed: bool, rank: int = 0, ranks: int = 1) -> Step:
+        """The update, through the plan and the layout of training."""
+        encoder = bool(self.model.config.is_encoder_decoder)
+        everything = ExampleLengths.of(self.store, self.store.rows("train"), encoder=encoder)
+        refuse_longer(everything, max_positions(self.model.config))
+        shape = row_shape(self.config.train, everything)
+        # Where rows hold one long example each, training hardly packs; here they shall hold two.
+        shape = RowShape(2 * shape.source, 2 * shape.target)
+        lengths = ExampleLengths.of(self.store, self.rows, encoder=encoder)
+        stream = BatchStream(
+            plan=EpochPlan(
+                examples=self.rows,
+                source_lengths=lengths.source,
+                target_lengths=lengths.target,
+                shape=shape,
+                seed=self.config.seed,
+                update_rows=None,
+                window=len(self.rows),
+            ),
+            layout=Layout.for_model(self.store, self.model.config, shape, packed=packed),
+            prompt_lengths=self.store.prompt_lengths,
+            target_lengths=self.store.target_lengths,
+            rank=rank,
+            world_size=ranks,
+        )
+        return stream.at(Cursor())
+
+    def compared(
+        self,
+        name: str,
+        *,
+        packed: bool = True,
+        rows_at_once: int | None = None,
+        ranks: int = 1,
+        runtime: Runtime | None = None,
+    ) -> Outcome:
+        """One way, against the reference; all rows at once unless a number is given."""
+        runtime = runtime or self.runtime
+        began = time.perf_counter()
+        shares = [
+            training_update(
+                self.model,
+                step,
+                rows_at_once=rows_at_once or step.batch.n_rows,
+                runtime=runtime,
+                smoothing=self.config.optim.label_smoothing,
+            )
+            for step in (self.step(packed=packed, rank=rank, ranks=ranks) for rank in range(ranks))
+            if step.batch.n_rows
+        ]
+        total = shares[0]
+        for share in shares[1:]:
+            total = total.plus(share)
+        found = difference(total, self.reference)
+        same = found.within(FLOAT32 if runtime.precision == "float32" else HALF)
+        seconds = time.perf_counter() - began
+        return Outcome(name, "same" if same else "DIFFERENT", seconds, found)
+
+    def as_the_run_computes(self) -> Outcome:
+        """The number format, and the products, that the run would choose."""
+        runtime = Runtime.from_settings(self.config.train, family_of(self.model.config))
+        if runtime.precision == "float32" and not onednn_is_faster():
+            return Outcome("packed rows, 16 bits", "skipped", reason="this run is in float32")
+        if runtime.scaler is not None:
+            runtime = replace(runtime, scaler=None)  # gradients would come scaled
+        use_cpu_layers(self.model, runtime.precision)
+        how = "float32 by oneDNN" if runtime.precision == "float32" else runtime.precision
+        return self.compared(f"packed rows, {how}", runtime=runtime)
+
+
+@contextmanager
+def _applied(
+    begin: Callable[[nn.Module], object],
+    end: Callable[[nn.Module], object],
+    model: nn.Module,
+) -> Iterator[None]:
+    begin(model)
+    try:
+        yield
+    finally:
+        end(model)
