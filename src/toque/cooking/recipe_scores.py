@@ -16,7 +16,7 @@ Those of `consistency` and `variety` judge what is said; `recipe_score` is one n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from toque.cooking.consistency import (
@@ -37,7 +37,7 @@ from toque.cooking.prompts import (
     asks_for_a_recipe,
 )
 from toque.cooking.recipe import ParsedRecipe, parse_text
-from toque.cooking.text_keys import has_action_verb, words_of
+from toque.cooking.text_keys import has_action_verb, share, share_different, words_of
 
 _FIELD: Final = re.compile(r"\{\w+\}")
 _AROUND_TITLES: Final = sorted(
@@ -187,17 +187,12 @@ def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
     parts = 33 * bool(recipe.ingredients) + 33 * bool(recipe.steps) + 34 * is_long_enough
     headers = recipe.has_ingredients_header + recipe.has_instructions_header
     scores = {
-        "ingredient_coherence": _share(map(has_quantity, recipe.ingredients)),
-        "instruction_quality": _share(map(has_action_verb, recipe.steps)),
+        "ingredient_coherence": share(map(has_quantity, recipe.ingredients)),
+        "instruction_quality": share(map(has_action_verb, recipe.steps)),
         "completeness": parts / 100,
         "format_correctness": headers / 2,
     }
     return scores | {"form": sum(scores.values()) / 4}
-
-
-def _share(good: Iterable[bool]) -> float:
-    found = list(good)
-    return sum(found) / len(found) if found else 0.0
 
 
 FREE_SHARE: Final = 0.3
@@ -217,12 +212,8 @@ def variety(recipe: ParsedRecipe) -> float:
     words = [word for text in (*recipe.ingredients, *recipe.steps) for word in words_of(text)]
     runs = list(zip(*(words[at:] for at in range(RUN_WORDS)), strict=False))
     shares = (
-        _share_different([ingredient_name(line).casefold() for line in recipe.ingredients]),
-        _share_different([" ".join(words_of(step)) for step in recipe.steps]),
-        _share_different(runs),
+        share_different([ingredient_name(line).casefold() for line in recipe.ingredients]),
+        share_different([" ".join(words_of(step)) for step in recipe.steps]),
+        share_different(runs),
     )
     return min(1.0, min(shares) / (1.0 - FREE_SHARE))
-
-
-def _share_different(items: Sequence[object]) -> float:
-    return len(set(items)) / len(items) if items else 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
 _LETTERS: Final = bytes(
@@ -14,9 +15,6 @@ _ASCII_LETTERS: Final = _LETTERS[:128] + bytes(range(128, 256))
 """The same, with all others as they are."""
 _ASCII: Final = bytes(range(128))
 _LOWER: Final = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
-_NOT_LETTERS: Final = bytes(
-    code for code in range(128) if chr(code) not in string.ascii_letters and code != 10
-)
 _NOT_ALPHANUMERIC: Final = bytes(
     code for code in range(128) if chr(code) not in string.ascii_letters + string.digits
 )
@@ -47,21 +45,6 @@ def words_of(text: str) -> list[str]:
     return text.lower().encode().translate(_ASCII_LETTERS).decode().split()
 
 
-def bare_lines(text: str) -> list[str] | None:
-    r"""The letters of each line of a text, in lower case; None if it contains other scripts.
-
-    Lines with the same words have the same letters: if these differ, so do the words.
-
-    >>> bare_lines("Mix well.\nMix, well!"), bare_lines("crème")
-    (['mixwell', 'mixwell'], None)
-    """
-    if not text.isascii():
-        text = _SIGNS.sub("", text)
-        if not text.isascii():
-            return None
-    return text.encode().translate(_LOWER, _NOT_LETTERS).decode().split("\n")
-
-
 def normalised(text: str) -> bytes:
     """Key of a text for finding duplicates: its letters and digits, case-folded, in UTF-8.
 
@@ -79,6 +62,17 @@ def normalised(text: str) -> bytes:
 
 def _alphanumeric(run: re.Match[str]) -> str:
     return "".join(filter(str.isalnum, run.group()))
+
+
+def share(good: Iterable[bool]) -> float:
+    """Share of what is True; 0.0 of nothing."""
+    found = list(good)
+    return sum(found) / len(found) if found else 0.0
+
+
+def share_different(items: Sequence[Hashable]) -> float:
+    """Number of different items among all of them; 1.0 of nothing."""
+    return len(set(items)) / len(items) if items else 1.0
 
 
 ACTION_VERBS: frozenset[str] = frozenset(

@@ -11,7 +11,6 @@ from toque.cooking.schemas.cleaning import (
     clean_steps,
     clean_text,
     clean_title,
-    is_plain,
     is_subheading,
 )
 
@@ -152,27 +151,8 @@ def test_steps_lose_numbers_and_join_their_headings():
         (["Stir. Method acting is no heading."], ("Stir. Method acting is no heading.",), ""),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("plain", [True, False])
-def test_steps_are_parted_and_bared(lines, steps, note, plain):
+def test_steps_are_parted_and_bared(lines, steps, note):
     notes = Counter()
-    assert clean_steps(lines, notes, plain=plain) == steps
+    assert clean_steps(lines, notes) == steps
     assert [what for what, count in notes.items() if count and note in what] or not note
     assert bool(sum(notes.values())) == bool(note)
-
-
-@given(st.lists(st.text(max_size=30), max_size=4))
-def test_plain_texts_are_those_that_cleaning_leaves_alone(texts):
-    if is_plain(texts):
-        notes = Counter()
-        assert [clean_text(text, notes) for text in texts] == [text.strip() for text in texts]
-        assert not +notes
-
-
-@pytest.mark.parametrize(
-    "text", ["a &amp; b", "<b>", "a\tb", "two  blanks", "cre\u0300me", "\ufffd", chr(0xD800),
-             "\u00a0",
-             "soft\u00adhyphen", "\u2028", "\ufe0f"]
-)  # fmt: skip
-def test_texts_that_need_a_repair_are_not_plain(text):
-    assert not is_plain(["Soup", text])
-    assert is_plain(["Soup", "½ cup crème fraîche at 350°F – “fine”"])

@@ -21,7 +21,7 @@ directions is no recipe. The score judges form and coherence; nobody has tasted 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
 from typing import Final
@@ -30,7 +30,7 @@ from toque.cooking.ingredients.names import stem
 from toque.cooking.ingredients.units import SPELLINGS
 from toque.cooking.labels.features import Reading, may_be_dirty
 from toque.cooking.recipe import Recipe
-from toque.cooking.text_keys import ACTION_VERBS, VERB_FORMS, bare_lines, words_of
+from toque.cooking.text_keys import ACTION_VERBS, VERB_FORMS, share, share_different, words_of
 
 WEIGHTS: Final[dict[str, float]] = {
     "title": 0.05,
@@ -102,27 +102,18 @@ def quality_of(reading: Reading) -> Quality:
     recipe, lines = reading.recipe, reading.lines
     parts = {
         "title": _title(recipe.title, reading.title_words),
-        "ingredients": _share(line.is_named for line in lines) * min(1.0, len(lines) / 2.0),
-        "amounts": _share(line.has_amount for line in lines),
-        "steps": _share(not VERB_FORMS.isdisjoint(words) for words in reading.step_words),
+        "ingredients": share(line.is_named for line in lines) * min(1.0, len(lines) / 2.0),
+        "amounts": share(line.has_amount for line in lines),
+        "steps": share(not VERB_FORMS.isdisjoint(words) for words in reading.step_words),
         "used": _used(reading),
         "length": _length(reading.n_tokens),
-        "unique": min(_share_different([line.words for line in lines]), _unique_sentences(recipe)),
+        "unique": min(share_different([line.words for line in lines]), _unique_sentences(recipe)),
         "clean": _clean(reading),
         "language": _language(reading.words),
     }
     mean = sum(map(mul, WEIGHTS.values(), parts.values()))
     weakest = min(map(parts.__getitem__, ESSENTIAL))
     return Quality(round((1.0 - WEAKEST_SHARE) * mean + WEAKEST_SHARE * weakest, 4), parts)
-
-
-def _share(good: Iterable[bool]) -> float:
-    found = list(good)
-    return sum(found) / len(found) if found else 0.0
-
-
-def _share_different(texts: Sequence[str]) -> float:
-    return len(set(texts)) / len(texts) if texts else 1.0
 
 
 def _title(title: str, words: list[str]) -> float:
@@ -157,12 +148,8 @@ def _length(n_words: int) -> float:
 
 def _unique_sentences(recipe: Recipe) -> float:
     """Share of sentences of more than three words that do not repeat."""
-    sentences = _SENTENCE_END.sub("\n", "\n".join(recipe.steps))
-    bare = bare_lines(sentences)
-    if bare is not None and len(set(bare)) == len(bare):
-        return 1.0  # different letters, so different words
-    long = [part for part in sentences.split("\n") if len(part.split()) > 3]
-    return _share_different([" ".join(words_of(part)) for part in long])
+    sentences = _SENTENCE_END.sub("\n", "\n".join(recipe.steps)).split("\n")
+    return share_different([tuple(words_of(s)) for s in sentences if len(s.split()) > 3])
 
 
 def _clean(reading: Reading) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -60,7 +59,6 @@ _STEP_NUMBER = re.compile(
 _WORD = re.compile(r"[^\W\d_]")
 _PLAIN_STARTS: Final = frozenset("ABCDFGHIJLMNOQRTUVWXYZabcdfghijlmnoqrtuvwxyz")
 """First letters of a step without bullet or number: all but those of "Step 1", "Etape 1" ..."""
-_PLAIN_BYTES: Final = bytes(code for code in range(32, 127) if chr(code) not in "&<[")
 _HEADING_CHARS: Final = 24
 _BARE_HEADING: Final = re.compile(
     r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)\s*\d{0,2}"
@@ -72,9 +70,6 @@ _MARKS: Final = re.compile(r"[*_]++")
 _GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+,? )")
 """The end of a sentence with no blank before the next: "until done.Serve"."""
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
-_MARKED: Final = frozenset("&<[")
-_UNPRINTED: Final = frozenset("\ufffc\ufffd\ufe0e\ufe0f")
-"""Printable characters that need repair."""
 _DIGIT = re.compile(r"\d")
 _FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]++[ '&-]*+){1,4}+", re.IGNORECASE)
 _FOR_A_USE = re.compile(
@@ -158,40 +153,13 @@ def clean_title(text: str, notes: Counter[str]) -> str:
     return _YIELD_OF_TITLE.sub("", title) if title.endswith(")") else title
 
 
-def is_plain(texts: Iterable[str]) -> bool:
-    """Whether no character of these texts needs repair, checked in one pass.
+def clean_ingredients(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
+    """Ingredient lines of a record without bullets, empty items and sub-headings.
 
-    If so, `clean_text` would only strip blanks. Most records are plain, and one check is several
-    times cheaper than one per line.
-    """
-    whole = " ".join(texts)
-    if "  " in whole:
-        return False
-    others = whole.encode("utf-8", "surrogatepass").translate(None, _PLAIN_BYTES)
-    if not others:
-        return True
-    foreign = others.decode("utf-8", "surrogatepass")
-    return (
-        foreign.isprintable()
-        and _UNPRINTED.isdisjoint(foreign)
-        and _MARKED.isdisjoint(foreign)
-        and not any(map(unicodedata.combining, foreign))
-        and unicodedata.is_normalized("NFC", foreign)
-    )
-
-
-def clean_ingredients(
-    items: Sequence[str], notes: Counter[str], *, plain: bool = False
-) -> tuple[str, ...]:
-    """Ingredient lines without bullets, empty items and sub-headings such as "For the sauce:".
-
-    Args:
-        items: the lines as the record has them.
-        notes: counts of what was repaired.
-        plain: the result of `is_plain` for them.
+    `notes` counts repairs and lines left out, such as the sub-heading "For the sauce:".
     """
     lines: list[str] = []
-    for text in items if plain else _item_lines(items, notes):
+    for text in _item_lines(items, notes):
         line, note = ingredient_item(text)
         if note:
             notes[note] += 1
@@ -243,19 +211,14 @@ def announces(line: str) -> bool:
     return len(words) <= 6 and words[0] not in {"of", "and", "or", "with", "plus"}
 
 
-def clean_steps(
-    items: Sequence[str], notes: Counter[str], *, plain: bool = False
-) -> tuple[str, ...]:
-    """Steps without their numbers; a heading ("Make the sauce:") opens the step it introduces.
+def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
+    """Steps of a record without their numbers; `notes` counts repairs.
 
-    Args:
-        items: the steps as the record has them.
-        notes: counts of what was repaired.
-        plain: the result of `is_plain` for them.
+    A heading ("Make the sauce:") opens the step it introduces.
     """
     steps: list[str] = []
     heading = ""
-    lines = rejoined(list(items if plain else _item_lines(items, notes)), notes)
+    lines = rejoined(list(_item_lines(items, notes)), notes)
     parted = list(_parted(lines, notes))
     if len(parted) > 1 and all(s.startswith(f"{n} ") for n, s in enumerate(parted, 1)):
         parted = [step.partition(" ")[2] for step in parted]  # numbers without a point

@@ -39,56 +39,23 @@ Schema = Literal[
     "generic",
 ]
 
-# Folded: lower case, letters and digits only. The first that is there counts.
-NAMES: dict[Role, tuple[str, ...]] = {
-    "title": (
-        "translatedrecipename",
-        "title",
-        "name",
-        "recipename",
-        "recipetitle",
-        "dishname",
-        "recipe",
-        "dish",
-        "headline",
-    ),
-    "ingredients": (
-        "translatedingredients",
-        "ingredients",
-        "ingredientlines",
-        "ingredientslist",
-        "ingredientlist",
-        "recipeingredient",
-        "recipeingredients",
-        "recipeingredientparts",
-        "extendedingredients",
-        "ingredientsrawstr",
-        "ingredientsraw",
-        "rawingredients",
-        "ingredientstext",
-        "ingredient",
-    ),
-    "steps": (
-        "translatedinstructions",
-        "directions",
-        "steps",
-        "instructionslist",
-        "instructions",
-        "recipeinstructions",
-        "directionslist",
-        "stepslist",
-        "recipesteps",
-        "cookingdirections",
-        "cookinginstructions",
-        "method",
-        "methods",
-        "preparation",
-        "preparationmethod",
-        "procedure",
-        "process",
-        "analyzedinstructions",
-    ),
+_NAMES: dict[Role, str] = {
+    "title": """
+        translatedrecipename title name recipename recipetitle dishname recipe dish headline
+    """,
+    "ingredients": """
+        translatedingredients ingredients ingredientlines ingredientslist ingredientlist
+        recipeingredient recipeingredients recipeingredientparts extendedingredients
+        ingredientsrawstr ingredientsraw rawingredients ingredientstext ingredient
+    """,
+    "steps": """
+        translatedinstructions directions steps instructionslist instructions recipeinstructions
+        directionslist stepslist recipesteps cookingdirections cookinginstructions method methods
+        preparation preparationmethod procedure process analyzedinstructions
+    """,
 }
+NAMES: dict[Role, tuple[str, ...]] = {role: tuple(n.split()) for role, n in _NAMES.items()}
+"""Field names of each role, in lower case, letters and digits only; the first present counts."""
 _OTHERS = {
     "tags": ("tags", "keywords", "categories", "category"),
     "cuisine": ("cuisine", "cuisines", "recipecuisine"),

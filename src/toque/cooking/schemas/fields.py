@@ -14,10 +14,10 @@ from toque.cooking.schemas.columns import Shape, shape_of
 from toque.cooking.schemas.list_fields import (
     BrokenListError,
     ingredient_lines,
-    looks_like_literal,
-    parse_literal,
+    printed,
     step_lines,
     text_of,
+    words_in,
 )
 from toque.cooking.schemas.normalize import nutrients_of
 from toque.cooking.schemas.repairs import (
@@ -56,7 +56,7 @@ MAX_FIELD_CHARS = 200_000
 pattern takes linear time, so this bounds the time a record can take."""
 MAX_DEPTH = 100
 """Deepest nesting of a record's values; real pages nest ten deep."""
-_API_DEFAULT_MINUTES = 45
+_API_DEFAULT_MINUTES = ("45", "45.0")
 """Spoonacular's value for an unknown time."""
 
 _MOST = 1e9
@@ -148,7 +148,7 @@ def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
     record.pop("steps", None)
     record["ingredients"] = ingredient_lines(raw.get(shape.filling(raw, "ingredients") or ""))
     record["directions"] = step_lines(raw.get(shape.filling(raw, "steps") or ""))
-    record["tags"] = [*_words(record.get("tags")), *_words(record.pop("cuisine", None))]
+    record["tags"] = [*words_in(record.get("tags")), *words_in(record.pop("cuisine", None))]
     record["source"] = text_of(raw.get("source"))
     for name in ("difficulty", "nutrition_class"):
         record[name] = raw.get(name)
@@ -164,7 +164,7 @@ def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
 def _nutrients(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The nutrients that a record keeps in one field, as an object or a printed one."""
     for name in ("nutrition", "nutrients"):
-        value = _printed(raw.get(name))
+        value = printed(raw.get(name))
         if isinstance(value, dict) and value:
             return value
     return None
@@ -176,7 +176,7 @@ def _foodcom_raw(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
         "title": text_of(raw.get("name")),
         "ingredients": untokenised(ingredient_lines(raw.get("ingredients")), notes),
         "directions": untokenised(step_lines(raw.get("steps")), notes),
-        "tags": _words(raw.get("tags")),
+        "tags": words_in(raw.get("tags")),
         "minutes": raw.get("minutes"),
         "source": "food.com",
     }
@@ -213,8 +213,8 @@ def _foodcom(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
         "title": text_of(raw.get("name")),
         "ingredients": parts,
         "directions": step_lines(raw.get("recipeinstructions")),
-        "tags": _words(raw.get("keywords")),
-        "servings": _float(raw.get("recipeservings")),
+        "tags": words_in(raw.get("keywords")),
+        "servings": raw.get("recipeservings"),
         "minutes": raw.get("totaltime"),
         "prep_time": raw.get("preptime"),
         "cook_time": raw.get("cooktime"),
@@ -245,14 +245,14 @@ def _spoonacular(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
         except BrokenListError:
             steps = []
     minutes = raw.get("readyinminutes")
-    if _float(minutes) == _API_DEFAULT_MINUTES and not raw.get("cookingminutes"):
+    if str(minutes) in _API_DEFAULT_MINUTES and not raw.get("cookingminutes"):
         notes["times that are only the API's default"] += 1
         minutes = None
     return {
         "title": text_of(raw.get("title")),
         "ingredients": ingredients,
         "directions": steps,
-        "tags": [tag for n in ("cuisines", "dishtypes", "diets") for tag in _words(raw.get(n))],
+        "tags": [tag for n in ("cuisines", "dishtypes", "diets") for tag in words_in(raw.get(n))],
         "servings": raw.get("servings"),
         "minutes": minutes,
         "source": text_of(raw.get("sourceurl")),
@@ -267,38 +267,13 @@ _ADAPTERS: dict[str, Callable[[Mapping[str, Any], Counter[str]], Record]] = {
 }
 
 
-def _printed(value: Any) -> Any:
-    """The value printed in a cell, or the cell's own; None if it cannot be parsed."""
-    if not isinstance(value, str) or not looks_like_literal(value):
-        return value
-    try:
-        return parse_literal(value)
-    except ValueError:
-        return None
-
-
 def _list_of(value: Any) -> list[Any]:
     """A list, printed or real; else empty."""
-    value = _printed(value)
+    value = printed(value)
     if isinstance(value, str):
         return [value]
     return value if isinstance(value, list) else []
 
 
-def _words(value: Any) -> list[str]:
-    """Tags of a list, a printed list, or a text with commas."""
-    if isinstance(value, str) and not looks_like_literal(value):
-        return [word.strip() for word in value.split(",") if word.strip()]
-    return [word for word in _list_of(value) if isinstance(word, str)]
-
-
 def _has_unit(quantity: Any) -> bool:
     return isinstance(quantity, str) and any(c.isalpha() for c in quantity)
-
-
-def _float(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if abs(number) < _MOST else None  # also false for NaN

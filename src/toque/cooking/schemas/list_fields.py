@@ -41,7 +41,7 @@ def ingredient_lines(value: Any) -> list[str]:
         BrokenListError: the text looks like a list and cannot be parsed as one.
     """
     value = _read(value)
-    return _split(value, commas=True) if isinstance(value, str) else _all_lines(value)
+    return _split(value, commas=True) if isinstance(value, str) else all_lines(value)
 
 
 def step_lines(value: Any) -> list[str]:
@@ -51,7 +51,7 @@ def step_lines(value: Any) -> list[str]:
         BrokenListError: the text looks like a list and cannot be parsed as one.
     """
     value = _read(value)
-    return _split(value, commas=False) if isinstance(value, str) else _all_lines(value)
+    return _split(value, commas=False) if isinstance(value, str) else all_lines(value)
 
 
 def text_of(value: Any) -> str:
@@ -86,14 +86,36 @@ def _split(text: str, *, commas: bool) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _all_lines(value: Any) -> list[str]:
+def words_in(value: Any) -> list[str]:
+    """Tags of a list, a printed list, or a text with commas.
+
+    >>> words_in("soup, quick"), words_in("['soup', 'quick']"), words_in(["soup, quick", None])
+    (['soup', 'quick'], ['soup', 'quick'], ['soup', 'quick'])
+    """
+    value = printed(value)
+    if isinstance(value, str):
+        return [word for part in value.split(",") if (word := part.strip())]
+    return [word for item in value for word in words_in(item)] if isinstance(value, list) else []
+
+
+def printed(value: Any) -> Any:
+    """The value printed in a cell, or the cell's own; None if it cannot be parsed."""
+    if not isinstance(value, str) or not looks_like_literal(value):
+        return value
+    try:
+        return parse_literal(value)
+    except ValueError:
+        return None
+
+
+def all_lines(value: Any) -> list[str]:
+    """The texts in lists of texts, of lists and of objects, in order."""
     if isinstance(value, list) and set(map(type, value)) == {str}:
         return value  # as nearly always
     return list(_lines(value))
 
 
 def _lines(value: Any, depth: int = 0) -> Iterator[str]:
-    """The texts in lists of texts, of lists and of objects, in order."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list) and depth < 8:

@@ -22,7 +22,6 @@ from toque.cooking.schemas.cleaning import (
     clean_steps,
     clean_text,
     clean_title,
-    is_plain,
 )
 from toque.cooking.schemas.credits import without_credits
 from toque.cooking.schemas.repairs import without_misprints
@@ -53,13 +52,11 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     title = record.get("title")
     title = title if isinstance(title, str) else ""
     lines, steps = _texts(record.get("ingredients")), _texts(record.get("directions"))
-    plain = is_plain((title, *lines, *steps))
-    title = title.strip() if plain else clean_title(title, notes)
-    title = without_misprints([title], notes)[0]
+    title = without_misprints([clean_title(title, notes)], notes)[0]
     if not (title.isalnum() or any(map(str.isalnum, title))):
         return "no title"
-    ingredients = without_sections(clean_ingredients(lines, notes, plain=plain), notes)
-    directions = without_credits(clean_steps(steps, notes, plain=plain), notes)
+    ingredients = without_sections(clean_ingredients(lines, notes), notes)
+    directions = without_credits(clean_steps(steps, notes), notes)
     if not ingredients:
         return "no ingredients"
     notes[f"ingredient lines over {MAX_CHARS:,} characters, only their beginning parsed"] += sum(

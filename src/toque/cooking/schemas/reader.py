@@ -67,7 +67,7 @@ class RecipeReader:
 
     columns: Mapping[str, str] = field(default_factory=dict)
     tasks: tuple[Task, ...] = ("write",)
-    version: int = 7
+    version: int = 8
     encoding: str = UTF_8
 
     @property

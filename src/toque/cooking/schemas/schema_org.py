@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toque.cooking.schemas.list_fields import text_of
+from toque.cooking.schemas.list_fields import all_lines, text_of, words_in
 
 MAX_DEPTH = 12
 
@@ -70,16 +70,12 @@ def _recipes(value: Any, depth: int) -> Iterator[dict[str, Any]]:
 def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, Any]:
     """A Recipe node in our field names."""
     steps = list(_steps(node.get("recipeInstructions") or node.get("instructions"), notes, 0))
-    tags = [
-        tag
-        for name in ("keywords", "recipeCategory", "recipeCuisine")
-        for tag in _words(node.get(name))
-    ]
+    kinds = [node.get(name) for name in ("keywords", "recipeCategory", "recipeCuisine")]
     record = {
         "title": text_of(node.get("name")) or text_of(node.get("headline")),
-        "ingredients": list(_texts(node.get("recipeIngredient") or node.get("ingredients"))),
+        "ingredients": all_lines(node.get("recipeIngredient") or node.get("ingredients")),
         "directions": steps,
-        "tags": tags,
+        "tags": words_in(kinds),
         "servings": _first(node.get("recipeYield")),
         "minutes": _first(node.get("totalTime")),
         "prep_time": _first(node.get("prepTime")),
@@ -117,25 +113,3 @@ def _steps(value: Any, notes: Counter[str], depth: int) -> Iterator[str]:
 
 def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value else value
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Strings of a list, or the lines of one string."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            if isinstance(item, str):
-                yield item
-            elif isinstance(item, list):
-                yield from _texts(item[:1])
-            elif isinstance(item, dict):
-                yield text_of(item.get("text")) or text_of(item.get("name"))
-
-
-def _words(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [word.strip() for word in value.split(",") if word.strip()]
-    if isinstance(value, list):
-        return [word for item in value for word in _words(item)]
-    return []
