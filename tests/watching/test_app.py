@@ -16,6 +16,8 @@ import pytest
 
 from toque.cli import main
 from toque.errors import ConfigError
+from toque.runs.places import RunFinder
+from toque.watching import Chosen, Watcher
 from toque.workflows.watch import watch
 from watching.written_run import WrittenRun
 
@@ -176,6 +178,16 @@ def test_the_page_forbids_other_hosts_and_asks_none(runs, showing):
             assert status == 200
             assert "http" not in text.replace("http://www.w3.org", "")
         assert got(address, "/", Host="evil.example")[0] == 421
+
+
+def test_the_verdict_on_a_run_is_asked_for_seldom(runs):
+    asked, now = [], [100.0]
+    watcher = Watcher(RunFinder(runs / "one"), every=0, judge=asked.append, clock=lambda: now[0])
+    for seconds, times in ((0, 1), (10, 1), (1000, 2)):
+        now[0] += seconds
+        WrittenRun(runs / "one", begin=False).step(3)
+        assert watcher.view(Chosen())[0] is not None
+        assert len(asked) == times
 
 
 def test_what_cannot_be_watched_is_refused_in_words(tmp_path, capsys):

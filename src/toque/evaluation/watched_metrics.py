@@ -13,6 +13,7 @@ from toque.errors import ConfigError
 from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.text_samples import Prompt
 from toque.evaluation.text_scores import GROUPS
+from toque.runs.history import metric_named
 from toque.training.goal import Goal
 
 HELD_OUT: Final = ("loss", "perplexity")
@@ -25,13 +26,11 @@ _OF_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 BITS: Final = "bits_per_byte"
 """Measured where the bytes of the held-out targets are known."""
-_FALL: Final = frozenset({*HELD_OUT, BITS, "hallucinated_ingredients", "repetition"})
-"""Metrics of which less is better; of all others, the user's own among them, more is."""
 
 
 def goal_of(metric: str) -> Goal:
     """The metric as a goal."""
-    return Goal(metric, rises=metric not in _FALL)
+    return Goal(metric, rises=metric_named(metric).better != "lower")
 
 
 @dataclass(frozen=True)
