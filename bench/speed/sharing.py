@@ -171,7 +171,7 @@ def _memory(strategy: str) -> dict[str, Any]:
     import torch
 
     from toque.models.forward.loss import loss_sum
-    from toque.training.distributed.launch import joined
+    from toque.training.distributed.process_group import joined
     from toque.training.distributed.sharding import Sharded
     from toque.training.distributed.sharing import Replicated, Sharing
     from toque.training.optim.factory import build_optimizer
@@ -226,7 +226,7 @@ def _exact_norm(model: torch.nn.Module, ranks: Ranks | None = None) -> float:
 
 def _times(turns: int, n_rows: int) -> dict[str, Any]:
     from toque.models.forward.loss import loss_sum
-    from toque.training.distributed.launch import joined
+    from toque.training.distributed.process_group import joined
     from toque.training.distributed.sharing import Replicated
 
     with joined(strategy="ddp") as ranks:

@@ -26,8 +26,8 @@ from toque.models.lora.layers import attach, refuse_unreached, resolve
 from toque.training.callbacks import Callback
 from toque.training.checkpoint.state_tensors import model_tensors
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.launch import joined
 from toque.training.distributed.parts import gathered
+from toque.training.distributed.process_group import joined
 from toque.training.distributed.sharding import Sharded
 from toque.training.distributed.sharing import Alone, Replicated, Sharing
 from toque.training.events import Requests, StepInfo

@@ -196,8 +196,8 @@ def test_48_one_rank_prepares_and_the_others_wait(kitchen, whole):
 LONG = """
 import os, sys, time
 from pathlib import Path
-from toque.training.distributed.launch import joined
-from toque.training.distributed.main_alone import while_others_wait
+from toque.training.distributed.process_group import joined
+from toque.training.distributed.process_group import while_others_wait
 with joined(strategy="ddp") as ranks:
     done = Path(sys.argv[1])
     while_others_wait(ranks, lambda: (time.sleep(9), done.touch()), beat=0.5)

@@ -29,7 +29,7 @@ from toque.models.forward.loss import loss_sum
 from toque.training.callbacks import Callback
 from toque.training.distributed.alike import refuse_unlike, versions
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.launch import joined
+from toque.training.distributed.process_group import joined
 from toque.training.distributed.sharing import Replicated
 from toque.training.events import Requests, StepInfo
 from toque.training.optim.gradient_noise import GradientNoise

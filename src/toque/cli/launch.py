@@ -132,7 +132,7 @@ def speaks(error: ToqueError) -> bool:
     """
     if isinstance(error, Interrupted):
         return os.environ.get("RANK", "0") == "0"
-    met = "toque.training.distributed.launch" in sys.modules
+    met = "toque.training.distributed.process_group" in sys.modules
     return not error.said_by_another and (met or os.environ.get("LOCAL_RANK", "0") == "0")
 
 

@@ -74,7 +74,7 @@ class Runtime:
                 the model can bear it, else float32.
             deterministic: the same bits from the same run; slower on CUDA.
             fp16_is_safe: False for T5, whose activations overflow float16.
-            ranks: this process among others, from `launch.joined`.
+            ranks: this process among others, from `process_group.joined`.
 
         Raises:
             ConfigError: the device is absent, or the precision cannot work on it.

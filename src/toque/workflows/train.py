@@ -23,8 +23,7 @@ from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.alike import refuse_unlike, versions
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.launch import joined
-from toque.training.distributed.main_alone import while_others_wait
+from toque.training.distributed.process_group import joined, while_others_wait
 from toque.training.observers.metrics_log import write_after
 from toque.training.observers.watchers import Watchers
 from toque.training.time_limit import CommandClock

@@ -32,7 +32,7 @@ from toque.training.checkpoint.saver import Saves
 from toque.training.checkpoint.state_tensors import write_tensors
 from toque.training.checkpoint.store import CheckpointStore, SaveError
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.launch import joined
+from toque.training.distributed.process_group import joined
 from toque.training.events import Saved
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.weight_average import WeightAverage

@@ -36,7 +36,7 @@ _SUM: Final = "the sum of the weights"
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that share the run; alone unless made by `launch.joined`.
+    """This process among those that share the run; alone unless made by `process_group.joined`.
 
     Every method that exchanges something raises RankLost when another rank is gone or does not
     answer.

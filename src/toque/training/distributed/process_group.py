@@ -1,10 +1,11 @@
-"""Process group launch: rendezvous with the other ranks, whoever started them, and exit."""
+"""Process group: joining the other ranks, whoever started them; work of rank 0 alone; leaving."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, Literal
@@ -24,8 +25,8 @@ from toque.training.distributed.rank_failures import RankFailures
 
 Strategy = Literal["auto", "single", "ddp", "fsdp", "hsdp"]
 _STARTING: Final = f"toque train CONFIG {argument('gpus=2')}"
-
-
+BEAT: Final = 10.0
+"""Seconds between two signs of life of rank 0 while it works alone."""
 TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
 """Environment variable: seconds that ranks wait for each other before the run is given up. One
 rank's evaluating, writing texts and saving must fit in, hence half an hour when it is not set."""
@@ -128,3 +129,41 @@ def _number(name: str, default: int) -> int:
             f"launcher sets what it takes to share a run (`{_STARTING}`); or unset {name}."
         )
     return int(text)
+
+
+def while_others_wait(ranks: Ranks, work: Callable[[], None], *, beat: float = BEAT) -> None:
+    """Do `work` on rank 0, however long it takes; the others return when it is done.
+
+    Args:
+        ranks: the processes that share the run.
+        work: called on rank 0 alone, in the thread that calls this.
+        beat: seconds between two signs of life, each a collective that the others take part in.
+
+    Raises:
+        RankLost: another rank is gone; also whatever `work` raises.
+    """
+    if not ranks.is_main:
+        while not ranks.broadcast():
+            pass
+        return
+    done, lost = threading.Event(), list[RankLost]()
+
+    def live() -> None:
+        try:
+            while ranks.is_distributed and not done.wait(beat):
+                ranks.broadcast(False)
+        except RankLost as error:
+            lost.append(error)
+
+    signs = threading.Thread(target=live, name="toque-alive", daemon=True)
+    if ranks.is_distributed:
+        signs.start()
+    try:
+        work()
+    finally:
+        done.set()
+        if ranks.is_distributed:
+            signs.join()
+    if lost:
+        raise lost[0]
+    ranks.broadcast(True)
