@@ -1,5 +1,7 @@
 """What the tests of prepare share: a store prepared, and its bytes."""
 
+import json
+import random
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,15 @@ def interrupted_after(shards: int, path: Path, store: Path, settings: PrepareSet
 
     with pytest.raises(KeyboardInterrupt):
         prepared(path, store, settings, progress=stop, workers=1)
+
+
+def many_lines(tmp_path: Path, n: int) -> Path:
+    """A file of `n` dishes of sixty words each."""
+    rng = random.Random(2)
+    words = ["salt", "stir", "bake", "egg", "soup", "flour", "warm"]
+    path = tmp_path / "many.jsonl"
+    records = [
+        {"prompt": f"Dish {i}", "target": " ".join(rng.choices(words, k=60))} for i in range(n)
+    ]
+    path.write_text("\n".join(map(json.dumps, records)) + "\n")
+    return path

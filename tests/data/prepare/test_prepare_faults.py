@@ -1,13 +1,10 @@
 """Kills, full disks, damage: a store is whole, or continues, or says what is wrong."""
 
 import errno
-import json
 import os
-import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,15 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import toque
-from store_checks import content, interrupted_after, prepared, whole_shards
+from prepare_child import started
+from store_checks import content, interrupted_after, many_lines, prepared, whole_shards
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.errors import DataError
 from toque.storage.atomic import save_array
 
 Make = Callable[..., PrepareSettings]
-HERE = Path(__file__).parents[2]  # where line_reader is
-SOURCE = Path(toque.__file__).parents[1]
 
 pytestmark = pytest.mark.usefixtures("small_groups")
 
@@ -47,60 +42,6 @@ def test_a_damaged_store_is_repaired_shard_by_shard(
     assert (store / "shards" / "00000" / "key.npy").stat().st_mtime_ns == kept
 
 
-CHILD = """
-import resource, sys
-from pathlib import Path
-from toque.sources import source_files as sources
-from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
-from toque.sources.records import Source
-from toque.errors import DataError
-
-sys.path.append({here!r})
-from line_reader import LineReader
-
-if __name__ == "__main__":
-    sources.GROUP_BYTES = 2000
-    limit = {limit}
-    if limit:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    settings = PrepareSettings(family_kind="decoder", tokenizer={tokenizer!r},
-        max_prompt_tokens=40, max_target_tokens=400, validation_fraction=0.2)
-    try:
-        prepare([Source({path!r}, LineReader())], store=Path({store!r}),
-            settings=settings, workers={workers},
-            progress=lambda done, total, message: print(message, flush=True))
-    except DataError as error:
-        print(error)
-        sys.exit(3)
-"""
-
-
-def child(tmp_path: Path, path: Path, store: Path, tokenizer: str, **more: int) -> subprocess.Popen:
-    script = tmp_path / "child.py"
-    options = {"limit": 0, "workers": 1} | more
-    script.write_text(
-        CHILD.format(
-            here=str(HERE), path=str(path), store=str(store), tokenizer=tokenizer, **options
-        )
-    )
-    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
-    return subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def many_lines(tmp_path: Path, n: int) -> Path:
-    rng = random.Random(2)
-    words = ["salt", "stir", "bake", "egg", "soup", "flour", "warm"]
-    path = tmp_path / "many.jsonl"
-    records = [
-        {"prompt": f"Dish {i}", "target": " ".join(rng.choices(words, k=60))} for i in range(n)
-    ]
-    path.write_text("\n".join(map(json.dumps, records)) + "\n")
-    return path
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     tmp_path: Path, settings_for: Make, workers: int
@@ -109,12 +50,11 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     prepared(path, tmp_path / "calm", settings)
     store = tmp_path / "killed"
     for n_shards in (1, 6):
-        process = child(tmp_path, path, store, settings.tokenizer, workers=workers)
+        process = started(path, store, settings, workers=workers)
         while len(whole_shards(store)) < n_shards and process.poll() is None:
             pass
         process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        process.communicate()
     whole = len(whole_shards(store))
     assert whole >= 6
     assert not (store / "manifest.json").exists()
@@ -198,7 +138,7 @@ def test_a_disk_that_was_full_at_the_first_byte_is_no_obstacle_later(
     tmp_path: Path, settings_for: Make
 ) -> None:
     path, settings = many_lines(tmp_path, 60), settings_for()
-    process = child(tmp_path, path, tmp_path / "s", settings.tokenizer, limit=1)
+    process = started(path, tmp_path / "s", settings, limit=1, workers=1)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 3, out
     assert "is full" in out
@@ -208,14 +148,13 @@ def test_a_disk_that_was_full_at_the_first_byte_is_no_obstacle_later(
 
 def test_workers_end_with_a_killed_main_process(tmp_path: Path, settings_for: Make) -> None:
     path, settings = many_lines(tmp_path, 400), settings_for()
-    process = child(tmp_path, path, tmp_path / "s", settings.tokenizer, workers=2)
+    process = started(path, tmp_path / "s", settings)
     while not whole_shards(tmp_path / "s"):
         assert process.poll() is None
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) >= 2
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    process.communicate()
     deadline = time.monotonic() + 60
     while any(alive(pid) for pid in children):
         assert time.monotonic() < deadline, "workers outlive the process that started them"
@@ -236,7 +175,7 @@ def test_a_full_disk_is_one_paragraph_and_it_continues(
     store = tmp_path / "s"
     for stage in ("tokenizer", "shard"):
         # A limit on the size of a file fails a write as a full disk does.
-        process = child(tmp_path, path, store, settings.tokenizer, limit=300, workers=workers)
+        process = started(path, store, settings, limit=300, workers=workers)
         out, _ = process.communicate(timeout=120)
         assert process.returncode == 3, out
         assert "is full" in out
@@ -296,7 +235,7 @@ def test_a_killed_worker_is_named_and_the_next_start_ends_with_the_same_bytes(
 ) -> None:
     path, settings = many_lines(tmp_path, 200), settings_for()
     store = tmp_path / "s"
-    process = child(tmp_path, path, store, settings.tokenizer, workers=2)
+    process = started(path, store, settings)
     while not whole_shards(store):
         assert process.poll() is None
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

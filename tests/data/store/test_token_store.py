@@ -209,7 +209,7 @@ def test_a_row_that_is_not_there(store: TokenStore) -> None:
             store.prompt(row)
 
 
-@pytest.mark.parametrize("bit", [0, 3, 6])
+@pytest.mark.parametrize("bit", [0, 3, 6, 7])  # a byte with bit 7 is no UTF-8
 def test_every_flipped_bit_of_the_manifest_is_found(store: TokenStore, bit: int) -> None:
     path = store.path / "manifest.json"
     data = path.read_bytes()
@@ -233,13 +233,8 @@ def test_a_store_of_before_the_hash_opens(store: TokenStore) -> None:
         TokenStore.open(store.path)
 
 
-def test_fault_67_a_flipped_high_bit_of_the_manifest_is_found(store: TokenStore) -> None:
+def test_a_manifest_of_endless_brackets_is_damage(store: TokenStore) -> None:
     path = store.path / "manifest.json"
-    data = path.read_bytes()
-    for at in range(0, len(data), 23):  # such a byte is no UTF-8
-        path.write_bytes(data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :])
-        with pytest.raises(DataError, match=r"manifest\.json is not a token store's description"):
-            TokenStore.open(store.path)
     path.write_bytes(b'{"format": 1, "fingerprint": ' + b"[" * 100_000)
     with pytest.raises(DataError, match=r"manifest\.json is not a token store's description"):
         TokenStore.open(store.path)
