@@ -28,7 +28,7 @@ from toque.keyed_random import key_of
 _AUGMENT = 4
 """Sets these keys apart from those of the order."""
 _SAMPLE = 1024
-"""Examples looked at to say in a line what augmentation does; a tenth of a second."""
+"""Examples in the sample that `in_words` reports on; it takes a tenth of a second."""
 
 
 Fate = Literal["plain", "left", "changed"]
@@ -43,10 +43,10 @@ class Rewriting:
     positions and memory suffice.
 
     Args:
-        rules: how often each technique is applied.
+        rules: the probability of each technique.
         store: holds the examples.
         rows: store rows to train on.
-        encoder: whether prompts are read on a side of their own.
+        encoder: True for an encoder-decoder, which reads prompts on a side of their own.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Rewriting:
         return Varied(self, encoder=self._encoder)
 
     def in_words(self, rows: NDArray[np.int64], *, seed: int) -> str:
-        """A line on what augmentation does to a sample of `rows` in the first epoch."""
+        """A sentence on the effect of augmentation on a sample of `rows` in the first epoch."""
         sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(np.int64)]
         changed, left = self.counts(sample, key_of(seed, 0))
         return (
@@ -93,7 +93,7 @@ class Rewriting:
         return self._rewritten(row, key)[0]
 
     def counts(self, rows: NDArray[np.int64], key: int) -> tuple[int, int]:
-        """How many of `rows` are changed in an epoch, and how many should be and are not."""
+        """Number of `rows` changed in an epoch, and of those left that a rule drew."""
         fates = Counter(self._rewritten(row, key)[1] for row in rows.tolist())
         return fates["changed"], fates["left"]
 
@@ -142,7 +142,7 @@ Edits = list[Edit]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How often each technique is applied: probabilities per example and epoch."""
+    """Rules of augmentation: a probability of each technique, per example and epoch."""
 
     prompt_formats: bool = False
     """One of the eight wordings for every example, all equally likely."""
@@ -160,7 +160,7 @@ class Augmentation:
             prompt: its words.
             target: its words.
             key: seeds every draw.
-            whole: whether the target reaches the true end of its text.
+            whole: True if the target reaches the true end of its text.
         """
         if not target or target[0] != _TARGET_BEGINS:
             return [], []
@@ -268,4 +268,4 @@ TIPS: Final[tuple[str, ...]] = (
     "A sharp knife makes the work quicker and safer.",
     "Clean up as you go, and there is little left to do at the end.",
 )
-"""True of any dish."""
+"""Tips that hold for any dish."""

@@ -47,7 +47,7 @@ _STRONG_WORDS: Final = frozenset(
     {"powder", "soda", "tartar", "extract", "essence", "saffron", "ground"}
     | {"cayenne", "nutmeg", "cinnamon"}
 )
-"""Every match of `_STRONG` contains one of them; a prefilter, most lines have none."""
+"""Words of which every match of `_STRONG` contains one: a prefilter, since most lines have none."""
 DEGREES: Final = (30.0, 600.0)
 MINUTES: Final = (0.0, 3 * 24 * 60.0)
 """Plausible temperatures and times in steps."""
@@ -204,7 +204,7 @@ UNLISTED: Final = frozenset(
     vegetable water wine
     """.split()  # noqa: SIM905
 )
-"""Words of foods that steps may use unlisted, or that name what they made of others."""
+"""Foods that steps may use without listing them, and words for what they make of others."""
 
 
 def title_kept(title: str, recipe: ParsedRecipe) -> float | None:
@@ -248,7 +248,7 @@ def steps_listed(recipe: ParsedRecipe) -> float | None:
 
 
 def _listed(recipe: ParsedRecipe) -> set[str]:
-    """Words of the listed ingredients, and of all that their foods are called."""
+    """Words of the listed ingredients, and of every name of their foods."""
     listed: set[str] = set()
     for line in recipe.ingredients:
         listed.update(map(stem, words_of(line)))
@@ -264,5 +264,5 @@ def _is_unlisted_food(word: str) -> bool:
 
 @lru_cache(maxsize=1 << 15)
 def _is_food(word: str) -> bool:
-    """Whether a single word is a name in the food table."""
+    """True if a single word is a name in the food table."""
     return len(word) > 2 and find_food(word) is not None

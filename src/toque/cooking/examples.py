@@ -151,7 +151,7 @@ NEEDS: Final[dict[Task, str]] = {
     "cuisine": "no field cuisine and no tag that names one cuisine",
     "next_step": "one step alone",
 }
-"""Why a record may have no example of a task."""
+"""Reasons for which a record has no example of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +160,13 @@ class Labelled:
 
     reading: Reading
     classes: dict[Task, int]
-    """Its class code for each task of `CLASSES` whose class is known."""
+    """Class code of each task of `CLASSES` whose class is known."""
     key: int
     """64-bit seed of its random choices: the wording of a request, the requested step."""
 
     @property
     def names(self) -> list[str]:
-        """Its ingredients' names, as prompts list them."""
+        """Names of its ingredients, as prompts list them."""
         return different(facts.name for facts in self.reading.lines)
 
 

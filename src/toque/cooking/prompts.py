@@ -65,7 +65,7 @@ _OPENINGS: Final = tuple(form.partition("{title}")[0].partition("{foods}")[0] fo
 
 
 def asks_for_a_recipe(prompt: str) -> bool:
-    """Whether the answer to a prompt should be a whole recipe.
+    """True if the answer to a prompt should be a whole recipe.
 
     >>> asks_for_a_recipe("How do I make toast?"), asks_for_a_recipe("Once upon a time")
     (True, False)
@@ -135,7 +135,7 @@ _SENTENCE: Final = re.compile(r"[.!?] ")
 
 
 def dish_and_foods(request: str) -> tuple[str, tuple[str, ...]]:
-    """The dish a person asks for, and the ingredients after a colon.
+    """The requested dish, and the ingredients after a colon.
 
     What is not understood as a request is the name of a dish.
 

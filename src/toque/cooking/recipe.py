@@ -48,7 +48,7 @@ class ParsedRecipe:
     steps: tuple[str, ...] = ()
     has_ingredients_header: bool = False
     has_instructions_header: bool = False
-    """Whether a line reads "Instructions" or "Steps"; a "Directions" or "Method" section is
+    """True if a line reads "Instructions" or "Steps"; a "Directions" or "Method" section is
     parsed as well but is not the requested form."""
 
 

@@ -1,6 +1,6 @@
 """Recipe's form as patterns, for constrained decoding: two headed lists, asked ingredients first.
 
-The ingredient list begins with the ingredients asked for, each once, in the order the model
+The ingredient list begins with the requested ingredients, each once, in the order the model
 likes; it chooses amounts and preparation. What else it wants to use follows. So nothing is left
 out, nothing asked for is listed twice, and nothing unasked stands before what was asked.
 """
@@ -17,9 +17,9 @@ from toque.cooking.ingredients.units import LATE_SPELLINGS, SPELLINGS
 from toque.cooking.ingredients.vocabulary import ADVERBS, PREPARED, SEGMENT_PREPARED, SIZES
 
 MOST_MORE: Final = 5
-"""Ingredients that were not asked for, at most; a guess."""
+"""Most ingredients that were not requested; a guess."""
 MOST_STEPS: Final = 30
-"""A guess: long recipes have twenty."""
+"""Most steps, a guess: long recipes have twenty."""
 
 
 def _any_of(words: frozenset[str]) -> str:
@@ -53,7 +53,7 @@ def recipe_form(asked: Sequence[str]) -> Generator[str, str, None]:
     """The patterns of a recipe that uses these ingredients; a `Form` of `models.generation`.
 
     Args:
-        asked: names, as in the prompt; none holds the recipe to its form alone.
+        asked: requested names, as in the prompt; without any, the form alone is prescribed.
     """
     missing = list({name.casefold(): name for name in asked}.values())
     before = r"Ingredients:\n"

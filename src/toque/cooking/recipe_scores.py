@@ -8,9 +8,9 @@ Scores of form (each in [0, 1]; a recipe without any ingredient or step scores 0
 * completeness: 0.33 for an ingredient section, 0.33 for an instruction section, 0.34 for a
   length of 100 to 2000 characters.
 * format_correctness: 0.5 for an "Ingredients" header, 0.5 for "Instructions" or "Steps".
-* form: the mean of the four. It is no quality: a step said twelve times is perfect to it.
+* form: the mean of the four. It is no quality: a step repeated twelve times is perfect to it.
 
-Those of `consistency` and `variety` judge what is said; `recipe_score` is one number of them all.
+The scores of `consistency` and `variety` judge the content; `recipe_score` combines them all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _AROUND_TITLES: Final = sorted(
     ),
     key=lambda around: -len(around[0]) - len(around[1]),
 )
-"""What stands just before and after the title in each request, the longest first."""
+"""Text just before and just after the title in each request, the longest first."""
 
 
 POOR: Final = 0.6
@@ -68,12 +68,12 @@ NAMES: Final = (
     "format_correctness",
     "form",
 )
-"""Scores of `text_metrics`; a text has those that apply to it."""
+"""Names of the scores in `text_metrics`; a text has those that apply to it."""
 _FACTORS: Final = ("variety", "title_kept", "form")
 """Scores that are no part of the mean in `recipe_score`."""
 
 RECIPE_SCORES: Final = frozenset(NAMES)
-"""Every name that `text_metrics` may give."""
+"""Every name that `text_metrics` may return."""
 
 
 def text_metrics(prompt: str, text: str) -> dict[str, float]:
@@ -109,12 +109,12 @@ def recipe_score(scores: Mapping[str, float], *, whole: float = 1.0) -> float:
     """One number to rank recipes by, in [0, 1].
 
     The mean of the scores, hallucinated ingredients counted as 1 minus the score, times `variety`,
-    times (1 + `title_kept`) / 2, times `whole`. What the factors judge no good form makes up for:
+    times (1 + `title_kept`) / 2, times `whole`. Good form cannot make up for a low factor:
     blueberry muffins without blueberries score at most 0.5.
 
     Args:
         scores: of `text_metrics`; `form`, a mean of others, does not count.
-        whole: the share that is there of two parts: ingredients and steps.
+        whole: share of the two parts, ingredients and steps, that the text has.
     """
     parts = [
         1.0 - score if name == "hallucinated_ingredients" else score

@@ -17,7 +17,7 @@ from toque.cooking.recipe import Recipe
 from toque.cooking.text_keys import words_of
 
 MOST_SERVINGS: Final = 1000
-"""More is a canteen's order, and no recipe scales to it."""
+"""Most servings; more is a canteen's order, and no recipe scales to it."""
 _ONE: Final = (1.0, 1.0)
 
 
@@ -49,7 +49,7 @@ def shopping_list(lines: Sequence[str], *, factor: float) -> list[Item]:
 
 
 def estimated_servings(recipe: Recipe) -> int:
-    """Servings a recipe says, or a guess from what it holds; see `labels.servings`.
+    """Servings that the recipe states, else an estimate from its content; see `labels.nutrition`.
 
     >>> estimated_servings(Recipe("Toast", ("4 slices bread",), ("Serves 2.",)))
     2
@@ -60,11 +60,11 @@ def estimated_servings(recipe: Recipe) -> int:
 
 @dataclass
 class _Food:
-    """What the lines of one food say of it."""
+    """One food with the amounts and notes of all its lines."""
 
     name: str
     measures: dict[tuple[str | None, str], Range] = field(default_factory=dict)
-    """By unit and the size of a piece."""
+    """Amounts, keyed by unit and the size of one piece."""
     notes: dict[str, None] = field(default_factory=dict)
 
     def add(self, line: IngredientLine, factor: float) -> None:
@@ -80,7 +80,7 @@ class _Food:
             self.notes["optional"] = None
 
     def item(self) -> Item:
-        """The line on the list."""
+        """The food as an item of the list."""
         amounts = tuple(
             f"{write_amount(quantity, unit)}{each}"
             for (unit, each), quantity in self.measures.items()

@@ -121,5 +121,5 @@ VERB_FORMS: frozenset[str] = _verb_forms()
 
 
 def has_action_verb(step: str) -> bool:
-    """Whether a step contains one of `ACTION_VERBS`, in any of its regular forms."""
+    """True if a step contains one of `ACTION_VERBS`, in any of its regular forms."""
     return not VERB_FORMS.isdisjoint(words_of(step))

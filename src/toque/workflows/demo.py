@@ -31,7 +31,7 @@ def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> T
     Args:
         resolved: the demo's configuration.
         n: recipes to write into the cookbook.
-        reporter: told of each of the four parts, and of progress.
+        reporter: receives a line for each of the four parts, and progress.
     """
     started = time.perf_counter()
     config = resolved.config

@@ -1,14 +1,14 @@
 """Difficulty labels (easy, medium, hard): bounds on counts, refined by work, time, technique.
 
 1. By bounds: easy up to 6 ingredients and 6 steps, medium up to 12 and 12, else hard.
-2. One level harder when two demanding techniques are asked for, or one and more than 2 hours.
+2. One level harder when it needs two demanding techniques, or one and more than 2 hours.
 3. Else easy when there is little work: the product of ingredients, words of directions and minutes
    is at most 30,000 (8 ingredients, 100 words, 35 minutes); a demanding technique doubles it.
 
 Time is the recipe's `minutes`; if they are missing (or 0), the sum of the times in its steps; if
 they give none, half an hour. The product stands for a logistic regression of Epicurious' tag "Quick
 & Easy" on the logarithms of the three, whose weights are nearly equal (0.9, 1.1, 1); the limit and
-the half hour are those that agreed best there, on one half of its recipes.
+the half hour are those that agreed best with the tag, on one half of its recipes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LITTLE_WORK: Final = 30_000.0
 """Largest product of ingredients, words and minutes that is easy."""
 UNSAID_MINUTES: Final = 30.0
 TECHNIQUE_WORK: Final = 2.0
-"""Factor of the work of a recipe that asks for a demanding technique."""
+"""Factor of the work of a recipe with a demanding technique."""
 LONG_MINUTES: Final = 120
 MANY_TECHNIQUES: Final = 2
 
@@ -107,7 +107,7 @@ class DifficultyReport:
     level: Difficulty
     by_bounds: Difficulty
     minutes: float | None
-    """None if neither the recipe nor its steps say."""
+    """None if neither the recipe nor its steps state a time."""
     techniques: tuple[str, ...]
     """Names of `TECHNIQUES`, in their order."""
 

@@ -49,7 +49,7 @@ class LineFacts(NamedTuple):
     """None if it is not in the table, or the line names a skewer or foil."""
     is_food: bool
     is_named: bool
-    """Whether the name is in the table, skewers included."""
+    """True if the name is in the table, skewers included."""
     has_amount: bool
     """True also if it needs none ("salt to taste")."""
     stems: frozenset[str]
@@ -57,13 +57,13 @@ class LineFacts(NamedTuple):
     words: str
     """Its words, joined: two lines with the same words are duplicates."""
     is_dirty: bool
-    """Whether it may contain markup or an advert and needs the full check."""
+    """True if it may contain markup or an advert and needs the full check."""
     grams: float
     """Grams eaten; 0.0 if the line gives no amount or the food is unknown."""
     nutrients: Nutrients
-    """Of `grams`."""
+    """Nutrients of `grams` of the food."""
     is_frying_fat: bool
-    """Whether it is enough fat for frying: if anything is fried, `TAKEN_UP` of it is eaten."""
+    """True if it is enough fat for frying: if anything is fried, `TAKEN_UP` of it is eaten."""
     usual: Nutrients
     """Nutrients of the food's usual weight in one serving; empty without a food."""
 
@@ -145,7 +145,7 @@ _SUSPECT_WORDS: Final = frozenset(
 
 
 def may_be_dirty(text: str, words: Iterable[str]) -> bool:
-    """Whether a text may contain markup, links or adverts.
+    """True if a text may contain markup, links or adverts.
 
     A prefilter, ten times faster than the patterns of `quality`; nearly always False.
     """
@@ -171,7 +171,7 @@ class Reading:
     words: list[str]
     """Words of all steps, in order."""
     different: frozenset[str]
-    """The distinct ones."""
+    """The distinct words of all steps."""
     n_tokens: int
     """Whitespace-separated tokens in the steps."""
 

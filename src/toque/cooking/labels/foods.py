@@ -111,7 +111,7 @@ def _find(words: tuple[str, ...]) -> Food | None:
 
 @lru_cache(maxsize=1 << 16)
 def is_food(name: str) -> bool:
-    """Whether a line names something to eat rather than a skewer or foil."""
+    """True if a line names something to eat rather than a skewer or foil."""
     return _NOT_FOOD.isdisjoint(_words(name))
 
 
@@ -207,7 +207,7 @@ def _mean(amount: Amount) -> float:
 
 
 def _factor(line: IngredientLine) -> float:
-    """How much more a large piece weighs, or a heaped spoon holds."""
+    """Factor by which a large piece weighs more, or a heaped spoon holds more, than usual."""
     for word in line.size.split():
         if word in _SIZE_FACTORS:
             return _SIZE_FACTORS[word]

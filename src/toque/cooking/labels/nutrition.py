@@ -37,7 +37,7 @@ RED_PER_100_G: Final = {"fat_g": 17.5, "saturated_fat_g": 5.0, "sugar_g": 22.5, 
 RED_PER_SERVING: Final = {"fat_g": 21.0, "saturated_fat_g": 6.0, "sugar_g": 27.0, "salt_g": 1.8}
 SALT_PER_SODIUM: Final = 2.5
 MIN_LIGHTS: Final = 2
-"""With fewer given nutrients than this, the class is estimated."""
+"""Fewest known lights; with fewer given nutrients the class is estimated."""
 
 _UNKNOWN_G: Final = 40.0
 """Grams per serving of an ingredient that is neither measured nor in the table."""
@@ -47,12 +47,12 @@ _PROTEIN, _CARBOHYDRATE = NUTRIENTS.index("protein_g"), NUTRIENTS.index("carbohy
 _MOST_REFINED: Final = 0.5
 """Largest share of a Healthy dish's weight, water left out, that is refined."""
 _LEAST_REFINED_G: Final = 15.0
-"""Less sweetens a pot of tea."""
+"""Fewest refined grams that count; less sweetens a pot of tea."""
 _MOST_REFINED_NAMES: Final = 0.6
 _LEAST_SERVING: Final = 2.0
-"""Grams of a serving below which a food is a seasoning."""
+"""Fewest grams in a serving of a food that is no seasoning."""
 _REFINED_ENERGY: Final = 0.6
-"""Given figures agree that a dish is refined when fat and sugar hold so much of its energy."""
+"""Least share of fat and sugar in the stated energy of a dish that is refined."""
 _REFINED: Final = ((25.0, 0.5), (45.0, 2.0), (70.0, 6.0))
 """Least fat and sugar, and most protein, in 100 g of what is refined; nuts hold more protein."""
 _DRIED_FRUIT: Final = frozenset({"raisin", "dried cranberry", "date"})
@@ -90,7 +90,7 @@ class Nutrition:
 
 
 def nutrition_of(reading: Reading) -> Nutrition:
-    """The nutrition of a recipe: from its own figures, else estimated from its ingredients.
+    """The nutrition of a recipe: from its stated nutrients, else estimated from its ingredients.
 
     >>> from toque.cooking.labels.features import read
     >>> from toque.cooking.recipe import Recipe
@@ -149,7 +149,7 @@ def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
 
 
 def is_refined(food: Food) -> bool:
-    """Whether a food is a sugar, a fat, a sweet or an alcoholic drink.
+    """True if a food is a sugar, a fat, a sweet or an alcoholic drink.
 
     Alcohol is the energy that fat, carbohydrate and protein (9, 4 and 4 kcal a gram) leave over.
 
@@ -172,7 +172,7 @@ def _refined_names() -> frozenset[str]:
 
 
 def mostly_refined(known: Iterable[LineFacts]) -> bool:
-    """Whether more than half of a dish's weight is refined; water does not count.
+    """True if more than half of a dish's weight is refined; water does not count.
 
     Args:
         known: its lines whose food is in the table. If none is measured, most of their names have
@@ -192,7 +192,7 @@ def mostly_refined(known: Iterable[LineFacts]) -> bool:
 
 
 def _given_refined(per_serving: Mapping[str, float]) -> bool:
-    """Whether given figures say that most energy is of fat and sugar."""
+    """True if the stated nutrients give most energy to fat and sugar."""
     energy = per_serving.get("energy_kcal", 0.0)
     told = 9.0 * per_serving.get("fat_g", 0.0) + 4.0 * per_serving.get("sugar_g", 0.0)
     return energy > 0.0 and told >= _REFINED_ENERGY * energy
@@ -204,7 +204,7 @@ def _at_best(klass: NutritionClass | None, *, refined: bool) -> NutritionClass |
 
 
 def estimate(reading: Reading) -> Nutrition:
-    """Nutrition estimated from the food table, ignoring the recipe's own figures."""
+    """Nutrition estimated from the food table, ignoring the nutrients it states."""
     recipe = reading.recipe
     lines = [line for line in reading.lines if line.is_food]
     known = [line for line in lines if line.food is not None]
@@ -306,8 +306,8 @@ def servings_of(
     Args:
         reading: the recipe's features.
         known: its ingredient lines whose food is in the table.
-        energy_kcal: of the whole dish.
-        usual_kcal: what the same foods contribute to a serving of other dishes.
+        energy_kcal: energy of the whole dish.
+        usual_kcal: energy that the same foods contribute to a serving of other dishes.
     """
     if reading.recipe.servings:
         return float(reading.recipe.servings)

@@ -65,7 +65,7 @@ _BARE_HEADING: Final = re.compile(
     r"|method|methods|directions?|instructions?|preparation|steps)\W*",
     re.IGNORECASE,
 )
-"""A line that only announces a step."""
+"""Lines that only announce a step."""
 _MARKS: Final = re.compile(r"[*_]++")
 _GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+,? )")
 """The end of a sentence with no blank before the next: "until done.Serve"."""
@@ -170,7 +170,7 @@ def clean_ingredients(items: Sequence[str], notes: Counter[str]) -> tuple[str, .
 
 @lru_cache(maxsize=1 << 15)
 def ingredient_item(line: str) -> tuple[str, str]:
-    """A clean ingredient line without its bullet, or "" and the note that says why.
+    """A clean ingredient line without its bullet and "", or "" and the note with the reason.
 
     >>> ingredient_item("- 2 eggs"), ingredient_item("For the sauce:")
     (('2 eggs', ''), ('', 'ingredient sub-headings'))
@@ -188,7 +188,7 @@ def ingredient_item(line: str) -> tuple[str, str]:
 
 
 def is_subheading(line: str) -> bool:
-    """Whether an ingredient line names a part of the dish instead of an ingredient.
+    """True if an ingredient line names a part of the dish instead of an ingredient.
 
     >>> [is_subheading(x) for x in ("Filling:", "For the sauce", "For garnish: dill", "For frying")]
     [True, True, False, False]
@@ -202,7 +202,7 @@ def is_subheading(line: str) -> bool:
 
 
 def announces(line: str) -> bool:
-    """Whether a line that ends in a colon announces what follows.
+    """True if a line that ends in a colon announces what follows.
 
     >>> announces("For the sauce:"), announces("of soy sauce:")
     (True, False)

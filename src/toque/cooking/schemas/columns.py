@@ -67,7 +67,7 @@ _OTHERS = {
     "quantities": ("recipeingredientquantities",),
 }
 _TEXTS = ("title", "ingredients", "steps", "tags", "cuisine", "source")
-"""Roles whose field counts as used where an example holds it; figures are read from the others."""
+"""Roles whose text an example holds; only numbers are read from the fields of the others."""
 _LABELS = ("nutrition", "nutrients", "difficulty", "nutrition_class")
 _NOT_FOLDED = re.compile(r"[^a-z0-9]")
 
@@ -84,7 +84,7 @@ class Shape:
     nutrients: tuple[str, ...]
     """Fields that hold a nutrient."""
     read: frozenset[str]
-    """Fields that figures and labels are read from, and the quantities of Food.com."""
+    """Fields from which numbers and labels are read, and the quantities of Food.com."""
 
     @property
     def missing(self) -> tuple[Role, ...]:
@@ -103,7 +103,7 @@ class Shape:
         return next((field for field in fields if raw.get(field)), own)
 
     def unused(self, raw: Mapping[str, Any]) -> dict[str, int]:
-        """The texts of a record that no example holds and no figure or label is read from."""
+        """Texts of a record that no example holds and from which no number or label is read."""
         used = (self.filling(raw, role) or "" for role in ROLES)
         marks = (name for name in raw if name.startswith("@"))  # of JSON-LD
         texts = {name: value for name, value in raw.items() if not isinstance(value, int | float)}
@@ -158,7 +158,7 @@ def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = F
 
     Args:
         records: a sample from one file.
-        in_dict: whether the file is an object of them by id.
+        in_dict: True if the file is one object with the records by id.
     """
     for record in records:
         if is_schema_org(record):
@@ -185,12 +185,12 @@ PAIRS = (
     ("input", "output"),
     ("source", "target"),
 )
-"""Field names of prompts and answers, in the order in which they are tried."""
+"""Names of the fields for prompt and answer, in the order in which they are tried."""
 _BEFORE = ("system", "systemprompt")
 _AFTER = ("input", "context", "passage", "paragraph", "article", "document", "background")
-"""Fields that stand before and behind the prompt as parts of it: Alpaca's, Dolly's, SQuAD's."""
+"""Fields joined to the prompt, before and behind it: Alpaca's, Dolly's, SQuAD's."""
 _NEEDED = ("text", "choices", "options", "history", "messages", "conversations")
-"""Fields that may belong to a prompt, which makes no sense without them; the user has to say."""
+"""Fields without which a prompt may make no sense; the user has to decide."""
 
 
 def refuse_cut_schema(path: Path, layout: FileLayout, columns: Mapping[str, str]) -> None:
@@ -206,7 +206,7 @@ def refuse_cut_schema(path: Path, layout: FileLayout, columns: Mapping[str, str]
             ingredients nor steps.
         RefusedFileError: a role is filled by no field, or a prompt may make no sense without a
             field that would not be used.
-        DataError: a named field is not there.
+        DataError: a named field is missing.
     """
     refuse_missing(path, layout, columns)
     what = layout.described
@@ -240,7 +240,7 @@ def refuse_cut_schema(path: Path, layout: FileLayout, columns: Mapping[str, str]
 def _as_pairs(
     path: Path, layout: FileLayout, folded: Mapping[str, str], pair: tuple[str, str]
 ) -> DataError:
-    """The error that says how prompts and answers are read, or that the user has to say it."""
+    """The error for a file of prompts and answers, with the columns that its source needs."""
     asked, target = (folded[name] for name in pair)
     before, after, needed = (
         [folded[name] for name in names if name in folded and name not in pair]

@@ -59,7 +59,7 @@ _WITHIN: Final = re.compile(
     r"|Recipes? (?:courtesy|by|adapted|reprinted) |Adapted from |Reprinted (?:from|with) "
     r"|Excerpted from |Courtesy of |Copyright |©|From the (?:kitchen|book|cookbook) of ))"
 )
-"""The end of a sentence before a credit that goes on to the end of the step."""
+"""The end of a sentence before a credit that continues to the end of the step."""
 _AUTHOR: Final = re.compile(
     rf"{_OPEN}by (?:[A-Z][\w.'’-]{{1,20}},? ?){{2,4}}(?:(?:and|with|&) .{{2,60}})?"
     r"(?:\W{0,3}\Z|\()"
@@ -157,7 +157,7 @@ _BARE: Final = frozenset(
     .strip()
     .split("|")
 )
-"""Lines that only announce steps, beside those of `cleaning`."""
+"""Lines that only announce steps, in addition to those of `cleaning`."""
 PART_NOUNS: Final = frozenset(
     """
     assembly base batter brine cake cakes crepes crust custard dough dressing filling frosting
@@ -180,7 +180,7 @@ _SUSPECTS: Final = frozenset(
     times tip tipp tipps tips variation variations video view watch www yield yields
     """.split()  # noqa: SIM905
 ).union(_WINE_WORDS, (word for bare in _ANNOUNCED for word in words_of(bare)[-1:]))
-"""Recipes without any of these words have nothing of this page."""
+"""Words of which every credit or notice has one: a prefilter."""
 _SHORT: Final = 40
 _BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
 _SMALL: Final = frozenset({"and", "by", "de", "del", "di", "of", "the", "von", "&"})
@@ -191,7 +191,7 @@ _ENDS: Final = (". ", "! ", "? ", ".) ")
 
 
 def is_credit(line: str) -> bool:
-    """Whether a whole line says who wrote, cooked or photographed something.
+    """True if a whole line names who wrote, cooked or photographed something.
 
     >>> [is_credit(x) for x in ("Photograph by Ann Lee", "Adapt the heat to your oven.")]
     [True, False]
@@ -200,10 +200,10 @@ def is_credit(line: str) -> bool:
 
 
 def is_shopping_note(line: str, *, within: bool = False) -> bool:
-    """Whether a whole line says where a food is sold: no food and no step of cooking.
+    """True if a whole line tells where a food is sold: no food and no step of cooking.
 
     Args:
-        line: of a recipe.
+        line: a line of a recipe.
         within: "available at ..." may come after other words; where those may be a food with its
             amount, it must open the line.
 
@@ -223,7 +223,7 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
 
 
 def is_note(line: str) -> bool:
-    """Whether an ingredient line is a note, a yield or a sentence.
+    """True if an ingredient line is a note, a yield or a sentence.
 
     >>> [is_note(x) for x in ("Note: peas freeze well", "Any pea can be used here.", "Peas, hot.")]
     [True, True, False]
@@ -267,7 +267,7 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
 
 
 def _are_even(steps: tuple[str, ...], ends: str) -> bool:
-    """Whether a step without a full stop is longer than the one with it that follows."""
+    """True if a step without a full stop is longer than the one with it that follows."""
     pairs = pairwise(steps)
     return any(ends[i : i + 2] == "-." and len(a) >= len(b) for i, (a, b) in enumerate(pairs))
 
@@ -275,7 +275,7 @@ def _are_even(steps: tuple[str, ...], ends: str) -> bool:
 def _reasons(steps: tuple[str, ...]) -> list[str]:
     """The reason to remove each step, or "".
 
-    Credits and notes on wine at the end go on over lines that would tell nothing alone, such as
+    Credits and notes on wine at the end continue over lines that mean nothing alone, such as
     the title of a book.
     """
     found = [_why_removed(step) for step in steps]
@@ -292,14 +292,14 @@ def _reasons(steps: tuple[str, ...]) -> list[str]:
 
 
 def _is_name(step: str) -> bool:
-    """Whether a line at the end is a name, of a wine or a writer, and no sentence."""
+    """True if a line at the end is a name, of a wine or a writer, and no sentence."""
     words = [word for word in step.split() if word not in _SMALL]
     capitals = all(word[0].isupper() for word in words) and step[-1:] not in _STOPS
     return capitals and 2 <= len(words) <= 6 and not (has_action_verb(step) or _DIGIT.search(step))
 
 
 def _is_title(step: str) -> bool:
-    """Whether a line may be a title or a name, or go on with one: its long words are capitals.
+    """True if a line may be a title or a name, or continue one: its long words are capitals.
 
     >>> [_is_title(x) for x in ("The Pea Year: 100 Soups", "of Peas Weekly", "Serve the soup.")]
     [True, True, False]
@@ -362,7 +362,7 @@ def _without_end(step: str, notes: Counter[str]) -> str:
 
 
 def _is_on_wine(step: str) -> bool:
-    """Whether a line says which wine to drink.
+    """True if a line recommends a wine.
 
     >>> [_is_on_wine(x) for x in ("Wine: a dry rosé", "Hill Estate Merlot '09", "Wine: add 1 cup.")]
     [True, True, False]
@@ -376,7 +376,7 @@ def _is_on_wine(step: str) -> bool:
 
 
 def _is_heading(step: str, following: str, most: int) -> bool:
-    """Whether a few words without a full stop head a step, where every long step has one."""
+    """True if a few words without a full stop head a step, where every long step has one."""
     short = len(step) <= most and len(step.split()) <= most // 8
     tells = most > _SHORT or len(following) > _SHORT or following[-1:] in ".!?"
     return (
@@ -385,7 +385,7 @@ def _is_heading(step: str, following: str, most: int) -> bool:
 
 
 def _is_part(step: str) -> bool:
-    """Whether a step only names the part of the dish that the next ones make.
+    """True if a step only names the part of the dish that the next ones make.
 
     >>> [_is_part(x) for x in ("Lemon Glaze", "For the sauce", "Make the sauce", "Add dressing.")]
     [True, True, False, False]

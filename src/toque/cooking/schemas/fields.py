@@ -37,9 +37,9 @@ from toque.cooking.schemas.schema_org import (
 BROKEN_LIST = "broken list"
 NO_NODE = "no recipe in record"
 UNUSED = "field that no example holds: "
-"""Beginning of the notes that count them."""
+"""Beginning of the notes that count fields which no example holds."""
 _NODE = (("ingredients", "recipeIngredient"), ("steps", "recipeInstructions"))
-"""What `schema_org` reads first."""
+"""Fields of a schema.org node that are read first, by role."""
 
 # Daily values Food.com divided by: the US label before 2016, and 25 g of sugar, which is not on
 # that label; with them energy agrees with 9/4/4 kcal per gram (tests/cooking/schemas).
@@ -60,7 +60,7 @@ _API_DEFAULT_MINUTES = ("45", "45.0")
 """Spoonacular's value for an unknown time."""
 
 _MOST = 1e9
-"""Figures of a record are below it."""
+"""Upper bound of the numbers in a record."""
 
 Record = dict[str, Any]
 
@@ -68,7 +68,7 @@ Record = dict[str, Any]
 def records_of(
     raw: Mapping[str, Any], columns: tuple[tuple[str, str], ...], notes: Counter[str]
 ) -> Iterator[Record | str]:
-    """The records in a raw one (a graph may hold several), or the reason why there is none."""
+    """The records in a raw one (a graph may hold several), or the reason for having none."""
     raw = _cut(raw, notes)
     if not columns and is_schema_org(raw):
         found = False
@@ -119,7 +119,7 @@ def _cut(raw: Mapping[str, Any], notes: Counter[str]) -> Mapping[str, Any]:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a value is a text or a list of texts, none too long: the usual case."""
+    """True if a value is a text or a list of texts, none too long: the usual case."""
     if isinstance(value, list):
         return all(isinstance(item, str) and len(item) <= MAX_FIELD_CHARS for item in value)
     return isinstance(value, str) and len(value) <= MAX_FIELD_CHARS

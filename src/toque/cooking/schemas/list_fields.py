@@ -183,7 +183,7 @@ _LOOKS_LIKE = re.compile(
 
 
 def looks_like_literal(text: str) -> bool:
-    """Whether a cell looks like a list, a dict or a quoted string.
+    """True if a cell looks like a list, a dict or a quoted string.
 
     >>> [looks_like_literal(t) for t in ('["a"]', 'c("a")', "character(0)", "a cup of tea")]
     [True, True, True, False]

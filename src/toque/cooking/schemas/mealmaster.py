@@ -42,7 +42,7 @@ _PLAIN_CHARS = 50
 
 
 def is_mealmaster(start: bytes) -> bool:
-    """Whether the start of a file contains the header line of an export."""
+    """True if the start of a file contains the header line of an export."""
     return _HEADER.search(start) is not None
 
 
@@ -139,7 +139,7 @@ class _Reading:
         self._end_paragraph()
 
     def field(self, name: str) -> str | None:
-        """The text of a field with the lines that go on with it; None if it was not there."""
+        """The text of a field with its continuation lines; None without the field."""
         return " ".join(self.fields[name]) if name in self.fields else None
 
     def _field(self, line: str) -> bool:
@@ -153,7 +153,7 @@ class _Reading:
             self._last_field = name
             return True
         if self._last_field in ("title", "categories") and not _CELL.match(line):
-            self.fields[self._last_field].append(line.strip())  # a long title goes on
+            self.fields[self._last_field].append(line.strip())  # a long title continues
             return True
         return False
 
@@ -179,7 +179,7 @@ class _Reading:
         return found != [None, None]
 
     def _is_plain(self, line: str) -> bool:
-        """Whether a line outside the columns is an ingredient, as hand-made files have them."""
+        """True if a line outside the columns is an ingredient, as hand-made files have them."""
         text = line.strip()
         if text.endswith(".") or len(text) > _PLAIN_CHARS:
             return False

@@ -85,7 +85,7 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
 
 
 def _tells_how(steps: tuple[str, ...]) -> bool:
-    """Whether steps that are few characters say what to do, with a cooking verb.
+    """True if steps that are few characters say what to do, with a cooking verb.
 
     >>> _tells_how(("Mix; bake 20 min.",)), _tells_how(("Mix.",)), _tells_how(("Ice // rocks",))
     (True, False, False)

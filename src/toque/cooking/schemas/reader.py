@@ -62,7 +62,7 @@ class RecipeReader:
             own names are not known.
         tasks: the tasks each recipe gives examples of.
         version: raised when the same bytes would give other examples.
-        encoding: of text files.
+        encoding: encoding of text files.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class RecipeReader:
         return recognise(path, self.columns, encoding=self.encoding).blocks()
 
     def examples(self, block: Block) -> BlockExamples:
-        """The examples of each usable recipe, and why the others were dropped."""
+        """The examples of each usable recipe, and the reasons for which others were dropped."""
         examples: list[Example] = []
         dropped: dict[str, list[int]] = {}
         notes: Counter[str] = Counter()
@@ -143,7 +143,7 @@ class RecipeReader:
         return recognise(path, self.columns, encoding=self.encoding).schema
 
     def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
-        """Each record's number, its cleaned recipe or the reason why there is none, and itself."""
+        """Number, cleaned recipe or reason for having none, and raw form of each record."""
         contents = unpack(block)
         columns = tuple(sorted(self.columns.items()))
         for number, raw in _READ[contents.kind](contents):
@@ -211,7 +211,7 @@ def recognise(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) 
         path: the file, plain or compressed.
         columns: "title", "ingredients", "steps" to the fields that hold them, where the user
             has named them.
-        encoding: of text files.
+        encoding: encoding of text files.
 
     Raises:
         UnknownFormatError: it is of no known kind.
@@ -252,12 +252,12 @@ def _schema(layout: FileLayout, columns: Mapping[str, str]) -> str:
 
 
 def _n_parts(fields: tuple[str, ...]) -> int:
-    """How many of a recipe's three parts these fields hold."""
+    """Number of a recipe's three parts that these fields hold."""
     return 3 - len(shape_of(fields).missing)
 
 
 def _are_names(fields: tuple[str, ...]) -> bool:
-    """Whether a first row reads as column names rather than as prose."""
+    """True if a first row reads as column names rather than as prose."""
     return all(len(name) <= 40 and len(name.split()) <= 4 for name in fields)
 
 

@@ -19,7 +19,7 @@ BOILERPLATE = frozenset((
 """Buttons and notices of web pages that scrapers took for an ingredient or a step."""
 
 MIN_DOUBLED_CHARS = 40
-"""A shorter text may repeat itself on purpose ("Stir. Stir.")."""
+"""Fewest characters of a doubled text; a shorter one may repeat on purpose ("Stir. Stir.")."""
 
 MAX_STEPS = 200
 """Most steps compared, which takes quadratic time; longer texts are not recipes written twice."""
@@ -34,7 +34,7 @@ _HANGS = re.compile(
     r"|when|with|your|\d++)\s*+\Z",
     re.IGNORECASE,
 )
-"""The end of a line that no sentence ends with; a number may be one, before its unit."""
+"""Endings of a line that end no sentence; a number may be one, before its unit."""
 _SURELY_HANGS = re.compile(r"\b(?:a|an|and|(?<!courtesy )of|than|the|with|your)\s*+\Z")
 _SHORTENED = re.compile(
     r"(?<![^\W_])(?:sec|min|hr|oz|lb|tsp|tbsp|pkg|qt|pt|approx|in|temp|deg)s?\.\s*+\Z",
@@ -50,9 +50,9 @@ _DECIMALS = {"5", "25", "75"}
 _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
 _HEADING_CHARS = 40
-"""A longer line is no heading and no item of a list, which may go before a small letter."""
+"""Most characters of a heading or an item of a list, after which a small letter may follow."""
 _END_CHARS = 24
-"""Characters at the end of a step that tell whether its sentence ends there."""
+"""Characters at the end of a step that are searched for the end of its sentence."""
 _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"
 _MISPRINTS = [
@@ -76,7 +76,7 @@ _MISPRINTS = [
           r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)"), r"\1", "recipes with marks of footnotes"),
     )
 ]  # fmt: skip
-"""What scrapers and imports lost or left within a line, what it becomes, and its note."""
+"""Misprints of scrapers and imports within a line: pattern, repair, and the note that counts it."""
 _LOST_SPACE = re.compile(r"[\W_]+")
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
 _TWO_COMMAS = re.compile(r",(?:\s*+,)++")
@@ -164,7 +164,7 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
 
 
 def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
-    """What joins a step to the end of the one before; None if its sentence ends there."""
+    """Text that joins a step to the one before; None if the sentence before has ended."""
     ends = _ENDS_SENTENCE.search(before) is not None
     measure = _MEASURE.match(step)
     if measure and measure["decimal"]:
@@ -189,7 +189,7 @@ def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
 
 
 def only_measures(line: str) -> bool:
-    """Whether an ingredient line names no food.
+    """True if an ingredient line names no food.
 
     >>> only_measures("60 ml"), only_measures("2 cups each:"), only_measures("2 cups ice")
     (True, True, False)
@@ -226,7 +226,7 @@ def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
 
 
 def only_a_link(steps: list[str]) -> bool:
-    """Whether the steps only link to the steps.
+    """True if the steps only link to the steps.
 
     >>> only_a_link(["Find complete instructions on a cook's recipes"]), only_a_link(["Bake."])
     (True, False)

@@ -33,17 +33,17 @@ def recipe_nodes(value: Any) -> list[dict[str, Any]]:
 
 
 def is_full(node: Mapping[str, Any]) -> bool:
-    """Whether a Recipe has more than its name."""
+    """True if a Recipe has more than its name."""
     return bool(node.get("recipeIngredient") or node.get("ingredients")) or has_steps(node)
 
 
 def has_steps(node: Mapping[str, Any]) -> bool:
-    """Whether a Recipe has instructions."""
+    """True if a Recipe has instructions."""
     return bool(node.get("recipeInstructions") or node.get("instructions") or node.get("steps"))
 
 
 def is_schema_org(fields: Mapping[str, Any]) -> bool:
-    """Whether an object is JSON-LD, or a recipe in schema.org's terms without a type."""
+    """True if an object is JSON-LD, or a recipe in schema.org's terms without a type."""
     return not fields.keys().isdisjoint(("@type", "@graph", "recipeInstructions"))
 
 

@@ -61,11 +61,11 @@ _SURELY: Final = frozenset(
     strainer thermometer toothpick torch twine umbrella whisk zester
     """.split()  # noqa: SIM905
 )
-"""Last words of what nobody eats."""
+"""Last words of things that nobody eats."""
 _WITHOUT_FOOD: Final = frozenset(
     {"cutter", "liner", "machine", "maker", "mold", "mould", "paper", "skewer", "string"}
 )
-"""The same unless a food is named: "rice paper", "chicken skewers"."""
+"""Last words of such things unless a food is named: "rice paper", "chicken skewers"."""
 _PAIRS: Final[dict[str, frozenset[str]]] = {
     noun: frozenset(words.split())
     for noun, words in {
@@ -115,7 +115,7 @@ _SUSPECTS: Final = (
         """.split()  # noqa: SIM905
     )
 )
-"""Every line that is looked at holds one of them or is in capitals; most lists hold none."""
+"""Words of which an examined line holds one, unless it is in capitals; most lists hold none."""
 
 
 def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
 
 
 def _is_heading(line: str, *, capitals: bool) -> bool:
-    """Whether a line without a number only names a part of the dish."""
+    """True if a line without a number only names a part of the dish."""
     if len(line) > 40 or any(map(str.isdigit, line)):
         return False
     words = words_of(line)
@@ -174,7 +174,7 @@ def _is_heading(line: str, *, capitals: bool) -> bool:
 
 @lru_cache(maxsize=1 << 15)
 def _is_tool(line: str) -> bool:
-    """Whether a line names a tool, by the last word of what the line's amount is of.
+    """True if a line names a tool, by the last word of what the line's amount is of.
 
     >>> [_is_tool(x) for x in ("12 bamboo skewers", "a pastry bag", "8 chicken skewers")]
     [True, True, False]

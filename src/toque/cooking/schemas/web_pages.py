@@ -42,7 +42,7 @@ _BAD_ESCAPE = re.compile(r"\\(?![\"\\/bfnrtu])")
 
 
 def is_page(start: bytes) -> bool:
-    """Whether a file begins as HTML does."""
+    """True if a file begins as HTML does."""
     return _LOOKS_LIKE_PAGE.match(start) is not None
 
 

@@ -54,7 +54,7 @@ def bleu_of(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def chrf_counts(predictions: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
-    """For n = 1 to 6 the prediction's character n-grams, the reference's, and the matches.
+    """Character n-grams of the prediction, of the reference, and of both, for n = 1 to 6.
 
     Returns:
         [pairs, 18]; white space is not counted, and the prediction's n-grams neither where the

@@ -21,7 +21,7 @@ _PAIR_SHIFT = np.uint64(54)
 _ONE = np.uint64(1)
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _LAST = np.array([2**64 - 1], np.uint64)
-"""Behind all keys, so that looking one step further finds something else."""
+"""A key larger than all others, so that looking one step further finds something else."""
 
 
 def grams(tokens: Tokens, n: int) -> tuple[U64, I64]:

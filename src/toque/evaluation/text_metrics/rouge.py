@@ -55,7 +55,7 @@ def _f1(hits: int, n_predicted: int, n_reference: int) -> float:
 
 
 def _shared(ours: Iterable[object], theirs: Iterable[object]) -> int:
-    """How many of ours are among theirs, each counted as often as both sides have it."""
+    """Number of ours among theirs, each counted as often as both sides have it."""
     return (Counter(ours) & Counter(theirs)).total()
 
 
