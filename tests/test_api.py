@@ -137,8 +137,8 @@ def test_the_whole_job_from_python_prints_nothing(kitchen, capfd):
 
 def test_what_only_commands_show_is_a_value_too(run, capfd):
     from toque.config import load_config
-    from toque.workflows.show.batch import show_batch
-    from toque.workflows.show.settings import show
+    from toque.workflows.show_batch import show_batch
+    from toque.workflows.show_settings import show
 
     resolved = load_config(run.folder / "config.yaml")
     assert "# A checkpoint takes " in show(resolved)

@@ -25,7 +25,7 @@ import harness
 _MAKE = """
 import sys, torch
 from pathlib import Path
-from toque.models.loading.export import save_model
+from toque.models.loading.model_export import save_model
 from toque.models.loading.from_scratch import build_model
 folder, layers, stored = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 shape = dict(d_model=1536, d_ff=4096, d_kv=64, num_heads=24, num_layers=layers,
@@ -38,7 +38,7 @@ save_model(model, folder, folder / "model", card="")
 """
 _CHILD = """
 import hashlib, json, resource, sys, torch
-from toque.models.loading.frame import load_frame, matrix_of
+from toque.models.loading.pretrained import load_frame, matrix_of
 from toque.models.loading.pretrained import check_folder, load_model
 from toque.models.lora.frozen import base_sha256, hold_frozen, read_frozen
 from toque.models.lora.layers import attach, resolve

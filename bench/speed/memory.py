@@ -79,7 +79,7 @@ def ours(examples: Path, *, rows: int, precision: str) -> dict[str, Any]:
     from toque.data.loader.collate import encoder_decoder_batch
     from toque.data.loader.packing import choose_shape, pack
     from toque.models.forward.cpu_layers import use_cpu_layers
-    from toque.models.loading.fused_activations import fuse_activations
+    from toque.models.loading.from_scratch import fuse_activations
     from toque.training.optim.factory import build_optimizer
     from toque.training.runtime import Runtime
 

@@ -46,7 +46,7 @@ from toque.models.forward import varlen_attention as segmented
 from toque.models.forward.attention_choice import attention_of
 from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
-from toque.models.loading.fused_activations import fuse_activations, stock_activations
+from toque.models.loading.from_scratch import fuse_activations, stock_activations
 from toque.training.checkpoint.saver import Slot, lower_priority
 from toque.training.optimisations import prefetching
 from toque.units import Cursor

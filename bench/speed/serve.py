@@ -55,8 +55,8 @@ class Told:
 def written_model(folder: Path) -> Path:
     """A Llama-shaped model over GPT-2's vocabulary, drawn wide enough to write various texts."""
     from toque.data.tokenizer.codec import load_codec
-    from toque.models.loading.export import save_model
     from toque.models.loading.from_scratch import build_model
+    from toque.models.loading.model_export import save_model
     from toque.models.loading.provenance import Provenance
 
     codec = load_codec(peers.tokenizer_folder("gpt2"))

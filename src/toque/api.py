@@ -22,7 +22,7 @@ from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.doctor.run import doctor
 from toque.workflows.drill import drill
 from toque.workflows.evaluate import evaluate, score
-from toque.workflows.export.run import export
+from toque.workflows.export import export
 from toque.workflows.generate import generate as write_texts
 from toque.workflows.init import init
 from toque.workflows.plan.run import plan

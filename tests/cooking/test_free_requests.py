@@ -6,7 +6,7 @@ import pytest
 
 from toque.cooking.prompts import PROMPT_FORMATS, dish_and_foods
 from toque.models.loading.provenance import Provenance
-from toque.workflows.asking.own_words import in_trained_form
+from toque.workflows.asking import in_trained_form
 
 DISHES = {
     "Create a simple pasta dish": "simple pasta dish",

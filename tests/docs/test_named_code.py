@@ -25,7 +25,7 @@ def inline(page: Path) -> list[str]:
 
 
 def is_there(dotted: str) -> bool:
-    """Whether `toque.models.lora.files.load` is a module or something in one."""
+    """Whether `toque.models.lora.adapter_files.load` is a module or something in one."""
     parts = dotted.split(".")
     for cut in range(len(parts), 0, -1):
         try:

@@ -10,9 +10,8 @@ import torch
 from tiny import make, pack, uneven_examples
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.loss import loss_sum
-from toque.models.loading.export import save_model
-from toque.models.loading.frame import load_frame, matrix_of
-from toque.models.loading.pretrained import check_folder, load_model
+from toque.models.loading.model_export import save_model
+from toque.models.loading.pretrained import check_folder, load_frame, load_model, matrix_of
 from toque.models.lora.frozen import base_sha256, hold_frozen, read_frozen
 from toque.models.lora.layers import attach, resolve
 from toque.models.lora.quantised import FormName, form_named

@@ -9,7 +9,7 @@ import torch
 
 from tiny import EOS, FAMILIES, PAD, model_of
 from toque.models.loading.device_map import free_memory, parts_of, placement_of
-from toque.models.loading.export import save_model
+from toque.models.loading.model_export import save_model
 from toque.models.loading.pretrained import load_model
 from written import generate
 

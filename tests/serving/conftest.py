@@ -12,10 +12,10 @@ import torch
 from fixtures.servers import in_a_thread
 from tiny import shape_of
 from toque.data.tokenizer.codec import Codec, load_codec
-from toque.models.loading.export import save_model
 from toque.models.loading.from_scratch import build_model
+from toque.models.loading.model_export import save_model
 from toque.models.loading.provenance import Provenance
-from toque.models.lora.files import write_adapter
+from toque.models.lora.adapter_files import write_adapter
 from toque.models.lora.frozen import base_sha256
 from toque.models.lora.layers import attach, resolve
 from toque.serving.application import build_app

@@ -19,7 +19,7 @@ from toque.cooking.cookbook.generate import write_cookbook
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError
 from toque.storage.atomic import FolderWriter
-from toque.workflows.export.run import _SAMPLE as SAMPLE
+from toque.workflows.export import _SAMPLE as SAMPLE
 from toque.workflows.final_model import NO_TEMPLATE
 
 CHAT_TOKENS = ["<|im_start|>", "<|im_end|>", "<tool_call>"]

@@ -14,7 +14,7 @@ from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import CheckpointError, ConfigError
 from toque.training.checkpoint.store import run_lock
 from toque.workflows.forecast import course_of, space_of
-from toque.workflows.show.settings import show
+from toque.workflows.show_settings import show
 
 RUN = """
 run_dir: {folder}/run

@@ -19,8 +19,8 @@ from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.portable import files_of_model
 from toque.errors import CheckpointError
 from toque.models.loading.card_usage import with_usage
-from toque.models.loading.export import save_model
 from toque.models.loading.from_scratch import build_model
+from toque.models.loading.model_export import save_model
 from toque.models.loading.provenance import Provenance
 
 PROMPTS = [

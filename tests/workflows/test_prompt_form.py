@@ -15,8 +15,8 @@ import toque
 from plain_transformers import plain
 from tiny import shape_of
 from toque.cooking.cookbook.generate import write_cookbook
-from toque.models.loading.export import save_model
 from toque.models.loading.from_scratch import build_model
+from toque.models.loading.model_export import save_model
 from toque.workflows.open_model import open_model
 
 PAIRS = [{"question": f"What is {i} plus 1?", "answer": f"It is {i + 1}."} for i in range(40)]

@@ -12,8 +12,8 @@ from tiny import shape_of
 from toque.cli.console import TextsAsWritten
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
-from toque.models.loading.export import save_model
 from toque.models.loading.from_scratch import build_model
+from toque.models.loading.model_export import save_model
 from toque.workflows.results import Written
 from toque.workflows.texts_in_order import InOrder
 

@@ -91,7 +91,7 @@ def show(
         plot: draw the learning rate over the run instead, and where a curriculum's stages begin.
         hardware: a card such as rtx-4090; what CONFIG says of it comes on top.
     """
-    from toque.workflows.show.settings import show as workflow
+    from toque.workflows.show_settings import show as workflow
 
     own = Path(config) / "config.yaml"
     resolved = load(str(own) if own.exists() else config, overrides, hardware=hardware)
@@ -111,7 +111,7 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
     """
     settings = load(config, overrides).config
     with loading():
-        from toque.workflows.show.batch import show_batch as workflow
+        from toque.workflows.show_batch import show_batch as workflow
 
     with reporter().working("reading the store"):
         shown = workflow(settings, step=step, most=most)

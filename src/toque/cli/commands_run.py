@@ -327,7 +327,7 @@ def export(
             f32, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
         push_to: upload a copy to this repository of the hub, owner/name, once it has passed.
     """
-    from toque.workflows.export.run import export as workflow
+    from toque.workflows.export import export as workflow
 
     with reporter().working(f"writing {to}, reading it back and comparing"):
         made = workflow(run_or_model, to=to, form=form, dtype=dtype, push_to=push_to)

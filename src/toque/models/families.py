@@ -25,7 +25,7 @@ FamilyName = Literal["t5", "gpt2", "neox", "llama"]
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of model, as the rest of the package sees it."""
+    """Family of models, as the rest of the package sees it."""
 
     name: FamilyName
     is_encoder_decoder: bool
@@ -36,7 +36,7 @@ class Family:
 
     @property
     def fp16_is_safe(self) -> bool:
-        """Whether float16 holds its activations; T5's overflow."""
+        """True if float16 holds its activations; T5's overflow."""
         return self.name != "t5"
 
 

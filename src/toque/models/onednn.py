@@ -24,7 +24,7 @@ _KERNEL_CACHES: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether float32 products go by oneDNN here: an AVX-512 processor that is not Intel's.
+    """True if float32 products go by oneDNN here: an AVX-512 processor that is not Intel's.
 
     A rule and no measurement: what a run computes must not depend on the machine's load.
     """

@@ -6,7 +6,7 @@ import torch
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bf16 natively; elsewhere it is emulated, slower than float32.
+    """True if the device multiplies bf16 natively; elsewhere it is emulated, slower than float32.
 
     On a CPU these are the instructions of AVX512-BF16 and AMX.
     """

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from toque.models.generation.decoding import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.packed_products import Packs, with_packed_products
-from toque.models.lora.files import use_adapter
+from toque.models.lora.adapter_files import use_adapter
 from toque.serving.served_models import ServedModel, ServedModels
 from toque.serving.server import RequestError
 

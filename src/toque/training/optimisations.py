@@ -17,7 +17,7 @@ from toque.models.forward.attention_plan import planned
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.loss import loss_sum
-from toque.models.loading.fused_activations import stock_activations
+from toque.models.loading.from_scratch import stock_activations
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 

@@ -68,8 +68,7 @@ from toque.training.signals import Interrupt
 from toque.training.strategy import Placed, place_model
 from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
-from toque.workflows.asking.own_words import own_prompts
-from toque.workflows.asking.provenance import target_limit
+from toque.workflows.asking import own_prompts, target_limit
 from toque.workflows.banner import banner
 from toque.workflows.run_length import Length, length_of, time_left_of
 

@@ -15,15 +15,15 @@ from toque.errors import CheckpointError, in_shell
 from toque.evaluation.evaluator import sample_on_all_ranks
 from toque.evaluation.text_samples import append_samples
 from toque.models.loading.card_usage import adapter_usage, with_usage
-from toque.models.loading.export import save_adapter, save_model
+from toque.models.loading.model_export import save_adapter, save_model
 from toque.models.loading.provenance import Provenance
-from toque.models.lora.files import WEIGHTS
+from toque.models.lora.adapter_files import WEIGHTS
 from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter, counting
 from toque.runs.history import METRICS, RunHistory, history_of
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.checkpoint.resume import broadcast_checkpoint
-from toque.workflows.asking.provenance import (
+from toque.workflows.asking import (
     example_prompt,
     model_files,
     provenance_of_run,

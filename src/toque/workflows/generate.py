@@ -11,7 +11,7 @@ from toque.errors import ConfigError, argument
 from toque.models.generation.options import GenerationOptions
 from toque.models.loading.provenance import Provenance, form_named, provenance_of
 from toque.reporter import SILENT, Reporter, counting
-from toque.workflows.asking.provenance import provenance_in, writes_recipes
+from toque.workflows.asking import provenance_in, writes_recipes
 from toque.workflows.prompt_files import read_prompts
 from toque.workflows.results import Model, Written, existing_folder
 from toque.workflows.texts_in_order import InOrder, OnText
@@ -68,8 +68,8 @@ def generate(
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import generate as generate_ids
-        from toque.models.lora.files import load_adapter
-        from toque.workflows.asking.structured_writing import recipe_constraint
+        from toque.models.lora.adapter_files import load_adapter
+        from toque.workflows.structured_writing import recipe_constraint
 
         opened = _opened(folder, device, reporter)
     _warn_of_emulated_bf16(options, opened.model, reporter)

@@ -26,7 +26,7 @@ from toque.runs.history import RunHistory
 from toque.training.goal import Goal
 from toque.units import Progress
 from toque.version import __version__
-from toque.workflows.asking.provenance import form_in_words
+from toque.workflows.asking import form_in_words
 
 UNKNOWN: Final = "not measured"
 _NOT_MEASURED: Final = {

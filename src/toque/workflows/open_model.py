@@ -28,12 +28,12 @@ from toque.models.loading.pretrained import (
     load_with_adapter,
 )
 from toque.models.loading.provenance import Form, Provenance, form_named
-from toque.models.lora.files import is_adapter_folder, merged
+from toque.models.lora.adapter_files import is_adapter_folder, merged
 from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.runtime import device_named
-from toque.workflows.asking.provenance import codec_in, provenance_in, provenance_of_run
+from toque.workflows.asking import codec_in, provenance_in, provenance_of_run
 from toque.workflows.build import build_language_model
 from toque.workflows.run_folder import load_weights, refuse_another_store
 

@@ -13,9 +13,14 @@ from toque.models.families import vocabulary_rows
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import load_model
 from toque.models.loading.provenance import Provenance, provenance_of
-from toque.models.lora.files import is_adapter_folder, load_adapter, read_config, rows_needed
+from toque.models.lora.adapter_files import (
+    is_adapter_folder,
+    load_adapter,
+    read_config,
+    rows_needed,
+)
 from toque.serving.served_models import ServedModel, ServedModels
-from toque.workflows.asking.provenance import FOREIGN, codec_in, provenance_in, writes_recipes
+from toque.workflows.asking import FOREIGN, codec_in, provenance_in, writes_recipes
 from toque.workflows.open_model import open_model
 from toque.workflows.prompt_files import read_prompts
 

@@ -13,8 +13,8 @@ from toque.data.prepare.store_plan import store_differences
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
-from toque.models.loading.config_json import read_config_json
 from toque.models.loading.hub import resolve_folder
+from toque.models.loading.model_folder import read_config_json
 from toque.sources.file_kinds import FileJudge
 from toque.sources.records import Source
 from toque.sources.source_files import (

@@ -80,7 +80,7 @@ def read_prompts(
 
 
 def _said(line: dict[str, Any]) -> str:
-    """What a JSON object asks for, in one text."""
+    """Request of a JSON object, in one text."""
     if isinstance(line.get("prompt"), str):
         return str(line["prompt"])
     return " ".join((str(line.get("title")), *_texts(line.get("ingredients"))))
@@ -113,7 +113,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _lines(file: Path) -> Iterator[tuple[str, str | dict[str, Any]]]:
-    """Where each line stands, and its text or its JSON object; blank lines are passed over."""
+    """Place of each line, and its text or its JSON object; blank lines are left out."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

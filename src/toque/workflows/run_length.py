@@ -21,7 +21,7 @@ from toque.runs.time_left import TimeLeft
 from toque.training.autotune.micro_batch import least_of
 from toque.training.time_limit import CommandClock, TimeLimit
 from toque.units import Duration
-from toque.workflows.asking.provenance import target_limit
+from toque.workflows.asking import target_limit
 
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
 _SHORT_SECONDS: Final = 2.0

@@ -9,7 +9,7 @@ from toque.workflows.results import Written
 OnText = Callable[[int, Written], object]
 """(number of the text, the text so far)."""
 _UNFINISHED = "\ufffd"
-"""What a decoder gives for a character of which bytes are still to come."""
+"""Character that a decoder gives while bytes of one are still to come."""
 
 
 class InOrder:

@@ -16,7 +16,7 @@ from toque.models.generation.packed_products import (
     has_bf16_products,
     with_packed_products,
 )
-from toque.models.lora.files import use_adapter
+from toque.models.lora.adapter_files import use_adapter
 from toque.models.lora.layers import attach, resolve
 from written import generate
 

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tiny import EOS, EVERY_KIND, PAD, make
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, ConfigError
-from toque.models.gguf import export as exporting
-from toque.models.gguf.export import export_gguf
+from toque.models.gguf import gguf_export as exporting
 from toque.models.gguf.file import TYPES, read_weights, write_gguf
+from toque.models.gguf.gguf_export import export_gguf
+from toque.models.gguf.gguf_vocabulary import Asking
 from toque.models.gguf.layout import places, suit
-from toque.models.gguf.vocabulary import Asking
-from toque.models.loading.export import save_model
+from toque.models.loading.model_export import save_model
 
 ASKING = Asking(
     begin=None, eos=EOS, pad=PAD, unk=None, newline=None, ends_with_eos=False, template=None

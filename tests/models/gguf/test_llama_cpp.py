@@ -18,8 +18,8 @@ from toque.cooking.prompts import write_prompt
 from toque.data.prepare.example_rows import prompt_ids
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.models.gguf.file import write_gguf
+from toque.models.gguf.gguf_vocabulary import Asking
 from toque.models.gguf.layout import suit
-from toque.models.gguf.vocabulary import Asking
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.pretrained import load_model
 from written import generate

@@ -20,7 +20,7 @@ from toque.models.loading.device_map import (
     placement_note,
     placement_of,
 )
-from toque.models.loading.export import save_model
+from toque.models.loading.model_export import save_model
 from toque.models.loading.pretrained import Placement, check_folder, load_model
 from written import generate
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from toque.errors import CheckpointError
-from toque.models.loading.export import save_model
+from toque.models.loading.model_export import save_model
 from toque.models.loading.pretrained import load_model
 
 

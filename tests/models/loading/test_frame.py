@@ -13,9 +13,14 @@ from transformers import PreTrainedModel
 from tiny import make, pack
 from toque.errors import CheckpointError
 from toque.models.forward.loss import loss_sum
-from toque.models.loading.export import save_model
-from toque.models.loading.frame import load_frame, matrix_of
-from toque.models.loading.pretrained import check_folder, grow_vocabulary, load_model
+from toque.models.loading.model_export import save_model
+from toque.models.loading.pretrained import (
+    check_folder,
+    grow_vocabulary,
+    load_frame,
+    load_model,
+    matrix_of,
+)
 from toque.models.lora.frozen import base_sha256, frozen_matrices, hold_frozen, read_frozen
 from toque.models.lora.layers import attach, resolve
 from toque.models.lora.quantised import Form, Int8

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.activations import NewGELUActivation
 
-from toque.models.loading.fused_activations import fuse_activations
+from toque.models.loading.from_scratch import fuse_activations
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5-v1.1"])

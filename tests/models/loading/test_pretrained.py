@@ -13,7 +13,7 @@ from transformers import T5ForConditionalGeneration
 from toque.errors import CheckpointError, ConfigError
 from toque.models.flops import parameter_counts
 from toque.models.forward.loss import loss_sum
-from toque.models.loading.export import save_model
+from toque.models.loading.model_export import save_model
 from toque.models.loading.pretrained import load_model
 
 

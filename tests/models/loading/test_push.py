@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from fixtures.hub import Hub, hub
 from toque.errors import ConfigError
-from toque.models.loading.push import push, refuse_push
+from toque.models.loading.hub import push, refuse_push
 
 
 @pytest.fixture

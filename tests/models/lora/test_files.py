@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 import tiny
-from toque.models.lora.files import write_adapter
+from toque.models.lora.adapter_files import write_adapter
 from toque.models.lora.layers import attach, resolve
 
 model = tiny.make(sys.argv[1])

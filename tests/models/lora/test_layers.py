@@ -23,10 +23,9 @@ from toque.errors import CheckpointError, ConfigError
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
-from toque.models.loading.export import save_adapter, save_model
+from toque.models.loading.model_export import export_model, sample_logits, save_adapter, save_model
 from toque.models.loading.pretrained import load_model, load_with_adapter
-from toque.models.loading.verify_export import export_model, sample_logits
-from toque.models.lora.files import (
+from toque.models.lora.adapter_files import (
     WEIGHTS,
     adapter_tensors,
     load_adapter,
@@ -278,7 +277,7 @@ def test_an_export_that_computes_something_else_is_refused_and_removed(
                 parameter.copy_(parameter.bfloat16())
         save_model(model, codec_folder, folder, **more)
 
-    monkeypatch.setattr("toque.models.loading.verify_export.save_model", rounding)
+    monkeypatch.setattr("toque.models.loading.model_export.save_model", rounding)
     with pytest.raises(CheckpointError, match="other logits"):
         export_model(tmp_path / "adapter", tmp_path / "merged", card="")
     assert not (tmp_path / "merged").exists()

@@ -18,11 +18,11 @@ from tiny import shape_of
 from toque.cooking.prompts import write_prompt
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, ConfigError
-from toque.models.loading.export import save_model
 from toque.models.loading.from_scratch import build_model
+from toque.models.loading.model_export import save_model
 from toque.models.loading.provenance import Provenance
-from toque.workflows.asking.provenance import UNKNOWN, model_files
-from toque.workflows.export.gguf_folder import chat_template
+from toque.workflows.asking import UNKNOWN, model_files
+from toque.workflows.export import chat_template
 
 RECIPES = Provenance(form="recipes", max_new_tokens=40)
 TEXTS = Provenance(form="documents", max_new_tokens=40)

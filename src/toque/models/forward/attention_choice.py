@@ -104,7 +104,7 @@ def _unfit(
 
 @cache
 def _failure(kernel: Kernel, device: torch.device, dtype: torch.dtype, size: int) -> str | None:
-    """Why a kernel cannot be used; None when it computes what it should."""
+    """Reason that a kernel cannot be used; None if it computes what it should."""
     if device.type == "cpu":
         return None  # there it is the definition itself
     try:

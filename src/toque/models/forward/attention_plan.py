@@ -29,7 +29,7 @@ _SLOTS: Final = 8
 _PADDING: Final = 1 << 30
 """Segment number of padding here, where rows are in ascending order."""
 _BEYOND: Final = _PADDING + 1
-"""Of what fills a row's last block."""
+"""Segment number of what fills a row's last block."""
 _BLOCK_TENSORS: Final = (
     "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
     "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",

@@ -41,7 +41,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotate(packed: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
-    """In place."""
+    """Turn the first heads in place."""
     turned = cos.shape[-1]
     half = turned // 2
     part = packed[:, :heads, :turned]

@@ -21,9 +21,9 @@ rows with GPT-2's head reach 770 GFLOP/s where those of 672 reach 720 (two Zen 5
 head's gradient, which each chunk adds to, is read and written less often.
 """
 _BLOCK_ELEMENTS: Final = 1 << 21
-"""Of the softmax's float32 block: 8 MiB, which a cache keeps. 64 MiB take half as long again."""
+"""Elements of the softmax's float32 block: 8 MiB, which a cache keeps; 64 MiB take longer."""
 _COLUMNS: Final = 4096
-"""Of the slopes in one product with the matrix; 32,128 at once are a seventh slower."""
+"""Columns of the slopes in one product with the matrix; 32,128 at once are a seventh slower."""
 _TINY: Final = 1e-30
 
 

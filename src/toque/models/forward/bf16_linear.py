@@ -81,7 +81,7 @@ def _kept(weight: Tensor, rows: int, name: str) -> Tensor:
 
 @dataclass
 class StackedCopy:
-    """One bfloat16 copy of several weights [O, I], one above the other.
+    """Copy in bfloat16 of several weights [O, I], one above the other.
 
     Layers that read the same input then are one product, forward and backward.
     """
@@ -101,7 +101,7 @@ class StackedCopy:
 
 
 def _state_of(weight: Tensor) -> tuple[int, int]:
-    """What differs once the weight was changed or its memory exchanged.
+    """State that differs once the weight was changed or its memory exchanged.
 
     By the storage, not by its data's address, which a tensor without memory (`FakeTensor`) lacks.
     """
@@ -109,7 +109,7 @@ def _state_of(weight: Tensor) -> tuple[int, int]:
 
 
 def in_bf16(tensor: Tensor) -> bool:
-    """Whether bfloat16 is asked for: autocast to it on a CPU, outside of compiled code."""
+    """True if bfloat16 is requested: autocast to it on a CPU, outside of compiled code."""
     return (
         tensor.device.type == "cpu"
         and torch.is_autocast_enabled("cpu")
@@ -119,7 +119,7 @@ def in_bf16(tensor: Tensor) -> bool:
 
 
 def one_product(owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
-    """What the layers make of `values` [..., I], side by side: [..., sum of O] in bfloat16.
+    """Outputs of the layers for `values` [..., I], side by side: [..., sum of O] in bfloat16.
 
     Args:
         owner: The module the layers belong to; it holds their copy.
@@ -137,7 +137,7 @@ def product_of(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def is_plain(*layers: nn.Module) -> bool:
-    """Whether these layers' products may be one: they have no bias, and no adapter around them."""
+    """True if these layers' products may be one: they have no bias, and no adapter around them."""
     return all(type(layer) is Linear16 and layer.bias is None for layer in layers)
 
 

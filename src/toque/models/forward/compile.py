@@ -77,7 +77,7 @@ class CompileSeconds:
         self._told = _COMPILING.seconds
 
     def __call__(self) -> float:
-        """What came since the last call."""
+        """Seconds since the last call."""
         before, self._told = self._told, _COMPILING.seconds
         return self._told - before
 

@@ -18,7 +18,7 @@ from toque.models.onednn import onednn_is_faster, product
 
 
 def by_onednn(device: torch.device) -> bool:
-    """Whether float32 products go by oneDNN now: on such a CPU, outside autocast and compiling."""
+    """True if float32 products go by oneDNN now: on such a CPU, outside autocast and compiling."""
     return (
         device.type == "cpu"
         and onednn_is_faster()

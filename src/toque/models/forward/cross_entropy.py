@@ -111,14 +111,14 @@ class _Gradients:
     _is_first: bool = True
 
     def add_bias(self, slope: Tensor) -> None:
-        """Of a chunk with this gradient of its logits [C, V]."""
+        """Add the bias's, of a chunk with this gradient of its logits [C, V]."""
         if self.bias is not None:
             self.bias += slope.sum(0, dtype=self.bias.dtype)
 
     def add(
         self, rows: Tensor, chunk: Tensor, slope: Tensor, matrix: Tensor, *, fast: bool
     ) -> None:
-        """Hidden states' and weight's, of a chunk's inputs [C, D] and slopes [C, V]."""
+        """Add hidden states' and weight's, of a chunk's inputs [C, D] and slopes [C, V]."""
         if self.hidden is not None:
             back = _times(slope, matrix.T, fast=fast)
             self.hidden.index_copy_(0, rows, back.to(self.hidden.dtype))
@@ -134,7 +134,7 @@ class _Gradients:
         self._is_first = False
 
     def add_rounded(self, rows: Tensor, chunk: Tensor, slope: Tensor, matrix: Tensor) -> None:
-        """The same by `bf16.head`: chunk and slopes with rows, slopes and matrix padded."""
+        """Add the same by `bf16_head`: chunk and slopes with rows, slopes and matrix padded."""
         if self.hidden is not None:
             back = input_gradient(slope, matrix)[: len(rows)]
             self.hidden.index_copy_(0, rows, back.to(self.hidden.dtype))

@@ -71,9 +71,9 @@ def _attend(
 
 
 DTYPES = (torch.bfloat16, torch.float16)
-"""What the kernel computes in."""
+"""Precisions that the kernel computes in."""
 LARGEST_HEAD = 256
-"""Its largest head; heads are multiples of 8."""
+"""Largest head that it takes; heads are multiples of 8."""
 
 
 def flash_attention(

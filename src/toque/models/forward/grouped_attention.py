@@ -54,7 +54,7 @@ class Side:
 
     @classmethod
     def of(cls, starts: Sequence[int], lengths: Sequence[int]) -> Side:
-        """Of examples of these first tokens and lengths."""
+        """The side of examples with these first tokens and lengths."""
         longest = rounded(max(lengths))
         first, count = torch.tensor(starts)[:, None], torch.tensor(lengths)[:, None]
         place = torch.arange(longest)[None]
@@ -89,7 +89,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Places:
-    """Where tokens stand among the places of all groups, one group's after the other's.
+    """Places of tokens among those of all groups, one group's after the other's.
 
     What all groups computed is put back by one gather: `index_copy_` for each group takes ten times
     as long as `index_select` (torch 2.13).
@@ -105,7 +105,7 @@ class Places:
 
     @classmethod
     def of(cls, sides: Sequence[Side]) -> Places:
-        """Of all groups' queries, or keys."""
+        """The places of all groups' queries, or keys."""
         sizes = [len(side.where) for side in sides]
         where = torch.cat([side.where for side in sides])
         real = torch.ones(len(where), dtype=torch.bool)
@@ -147,7 +147,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Groups:
-    """All examples of a batch.
+    """Groups of all examples of a batch.
 
     Attributes:
         each: The groups.
@@ -174,7 +174,7 @@ def groups_of(examples: Sequence[Example], *, causal: bool) -> Groups:
 
 
 def rounded(length: int) -> int:
-    """Up to a multiple.
+    """A length rounded up to a multiple of `MULTIPLE`.
 
     >>> rounded(33), rounded(64)
     (64, 64)
@@ -346,7 +346,7 @@ def _added(bias: Tensor | None, *, causal: bool) -> Tensor | None:
 
 
 def _start(group: Group, added: Tensor | None, *, causal: bool) -> Tensor | None:
-    """What a group's scores begin with: broadcastable to [H, G, t, s], or None for nothing."""
+    """Initial scores of a group: broadcastable to [H, G, t, s], or None for nothing."""
     t, s = group.queries.length, group.keys.length
     if added is None:
         if group.masked is not None:

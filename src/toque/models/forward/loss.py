@@ -12,6 +12,9 @@ from toque.batch import IGNORE, Batch, DecoderBatch
 from toque.models.forward.cross_entropy import cross_entropy_sum
 from toque.models.forward.packed import hidden_states, output_head
 
+_LOGITS_AT_ONCE: Final = 1 << 24
+"""Elements of the logits that exist at once: 64 MiB of float32."""
+
 
 def loss_sum(
     model: nn.Module, batch: Batch, *, smoothing: float = 0.0, chunk_rows: int | None = None
@@ -45,11 +48,11 @@ def loss_sum(
 def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
     """The log-probability the model gives each label; 0 at positions without one.
 
-    Logits exist for the labelled positions alone, so answers of a few tokens cost little.
+    Logits exist for some of the labelled positions at a time.
 
     Args:
         model: A transformers model of one of the families.
-        batch: On the model's device; few labels.
+        batch: On the model's device.
 
     Returns:
         [R, L] or [R, T] float32, nats.
@@ -57,15 +60,15 @@ def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
     weight, bias = output_head(model)
     hidden = hidden_states(model, batch)
     labelled = batch.labels != IGNORE
-    logits = F.linear(hidden[labelled], weight.to(hidden.dtype), bias).float()
-    chosen = logits.log_softmax(-1).gather(1, batch.labels[labelled][:, None]).squeeze(1)
-    found = torch.zeros(batch.labels.shape, device=chosen.device)
-    found[labelled] = chosen
+    kept, labels = hidden[labelled], batch.labels[labelled]
+    at_once = max(1, _LOGITS_AT_ONCE // weight.shape[0])
+    found = torch.zeros(batch.labels.shape, device=labels.device)
+    nats = []
+    for part, chosen in zip(torch.split(kept, at_once), torch.split(labels, at_once), strict=True):
+        logits = F.linear(part, weight.to(kept.dtype), bias).float()
+        nats.append(F.cross_entropy(logits, chosen, reduction="none"))
+    found[labelled] = -torch.cat(nats)
     return found
-
-
-_LOGITS_AT_ONCE: Final = 1 << 24
-"""Elements: 64 MiB of float32."""
 
 
 def nats_by_example(model: nn.Module, batch: Batch) -> list[list[float]]:
@@ -76,22 +79,11 @@ def nats_by_example(model: nn.Module, batch: Batch) -> list[list[float]]:
         batch: On the model's device.
 
     Returns:
-        a list for each row, in the order of `batch.example_ids`.
+        A list for each row, in the order of `batch.example_ids`.
     """
-    weight, bias = output_head(model)
-    hidden = hidden_states(model, batch)
     segments = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
-    labelled = batch.labels != IGNORE
-    kept, labels = hidden[labelled], batch.labels[labelled]
+    nats = -log_probabilities(model, batch)
     n_segments = max(map(len, batch.example_ids), default=0)
-    rows = torch.arange(batch.n_rows, device=labels.device)[:, None].expand_as(segments)
-    places = (rows * (n_segments + 1) + segments)[labelled]
-    sums = torch.zeros(batch.n_rows * (n_segments + 1), device=labels.device)
-    at_once = max(1, _LOGITS_AT_ONCE // weight.shape[0])
-    for start in range(0, len(labels), at_once):
-        part = slice(start, start + at_once)
-        logits = F.linear(kept[part], weight.to(kept.dtype), bias).float()
-        nats = F.cross_entropy(logits, labels[part], reduction="none")
-        sums.index_add_(0, places[part], nats)
-    table = sums.view(batch.n_rows, n_segments + 1)[:, 1:].tolist()
+    sums = nats.new_zeros(batch.n_rows, n_segments + 1).scatter_add_(1, segments.long(), nats)
+    table = sums[:, 1:].tolist()
     return [row[: len(ids)] for row, ids in zip(table, batch.example_ids, strict=True)]

@@ -52,13 +52,13 @@ class OutlinedRows:
 
     @property
     def tokens(self) -> int:
-        """Of both sides."""
+        """Tokens of both sides."""
         return self.rows * (self.source + self.target)
 
 
 @dataclass(frozen=True)
 class CpuPlans:
-    """Which tokens attend to which, on a CPU: of a T5's encoder, and of the decoder."""
+    """Plans of attention on a CPU: of a T5's encoder, and of the decoder."""
 
     encoder: AttentionPlan
     decoder: AttentionPlan
@@ -172,7 +172,7 @@ def _attend(
 
 
 class _KernelAttention(torch.autograd.Function):
-    """What a fused kernel keeps for backward, and the gradients it makes."""
+    """Tensors that a fused kernel keeps for backward, and the gradients it makes."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

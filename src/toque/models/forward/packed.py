@@ -126,7 +126,7 @@ def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
 
 
 def _purely_causal(core: PreTrainedModel, batch: DecoderBatch) -> bool:
-    """Whether each row holds one example and then padding, which causality alone hides.
+    """True if each row holds one example and then padding, which causality alone hides.
 
     Then no mask at all lets PyTorch's fused causal kernels run. Read from the example ids, which
     live on the host: looking at the segments would wait for the device in every micro-batch.

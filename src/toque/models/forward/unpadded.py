@@ -44,7 +44,7 @@ class RealTokens:
 
     @classmethod
     def of(cls, segments: Tensor, *, step: int) -> RealTokens:
-        """Of [R, L] segment numbers, 0 for padding; `step` is above every number of a row."""
+        """The real tokens of [R, L] segment numbers; `step` is above all numbers of a row."""
         rows, length = segments.shape
         where = segments.reshape(-1).nonzero().squeeze(1)
         unique = segments + step * torch.arange(rows, dtype=segments.dtype)[:, None]

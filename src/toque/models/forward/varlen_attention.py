@@ -97,7 +97,7 @@ def _runs(segments: Tensor) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def supports_varlen(model: PreTrainedModel, device: torch.device) -> bool:
-    """Whether a forward on `device` should use variable-length attention.
+    """True if a forward on `device` should use variable-length attention.
 
     Not on a GPU, nor with eager attention, which takes masks. Not in compiled modules, which would
     be compiled anew for every filling of a row; nor with transformers' own activation

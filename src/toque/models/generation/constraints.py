@@ -49,7 +49,7 @@ class Constraint(Protocol):
 
 @dataclass(frozen=True)
 class Spelling:
-    """How the tokens of a model spell text."""
+    """Spelling: the text of a model's tokens."""
 
     tokenizer_json: str
     eos_id: int
@@ -133,7 +133,7 @@ class FormConstraint:
 
 @dataclass
 class _Row:
-    """Where a text is in its form."""
+    """State of a text within its form."""
 
     form: Form
     matcher: LLMatcher

@@ -51,7 +51,7 @@ def cache_dtype(core: PreTrainedModel) -> torch.dtype:
 
 
 def gathers(core: PreTrainedModel) -> bool:
-    """Whether a step's attention is gathered: beside bf16 products; float32 keeps its sums."""
+    """True if a step's attention is gathered: beside bf16 products; float32 keeps its sums."""
     return has_bf16_products(core) and can_gather(core.device)
 
 

@@ -38,7 +38,7 @@ from memory at every step), those with 256 no more.
 
 
 def _unheard(*_: object) -> None:
-    """What is told to those who wait for whole answers."""
+    """Callback of callers that wait for whole answers: it does nothing."""
 
 
 def generate(
@@ -109,7 +109,7 @@ def generate(
 
 
 def precision_here(asked: Precision, model: PreTrainedModel) -> Literal["bf16", "float32"]:
-    """What a requested precision means for a model on its device.
+    """Precision that a request means for a model on its device.
 
     A model that is all in bf16 is written with as it is, which is called float32 here.
     """
@@ -154,7 +154,7 @@ def _written(
     n_rows: int,
     on_notice: Callable[[str], object],
 ) -> Iterator[list[NewToken]]:
-    """What each step writes, until all orders are answered.
+    """Tokens of each step, until all orders are answered.
 
     They are admitted several at a time: a prefill of one costs about as much as one of a few.
     Where memory runs out, half as many rows go on with the answers as far as they are.
@@ -252,7 +252,7 @@ def _longest(core: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Se
 def _limits(
     core: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> list[int]:
-    """How many tokens each prompt may get."""
+    """Most tokens that each prompt may get."""
     empty = [number for number, prompt in enumerate(prompts) if not prompt]
     if empty:
         raise ConfigError(

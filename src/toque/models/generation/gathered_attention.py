@@ -30,7 +30,7 @@ from torch.nn import functional
 from toque.models.generation.cache_buffers import TILE, whole_tiles
 
 DTYPE: Final = torch.float16
-"""Of the keys and values."""
+"""Precision of the keys and values."""
 MOST_EMPTY_COLUMNS: Final = 16384
 """Columns that no row reads, which rows attending together may have before they are split.
 
@@ -41,13 +41,13 @@ _MOST_INT32: Final = (1 << 31) - 1
 
 
 def can_gather(device: torch.device) -> bool:
-    """Whether attention is gathered here: where torch's gathered sums are AVX-512 code."""
+    """True if attention is gathered here: where torch's gathered sums are AVX-512 code."""
     return device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @dataclass(frozen=True)
 class _Reads:
-    """What the two sums read; U tiles are read, by all rows and query heads together."""
+    """Places that the two sums read: U tiles, over all rows and query heads."""
 
     key_rows: Tensor
     """[U * d] rows of the keys' table [R * W / T * H * d, T], in the order of memory."""
@@ -80,7 +80,7 @@ class Gather:
         self._reads: _Reads | None = None
 
     def reads_as(self, other: Gather) -> bool:
-        """Whether both read the same tiles, as most steps do that follow each other."""
+        """True if both read the same tiles, as most steps do that follow each other."""
         mine, its = ((each.rows, each.columns, each.tiles) for each in (self, other))
         return mine == its
 

@@ -38,7 +38,7 @@ _ROUNDING: Final = 1.001
 
 
 def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether int8 bounds are exact and faster for this head on this machine.
+    """True if int8 bounds are exact and faster for this head on this machine.
 
     Only where a CPU multiplies int8 natively (AVX512-VNNI), and in float32: where autocast rounds
     the weights there is no exact logit to reproduce.

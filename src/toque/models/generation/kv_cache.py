@@ -49,7 +49,7 @@ class LengthGroup:
     columns: int
     """Length of the longest."""
     even: bool
-    """Whether all have the same length."""
+    """True if all have the same length."""
 
 
 def length_groups(

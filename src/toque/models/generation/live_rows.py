@@ -28,7 +28,7 @@ from toque.models.generation.sampling import TokenChooser, uniform
 from toque.models.generation.t5 import T5Decoding
 
 End = Literal["stop", "length"]
-"""Why an answer ended: the end token, or its longest length."""
+"""Reason for the end of an answer: the end token, or the longest length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Order:
     """The longest answer, which the caller has bounded by the model's positions."""
     chooser: TokenChooser
     number: int = 0
-    """With the chooser's seed and the position, decides the draws."""
+    """Number that, with the chooser's seed and the position, decides the draws."""
     n_likeliest: int | None = None
     """Tokens to report the probabilities of, beside the chosen one's; None for no probabilities."""
     begun: Sequence[int] = ()
@@ -54,7 +54,7 @@ class Order:
 
 
 class NewToken(NamedTuple):
-    """What one step wrote for one order."""
+    """Token that one step wrote for one order."""
 
     order: Order
     token: int
@@ -97,7 +97,7 @@ class LiveRows:
             self._head = Head(core, rows)
         self._bounds: Int8Argmax | None = None
         self.orders: list[Order] = []
-        """One a live row."""
+        """Orders of the live rows, one each."""
         self._tokens: list[int] = []
         self._answers: list[list[int]] = []
 
@@ -201,7 +201,7 @@ class LiveRows:
     def _shares(
         self, logits: Tensor, rows: Sequence[int], chosen: Sequence[int]
     ) -> dict[int, tuple[float, list[tuple[int, float]]]]:
-        """Of the rows that asked: the chosen token's log-probability, and the likeliest tokens."""
+        """Log-probability of the chosen token and the likeliest tokens, where requested."""
         found = {}
         for place, (row, token) in enumerate(zip(rows, chosen, strict=True)):
             n = self.orders[row].n_likeliest

@@ -1,4 +1,4 @@
-"""How texts are written: one frozen value for the command line, Python, evaluation and serving."""
+"""Options of generation: one frozen value for the command line, Python and evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Precision = Literal["auto", "bf16", "float32"]
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """How texts are written, whoever asks; refused where a number is out of range.
+    """Options of one call of generation; a number out of range is refused.
 
     Filters apply in the order temperature, top_k, top_p.
     """
@@ -26,7 +26,7 @@ class GenerationOptions:
     top_p: float = 1.0
     """Nucleus: draw from the fewest tokens whose probabilities reach p (Holtzman et al. 2020)."""
     seed: int = 0
-    """With a prompt's number and the position, decides the draws."""
+    """Seed that, with a prompt's number and the position, decides the draws."""
     precision: Precision = "float32"
     """Precision of the matrix products and the KV cache.
 

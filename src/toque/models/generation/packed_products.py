@@ -34,7 +34,7 @@ from toque.models.precision import has_fast_bf16
 _USUAL_ROWS: Final = 64
 """Rows of a product that the packed order is chosen for; any number runs."""
 _MOST_BYTES: Final = 2 << 30
-"""Of weights that float32 copies: a larger model is left as it is, for its memory."""
+"""Largest model in bytes of which float32 keeps a packed copy."""
 
 
 class PackedLinear(nn.Module):
@@ -54,27 +54,27 @@ class PackedLinear(nn.Module):
         """
         super().__init__()
         fast = has_fast_bf16(weight.device) if dtype == torch.bfloat16 else onednn_is_faster()
-        self._packed = weight.device.type == "cpu" and fast
+        self.is_packed = weight.device.type == "cpu" and fast
         self.dtype = dtype
         self.of = weight.detach()
-        """As it was given."""
+        """Weight as it was given."""
         self.bias = None if bias is None else bias.detach().to(dtype)
 
     @cached_property
     def weight(self) -> Tensor:
         """Rounded and packed when first needed."""
         rounded = self.of.to(self.dtype).contiguous()
-        return packed(rounded, _USUAL_ROWS) if self._packed else rounded
+        return packed(rounded, _USUAL_ROWS) if self.is_packed else rounded
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        multiplied = product if self._packed else functional.linear
+        multiplied = product if self.is_packed else functional.linear
         found = multiplied(states.to(self.dtype), self.weight, self.bias)
         return found if in_bf16(states) else found.to(states.dtype)
 
 
 Packs = MutableMapping[nn.Module, nn.Module]
-"""What stands for which layer; several models that share layers share it, too."""
+"""Packed layer by the layer it stands for; models that share layers share it, too."""
 
 
 def with_packed_products(
@@ -98,7 +98,7 @@ def with_packed_products(
 
 
 def _pays_float32(core: PreTrainedModel) -> bool:
-    """Whether packed float32 products are faster here, and their weights not too large."""
+    """True if packed float32 products are faster here, and their weights not too large."""
     weights = [layer.weight for layer in core.modules() if isinstance(layer, nn.Linear | Conv1D)]
     return (
         core.device.type == "cpu"
@@ -110,7 +110,7 @@ def _pays_float32(core: PreTrainedModel) -> bool:
 
 
 def has_bf16_products(core: nn.Module) -> bool:
-    """Whether the model came from `with_packed_products` in bf16."""
+    """True if the model came from `with_packed_products` in bf16."""
     return any(isinstance(m, PackedLinear) and m.dtype == torch.bfloat16 for m in core.modules())
 
 

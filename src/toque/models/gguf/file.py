@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError
 from toque.models.families import head_size
+from toque.models.gguf.gguf_vocabulary import Asking, write_vocabulary
 from toque.models.gguf.layout import architecture_of, places, put
-from toque.models.gguf.vocabulary import Asking, write_vocabulary
 
 _Type = gguf.GGMLQuantizationType
 TYPES: Final = {
@@ -28,7 +28,7 @@ TYPES: Final = {
     "q4_1": (_Type.Q4_1, gguf.LlamaFileType.MOSTLY_Q4_1),
     "q4_0": (_Type.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
-"""What the gguf package writes in pure Python; llama.cpp's k-quants it can only read."""
+"""Types that the gguf package writes in pure Python; llama.cpp's k-quants it can only read."""
 _T5_POSITIONS: Final = 512
 _POSITIONS: Final = "position_embd.weight"
 _POSITION_BIAS: Final = "attn_rel_b.weight"

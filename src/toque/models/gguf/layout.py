@@ -51,19 +51,19 @@ _COMPUTED: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
         "relative_attention_max_distance": (128,),
     },
 }
-"""By type, what llama.cpp takes for granted and a config.json may say otherwise."""
+"""Entries that llama.cpp takes for granted and a config.json may change, by type."""
 
 Turn = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weight lies in a GGUF file."""
+    """Place of a weight in a GGUF file."""
 
     weight: Tensor
-    """Of the model, as its own module keeps it."""
+    """Name in the model, as its own module keeps it."""
     name: str
-    """In the file."""
+    """Name in the file."""
     to_file: Turn
     from_file: Turn
 

@@ -21,7 +21,7 @@ from toque.models.loading.from_scratch import config_in, construct
 from toque.models.loading.pretrained import CheckedFolder, Placement
 
 SHARE: Final = 0.8
-"""Of a device's free memory that weights may take; the rest is for the KV cache and activations."""
+"""Share of a device's free memory that weights may take; KV cache and activations have the rest."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Parts:
     """A model's bytes by the names of its modules."""
 
     rest: Mapping[str, int]
-    """Of what is outside of blocks."""
+    """Bytes of each module outside of blocks."""
     blocks: Mapping[str, int]
-    """In the order in which they compute."""
+    """Bytes of each block, in the order in which they compute."""
 
     @property
     def bytes(self) -> int:
-        """Of all."""
+        """Bytes of all parts."""
         return sum(self.rest.values()) + sum(self.blocks.values())
 
 
@@ -82,7 +82,7 @@ def device_map(parts: Parts, memory: Mapping[torch.device, int]) -> dict[str, to
 
 
 def placement_of(found: CheckedFolder, memory: Mapping[torch.device, int]) -> Placement | None:
-    """Where and in what precision a stored model fits; None: the first device takes all of it.
+    """Placement in which a stored model fits; None: the first device takes all of it.
 
     float32 over all devices goes before bf16 on fewer: it writes the same texts.
 

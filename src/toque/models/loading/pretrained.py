@@ -1,14 +1,21 @@
-"""Pretrained models from a Hugging Face folder or hub name, checked before use."""
+"""Pretrained models from a Hugging Face folder or hub name, checked before use.
+
+`load_model` reads all of one. `load_frame` reads everything but its matrices, for a base that stays
+frozen: in float32 FLAN-T5-XXL is 44 GB, of which 42 are matrices that are held in 16 bits or fewer.
+Where its matrices will be, a frame has tensors of their shape and of no memory; an adapter is
+attached to it as to the model itself.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -22,13 +29,17 @@ from toque.models.families import (
     unknown_type,
     vocabulary_rows,
 )
-from toque.models.loading.config_json import check_config, read_config_json
-from toque.models.loading.from_scratch import config_in, give_own_head
-from toque.models.loading.fused_activations import fuse_activations
+from toque.models.loading.from_scratch import config_in, construct, fuse_activations, give_own_head
 from toque.models.loading.hub import resolve_folder
-from toque.models.loading.stored_weights import StoredWeights, stored_weights
-from toque.models.lora.files import CONFIG as ADAPTER_CONFIG
-from toque.models.lora.files import load_adapter, merged, read_config, rows_needed
+from toque.models.loading.model_folder import (
+    StoredWeights,
+    check_config,
+    read_config_json,
+    stored_weights,
+)
+from toque.models.lora.adapter_files import CONFIG as ADAPTER_CONFIG
+from toque.models.lora.adapter_files import load_adapter, merged, read_config, rows_needed
+from toque.models.lora.frozen import frozen_matrices
 
 MOST_ROWS: Final = 500_000
 """Rows that an embedding is grown to, as many as a tokenizer may learn."""
@@ -42,20 +53,20 @@ class CheckedFolder:
     family: Family
     stored: StoredWeights
     has_own_head: bool
-    """Whether config.json says that head and embedding are two, and the files hold the head."""
+    """True if config.json says that head and embedding are two, and the files hold the head."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the weights of a stored model go as they are read, and in what precision."""
+    """Devices and precision of the weights of a stored model as they are read."""
 
     devices: Mapping[str, torch.device]
-    """By the names of its modules."""
+    """Device of each module, by its name."""
     dtype: torch.dtype
 
 
 Place = Callable[[CheckedFolder], Placement | None]
-"""Where a stored model goes; None: on the CPU in float32."""
+"""Placement of a stored model; None: on the CPU in float32."""
 
 
 def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
@@ -223,3 +234,64 @@ def _keep_apart(model: PreTrainedModel) -> None:
 
 def _head(model: PreTrainedModel) -> Tensor:
     return model.get_parameter("lm_head.weight")
+
+
+_META: Final = torch.device("meta")
+
+
+def load_frame(found: CheckedFolder) -> PreTrainedModel | None:
+    """The frame of the model in a checked folder, in float32 on the CPU, in evaluation mode.
+
+    None where the files' names or shapes are not the model's own: transformers knows how to read
+    some older ones, and how to refuse the others (`load_model`).
+    """
+    with _META:
+        model = construct(found.family, config_in(found.folder))
+        if found.has_own_head and model.get_parameter("lm_head.weight") is embedding(model):
+            give_own_head(model, embedding(model).detach().clone())
+    made = _parameters(model, found)
+    if made is None:
+        return None
+    for module in model.modules():
+        for name, old in list(module.named_parameters(recurse=False)):
+            module.register_parameter(name, made[id(old)])
+        buffers = dict(module.named_buffers(recurse=False))
+        for name, buffer in buffers.items():
+            empty = torch.empty_like(buffer, device="cpu")
+            setattr(module, name, nn.Buffer(empty, persistent=False))
+        if buffers:  # of rotary embeddings: in no file, computed as from_pretrained does
+            model._init_weights(module)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    fuse_activations(model)
+    model.train(mode=False)
+    return model
+
+
+def _parameters(model: PreTrainedModel, found: CheckedFolder) -> dict[int, nn.Parameter] | None:
+    """Parameters by the id of those on the device meta: one for all names of a shared one."""
+    stored, prefix = found.stored, model.base_model_prefix
+    later = {f"{path}.weight" for path in frozen_matrices(model)}
+    shared: dict[int, list[str]] = defaultdict(list)
+    shapes: dict[int, tuple[int, ...]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared[id(parameter)].append(name)
+        shapes[id(parameter)] = tuple(parameter.shape)
+    made: dict[int, nn.Parameter] = {}
+    for key, names in shared.items():
+        there = [own for name in names if (own := stored.name_of(name, prefix)) is not None]
+        if not there or any(stored.shapes[own] != shapes[key] for own in there):
+            return None
+        if names[0] in later:
+            tensor = torch.zeros(()).expand(shapes[key])
+        else:
+            tensor = stored.float32(there[0])
+            if not all(torch.equal(tensor, stored.float32(other)) for other in there[1:]):
+                return None
+        made[key] = nn.Parameter(tensor)
+    return made
+
+
+def matrix_of(found: CheckedFolder, model: PreTrainedModel, parameter: str) -> Tensor:
+    """A matrix that the frame lacks, in float32, by the name of its parameter."""
+    name = found.stored.name_of(parameter, model.base_model_prefix)
+    assert name is not None  # as `load_frame` found it
+    return found.stored.float32(name)

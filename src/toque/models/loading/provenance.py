@@ -18,7 +18,7 @@ from toque.errors import CheckpointError
 from toque.storage.checksums import sha256_of
 
 Form = Literal["recipes", "pairs", "documents", "gaps"]
-"""What a model was trained to answer: requests for recipes and questions about them; prompts of
+"""Kinds of training: requests for recipes and questions about them; prompts of
 the user's own; the beginning of a text, which it continues; or texts with gaps, which it fills."""
 FOLDER: Final = "toque"
 _NAME: Final = "model.json"
@@ -32,9 +32,9 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
     """Longest text it was trained to write."""
     tasks: list[str] = []
-    """Of recipes: what was asked about them; see `data.tasks`."""
+    """Tasks about recipes that it was trained on; see `data.tasks`."""
     tokenizer_json_sha256: str = ""
-    """Of the file for plain transformers. Once it is another, `toque/` no longer describes it."""
+    """Hash of plain transformers' file. Once it is another, `toque/` no longer describes it."""
 
     def files(self) -> dict[str, str]:
         """The record's own file, by its place in the model folder."""

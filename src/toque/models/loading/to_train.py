@@ -12,9 +12,14 @@ from transformers import PreTrainedModel
 from toque.config.schema import ModelConfig
 from toque.config.schema_methods import AdapterConfig
 from toque.models.families import Family, family_named, vocabulary_rows
-from toque.models.loading.frame import load_frame, matrix_of
 from toque.models.loading.from_scratch import build_model
-from toque.models.loading.pretrained import check_folder, grow_vocabulary, load_model
+from toque.models.loading.pretrained import (
+    check_folder,
+    grow_vocabulary,
+    load_frame,
+    load_model,
+    matrix_of,
+)
 from toque.models.lora.frozen import base_sha256, hold_frozen, read_frozen
 from toque.models.lora.layers import attach, resolve
 from toque.models.lora.quantised import form_named

@@ -50,7 +50,7 @@ def base_sha256(model: PreTrainedModel) -> str:
 
 
 def plain_name(name: str) -> str:
-    """What a parameter of an adapted model is called in its base.
+    """Name in the base of an adapted model's parameter.
 
     Attaching moves a layer's weights into a part called base_layer, and changes nothing.
 

@@ -127,7 +127,7 @@ def peft_config(model: PreTrainedModel, shape: AdapterShape, *, base: str) -> An
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether an adapter is attached."""
+    """True if an adapter is attached."""
     return hasattr(model, "peft_config")
 
 
@@ -154,7 +154,7 @@ def refuse_unreached(model: nn.Module) -> None:
 
 
 def can_train_tokens(model: PreTrainedModel) -> bool:
-    """Whether single rows of the embedding can be trained, here and with peft alone.
+    """True if single rows of the embedding can be trained, here and with peft alone.
 
     Not in a T5 with an untied head: encoder and decoder each hold the table, and peft would give
     them two sets of rows that cannot be merged into one.
@@ -200,13 +200,13 @@ def _token_tables(model: PreTrainedModel, tokens: Sequence[int]) -> dict[str, li
 
 
 def is_of_dora(model: nn.Module, name: str) -> bool:
-    """Whether the layer at `name` lies inside one of DoRA's."""
+    """True if the layer at `name` lies inside one of DoRA's."""
     parent = model.get_submodule(name.rpartition(".")[0]) if "." in name else model
     return bool(getattr(parent, "lora_magnitude_vector", None))
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether it is a product with a matrix, GPT-2's transposed one among them."""
+    """True if it is a product with a matrix, GPT-2's transposed one among them."""
     return isinstance(module, nn.Linear | Conv1D)
 
 

@@ -35,7 +35,7 @@ class Form(Protocol):
     """A way to hold a matrix in fewer bits."""
 
     def held(self, matrix: Tensor) -> dict[str, Tensor]:
-        """What is kept of a matrix [O, I], by the names that `matrix` takes."""
+        """Tensors that are kept of a matrix [O, I], by the names that `matrix` takes."""
 
     def matrix(self, held: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """[O, I] in `dtype`, to within the form's rounding."""
@@ -168,7 +168,7 @@ class QuantisedLinear(nn.Module):
         return product if self.bias is None else product + self.bias.to(dtype)
 
     def extra_repr(self) -> str:
-        """As nn.Linear shows itself."""
+        """Description in the form of nn.Linear's."""
         rows, columns = self.shape
         return f"in_features={columns}, out_features={rows}, form={type(self.form).__name__}"
 

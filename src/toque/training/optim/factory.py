@@ -15,20 +15,21 @@ from torch import Tensor, nn
 from toque.errors import ConfigError
 from toque.training.distributed.parts import divided_like, own_part
 from toque.training.mismatches import refuse
-from toque.training.optim.adamw8bit import AdamW8bit
-from toque.training.optim.muon import MuonWithAdamW
+from toque.training.optim.with_adamw import WithAdamW, adamw_8bit, muon
 from toque.training.state_values import all_finite
 
 OPTIMIZERS: Final = ("adamw", "adafactor", "muon", "adamw8bit")
 _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
 """Floors of a gradient's and of a weight's RMS. torch's own floor of gradients, 1e-7, is above
 those of a large model; the square of this one is still a normal float32."""
+_SMALL: Final = 4096
+"""Weights below which bitsandbytes keeps a tensor's averages in float32."""
+_BLOCK: Final = 256
+"""Weights that share one of bitsandbytes' scales."""
 _NEVER_NEGATIVE: Final = frozenset(
-    {"exp_avg_sq", "variance", "row_var", "col_var", "scales", "square_scales"}
+    {"exp_avg_sq", "variance", "row_var", "col_var", "state2", "absmax1", "absmax2"}
 )
 """Entries that are averages of squares, or largest absolute values."""
-_NAMES_ON_DISK: Final = {"momentum_buffer": "momentum"}
-"""Entries that a checkpoint calls otherwise than torch does."""
 
 
 def build_optimizer(
@@ -42,9 +43,9 @@ def build_optimizer(
     adamw: Loshchilov & Hutter 2019, algorithm 2, fused. adafactor: Shazeer & Stern 2018, algorithm
     4 without momentum: an update's RMS is lr times that of the weight it changes, as T5 was
     trained, and lr is capped at 1 / sqrt(step). muon: with AdamW for tables and vectors.
-    adamw8bit: AdamW whose averages take a byte a weight. Vectors (biases, norms' scales) are never
-    decayed: they are few, and pulling a scale towards zero is no regularisation. Betas (0.9, 0.999)
-    and eps 1e-8 are torch's defaults.
+    adamw8bit: AdamW whose averages take a byte a weight, but for tables and vectors. Vectors
+    (biases, norms' scales) are never decayed: they are few, and pulling a scale towards zero is no
+    regularisation. Betas (0.9, 0.999) and eps 1e-8 are torch's defaults.
 
     Raises:
         ConfigError: the name is unknown, or nothing is trainable.
@@ -63,12 +64,9 @@ def build_optimizer(
     def decayed(parameters: list[nn.Parameter]) -> dict[str, Any]:
         return {"params": parameters, "weight_decay": weight_decay}
 
-    if name == "muon":
-        rest = [decayed(tables), vectors]
-        return MuonWithAdamW([decayed(matrices)], rest)
-    if name == "adamw8bit":
-        exact = decayed(tables) | {"exact": True}
-        return AdamW8bit([decayed(matrices), exact, vectors])
+    if name in ("muon", "adamw8bit"):
+        inner = muon if name == "muon" else adamw_8bit
+        return WithAdamW(inner([decayed(matrices)]), [decayed(tables), vectors])
     groups = [decayed(large), vectors]
     if name == "adafactor":
         return torch.optim.Adafactor(groups, lr=0.0, eps=_ADAFACTOR_EPS)
@@ -111,14 +109,14 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
     """The state of `parameter` after an update, without its values: tensors on no device."""
-    if isinstance(optimizer, MuonWithAdamW):
+    if isinstance(optimizer, WithAdamW):
         optimizer = optimizer.half_of(parameter)
-    if isinstance(optimizer, AdamW8bit):
-        return optimizer.initial_state(parameter, "meta")
     like = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
     step = torch.empty((), device="meta")
     if isinstance(optimizer, torch.optim.Muon):
         return {"momentum_buffer": like}
+    if _is_in_8_bits(optimizer):
+        return _layout_in_8_bits(like, step)
     if not isinstance(optimizer, torch.optim.Adafactor):
         return {"step": step, "exp_avg": like, "exp_avg_sq": like}
     if like.ndim < 2:
@@ -126,13 +124,29 @@ def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[s
     return {"step": step, "row_var": like[..., :1], "col_var": like[..., :1, :]}
 
 
+def _is_in_8_bits(optimizer: torch.optim.Optimizer) -> bool:
+    """True for bitsandbytes' optimizers, which need not be installed."""
+    return type(optimizer).__module__.startswith("bitsandbytes.")
+
+
+def _layout_in_8_bits(like: Tensor, step: Tensor) -> dict[str, Tensor]:
+    """The state that bitsandbytes keeps; the tables of what a byte means are always the same."""
+    if like.numel() < _SMALL:
+        exact = like.float()
+        return {"step": step, "state1": exact, "state2": exact}
+    codes = like.to(torch.uint8)
+    scales = torch.empty(-(-like.numel() // _BLOCK), device="meta")
+    return {"step": step, "state1": codes, "state2": codes, "absmax1": scales, "absmax2": scales}
+
+
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """The optimizer's state as `<parameter name>/<entry>`, e.g. `wte.weight/exp_avg`."""
     return {
-        f"{name}/{_NAMES_ON_DISK.get(entry, entry)}": value
+        # bitsandbytes counts updates in a plain integer.
+        f"{name}/{entry}": value if isinstance(value, Tensor) else torch.tensor(float(value))
         for name, parameter in model.named_parameters()
         for entry, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
+        if not entry.startswith("qmap")
     }
 
 
@@ -161,7 +175,7 @@ def load_optimizer_tensors(
     own = {p for group in optimizer.param_groups for p in group["params"]}
     updated = {key.rpartition("/")[0] for key in tensors}
     expected = {
-        f"{name}/{_NAMES_ON_DISK.get(entry, entry)}": (parameter, entry, like)
+        f"{name}/{entry}": (parameter, entry, like)
         for name, parameter in model.named_parameters()
         if parameter in own and name in updated
         for entry, like in _layout(optimizer, parameter).items()
@@ -178,12 +192,14 @@ def load_optimizer_tensors(
             wrong.append(f"{key} {why}")
     refuse(wrong, where=where, what="the optimizer")
     optimizer.state.clear()
+    if isinstance(optimizer, WithAdamW) and _is_in_8_bits(optimizer.inner):
+        _begin_in_8_bits(optimizer.inner, {parameter for parameter, *_ in expected.values()})
     for key, (parameter, entry, _) in expected.items():
         optimizer.state[parameter][entry] = _placed(optimizer, parameter, entry, tensors[key])
 
 
 def _impossible_state(entry: str, value: Tensor, steps: int | None) -> str | None:
-    """Why no updates can have made the state `entry`; None if they can."""
+    """Reason that no updates can have made the state `entry`; None if they can."""
     if entry == "step":
         most = float("inf") if steps is None else steps
         count = float(value)
@@ -198,17 +214,25 @@ def _impossible_state(entry: str, value: Tensor, steps: int | None) -> str | Non
     return None
 
 
+def _begin_in_8_bits(optimizer: Any, parameters: set[nn.Parameter]) -> None:
+    """Give these parameters the state of a beginning, with the tables that no checkpoint holds."""
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter in parameters:
+                optimizer.init_state(group, parameter, number, place)
+
+
 def _placed(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, entry: str, value: Tensor
-) -> Tensor:
+) -> Tensor | int:
     """A copy where the optimizer keeps it, in the memory layout its kernels walk."""
     if entry == "step":
-        if isinstance(optimizer, MuonWithAdamW):
-            optimizer = optimizer.adamw
-        # Fused and capturable kernels and ours count on the device; the plain ones on the CPU.
-        on_device = isinstance(optimizer, AdamW8bit) or bool(
-            optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
-        )
+        if isinstance(optimizer, WithAdamW):
+            optimizer = optimizer.half_of(parameter)
+        if _is_in_8_bits(optimizer):
+            return int(value)
+        # Fused and capturable kernels count on the device; the plain ones on the CPU.
+        on_device = bool(optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
         return value.to(parameter.device if on_device else "cpu").clone()
     if value.shape == parameter.shape:
         own = torch.empty_like(parameter, dtype=value.dtype)

@@ -99,7 +99,7 @@ class WeightAverage:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: `<point>/<parameter name>`."""
+        """Tensors that a checkpoint holds: `<point>/<parameter name>`."""
         return {
             f"{point}/{name}": tensor
             for point, weights in self._held.items()

@@ -19,7 +19,6 @@ from toque.models.forward.grouped_attention import causal_mask
 from toque.models.forward.outline import CpuPlans, OutlinedRows, Where, outlined_hidden
 from toque.models.forward.packed import output_head
 from toque.models.lora.quantised import quantised_layers
-from toque.training.optim.adamw8bit import code_book
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.planning.ledger import Ledger
 
@@ -66,8 +65,6 @@ def outlining() -> Iterator[FakeTensorMode]:
     Tables that the process keeps are made before, or thrown away after, so that none without
     content stays behind for a training that follows.
     """
-    for signed in (True, False):
-        code_book(signed=signed)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode

@@ -28,8 +28,7 @@ from toque.batch import Batch
 from toque.config import RunConfig
 from toque.models.families import family_of, vocabulary_rows
 from toque.models.forward.activation_checkpointing import recompute_blocks
-from toque.models.loading.from_scratch import fresh_model
-from toque.models.loading.fused_activations import fuse_activations
+from toque.models.loading.from_scratch import fresh_model, fuse_activations
 from toque.models.loading.pretrained import grow_vocabulary
 from toque.models.loading.to_train import add_adapter
 from toque.models.lora.frozen import hold_frozen

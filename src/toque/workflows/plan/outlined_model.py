@@ -18,9 +18,8 @@ from toque.models.families import vocabulary_rows
 from toque.models.forward.bf16_layers import use_bf16_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.outline import Where
-from toque.models.loading.from_scratch import outline_of
+from toque.models.loading.from_scratch import KNOWN, known_model, outline_of
 from toque.models.loading.hub import resolve_folder
-from toque.models.loading.known_shapes import KNOWN, known_model
 from toque.models.loading.pretrained import grow_vocabulary
 from toque.models.loading.to_train import add_adapter, new_model
 from toque.models.lora.frozen import hold_frozen

@@ -1,4 +1,4 @@
-"""Export of a run's model, merged, for use elsewhere."""
+"""Export of a run's model, merged, for transformers, or for llama.cpp and Ollama."""
 
 from __future__ import annotations
 
@@ -8,26 +8,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from toque.data.tokenizer.chat import chat_template_of
+from toque.cooking.cookbook.generate import recipes
+from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS, write_prompt
+from toque.data.prepare.example_rows import asking_bounds, prompt_ids
+from toque.data.prepare.prepare_settings import FamilyKind
+from toque.data.tokenizer.chat import chat_template_of, template_text
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.tokenizer_folder import is_toques, read_folder
 from toque.errors import CheckpointError, ConfigError, DataError, argument
-from toque.models.loading.card_usage import with_usage
-from toque.models.loading.hub import resolve_folder
-from toque.models.loading.push import push, refuse_push
-from toque.workflows.asking.provenance import (
+from toque.models.loading.card_usage import with_gguf_usage, with_usage
+from toque.models.loading.hub import push, refuse_push, resolve_folder
+from toque.models.loading.provenance import Provenance, form_named
+from toque.workflows.asking import (
     FOREIGN,
+    UNKNOWN,
     codec_in,
     example_prompt,
+    is_recorded,
     model_files,
     provenance_in,
+    writes_recipes,
 )
-from toque.workflows.export.gguf_folder import export_gguf_folder
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
-    from toque.models.gguf.export import ExportedGguf
-    from toque.models.loading.verify_export import Exported
+    from toque.models.gguf.gguf_export import ExportedGguf
+    from toque.models.loading.model_export import Exported
 
 DEFAULT_DTYPES: Final = {"hf": "f32", "gguf": "f16"}
 _SAMPLE: Final = (
@@ -75,7 +81,7 @@ def export(
 
 def _source_of(run_or_model: Model) -> tuple[Path, Path]:
     """The folder that was named, and that of its model or adapter."""
-    from toque.models.lora.files import is_adapter_folder
+    from toque.models.lora.adapter_files import is_adapter_folder
 
     source = given = existing_folder(run_or_model)
     if (source / "config.yaml").exists():
@@ -95,7 +101,7 @@ def _source_of(run_or_model: Model) -> tuple[Path, Path]:
 def _written(
     folders: tuple[Path, Path], to: Path, form: str, dtype: str
 ) -> Exported | ExportedGguf:
-    from toque.models.loading.verify_export import DTYPES, export_model  # with torch
+    from toque.models.loading.model_export import DTYPES, export_model  # with torch
 
     given, source = folders
     readme = source / "README.md"
@@ -152,7 +158,7 @@ def _compared(source: Path, made: Exported) -> Exported:
 
 
 def _conversation_in(folder: Path) -> list[int] | None:
-    """What transformers' `apply_chat_template` makes of a sample; None where it makes nothing."""
+    """Text that transformers' `apply_chat_template` makes of a sample; None where it makes none."""
     if not (folder / "tokenizer.json").is_file():
         return None
     with suppress(DataError):  # it refuses the sample, or Toque cannot read its tokenizer
@@ -162,10 +168,124 @@ def _conversation_in(folder: Path) -> list[int] | None:
 
 
 def _has_encoder(source: Path) -> bool:
-    """Whether the model of a folder, or the base of an adapter, is an encoder-decoder."""
+    """True if the model of a folder, or the base of an adapter, is an encoder-decoder."""
     from toque.models.loading.from_scratch import config_in
-    from toque.models.lora.files import is_adapter_folder, read_config
+    from toque.models.lora.adapter_files import is_adapter_folder, read_config
 
     if is_adapter_folder(source):
         source = resolve_folder(str(read_config(source).base_model_name_or_path))
     return bool(config_in(source).is_encoder_decoder)
+
+
+if TYPE_CHECKING:
+    from toque.models.gguf.gguf_export import ExportedGguf
+    from toque.models.gguf.gguf_vocabulary import Asking
+
+N_PROMPTS: Final = 20
+"""Prompts by which the file is compared with the model."""
+_OLLAMA: Final = """# ollama create {name} -f Modelfile
+FROM ./{file}
+TEMPLATE \"\"\"{before}{{{{ .Prompt }}}}{after}\"\"\"
+PARAMETER num_predict {most}
+"""
+_RECIPES: Final = """{{%- set asked = messages[-1]['content'] -%}}
+{{%- if not asked.startswith({asks!r}) -%}}
+{{%- set title = asked.split(':')[0] -%}}
+{{%- set foods = asked[title|length + 1:].strip() -%}}
+{{%- set asked = {asks!r} + ' ' + title.strip() + ({using!r} + foods if foods else '') -%}}
+{{%- endif -%}}
+{{{{- asked -}}}}"""
+_AS_IT_IS: Final = "{{- messages[-1]['content'] -}}"
+
+
+def export_gguf_folder(
+    source: Path, to: Path, *, kind: str, card: str, record: Provenance, codec: Codec, encoder: bool
+) -> ExportedGguf:
+    """Write a model's GGUF folder; see `export_gguf`.
+
+    Args:
+        source: a model folder or an adapter folder.
+        to: the folder to write.
+        kind: how weights are stored.
+        card: README.md of the model.
+        record: what it is asked with.
+        codec: its tokenizer.
+        encoder: whether it is an encoder-decoder.
+
+    Raises:
+        ConfigError: the package gguf is absent, or llama.cpp computes no such model.
+        CheckpointError: another model was read back.
+    """
+    try:
+        from toque.models.gguf.file import TYPES
+        from toque.models.gguf.gguf_export import export_gguf, gguf_name
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "The format gguf needs the package gguf, which is not installed. Install it with "
+            "pip install 'toque[gguf]'."
+        ) from error
+    if kind not in TYPES:
+        raise ConfigError(
+            f"{argument('dtype')} is {kind}. Use one of {', '.join(TYPES)} in the format gguf."
+        )
+    family: FamilyKind = "encoder-decoder" if encoder else "decoder"
+    form = form_named(record.form)
+    file = gguf_name(to, kind)
+    ends = "" if encoder or asking_bounds(codec, family, form)[1] is None else "\n"
+    before = f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""
+    some = [write_prompt(one.title, one.ingredients) for one in recipes(N_PROMPTS, 0)]
+    files = {
+        "README.md": with_gguf_usage(
+            card,
+            file=file,
+            prompt=example_prompt(record),
+            ends=ends,
+            encoder=encoder,
+            max_new_tokens=record.max_new_tokens,
+        ),
+        "Modelfile": _OLLAMA.format(
+            name=to.name, file=file, before=before, after=ends, most=record.max_new_tokens
+        ),
+    }
+    return export_gguf(
+        source,
+        to,
+        kind=kind,
+        tokenizer_json=codec.tokenizer_json,
+        asking=_asking(codec, record, encoder=encoder, ends=ends),
+        prompts=[prompt_ids(codec, text, family, form) for text in some],
+        files=files,
+    )
+
+
+def _asking(codec: Codec, record: Provenance, *, encoder: bool, ends: str) -> Asking:
+    from toque.models.gguf.gguf_vocabulary import Asking
+
+    kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
+    return Asking(
+        begin=asking_bounds(codec, kind, form_named(record.form))[0],
+        eos=codec.eos_id,
+        pad=codec.pad_id,
+        unk=codec.unk_id,
+        newline=codec.newline_id,
+        ends_with_eos=encoder,
+        template=chat_template(record, template_text(codec.settings), ends=ends),
+    )
+
+
+def chat_template(record: Provenance, own: str | None, *, ends: str) -> str:
+    """Jinja that makes of a conversation's last message the prompt a model was trained on.
+
+    "lentil soup: lentils, cumin" becomes "Generate recipe for: lentil soup using ingredients:
+    lentils, cumin" for a model of recipes; others are sent what was typed.
+
+    Args:
+        record: what the model is asked with.
+        own: the template that came with another's model, which is kept.
+        ends: what ends a prompt.
+    """
+    if not is_recorded(record) and own is not None:
+        return own
+    asks = record is not UNKNOWN and writes_recipes(record)
+    template = _RECIPES.format(asks=ASKS_FOR, using=WITH_INGREDIENTS) if asks else _AS_IT_IS
+    return template + (f"{{{{- {ends!r} -}}}}" if ends else "")

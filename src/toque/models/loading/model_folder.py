@@ -1,8 +1,8 @@
-"""Bounds of a model's `config.json`, checked before anything is built from it.
+"""Content of a model folder, checked before anything is built from it: sizes, headers, lengths.
 
-The folder may come from anyone. Every size must be a whole number within reason, and the weights
-that the sizes come to must be in the folder's own files: a vocabulary of 2^40 is refused in
-milliseconds, where transformers would first ask for its terabytes.
+The folder may come from anyone. Every size in its `config.json` must be a whole number within
+reason, and the weights that the sizes come to must be in the folder's own files: a vocabulary of
+2^40 is refused in milliseconds, where transformers would first ask for its terabytes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from safetensors import SafetensorError, safe_open
 
 from toque.errors import CheckpointError
+from toque.storage.array_headers import check_safetensors_header
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_BYTES: Final = 8 << 20
-"""Of a config.json; those with a name for each of 20,000 classes have one."""
+"""Largest config.json in bytes; with a name for each of 20,000 classes one has about 1 MiB."""
 MOST_LAYERS: Final = 1_000
 _LARGEST: Final = (1 << 31) - 1
 _SIZE = re.compile(r"(?:.*_)?(?:n|num|d)_.*|.*_(?:size|dim|positions)|max_position_embeddings")
@@ -127,7 +134,7 @@ def least_weights(values: Mapping[str, Any]) -> int:
 
 
 def _own_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the model's size, defaults included; nothing of a kind that is not known."""
+    """Entries that decide the model's size, defaults included; none for an unknown kind."""
     from transformers import PretrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -155,3 +162,101 @@ def _outside(file: Path, name: str, value: object, allowed: str) -> CheckpointEr
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
     return CheckpointError(f"{file} says {name} is {shown}. Allowed: {allowed}. {_AGAIN}")
+
+
+_INDEX: Final = "model.safetensors.index.json"
+_PICKLES: Final = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The tensors of a model folder, by the names that their files give them.
+
+    A file is open only while one tensor is read: what is mapped of an open one counts as the
+    process's memory, and of a large model that would be all of it.
+    """
+
+    files: Mapping[str, Path]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def n_weights(self) -> int:
+        """Numbers in all files."""
+        return sum(map(math.prod, self.shapes.values()))
+
+    def name_of(self, parameter: str, prefix: str) -> str | None:
+        """Name of a model's parameter in the files: with its base model's prefix or without.
+
+        The published GPT-2 says `wte.weight` for `transformer.wte.weight`. None: not there.
+        """
+        bare = parameter.removeprefix(f"{prefix}.")
+        names = (parameter, bare, f"{prefix}.{parameter}")
+        return next((name for name in names if name in self.files), None)
+
+    def float32(self, name: str) -> Tensor:
+        """A tensor in float32 and memory of its own.
+
+        Raises:
+            CheckpointError: its file is damaged, or gone since its header was read.
+        """
+        import torch  # answering a mistake in a config.json does without
+
+        file = self.files[name]
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                tensor: Tensor = tensors.get_tensor(name)
+                return tensor.to(torch.float32, copy=True)
+        except (SafetensorError, OSError) as error:
+            raise _damaged(file, error) from error
+
+
+def stored_weights(folder: Path) -> StoredWeights:
+    """Weights of a model folder; headers and lengths are checked, no tensor is read.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or there are only pickles.
+    """
+    files: dict[str, Path] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in _weight_files(folder):
+        try:
+            check_safetensors_header(file)
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  # not a mapping
+                    files[name] = file
+                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{file} is missing, and {folder / _INDEX} names it.") from error
+        except (SafetensorError, OSError) as error:
+            raise _damaged(file, error) from error
+    return StoredWeights(files, shapes)
+
+
+def _damaged(file: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{file} is damaged or cut short ({error}). Copy or download it again.")
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / _INDEX).exists():
+        try:
+            index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+            names = sorted(set(index["weight_map"].values()))
+            outside = [name for name in names if not name or name != Path(name).name]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{folder / _INDEX} cannot be read: {error!r}.") from error
+        if outside:
+            raise CheckpointError(
+                f"{folder / _INDEX} names the file {outside[0]!r}; only plain names in its folder "
+                "are allowed. It is damaged or made to harm; copy the model from its source again."
+            )
+        return [folder / name for name in names]
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{folder} holds its weights only as {', '.join(pickles)}, a pickle, which can run any "
+            "code while it loads, so it is not read. Use a checkpoint with model.safetensors, or "
+            "convert this one once on a machine you trust: from_pretrained, then save_pretrained."
+        )
+    raise CheckpointError(f"{folder} holds a config.json but no model.safetensors.")

@@ -29,14 +29,14 @@ _PRE: Final = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen2",
 }
-"""How a text is cut into words before byte-level BPE: its pattern, and llama.cpp's name for it."""
+"""Pattern that cuts a text into words before byte-level BPE, and llama.cpp's name for it."""
 _BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
 _UNUSED_SCORE: Final = -1000.0
 
 
 @dataclass(frozen=True)
 class Asking:
-    """What a prompt is to a model, beside the vocabulary itself."""
+    """Tokens around a prompt, beside the vocabulary itself."""
 
     begin: int | None
     """The token before a prompt; None for none."""
@@ -46,7 +46,7 @@ class Asking:
     newline: int | None
     """The token that stands for a line break where the vocabulary holds none."""
     ends_with_eos: bool
-    """Whether a prompt ends with `eos`, as an encoder's does."""
+    """True if a prompt ends with `eos`, as an encoder's does."""
     template: str | None
     """Jinja that makes a prompt of `messages`; None for none."""
 

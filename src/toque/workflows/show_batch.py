@@ -17,7 +17,7 @@ from toque.workflows.prepared_store import open_store
 
 @dataclass(frozen=True)
 class ShownBatch:
-    """One update as text."""
+    """Batch of one update as text."""
 
     heading: str
     examples: tuple[str, ...]
@@ -25,7 +25,7 @@ class ShownBatch:
     """Examples of the update that are not among these."""
 
     def __str__(self) -> str:
-        """All that is shown."""
+        """The heading and the examples, a line each."""
         return "\n".join([self.heading, *self.examples])
 
 

@@ -10,7 +10,7 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.models.generation.constraints import FormConstraint, Spelling
 from toque.models.loading.provenance import Provenance
-from toque.workflows.asking.provenance import writes_recipes
+from toque.workflows.asking import writes_recipes
 
 
 def recipe_constraint(codec: Codec, prompts: Sequence[str], record: Provenance) -> FormConstraint:

@@ -35,7 +35,7 @@ _PREFIX = "base_model.model."
 
 
 def is_adapter_folder(folder: Path) -> bool:
-    """Whether `folder` holds an adapter and not a whole model."""
+    """True if `folder` holds an adapter and not a whole model."""
     return (folder / CONFIG).exists() and not (folder / "config.json").exists()
 
 
@@ -153,7 +153,7 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
 
 
 def _holds(module: Any, name: str) -> bool:
-    """Whether a layer of peft's holds the adapter `name`."""
+    """True if a layer of peft's holds the adapter `name`."""
     inner = getattr(module, "token_adapter", module)
     parts = (getattr(inner, kind, ()) for kind in ("lora_A", "trainable_tokens_delta"))
     return any(name in part for part in parts)

@@ -15,11 +15,11 @@ from toque.models.families import max_positions
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.models.gguf.file import read_weights, round_weights, write_gguf
+from toque.models.gguf.gguf_vocabulary import Asking
 from toque.models.gguf.layout import architecture_of, suit
-from toque.models.gguf.vocabulary import Asking
+from toque.models.loading.model_export import refuse_taken
 from toque.models.loading.pretrained import load_model, load_with_adapter
-from toque.models.loading.verify_export import refuse_taken
-from toque.models.lora.files import is_adapter_folder
+from toque.models.lora.adapter_files import is_adapter_folder
 from toque.storage.atomic import atomic_folder
 
 N_TOKENS: Final = 32
@@ -36,7 +36,7 @@ class ExportedGguf:
     prompts: int
     """Prompts whose greedy tokens were compared with those of the source, rounded as stored."""
     unchanged: int
-    """Of these, how many the source answers with the same tokens before it is rounded."""
+    """Prompts of these that the source answers with the same tokens before it is rounded."""
     was_adapter: bool
 
     def __str__(self) -> str:

@@ -1,15 +1,23 @@
-"""Provenance of a run's model: what it is asked with, from the configuration and the store."""
+"""Asking of a run's model: what it was trained on, and a person's own words as its prompt."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from toque.config import RunConfig, load_config
-from toque.cooking.prompts import CLASSES, QUESTIONS, TASKS, write_prompt
-from toque.data.prepare.example_rows import asking_bounds
+from toque.cooking.prompts import (
+    CLASSES,
+    QUESTIONS,
+    TASKS,
+    asks_for_a_recipe,
+    dish_and_foods,
+    write_prompt,
+)
+from toque.data.prepare.example_rows import asking_bounds, prompt_ids
 from toque.data.prepare.prepare_settings import FamilyKind
 from toque.data.store.store_manifest import NAME, StoreManifest, form_of, read_manifest
+from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.portable import files_of_model
 from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
@@ -17,10 +25,13 @@ from toque.errors import CheckpointError, ConfigError, DataError
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import Form, Provenance, form_named, provenance_of
 
+if TYPE_CHECKING:
+    from toque.evaluation.text_samples import Prompt
+
 UNKNOWN: Final = Provenance(form="recipes", max_new_tokens=256)
-"""Of models that say nothing but have a tokenizer of Toque's: exported by release 0.1.0."""
+"""Record of models that hold none but have a tokenizer of Toque's."""
 FOREIGN: Final = Provenance(form="documents", max_new_tokens=256)
-"""Of models that others made: what they were trained on is not known, and every prompt goes on."""
+"""Record of models that others made, whose training is unknown; they continue prompts."""
 _DISH: Final = ("lentil soup", ("lentils", "carrots", "cumin"))
 _OTHER_PROMPTS: Final = {
     "request": "`How do I make NAME?` and other free requests",
@@ -49,7 +60,7 @@ def target_limit(config: RunConfig, manifest: StoreManifest | None) -> int:
 
 
 def provenance_in(folder: Path) -> Provenance:
-    """What the model of a run, a model folder or a hub name was trained to be asked.
+    """Record of the model of a run, a model folder or a hub name.
 
     A run without a record, of release 0.1.0 or not finished, is known by its store, and where that
     is gone by the sources in its configuration.
@@ -114,12 +125,12 @@ def model_files(codec: Codec, record: Provenance, *, encoder: bool) -> tuple[dic
 
 
 def is_recorded(record: Provenance) -> bool:
-    """Whether the model itself says what it was trained to be asked."""
+    """True if the model itself says what it was trained to be asked."""
     return record is not UNKNOWN and record is not FOREIGN
 
 
 def writes_recipes(record: Provenance) -> bool:
-    """Whether "dish: a, b, c" is turned into the request for a recipe."""
+    """True if "dish: a, b, c" is turned into the request for a recipe."""
     return record.form == "recipes" and (not record.tasks or "write" in record.tasks)
 
 
@@ -158,3 +169,41 @@ def form_in_words(record: Provenance) -> str:
     prompts = [shown[task] for task in record.tasks or ["write"]]
     several = len(prompts) > 1
     return f"The {'prompts' if several else 'prompt'} it was trained on: {', '.join(prompts)}."
+
+
+def in_trained_form(typed: str, record: Provenance) -> str:
+    """The prompt a model reads; as it was typed where nothing else is nearer to its training.
+
+    Args:
+        typed: in any words.
+        record: what the model was trained to be asked.
+
+    >>> in_trained_form("Create a simple pasta dish", Provenance(form="recipes", max_new_tokens=9))
+    'Generate recipe for: simple pasta dish'
+    """
+    if record.form != "recipes" or asks_for_a_recipe(typed):
+        return typed
+    title, foods = dish_and_foods(typed)
+    if writes_recipes(record):
+        return write_prompt(title, foods)
+    if "request" not in record.tasks:
+        return typed
+    if not foods:
+        return f"How do I make {title}?"
+    return f"Please tell me how to make {title} with {', '.join(foods)}."
+
+
+def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[Prompt]:
+    """Prompts of evaluation.prompts, in the form the model is trained on where it has one."""
+    from toque.evaluation.text_samples import Prompt  # with torch
+
+    codec, record = store.codec(), provenance_of_run(config, store.manifest)
+    kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
+    form = form_of(entry.reader for entry in store.manifest.sources)
+    asked = [(typed, in_trained_form(typed, record)) for typed in config.evaluation.prompts]
+    return [
+        Prompt(
+            tuple(prompt_ids(codec, text, kind, form)), text, typed=typed if typed != text else None
+        )
+        for typed, text in asked
+    ]

@@ -1,0 +1,84 @@
+"""Optimizers of matrices beside AdamW for all other parameters: Muon, and AdamW in 8 bits."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from toque.errors import ConfigError
+from toque.models.lora.quantised import silence_bitsandbytes
+
+Groups = list[dict[str, Any]]
+
+
+def muon(matrices: Groups) -> torch.optim.Optimizer:
+    """`torch.optim.Muon` (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+
+    With G the gradient, in the size of Liu et al. 2025 (arXiv 2502.16982, eq. 4), so that AdamW's
+    learning rate serves it too:
+
+        M = 0.95 M + 0.05 G;  U = 0.05 G + 0.95 M  (Nesterov)
+        W = W (1 - lr decay) - lr 0.2 sqrt(max(m, n)) orthogonalised(U)
+
+    Args:
+        matrices: Parameter groups of 2-D weights.
+    """
+    return torch.optim.Muon(matrices, lr=0.0, adjust_lr_fn="match_rms_adamw")
+
+
+def adamw_8bit(matrices: Groups) -> torch.optim.Optimizer:
+    """Bitsandbytes' AdamW, whose averages take a byte a weight (Dettmers et al. 2022, 2110.02861).
+
+    Args:
+        matrices: Parameter groups; those below 4,096 weights keep float32 averages.
+
+    Raises:
+        ConfigError: bitsandbytes is not installed.
+    """
+    silence_bitsandbytes()
+    try:
+        from bitsandbytes import optim
+    except ImportError as error:
+        raise ConfigError(
+            "optim.name is adamw8bit, and the package bitsandbytes, which computes it, is not "
+            "installed. Install it with `pip install 'toque[quant]'`, or take adafactor, whose "
+            "state is smaller still."
+        ) from error
+    found: Any = optim  # it has no types
+    with unset_fake_temporarily():  # it makes tables of numbers, which an outline has not
+        optimizer: torch.optim.Optimizer = found.AdamW8bit(matrices, lr=0.0)
+    return optimizer
+
+
+@final
+class WithAdamW(torch.optim.Optimizer):
+    """An optimizer of matrices and fused AdamW behind one list of groups and one state.
+
+    Embeddings, the output head and vectors have no meaning as matrices, and their rows are seldom
+    and unevenly used, so that neither Muon nor 8 bits suit them.
+
+    Args:
+        inner: Optimizer of the matrices.
+        rest: Parameter groups for AdamW, at least one.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer, rest: Groups) -> None:
+        self.inner = inner
+        self.adamw = torch.optim.AdamW(rest, lr=0.0, fused=True)
+        # The same dictionaries, so that a learning rate or a state set here is set there.
+        super().__init__([*self.inner.param_groups, *self.adamw.param_groups], {})
+        self.inner.state = self.adamw.state = self.state
+
+    def half_of(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        """The optimizer that updates `parameter`."""
+        own = (p for group in self.inner.param_groups for p in group["params"])
+        return self.inner if any(parameter is p for p in own) else self.adamw
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Apply one update of both halves."""
+        del closure
+        self.inner.step()
+        self.adamw.step()

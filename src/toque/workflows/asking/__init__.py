@@ -1,1 +1,0 @@
-"""Asking of models: what each was trained to be asked, and how its folder says so."""
