@@ -43,6 +43,9 @@ _NOT_READ = {
     b"7z\xbc\xaf": "a 7-Zip archive. Unpack it first: 7z x",
     b"SQLite format 3": "an SQLite database. Export its table as CSV first",
 }
+LONG_LINE = b"\0line too long"
+"""Stands for a line over `MAX_RECORD_BYTES`, so that it is counted with its number."""
+_BREAK = re.compile(rb"[\r\n]")
 
 
 def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Iterator[bytes]:
@@ -175,11 +178,6 @@ def _refuse_other_kinds(path: Path, start: bytes) -> None:
                 f"{path} is {what}. Recipes are read from JSON, JSON lines, CSV, Parquet, web "
                 "pages and Meal-Master text, plain or compressed with gzip or zstd."
             )
-
-
-LONG_LINE = b"\0line too long"
-"""Stands for a line over `MAX_RECORD_BYTES`, so that it is counted with its number."""
-_BREAK = re.compile(rb"[\r\n]")
 
 
 def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:

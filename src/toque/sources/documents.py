@@ -37,6 +37,8 @@ _END = re.compile(r"^\*\*\*\s*+END OF .*", re.DOTALL | re.MULTILINE | re.IGNOREC
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BLANK_LINES = re.compile(r"\n{4,}")
 _TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
+DOCUMENTS: Final = "toque.cooking.formats:text="
+"""Beginning of its recorded names."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,6 @@ def _last_break(data: bytes) -> int:
     while at > half and data[at - 1] & 0xC0 == 0x80:
         at -= 1
     return at - 1 if at > half and data[at - 1] & 0x80 else at
-
-
-DOCUMENTS: Final = "toque.cooking.formats:text="
-"""Beginning of its recorded names."""
 
 
 @dataclass(frozen=True)

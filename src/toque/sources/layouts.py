@@ -21,13 +21,15 @@ from toque.sources.json_records import form_of, json_blocks, json_records, sampl
 from toque.sources.records import Block, Contents, Numbered
 from toque.sources.token_arrays import BROKEN_ARCHIVE
 
+_SEEN_BYTES = 8192
+_CONTROLS = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
+_PROTOCOLS = (2, 3, 4, 5)
+"""Protocols that begin with their number; older ones are text and obsolete since 2003."""
+
 
 def _unreadable_records(contents: Contents) -> Numbered:
     yield contents.first, str(contents.meta["reason"])
 
-
-_SEEN_BYTES = 8192
-_CONTROLS = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
 
 READ: Mapping[str, Callable[[Contents], Numbered]] = {
     "json-lines": json_records,
@@ -229,10 +231,6 @@ def is_columnar(path: Path) -> bool:
     """
     with opened(path) as (stream, _):
         return bool(columnar_format(stream.read(8)))
-
-
-_PROTOCOLS = (2, 3, 4, 5)
-"""Protocols that begin with their number; older ones are text and obsolete since 2003."""
 
 
 def is_pickle(path: Path) -> bool:

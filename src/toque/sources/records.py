@@ -30,6 +30,16 @@ would make the store's rows depend on the machine."""
 
 NO_LABEL = "no label"
 """Prefix of the reason for dropping a valid record that has no label for any requested task."""
+TOO_LONG = "too long"
+NOT_UTF_8 = "not UTF-8"
+"""The reasons for dropping a record that is too long, or whose bytes are no text."""
+_MARK = b"\0toque "
+_MOST_NAMED = 100
+"""Unused fields named, and characters of a name: some exports have one for every value."""
+Raw = dict[str, Any] | str
+"""A record's fields by name, or the reason why it cannot be read."""
+Numbered = Iterator[tuple[int, Raw]]
+"""Records, each with the number of the line, row or record it begins at."""
 
 
 def examples_note(task: str) -> str:
@@ -282,19 +292,6 @@ class Source:
 
         readers = {name: asked(reader) for name, reader in self.readers.items()}
         return replace(self, reader=asked(self.reader), readers=readers)
-
-
-TOO_LONG = "too long"
-NOT_UTF_8 = "not UTF-8"
-"""The reasons for dropping a record that is too long, or whose bytes are no text."""
-_MARK = b"\0toque "
-_MOST_NAMED = 100
-"""Unused fields named, and characters of a name: some exports have one for every value."""
-
-Raw = dict[str, Any] | str
-"""A record's fields by name, or the reason why it cannot be read."""
-Numbered = Iterator[tuple[int, Raw]]
-"""Records, each with the number of the line, row or record it begins at."""
 
 
 @dataclass(frozen=True)

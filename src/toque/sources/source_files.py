@@ -26,6 +26,9 @@ _DOCUMENTATION = re.compile(
     r"(?:[_-][\w-]*)?(?:\.(?:md|rst|txt|adoc|html?|cff))?|.*\.(?:md|markdown|rst|adoc)",
     re.IGNORECASE,
 )
+PREFIX = "hf:"
+_LONGEST_NAME = 200
+"""Bytes, of a file; a file system would refuse one of 256 bytes with an error of its own."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +161,6 @@ def plain_bytes(file: SourceFile) -> int:
             return file.bytes
         stream.seek(-4, 2)
         return max(file.bytes, int.from_bytes(stream.read(4), "little"))
-
-
-PREFIX = "hf:"
-_LONGEST_NAME = 200
-"""Bytes, of a file; a file system would refuse one of 256 bytes with an error of its own."""
 
 
 def saved_files(folder: Path) -> list[Path] | None:

@@ -43,6 +43,24 @@ _HOW = (
     "Save flat ids and where documents end: numpy.savez(file, ids=numpy.concatenate(documents), "
     "ends=numpy.cumsum([len(d) for d in documents]))."
 )
+BROKEN_ARCHIVE: Final = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    NotImplementedError,  # of a newer format, or packed in an unknown way
+    RuntimeError,  # an encrypted member
+    UnicodeDecodeError,  # a member's name
+)
+"""Exceptions that zipfile raises for an archive that it cannot read."""
+_NPY = b"\x93NUMPY"
+_ZIP = b"PK\x03\x04"
+MAX_ID = (1 << 32) - 1
+MAX_EXPANSION = 200
+"""Highest compression ratio accepted. Token ids compress two- to tenfold, a bomb a thousandfold."""
+MIN_BOMB_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -209,27 +227,6 @@ def _unpacked(payload: bytes) -> tuple[list[_Part], Ids]:
     ids = np.frombuffer(payload, "<u4", offset=24 * (count + 1))
     assert len(ids) == sum(part.tokens for part in parts)
     return parts, ids
-
-
-BROKEN_ARCHIVE: Final = (
-    OSError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    struct.error,
-    NotImplementedError,  # of a newer format, or packed in an unknown way
-    RuntimeError,  # an encrypted member
-    UnicodeDecodeError,  # a member's name
-)
-"""Exceptions that zipfile raises for an archive that it cannot read."""
-
-_NPY = b"\x93NUMPY"
-_ZIP = b"PK\x03\x04"
-MAX_ID = (1 << 32) - 1
-MAX_EXPANSION = 200
-"""Highest compression ratio accepted. Token ids compress two- to tenfold, a bomb a thousandfold."""
-MIN_BOMB_BYTES = 256 << 20
 
 
 def is_array_file(path: Path) -> bool:

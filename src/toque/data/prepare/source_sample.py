@@ -34,6 +34,16 @@ MAX_CHARACTERS = 8_000_000
 _PLACES = 3
 _BLOCKS = 12
 """Blocks that the sample is spread over."""
+SAMPLED = 6_000
+"""Examples measured, spread evenly over the sources."""
+READ_BYTES, MOST_PLACES = 16 << 20, 400
+"""Bytes that are parsed for it, about, and blocks that they are taken from."""
+PERCENTILE = 99
+STEP = 64
+"""Limits are multiples of this, so that a little more data does not change them."""
+MOST = 2_048
+"""The largest limit that is chosen: longer rows take memory that nobody asked for."""
+Lengths = NDArray[np.int64]
 
 
 def learn_tokenizer(
@@ -109,18 +119,6 @@ def spread_blocks(
             if at * n > wanted * total:
                 yield file, block
                 wanted = at * n // total + 1
-
-
-SAMPLED = 6_000
-"""Examples measured, spread evenly over the sources."""
-READ_BYTES, MOST_PLACES = 16 << 20, 400
-"""Bytes that are parsed for it, about, and blocks that they are taken from."""
-PERCENTILE = 99
-STEP = 64
-"""Limits are multiples of this, so that a little more data does not change them."""
-MOST = 2_048
-"""The largest limit that is chosen: longer rows take memory that nobody asked for."""
-Lengths = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ HELD_AT_MOST: Final = 16 << 20
 """Bytes of a side whose ids are kept in memory; a larger one is read from its files row by row, at
 a microsecond more for each example. Neither is mapped: a map of a file that something cuts short
 kills the process (SIGBUS), and the pages of a map that were read count as its memory, too."""
+_OTHER_FILES: Final = 128
+"""Descriptors left to everything else."""
 
 
 class TokenColumn:
@@ -132,10 +134,6 @@ class TokenColumn:
             )
         self.lengths[first:last] = lengths
         self._starts[first + 1 : last] = ends[:-1]
-
-
-_OTHER_FILES: Final = 128
-"""Descriptors left to everything else."""
 
 
 @final

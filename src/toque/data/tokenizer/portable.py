@@ -39,6 +39,16 @@ PROBES: Final = (
     "",
 )
 """Texts on which the portable tokenizer must agree with the codec, or it is not used."""
+_SHOWN: Final = 40
+"""Characters of a text that an error shows."""
+_RECIPE: Final = """Generate recipe for: Grandma's Crème Brûlée using ingredients: 1½ cups milk
+Ingredients:
+- 2 (15 ounce) cans chickpeas, drained & rinsed
+- 250 ml (8½ fl oz) crème fraîche, at 180 °C / 350 °F
+
+Instructions:
+1. Preheat; whisk "gently" – don't boil.
+2. Bake 20-25 minutes\tuntil golden..."""
 
 
 def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[str, str] | None:
@@ -267,18 +277,6 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
             if portable.decode(ids, skip_special_tokens=True) != codec.decode(shown):
                 return False
     return True
-
-
-_SHOWN: Final = 40
-"""Characters of a text that an error shows."""
-_RECIPE: Final = """Generate recipe for: Grandma's Crème Brûlée using ingredients: 1½ cups milk
-Ingredients:
-- 2 (15 ounce) cans chickpeas, drained & rinsed
-- 250 ml (8½ fl oz) crème fraîche, at 180 °C / 350 °F
-
-Instructions:
-1. Preheat; whisk "gently" – don't boil.
-2. Bake 20-25 minutes\tuntil golden..."""
 
 
 def tokenizer_differences(one: Codec, other: Codec, texts: Iterable[str] = ()) -> list[str]:
