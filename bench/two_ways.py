@@ -18,7 +18,7 @@ from updates import update
 
 from toque.batch import Batch
 from toque.config.resolve import resolve_values
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.prepare.pipeline import prepare
 from toque.models.forward.attention_choice import use_attention
 from toque.models.forward.cpu_layers import use_cpu_layers

@@ -10,7 +10,7 @@
 from pathlib import Path
 
 import toque
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 
 work = Path("work")
 work.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ import torch
 
 import toque
 from conftest import REPOSITORY
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError, ToqueError
 from toque.models.precision import has_fast_bf16
 from toque.reporter import Silent

@@ -52,7 +52,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
 
 
 def _prepare(work: Path, a: argparse.Namespace) -> None:
-    from toque.cooking.cookbook.generate import write_cookbook
+    from toque.cooking.cookbook.recipes import write_cookbook
 
     write_cookbook(work / "a.jsonl", n=240, seed=3)
     (work / "run.yaml").write_text(

@@ -119,7 +119,7 @@ def _newest(checkpoints: Path) -> int:
 
 
 def _prepare(work: Path, steps: int) -> None:
-    from toque.cooking.cookbook.generate import write_cookbook
+    from toque.cooking.cookbook.recipes import write_cookbook
 
     write_cookbook(work / "a.jsonl", n=200, seed=3)
     (work / "run.yaml").write_text(

@@ -36,7 +36,7 @@ import numpy as np
 import peers
 import psutil
 
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.cooking.schemas import RecipeReader
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout

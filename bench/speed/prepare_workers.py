@@ -78,7 +78,7 @@ def case(a: argparse.Namespace) -> dict[str, Any]:
 
 def begin(folder: Path, records: int) -> dict[str, float]:
     """Write the recipes and the tokenizer; rate of the reader alone."""
-    from toque.cooking.cookbook.generate import write_cookbook
+    from toque.cooking.cookbook.recipes import write_cookbook
     from toque.cooking.schemas import reader_for
     from toque.data.tokenizer.tokenizer_training import train_codec
 

@@ -95,7 +95,7 @@ def options(p: argparse.ArgumentParser) -> None:
 
 
 def _prepare(work: Path) -> None:
-    from toque.cooking.cookbook.generate import write_cookbook
+    from toque.cooking.cookbook.recipes import write_cookbook
 
     write_cookbook(work / "a.jsonl", n=3000, seed=3)
     config = peers.write_config(

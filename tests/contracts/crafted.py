@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from crafted_models import model_cases
 
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.store.token_store import TokenStore
 from toque.errors import ToqueError
 from toque.models.loading.pretrained import load_model

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tiny import shape_yaml
 from toque.cli import main
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.runs.history import read_metrics
 
 BASE = """

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tiny import shape_yaml
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 
 STEPS, SAVE_EVERY = 48, 3
 

@@ -19,7 +19,7 @@ from tiny import shape_yaml
 from toque.cli import main
 from toque.config import RunConfig
 from toque.config.schema_methods import AdapterConfig, ProfileConfig
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 
 BASE = """
 run_dir: {run}

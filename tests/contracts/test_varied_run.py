@@ -16,7 +16,7 @@ from tiny import shape_yaml
 from toque.cli import main
 from toque.config import load_config
 from toque.cooking.augmentation import Augmentation, Rewriting
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.keyed_random import key_of
 from toque.workflows.prepared_store import open_store
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from toque.cooking.augmentation import Augmentation
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, parse_text, to_text
 from toque.cooking.schemas import RecipeReader

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from toque.cooking.cookbook.generate import recipes
+from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.recipe_form import MOST_MORE, recipe_form

@@ -9,7 +9,7 @@ import pytest
 
 from fixtures.pages import blocks
 from toque.cli import main
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 
 MY_YAML = """
 run_dir: runs/mine

@@ -15,7 +15,7 @@ import fixtures.proxy
 import fixtures.remote_parts
 from fixtures.ports import free_port
 from toque.cli import main
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.storage.bucket import Bucket, open_bucket
 from toque.storage.bucket_access import RUNS
 

@@ -13,7 +13,7 @@ import pytest
 
 from toque.cli import main
 from toque.config import load_config
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.workflows.train import train
 
 

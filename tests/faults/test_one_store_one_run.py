@@ -15,7 +15,7 @@ import pytest
 import toque
 from toque.cli import main
 from toque.config import load_config
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.store.store_manifest import read_manifest
 from toque.errors import CheckpointError, DataError
 from toque.storage.checksums import sha256_of

@@ -21,7 +21,7 @@ from fixtures.ranks import (
     torchrun,
     wait_for,
 )
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 24

@@ -14,7 +14,7 @@ import torch
 
 from tiny import shape_yaml
 from toque.config.schema import TrainConfig
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 
 STRATEGIES = [
     name

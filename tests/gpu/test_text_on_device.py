@@ -44,7 +44,7 @@ def test_greedy_texts_are_those_of_transformers(device, family):
 
 @pytest.mark.usefixtures("device")
 def test_from_recipes_to_texts(tmp_path):
-    from toque.cooking.cookbook.generate import write_cookbook
+    from toque.cooking.cookbook.recipes import write_cookbook
 
     write_cookbook(tmp_path / "cookbook.jsonl", n=40, seed=3)
     shape = shape_yaml("gpt2", width=64, heads=2, positions=512)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.browser import MARKS, SIZES, look, pages, soon
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from watching.written_run import WrittenRun
 
 pytestmark = MARKS

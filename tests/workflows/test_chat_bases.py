@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 import toque
 from tiny import model_of, shape_of
 from toque.cli import main
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError
 from toque.storage.atomic import FolderWriter

@@ -9,7 +9,7 @@ import torch
 
 import toque
 from toque.config import load_config
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.loader import collate as layout
 from toque.errors import CheckFailed
 from toque.training.trainer import Trainer

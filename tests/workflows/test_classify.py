@@ -11,7 +11,7 @@ import pytest
 
 import toque
 from toque.config import load_config
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.cooking.prompts import CLASSES
 from toque.errors import ConfigError
 from toque.workflows.prepared_store import open_store

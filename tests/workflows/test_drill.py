@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 from toque.workflows.drill import drill
 from toque.workflows.killed_sessions import differing, events, facts_of, newest_step, steps_done

@@ -10,7 +10,7 @@ import pytest
 
 import toque
 from toque.config import RunConfig, load_config
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import CheckpointError, ConfigError
 from toque.training.checkpoint.store import run_lock
 from toque.workflows.forecast import course_of, space_of

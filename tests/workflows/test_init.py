@@ -11,7 +11,7 @@ import pytest
 import toque
 from toque.cli import main
 from toque.config import load_config
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError, DataError
 from toque.workflows.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 

@@ -11,7 +11,7 @@ import pytest
 import toque
 from toque.config import load_config, resolve_values
 from toque.config.longer_run import lengthened
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import CheckpointError
 from toque.reporter import SILENT
 from toque.storage.checksums import sha256_of

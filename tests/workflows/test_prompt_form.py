@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 import toque
 from plain_transformers import plain
 from tiny import shape_of
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.workflows.open_model import open_model

@@ -10,7 +10,7 @@ import pytest
 
 import toque
 from toque.cli import main
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 
 CONFIG = """

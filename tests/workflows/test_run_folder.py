@@ -8,7 +8,7 @@ import pytest
 
 import toque
 from toque.cli import main
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 
 RUN = """
 run_dir: run

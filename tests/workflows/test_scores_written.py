@@ -9,7 +9,7 @@ import pytest
 import toque
 from tiny import shape_yaml
 from toque.cli import main
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.evaluation.bootstrap import estimates
 from toque.evaluation.by_text import FILE, from_json
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 import toque
 from toque.cli import main
 from toque.config import load_config
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.mixture import Mixture
 from toque.data.loader.row_lengths import ExampleLengths, row_shape

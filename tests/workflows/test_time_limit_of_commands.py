@@ -7,7 +7,7 @@ import json
 import pytest
 
 from toque.config import load_config
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 from toque.reporter import Silent
 from toque.training.time_limit import CommandClock

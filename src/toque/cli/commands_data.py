@@ -137,7 +137,7 @@ def cookbook(out: Path, *, n: int = 20_000, seed: int = 17, replace: bool = Fals
         seed: recipe i depends on the seed and i alone.
         replace: overwrite a file that is there.
     """
-    from toque.cooking.cookbook.generate import write_cookbook
+    from toque.cooking.cookbook.recipes import write_cookbook
 
     if os.path.lexists(out) and not replace:
         raise ConfigError(

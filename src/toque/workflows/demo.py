@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from toque.config import Resolved
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import in_shell
 from toque.reporter import SILENT, Reporter
 from toque.workflows.prepare import in_a_line, prepare

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from toque.cooking.cookbook.generate import recipes
+from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS, write_prompt
 from toque.data.prepare.example_rows import asking_bounds, prompt_ids
 from toque.data.prepare.prepare_settings import FamilyKind

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.cookbook.generate import recipes
+from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.ingredients.amounts import Amount
 from toque.cooking.ingredients.fast_path import plain_line
 from toque.cooking.ingredients.numbers import plain

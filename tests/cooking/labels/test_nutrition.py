@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import xxhash
 
-from toque.cooking.cookbook.generate import recipes
+from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.labels.features import read
 from toque.cooking.labels.foods import NUTRIENTS, find_food, foods, grams_of, is_food

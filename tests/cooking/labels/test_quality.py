@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from toque.cooking.cookbook.generate import recipes
+from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.labels.features import read
 from toque.cooking.labels.quality import ESSENTIAL, WEIGHTS, Quality, quality_of

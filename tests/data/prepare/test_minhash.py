@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from store_checks import content, interrupted_after, prepared
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.cooking.schemas import reader_for
 from toque.data.prepare import duplicates as near
 from toque.data.prepare.duplicates import band_keys, find_clusters, signatures, similarity

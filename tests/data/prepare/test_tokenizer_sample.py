@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import toque
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.prepare import source_sample
 from toque.data.prepare.source_sample import every_nth_record
 from toque.sources.records import Example

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tiny import shape_of
 from toque.api import configure, export, train
-from toque.cooking.cookbook.generate import recipes, write_cookbook
+from toque.cooking.cookbook.recipes import recipes, write_cookbook
 from toque.cooking.prompts import write_prompt
 from toque.data.prepare.example_rows import prompt_ids
 from toque.data.tokenizer.codec import Codec, load_codec

@@ -13,7 +13,7 @@ import toque
 from toque.batch import Batch
 from toque.config import load_config
 from toque.config.schema import RunConfig
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.loader import row_lengths
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError

@@ -7,7 +7,7 @@ import pytest
 
 from toque.cli import main
 from toque.config import load_config
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 from toque.evaluation.differences import Interval, paired, t_quantile
 from toque.workflows.ablate.plan import IMPROVEMENTS, plan_ablation

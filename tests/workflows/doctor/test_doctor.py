@@ -10,7 +10,7 @@ import pytest
 
 from tiny import shape_yaml
 from toque.cli import main
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import CheckFailed
 from toque.reports.run_shares import facts_of
 from toque.reports.verdict import verdict_of

@@ -9,7 +9,7 @@ import pytest
 
 from tiny import shape_yaml
 from toque.cli import main
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 4

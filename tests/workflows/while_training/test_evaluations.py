@@ -13,7 +13,7 @@ import pytest
 
 import toque
 from toque.config.dump import to_yaml
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 
 STEPS = 6

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.evaluation.text_metrics.ngram_overlap import n_grams, shared_grams
-from toque.evaluation.text_metrics.token_hashes import Tokens, characters
+from toque.evaluation.text_metrics.token_hashes import HashedTokens, characters
 
 BLEU_ORDER: Final = 4
 CHRF_ORDER: Final = 6
 CHRF_BETA: Final = 2.0
 
 
-def bleu_counts(ours: Tokens, theirs: Tokens) -> NDArray[np.float64]:
+def bleu_counts(ours: HashedTokens, theirs: HashedTokens) -> NDArray[np.float64]:
     """[pairs, 10] words of the prediction and the reference, then matches and n-grams, n = 1 to 4.
 
     Args:

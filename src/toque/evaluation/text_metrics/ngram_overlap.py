@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.evaluation.text_metrics.token_hashes import I64, U64, Tokens
+from toque.evaluation.text_metrics.token_hashes import I64, U64, HashedTokens
 from toque.keyed_random import mixed
 
 MAX_PAIRS: Final = 1024
@@ -24,7 +24,7 @@ _LAST = np.array([2**64 - 1], np.uint64)
 """A key larger than all others, so that looking one step further finds something else."""
 
 
-def grams(tokens: Tokens, n: int) -> tuple[U64, I64]:
+def grams(tokens: HashedTokens, n: int) -> tuple[U64, I64]:
     """Hash of each run of `n` tokens within one text, and the number of that text."""
     last = max(0, len(tokens.hashes) - n + 1)
     hashes = tokens.hashes[:last].copy()
@@ -40,7 +40,7 @@ def n_grams(counts: I64, n: int) -> I64:
     return np.maximum(counts - (n - 1), 0)
 
 
-def repetition(words: Tokens) -> NDArray[np.float64]:
+def repetition(words: HashedTokens) -> NDArray[np.float64]:
     """[texts] share of a text's runs of four words that stand in it earlier already.
 
     0 when every run is new; NaN for texts of fewer than four words. (rep-4 of Welleck et al.
@@ -64,7 +64,7 @@ def distinct(parts: Sequence[U64]) -> float | None:
     return len(np.unique(np.concatenate(parts))) / total if total else None
 
 
-def shared_grams(a: Tokens, b: Tokens, n: int) -> I64:
+def shared_grams(a: HashedTokens, b: HashedTokens, n: int) -> I64:
     """[pairs] runs of `n` tokens that both texts have, counted as often as both have them.
 
     The numerator of BLEU's clipped precision (Papineni et al. 2002). At most `MAX_PAIRS` texts a
@@ -87,7 +87,7 @@ def shared_grams(a: Tokens, b: Tokens, n: int) -> I64:
     return found
 
 
-def _keys(tokens: Tokens, n: int) -> U64:
+def _keys(tokens: HashedTokens, n: int) -> U64:
     """A key of each run: ten bits for the pair, 53 of the hash, and a zero for the side."""
     hashes, texts = grams(tokens, n)
     return (texts.astype(np.uint64) << _PAIR_SHIFT) | (hashes >> np.uint64(11) << _ONE)

@@ -1,4 +1,4 @@
-"""Tokens of many texts as 64-bit hashes: words of mteval-v13a for BLEU, characters for chrF.
+"""HashedTokens of many texts as 64-bit hashes: words of mteval-v13a for BLEU, characters for chrF.
 
 Two different tokens of one pair of texts share a hash with a probability of about 1e-15.
 """
@@ -23,7 +23,7 @@ I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Tokens:
+class HashedTokens:
     """The tokens of some texts, one text after the other."""
 
     hashes: U64
@@ -37,7 +37,7 @@ class Tokens:
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
-def words(texts: Sequence[str]) -> Tokens:
+def words(texts: Sequence[str]) -> HashedTokens:
     """The tokens of mteval-v13a, which sacrebleu calls "13a"; case is kept."""
     tokens = [mteval_tokens(text) for text in texts]
     hashes = {
@@ -46,15 +46,15 @@ def words(texts: Sequence[str]) -> Tokens:
     }
     counts = np.array([len(line) for line in tokens], np.int64)
     found = np.fromiter((hashes[token] for line in tokens for token in line), np.uint64)
-    return Tokens(found, counts)
+    return HashedTokens(found, counts)
 
 
-def characters(texts: Sequence[str]) -> Tokens:
+def characters(texts: Sequence[str]) -> HashedTokens:
     """Every character that is not white space, as chrF counts them."""
     joined = ["".join(text.split()) for text in texts]
     code = np.frombuffer("".join(joined).encode("utf-32-le", "surrogatepass"), np.uint32)
     counts = np.array([len(text) for text in joined], np.int64)
-    return Tokens(mixed(code.astype(np.uint64) + np.uint64(1)), counts)
+    return HashedTokens(mixed(code.astype(np.uint64) + np.uint64(1)), counts)
 
 
 def mteval_tokens(text: str) -> list[str]:

@@ -33,7 +33,7 @@ from toque.workflows.plan.machine import Machine
 _SMALLEST: Final = """
 import resource, sys
 import toque
-from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.cookbook.recipes import write_cookbook
 folder = sys.argv[1]
 write_cookbook(folder + "/recipes.jsonl", n=40, seed=1)
 toque.train({
