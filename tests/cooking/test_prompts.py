@@ -1,6 +1,17 @@
+"""Prompts as they are written, and what a person types read as one."""
+
 from __future__ import annotations
 
-from toque.cooking.prompts import MAX_PROMPT_INGREDIENTS, PROMPT_FORMATS, write_prompt
+import pytest
+
+from toque.cooking.prompts import (
+    MAX_PROMPT_INGREDIENTS,
+    PROMPT_FORMATS,
+    dish_and_foods,
+    write_prompt,
+)
+from toque.models.loading.provenance import Provenance
+from toque.workflows.asking import in_trained_form
 
 
 def test_the_prompt_names_foods_without_amounts():
@@ -23,3 +34,57 @@ def test_a_title_alone():
 def test_the_seven_formats_each_name_the_dish():
     assert len(set(PROMPT_FORMATS)) == 7
     assert all(form.format(text="Pea Soup").endswith("Pea Soup") for form in PROMPT_FORMATS)
+
+
+DISHES = {
+    "Create a simple pasta dish": "simple pasta dish",
+    "Make a healthy breakfast!": "healthy breakfast",
+    "Can you please write me a quick recipe for beans?": "beans",
+    "What is a good recipe for toast? I have bread at home.": "toast",
+    "How do I make toast": "toast",
+    "Tell me how to cook a stew": "stew",
+    "I would like to cook pea soup. How is it done?": "pea soup",
+    "I want something with eggs": "something with eggs",
+    "Please make pancakes": "pancakes",
+    "  pea   soup ": "pea   soup",
+    # Names of dishes that begin like requests.
+    "Make-Ahead Lasagna": "Make-Ahead Lasagna",
+    "Baked Beans": "Baked Beans",
+    "Show-Stopper Cake": "Show-Stopper Cake",
+    "Give 'Em Chili": "Give 'Em Chili",
+    "What's for Dinner?": "What's for Dinner?",
+}
+
+
+@pytest.mark.parametrize("typed", DISHES)
+def test_the_dish_in_a_request(typed: str) -> None:
+    assert dish_and_foods(typed) == (DISHES[typed], ())
+
+
+@pytest.mark.parametrize("form", PROMPT_FORMATS)
+def test_every_wording_of_augmentation_is_understood(form: str) -> None:
+    assert dish_and_foods(form.format(text="pea soup")) == ("pea soup", ())
+
+
+def test_ingredients_stand_after_a_colon() -> None:
+    assert dish_and_foods("Make me a soup: peas,  , salt") == ("soup", ("peas", "salt"))
+    assert dish_and_foods(": peas") == ("", ("peas",))
+
+
+@pytest.mark.parametrize(
+    ("form", "tasks", "expected"),
+    [
+        ("recipes", ["write"], "Generate recipe for: soup using ingredients: peas"),
+        ("recipes", [], "Generate recipe for: soup using ingredients: peas"),
+        ("recipes", ["request"], "Please tell me how to make soup with peas."),
+        ("recipes", ["difficulty"], "Make me a soup: peas"),
+        ("pairs", [], "Make me a soup: peas"),
+        ("documents", [], "Make me a soup: peas"),
+        ("gaps", [], "Make me a soup: peas"),
+    ],
+)
+def test_the_form_a_model_is_trained_on(form: str, tasks: list[str], expected: str) -> None:
+    record = Provenance(form=form, max_new_tokens=9, tasks=tasks)
+    assert in_trained_form("Make me a soup: peas", record) == expected
+    asked = "Generate recipe for: toast"
+    assert in_trained_form(asked, record) == asked
