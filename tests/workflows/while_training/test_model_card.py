@@ -41,6 +41,7 @@ def manifest(path="a|b\n.jsonl") -> StoreManifest:
             SourceEntry("c", "r", 0, "0", 5, 40, 40),
         ],
         shards=[], files=[], columns={}, settings={"max_prompt_tokens": 64}, cut={},
+        self_sha256="",
     )  # fmt: skip
 
 

@@ -265,6 +265,7 @@ class StoreFinalizer:
             columns=dict(sorted(columns.items())),
             settings=self.plan.recorded_with(settings),
             cut=dict(sorted(self._summed("cut").items())),
+            self_sha256="",
         )
 
 

@@ -106,12 +106,8 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     cut: dict[str, int]
     """Sides cut to their limit and tokens lost by it."""
-    self_sha256: str = ""
-    """SHA-256 of this file's bytes with these digits left out; absent from the oldest stores."""
-
-
-class _Unsealed(StoreManifest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An old manifest without a hash of itself. An unknown name in it may be a damaged hash."""
+    self_sha256: str
+    """SHA-256 of this file's bytes with these digits left out."""
 
 
 def read_manifest(folder: Path) -> StoreManifest:
@@ -149,14 +145,12 @@ def read_manifest(folder: Path) -> StoreManifest:
                 f"{path} is of format {version!r}; this toque reads up to {FORMAT}. Use the toque "
                 "that wrote it or a newer one, or prepare the data again."
             )
-        seal = seal_of(data)
-        if seal == "damaged" or (seal == "absent" and KEY in found):
+        manifest = decode_json(data, StoreManifest)
+        if seal_of(data) != "whole":
             raise DataError(
                 f"{path} is damaged: it does not have the hash that stands in it ({KEY}). Restore "
                 "the file, or write the store again with `toque prepare CONFIG` after removing it."
             )
-        kind = StoreManifest if seal == "whole" else _Unsealed
-        manifest = decode_json(data, kind)
     except (msgspec.DecodeError, OSError) as error:
         raise DataError(
             f"{path} is not a token store's description: {error}. The file is damaged; write the "
