@@ -154,7 +154,7 @@ def compare(
     asked = subset(asked, most)
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     layout = build_stream(config, store, opened.model).layout
-    heldout = build_heldout(config, store, opened.model, layout, runtime)
+    heldout = build_heldout(config, store, layout, runtime)
     run = harness.timed(lambda: choose_classes(opened.model, heldout, store, task, asked))
     chosen = run.value
     truths = np.array([names.index(truth) for truth in chosen.truths])

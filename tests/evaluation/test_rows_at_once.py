@@ -1,4 +1,4 @@
-"""Rows of an evaluation: found by measuring, remembered, halved where memory runs out."""
+"""Rows of an evaluation are halved where memory runs out."""
 
 from __future__ import annotations
 
@@ -10,44 +10,7 @@ import torch
 from tiny import model_of, stream_of, uneven_examples
 from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut, RowsAtOnce
-from toque.evaluation.rows_at_once import rows_by_measuring
 from toque.models.forward.loss import loss_sum
-from toque.training.autotune.machine_cache import MachineCache
-
-
-def seconds(rows: int) -> float:
-    """Of a device that computes up to 200 rows in the time of one."""
-    return 1e-3 * max(1.0, rows / 200)
-
-
-def measured(folder, *, largest=10_000, tried=None, total=1000):
-    def timed(rows):
-        if tried is not None:
-            tried.append(rows)
-        return seconds(rows)
-
-    return rows_by_measuring(
-        total=total,
-        guess=8,
-        seconds=timed,
-        largest=lambda: largest,
-        cache=MachineCache(folder),
-        key={"device": "a card"},
-    )
-
-
-def test_rows_are_doubled_while_that_gains(tmp_path):
-    assert measured(tmp_path) == 250  # 8, 16, ... 128, 250; at 500 a row takes no less
-
-
-def test_rows_stay_within_memory(tmp_path):
-    assert measured(tmp_path, largest=50) == 50
-
-
-def test_a_second_evaluation_takes_what_was_measured(tmp_path):
-    first, tried = measured(tmp_path), []
-    assert measured(tmp_path, tried=tried) == first
-    assert tried == []
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])

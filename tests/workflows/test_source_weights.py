@@ -108,7 +108,7 @@ def test_held_out_examples_weigh_as_in_training(folder: Path) -> None:
     )
     runtime = Runtime.detect(device="cpu", precision="float32")
     stream = build_stream(config, store, model)
-    heldout = build_heldout(config, store, model, stream.layout, runtime)
+    heldout = build_heldout(config, store, stream.layout, runtime)
     found = heldout(model)
     nats = tokens = 0.0
     for source, weight in ((0, 1.0), (1, 2.5)):

@@ -135,7 +135,7 @@ def draws(n: int, replicate: int, *, seed: int = SEED) -> NDArray[np.int64]:
 
 
 def _weights(n: int, resamples: int, seed: int) -> Iterator[Floats]:
-    """How often each text is drawn, [replicates, n] at a time."""
+    """Times that each text is drawn, [replicates, n] at a time."""
     for start in range(0, resamples, _AT_ONCE):
         count = min(_AT_ONCE, resamples - start)
         chosen = [draws(n, start + k, seed=seed) for k in range(count)]

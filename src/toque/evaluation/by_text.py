@@ -20,7 +20,7 @@ from toque.evaluation.text_metrics.bleu_chrf import bleu_of, chrf_of
 from toque.storage.json_files import decode_json
 
 FILE: Final = "scores_by_text.json"
-"""In a run's folder, beside evaluation.json."""
+"""Name of the file in a run's folder, beside evaluation.json."""
 _FORM: Final = 1
 _DIGITS: Final = 6
 _SCORES: Final[Mapping[str, Callable[[Floats], Floats]]] = {"bleu": bleu_of, "chrf": chrf_of}
@@ -47,7 +47,7 @@ class TextTable:
         return TextTable(keys, {name: m.at(rows) for name, m in self.measures.items()})
 
     def record(self) -> dict[str, Any]:
-        """As JSON; null for a text to which a measure does not apply."""
+        """The table as JSON; null for a text to which a measure does not apply."""
         return {
             "keys": list(self.keys),
             "measures": {
@@ -69,7 +69,7 @@ class Example:
     tokens: int
     """Target tokens."""
     bytes: int
-    """Of the target as text; 0 where the tokens are no whole text."""
+    """Bytes of the target as text; 0 where the tokens are no whole text."""
     weight: float = 1.0
 
 

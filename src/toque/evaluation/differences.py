@@ -25,7 +25,7 @@ class Interval:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """True if the interval leaves zero out."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 

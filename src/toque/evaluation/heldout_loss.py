@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ LEFT = (
     "A signal came during an evaluation, which was left. What was saved is whole; start the same "
     "command to continue."
 )
+GPU_TOKENS: Final = 32_768
+"""Tokens computed at once on a GPU, halved where memory runs out; a guess, and a rule instead of a
+trial, so that no clock decides the order of sums."""
 SUBSET_KEY = key_of(0x746F717565)
 """Draws the held-out subset: the same for every run and seed, so that runs can be compared."""
 
@@ -114,6 +117,7 @@ class HeldOut:
         trained: Layout,
         runtime: Runtime,
         sharing: Sharing | None = None,
+        on_notice: Callable[[str], object] = lambda _: None,
     ) -> Self:
         """Held-out loss over a fixed subset of a store.
 
@@ -127,6 +131,7 @@ class HeldOut:
             trained: the layout of the training batches.
             runtime: device, precision and ranks.
             sharing: how the ranks hold the model; None where this process alone does.
+            on_notice: told in a sentence where memory ran out.
 
         Raises:
             ConfigError: the store has no held-out example.
@@ -151,6 +156,9 @@ class HeldOut:
         }
         held_rows = [row for part in packed.values() for row in part]
         in_step = sharing is not None and sharing.is_sharded
+        usual = usual_rows(shape.tokens)
+        on_gpu = runtime.device.type == "cuda" and not in_step
+        at_once = max(usual, GPU_TOKENS // shape.tokens) if on_gpu else usual
         return cls(
             layout=Layout(
                 store if spans is None else spans.held_out(store),
@@ -164,7 +172,8 @@ class HeldOut:
             loss_sum=_together(sharing) if sharing is not None and in_step else loss_sum,
             autocast=runtime.autocast,
             device=runtime.device,
-            rows_per_batch=usual_rows(shape.tokens),
+            rows_per_batch=usual,
+            at_once=RowsAtOnce(at_once, on_notice),
             share=(runtime.ranks.rank, runtime.ranks.world_size),
             total=runtime.ranks.all_reduce_sum,
             in_step=in_step,

@@ -35,7 +35,7 @@ class TaskScores:
     """Class examples whose prompt was cut to data.max_prompt_tokens or fills it."""
 
     def record(self) -> dict[str, Any]:
-        """As written to evaluation.json."""
+        """The scores as evaluation.json has them."""
         found: dict[str, Any] = {
             "examples": self.n,
             "loss": round(self.loss, 6),
@@ -56,7 +56,7 @@ class TaskScores:
         return found
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The scores in lines, for people."""
         lines = [f"task {self.task}: loss {self.loss:.4f} over {self.n} examples"]
         if self.classes is not None and self.sureness is not None:
             scores = self.classes

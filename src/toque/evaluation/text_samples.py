@@ -18,7 +18,8 @@ from toque.cooking.recipe_scores import text_metrics
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.evaluation.heldout_loss import subset
-from toque.evaluation.rows_at_once import write
+from toque.models.generation.engine import generate
+from toque.models.generation.options import GenerationOptions
 from toque.reporter import Count, uncounted
 from toque.sources.records import attempted
 from toque.storage.json_files import append_json_lines
@@ -36,12 +37,12 @@ class Prompt:
 
     ids: tuple[int, ...]
     text: str
-    """As the model reads it."""
+    """The prompt as the model reads it."""
     reference: str | None = None
     slices: Mapping[str, str] = field(default_factory=dict)
     """Its place in each slicing, e.g. {"difficulty": "easy"}; all prompts have the same keys."""
     typed: str | None = None
-    """In the words of a person, where those are others."""
+    """The prompt in the words of a person, where those are others."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,12 @@ class Sample:
     metrics: Mapping[str, float]
     slices: Mapping[str, str] = field(default_factory=dict)
     failed: str = ""
-    """What the domain's metrics raised on it, in words; `metrics` is then empty."""
+    """Error of the domain's metrics on it, in words; `metrics` is then empty."""
     asked: str | None = None
-    """What the model read, where `prompt` is in a person's own words."""
+    """The prompt that the model read, where `prompt` is in a person's own words."""
 
     def record(self) -> dict[str, Any]:
-        """As written to samples.jsonl."""
+        """The content of its line in samples.jsonl."""
         return {
             "prompt": self.prompt,
             "text": self.text,
@@ -103,14 +104,14 @@ class Sampler:
         on_notice: Callable[[str], object],
     ) -> Self:
         """The likeliest texts for `prompts`, scored as recipes where one was asked for."""
-        generate = partial(
-            write,
+        write = partial(
+            _likeliest,
             max_new_tokens=max_new_tokens,
             eos_id=codec.eos_id,
             pad_id=codec.pad_id,
             on_notice=on_notice,
         )
-        return cls(prompts, codec, generate, text_metrics)
+        return cls(prompts, codec, write, text_metrics)
 
     def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> list[Sample]:
         """One sample for each prompt, in their order; `on_progress` is `generate`'s."""
@@ -122,6 +123,13 @@ class Sampler:
             scored(prompt, self.codec.decode(ids), self.metrics, tokens=len(ids))
             for prompt, ids in zip(self.prompts, written, strict=True)
         ]
+
+
+def _likeliest(
+    model: nn.Module, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, **others: Any
+) -> list[list[int]]:
+    """The likeliest texts for some prompts, as `engine.generate` writes them."""
+    return generate(model, prompts, GenerationOptions(max_new_tokens=max_new_tokens), **others)
 
 
 def scored(prompt: Prompt, text: str, of_text: TextMetrics, *, tokens: int = 0) -> Sample:

@@ -50,7 +50,7 @@ class Scores:
     failed: Mapping[str, str]
     """Metrics that raised, with the error."""
     each: Mapping[str, PerText] = field(default_factory=dict)
-    """What the scores are made from, by name: a row a text."""
+    """Statistics that the scores are made from, by name: a row a text."""
     keys: Sequence[str] = ()
     """A name of each text's prompt and reference, to know them by in another run."""
 

@@ -115,7 +115,7 @@ class Runtime:
 
     @property
     def numerics(self) -> dict[str, str]:
-        """What a checkpoint records of how products are computed, besides versions of software.
+        """Facts of how products are computed that a checkpoint records, besides software versions.
 
         Version 1 of bf16 on a CPU was autocast's, and checkpoints of then hold none; 2 rounded
         attention's scores before masks and bias were added, 3 after; 4 has longer chunks of the
@@ -189,7 +189,7 @@ class Runtime:
 
     @property
     def scale_is_hopeless(self) -> bool:
-        """Whether float16 overflows at any loss scale; waits for the device."""
+        """True if float16 overflows at any loss scale; waits for the device."""
         return self.scaler is not None and self.scaler.get_scale() < _LEAST_SCALE
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,18 +15,18 @@ class Schedule:
     evaluate_every: Duration | None = None
     save_every: Duration | None = None
     check_every: Duration = Duration(10, "steps")
-    """How often CUDA is waited for to see whether losses are finite; on a CPU it is every step."""
+    """Time between waits for CUDA to see whether losses are finite; on a CPU it is every step."""
 
     def check_due(self, before: Progress, after: Progress) -> bool:
-        """Whether the updates are to be checked at `after`."""
+        """True if the updates are to be checked at `after`."""
         return self._crossed(self.check_every, before, after)
 
     def evaluation_due(self, before: Progress, after: Progress) -> bool:
-        """Whether to evaluate at `after`; the end always is."""
+        """True if `after` is to be evaluated; the end always is."""
         return self._crossed(self.evaluate_every, before, after) or self.stop_after.reached(after)
 
     def save_due(self, before: Progress, after: Progress) -> bool:
-        """Whether to save at `after`."""
+        """True if a checkpoint is to be saved at `after`."""
         return self._crossed(self.save_every, before, after)
 
     def _crossed(self, every: Duration | None, before: Progress, after: Progress) -> bool:

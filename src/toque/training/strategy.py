@@ -30,7 +30,7 @@ Several = Literal["ddp", "fsdp", "hsdp"]
 
 @dataclass(frozen=True)
 class Strategy:
-    """How the ranks of a run hold its model."""
+    """The way in which the ranks of a run hold its model."""
 
     name: Several | Literal["single"]
     reason: str = ""
@@ -38,7 +38,7 @@ class Strategy:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a rank holds parts of the weights."""
+        """True if a rank holds parts of the weights."""
         return self.name in ("fsdp", "hsdp")
 
     @property

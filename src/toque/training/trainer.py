@@ -214,7 +214,7 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing more to do in this session."""
+        """True if there is nothing more to do in this session."""
         return self.stop_reason is not None or self.schedule.stop_after.reached(self.progress)
 
     def _apply_requests(self, wants: Requests) -> None:

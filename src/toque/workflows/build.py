@@ -20,7 +20,6 @@ from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.evaluator import Evaluator, writing_in
 from toque.evaluation.heldout_loss import HeldOut
-from toque.evaluation.rows_at_once import with_rows_at_once
 from toque.evaluation.sample_writer import SampleWriter
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import TextScores
@@ -208,7 +207,6 @@ def build_stream(
 def build_heldout(
     config: RunConfig,
     store: TokenStore,
-    model: PreTrainedModel,
     trained: Layout,
     runtime: Runtime,
     *,
@@ -217,14 +215,13 @@ def build_heldout(
 ) -> HeldOut:
     """Held-out loss over the fixed subset that evaluation.max_examples asks for.
 
-    On a GPU, the rows computed at once are measured now, if they never were on this machine.
-
     Raises:
         ConfigError: the store has no held-out example.
     """
     evaluation, data, gaps = config.evaluation, config.data, config.span_corruption
-    heldout = HeldOut.from_settings(evaluation, data, gaps, store, trained, runtime, sharing)
-    return with_rows_at_once(heldout, model, reporter.notice)
+    return HeldOut.from_settings(
+        evaluation, data, gaps, store, trained, runtime, sharing, reporter.notice
+    )
 
 
 def build_sampler(
@@ -251,9 +248,7 @@ def build_evaluator(
         ConfigError: the run goes by a metric that it does not measure.
     """
     evaluation = config.evaluation
-    heldout = build_heldout(
-        config, store, model, trained, runtime, sharing=sharing, reporter=reporter
-    )
+    heldout = build_heldout(config, store, trained, runtime, sharing=sharing, reporter=reporter)
     held_out = held_out_prompts(store, min(evaluation.texts, evaluation.generate))
     own = own_prompts(config, store, encoder=trained.shape.source > 0)
     watched = watched_metrics(config.train, evaluation, held_out, bits=heldout.n_bytes > 0)

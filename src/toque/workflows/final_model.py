@@ -43,7 +43,7 @@ NO_TEMPLATE: Final = (
 
 
 def is_finished(folder: Path, step: int) -> bool:
-    """Whether the model and the scores in a run's folder are those of its end at `step`.
+    """True if the model and the scores in a run's folder are those of its end at `step`.
 
     A run that was stopped early and then continued has those of the earlier end until its own are
     written.

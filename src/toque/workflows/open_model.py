@@ -50,11 +50,11 @@ class OpenedModel:
     config: RunConfig | None
     step: int | None
     provenance: Provenance
-    """What it was trained to be asked."""
+    """Record of the prompts it was trained on."""
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether prompts are read on a side of their own."""
+        """True if prompts are read on a side of their own."""
         return bool(self.model.config.is_encoder_decoder)
 
     def prompt_ids(self, prompt: str, form: Form | None = None) -> list[int]:

@@ -158,7 +158,7 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
 
 
 def _max_files(config: RunConfig) -> tuple[int | None, ...]:
-    """Of every source; nothing where no source has a limit."""
+    """Most files of every source; nothing where no source has a limit."""
     most = tuple(source.max_files for source in config.data.sources)
     return most if any(most) else ()
 
@@ -230,5 +230,5 @@ def _files_here(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]:
 
 
 def is_prepared(config: RunConfig) -> bool:
-    """Whether the store is there, whole or not; an unfinished one is not."""
+    """True if the store exists, whole or damaged; an unfinished one does not."""
     return (Path(config.data.store) / "manifest.json").exists()

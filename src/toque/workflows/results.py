@@ -24,7 +24,7 @@ class TrainedRun:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal ended the session before the run was done."""
+        """True if a signal ended the session before the run was done."""
         from toque.training.signals import INTERRUPTED
 
         return self.reason == INTERRUPTED
@@ -69,7 +69,7 @@ class TrainedRun:
 
 
 Model = TrainedRun | str | Path
-"""What `train` returned, a run folder, or a Hugging Face model folder."""
+"""A result of `train`, a run folder, or a Hugging Face model folder."""
 
 
 def folder_of(model: Model) -> Path:
@@ -113,7 +113,7 @@ class Written:
     """A text that a model wrote."""
 
     prompt: str
-    """As the model read it."""
+    """The prompt as the model read it."""
     text: str
     tokens: int
     adapter: str | None = None
@@ -127,18 +127,18 @@ class Written:
         return text_metrics(self.prompt, self.text)
 
     def record(self) -> dict[str, Any]:
-        """As one object of JSON lines."""
+        """The content of one JSON line."""
         found: dict[str, Any] = {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
         found |= {"adapter": self.adapter} if self.adapter is not None else {}
         return found | {"metrics": self.metrics}
 
     @property
     def heading(self) -> str:
-        """What stands above the text for people."""
+        """Heading of the text for people."""
         return f"[{self.adapter}] {self.prompt}" if self.adapter is not None else self.prompt
 
     def __str__(self) -> str:
-        """For people."""
+        """The text under its heading, for people."""
         return f"{self.heading}\n\n{self.text}\n"
 
 
@@ -156,21 +156,21 @@ def hint_of(texts: Sequence[Written | Answer]) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model chose."""
+    """The answer that a model chose."""
 
     prompt: str
-    """As the model read it."""
+    """The prompt as the model read it."""
     answer: str
     probabilities: Mapping[str, float]
-    """Of every allowed answer; they sum to 1."""
+    """Probability of every allowed answer; they sum to 1."""
 
     def record(self) -> dict[str, Any]:
-        """As one object of JSON lines."""
+        """The content of one JSON line."""
         shares = {name: round(share, 6) for name, share in self.probabilities.items()}
         return {"prompt": self.prompt, "answer": self.answer, "probabilities": shares}
 
     def __str__(self) -> str:
-        """For people."""
+        """The answer with all probabilities, for people."""
         ranked = sorted(self.probabilities.items(), key=lambda item: -item[1])
         shares = ", ".join(f"{name} {share:.3f}" for name, share in ranked)
         return f"{self.prompt}\n\n{self.answer}   ({shares})\n"

@@ -50,7 +50,7 @@ class AfterTraining:
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run trains, and who sees to it."""
+    """Length of a run's training, and the limit that ends it."""
 
     stop_after: Duration
     after: AfterTraining | None = None

@@ -154,7 +154,7 @@ def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluati
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     model = opened.model
     layout = build_stream(config, store, model).layout
-    heldout = build_heldout(config, store, model, layout, runtime, reporter=reporter)
+    heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
     with counting(reporter, "evaluating", "held-out examples") as count:
         losses = heldout(model, count)
     prompts = held_out_prompts(store, config.evaluation.generate)

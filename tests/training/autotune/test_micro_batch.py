@@ -12,7 +12,6 @@ from toque.training.autotune.micro_batch import (
     Probe,
     WorstBatch,
     evenly,
-    fastest_rows,
     largest_rows,
 )
 from toque.training.autotune.resources import Resources
@@ -22,30 +21,6 @@ from toque.training.runtime import Runtime
 def test_updates_are_divided_evenly():
     assert [evenly(30, n) for n in (1, 4, 16, 29, 30, 99)] == [1, 4, 15, 15, 30, 30]
     assert all(-(-n // evenly(n, m)) == -(-n // m) for n in range(1, 40) for m in range(1, 40))
-
-
-def search(seconds, **options):
-    calls = []
-
-    def timed(rows):
-        calls.append(rows)
-        return seconds(rows)
-
-    return fastest_rows(timed, **{"update_rows": 64, "guess": 8, "largest": 64} | options), calls
-
-
-def test_the_fastest_is_found_on_either_side_of_the_guess():
-    assert search(lambda rows: 0.01 + 0.001 * rows)[0][0] == 64  # a fixed cost a call
-    assert search(lambda rows: 0.001 * rows * max(1, rows / 2))[0][0] == 2  # caches overflow
-    assert search(lambda rows: 0.001 * rows)[0][0] == 8  # no difference: the guess
-    assert search(lambda rows: 0.01 + 0.001 * rows, largest=20)[0][0] == 16
-    assert search(lambda rows: 0.01 + 0.001 * rows, update_rows=5)[0][0] == 5
-
-
-def test_the_search_is_bounded():
-    (rows, tried), calls = search(float, budget_seconds=4.0)
-    assert (rows, calls) == (8, [8, 8])
-    assert tried == {8: 8.0}
 
 
 @pytest.mark.parametrize(("room", "rows"), [(10_000, 30), (900, 6), (450, 3), (280, 2), (150, 1)])

@@ -29,8 +29,7 @@ from toque.reporter import Count, uncounted
 OnToken = Callable[[int, int | None], object]
 
 MOST_ROWS: Final = {"cpu": 160, "cuda": 256}
-"""More rows gain nothing on a CPU (measured); the number for CUDA is a guess, which evaluation
-replaces by measuring.
+"""More rows gain nothing on a CPU (measured); the number for CUDA is a guess.
 
 On a CPU, products with 64 rows reach 60 to 80 % of the rate of those with 150 (weights are read
 from memory at every step), those with 256 no more.

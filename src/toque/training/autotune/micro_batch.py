@@ -1,4 +1,4 @@
-"""Micro-batch size: the fastest, or the largest that fits, found by trying the worst batch."""
+"""Micro-batch size: the largest that fits, found by trying the worst batch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from toque.training.runtime import Runtime
 _BUDGET_SECONDS: Final = 4.0
 """Guess: a wait nobody minds at the start of a run."""
 _TRIES: Final = 4
-_WORTH: Final = 0.95
-"""Another size must take this share of the time: less is noise on a shared machine."""
 HEADROOM: Final = 0.9
 """Share of the free memory that is used; fragments, and other programs, take some."""
 
@@ -139,57 +137,6 @@ def evenly(update_rows: int, at_most: int) -> int:
     at_most = max(1, min(at_most, update_rows))
     pieces = -(-update_rows // at_most)
     return -(-update_rows // pieces)
-
-
-def fastest_rows(
-    seconds: Callable[[int], float],
-    *,
-    update_rows: int,
-    guess: int,
-    largest: int,
-    budget_seconds: float = _BUDGET_SECONDS,
-) -> tuple[int, dict[int, float]]:
-    """The micro-batch size whose update is fastest, searched around a guess.
-
-    Args:
-        seconds: of one micro-batch, by its rows.
-        update_rows: rows of an update.
-        guess: first size tried.
-        largest: what memory allows.
-        budget_seconds: no further size is tried when this is spent.
-
-    Returns:
-        The rows, and seconds of a micro-batch by the sizes tried.
-    """
-    tried: dict[int, float] = {}
-    spent = 0.0
-
-    def try_out(rows: int) -> float:
-        """Seconds a row."""
-        nonlocal spent
-        if rows not in tried:
-            if not tried:
-                spent += seconds(rows)  # the first call loads and chooses kernels
-            # Twice when that is cheap: the faster of the two is less disturbed.
-            runs = [seconds(rows)]
-            if spent + 2 * runs[0] < budget_seconds / 2:
-                runs.append(seconds(rows))
-            tried[rows] = min(runs)
-            spent += sum(runs)
-        return tried[rows] / rows
-
-    best = evenly(update_rows, min(guess, largest))
-    try_out(best)
-    for factor in (2.0, 0.5):
-        moved = False
-        while spent < budget_seconds:
-            rows = evenly(update_rows, min(max(1, int(best * factor)), largest))
-            if rows in tried or try_out(rows) > _WORTH * (tried[best] / best):
-                break
-            best, moved = rows, True
-        if moved:
-            break  # larger was faster, so smaller need not be tried
-    return best, tried
 
 
 def largest_rows(

@@ -51,7 +51,7 @@ class OomFallback:
         return cls(rows, smaller, remember, callbacks, resources)
 
     def for_checkpoint(self, ranks: Ranks) -> State:
-        """How updates are computed, for a checkpoint: it decides dropout masks and last bits.
+        """The way updates are computed, for a checkpoint: it decides dropout masks and last bits.
 
         A collective: every rank calls it.
         """

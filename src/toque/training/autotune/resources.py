@@ -30,7 +30,7 @@ RESOURCES: Final = "resources.json"
 
 @dataclass(frozen=True)
 class Resources:
-    """How a run's updates are computed on its machine; none of it changes what they compute."""
+    """Choices of how updates are computed on a machine; none changes what they compute."""
 
     micro_batch_rows: int
     gradient_checkpointing: bool

@@ -74,7 +74,7 @@ class Watchers:
         return cls(objects, _address(observe.webhook), trackers, run, names)
 
     def callbacks(self, warn: Warn) -> list[Callback]:
-        """As observers of the loop; `warn` takes what they have to say."""
+        """The observers of the loop; `warn` takes their sentences."""
         found: list[Callback] = [Overfitting(warn=warn), DataBound(warn=warn)]
         found += [UserCallback(watcher, name=name, warn=warn) for name, watcher in self.own]
         if self.webhook is not None:
