@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from toque.models.forward.attention_choice import attention_of
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import causal_same_segment, cross_segment, same_segment
-from toque.models.forward.varlen_attention import AttentionPlan, _attend, spans, supports_varlen
+from toque.models.forward.varlen_attention import AttentionPlan, _attend, spans
 
 SOURCE = torch.tensor([[1, 1, 1, 2, 2, 3], [1, 2, 2, 2, 0, 0], [0, 0, 0, 0, 0, 0]])
 TARGET = torch.tensor([[1, 2, 2, 3, 3, 3, 3, 0], [1, 1, 1, 1, 2, 0, 0, 0], [0] * 8])
@@ -113,19 +114,19 @@ def checkpoint_activations(model):
 
 def test_where_it_is_used(tiny, some_examples, packed):
     model, cpu = tiny("gpt2"), torch.device("cpu")
-    assert supports_varlen(model, cpu)
-    assert not supports_varlen(model, torch.device("meta"))
+    assert attention_of(model, cpu).name == "segments"
+    assert attention_of(model, torch.device("meta")).name == "dense"
     checkpointing = tiny("gpt2")
     checkpoint_activations(checkpointing)
-    assert not supports_varlen(checkpointing, cpu)
-    assert supports_varlen(model, cpu)
+    assert attention_of(checkpointing, cpu).name == "dense"
+    assert attention_of(model, cpu).name == "segments"
     loss_sum(model, packed("gpt2", [some_examples(3)]))
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
-    assert not supports_varlen(model, cpu)
+    assert attention_of(model, cpu).name == "dense"
     compiled = tiny("gpt2")
     compiled.transformer.h[1].compile()
-    assert not supports_varlen(compiled, cpu)
+    assert attention_of(compiled, cpu).name == "dense"
 
 
 def test_activation_checkpointing_changes_no_gradient(kind, tiny, some_examples, packed):

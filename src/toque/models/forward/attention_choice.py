@@ -22,7 +22,6 @@ from toque.models.families import family_of, head_size, unwrapped
 from toque.models.forward import flex_attention as flex
 from toque.models.forward import gpu_attention
 from toque.models.forward.attention_plan import Kernel, Runs, decoder_plan
-from toque.models.forward.varlen_attention import supports_varlen
 
 Attention = Literal["segments", "flash", "flex", "dense"]
 Asked = Literal["auto", "segments", "flash", "flex", "dense"]
@@ -56,7 +55,7 @@ def attention_of(model: nn.Module, device: torch.device) -> Choice:
     if asked == "dense" or not _takes_functions(core):
         return Choice("dense")
     if asked in {"auto", "segments"} and device.type == "cpu":
-        return Choice("segments" if supports_varlen(core, device) else "dense")
+        return Choice("dense" if _is_compiled(core) else "segments")
     if asked == "segments":
         return Choice(
             "dense", (f"attention by segments is not used: it needs a CPU, not {device}",)
@@ -86,6 +85,13 @@ def _takes_functions(core: PreTrainedModel) -> bool:
     """Eager attention takes masks alone, and transformers' own checkpointing forgets the plan."""
     sdpa = core.config._attn_implementation == "sdpa"  # noqa: SLF001  # it has no public name
     return sdpa and not any(getattr(m, "gradient_checkpointing", False) for m in core.modules())
+
+
+def _is_compiled(core: PreTrainedModel) -> bool:
+    """True for compiled modules, which would be compiled anew for every filling of a row."""
+    return torch.compiler.is_compiling() or any(
+        getattr(module, "_compiled_call_impl", None) is not None for module in core.modules()
+    )
 
 
 def _unfit(

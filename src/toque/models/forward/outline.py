@@ -25,6 +25,7 @@ from toque.models.forward.unpadded import decoder_rows, t5_rows
 from toque.models.forward.varlen_attention import (
     AttentionPlan,
     Span,
+    as_attended,
     attending_by,
     varlen_attention,
 )
@@ -154,19 +155,13 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """An attention function as transformers calls it: [R, H, L, d] each, to [R, L, H, d]."""
     bias = more.get("position_bias")
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
-    dtype = value.dtype
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = as_attended(query, key, value)
     if bias is not None and mask is None:
         mask = bias  # a kernel adds it to the scores as it is, one for all rows and layers
     elif bias is not None:
         # As transformers' sdpa does: bias and mask become one tensor of every layer.
         whole = (len(query), query.shape[1], query.shape[2], key.shape[2])
-        mask = bias.to(dtype).expand(whole).contiguous()
+        mask = bias.to(value.dtype).expand(whole).contiguous()
     output: Tensor = _KernelAttention.apply(query, key, value, mask)  # type: ignore[no-untyped-call]
     return output.transpose(1, 2).contiguous(), None
 

@@ -96,24 +96,6 @@ def _runs(segments: Tensor) -> dict[tuple[int, int], tuple[int, int]]:
     return runs
 
 
-def supports_varlen(model: PreTrainedModel, device: torch.device) -> bool:
-    """True if a forward on `device` should use variable-length attention.
-
-    Not on a GPU, nor with eager attention, which takes masks. Not in compiled modules, which would
-    be compiled anew for every filling of a row; nor with transformers' own activation
-    checkpointing, which runs layers again after the plan is gone.
-    """
-    if device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    if model.config._attn_implementation != "sdpa":  # noqa: SLF001  # it has no public name
-        return False
-    return not any(
-        getattr(module, "gradient_checkpointing", False)
-        or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
-
-
 Configs = Mapping[int, PretrainedConfig]
 """The configs of a model's parts by id; encoder and decoder of a T5 have one each."""
 

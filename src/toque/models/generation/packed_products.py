@@ -27,7 +27,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.forward.bf16_linear import in_bf16
 from toque.models.onednn import onednn_is_faster, packed, product
 from toque.models.precision import has_fast_bf16
 
@@ -38,11 +37,7 @@ _MOST_BYTES: Final = 2 << 30
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with its weight packed.
-
-    The output has the input's precision; under bf16 autocast that of the product, as autocast's own
-    layers have it.
-    """
+    """A linear layer with its weight packed; the output has the input's precision."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         """Keep the weight.
@@ -70,7 +65,7 @@ class PackedLinear(nn.Module):
         """[..., in] -> [..., out]."""
         multiplied = product if self.is_packed else functional.linear
         found = multiplied(states.to(self.dtype), self.weight, self.bias)
-        return found if in_bf16(states) else found.to(states.dtype)
+        return found.to(states.dtype)
 
 
 Packs = MutableMapping[nn.Module, nn.Module]
