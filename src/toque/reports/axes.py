@@ -20,7 +20,7 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """Where `value` lies; the middle when the range is empty."""
+        """Place of `value`; the middle when the range is empty."""
         if self.most == self.least:
             return (self.start + self.end) / 2
         share = (value - self.least) / (self.most - self.least)

@@ -79,7 +79,7 @@ class ScoreDifference:
 
     @property
     def other_is_better(self) -> bool | None:
-        """Whether the other run is better; None where the interval holds zero."""
+        """True if the other run is better; None where the interval holds zero."""
         if not self.interval.decided:
             return None
         return (self.interval.mean < 0) == (metric_named(self.measure).better == "lower")
@@ -169,7 +169,7 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """Which run is better and by how much, or that they are not told apart."""
+        """The better run and its lead, or that they are not told apart, in a sentence."""
         return " ".join(map(self._against, self.differences))
 
     def html_page(self) -> Page:

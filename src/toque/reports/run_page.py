@@ -212,7 +212,7 @@ def texts_of(prompt: str, own: Sequence[Mapping[str, Any]]) -> Folded:
 
 
 def _limits(verdict: Verdict | None) -> list[Sentence | Grid]:
-    """What limits the run, what to do about it, and the parts of its time."""
+    """The verdict: its sentence, its lever, and the parts of the time."""
     if verdict is None:
         return []
     rows = [
@@ -240,7 +240,7 @@ def _evaluations(history: RunHistory) -> list[Grid]:
 
 
 def _data(run: RunRecord) -> list[Sentence]:
-    """What the store's report says of losses, if the store is where the configuration has it."""
+    """Losses in the store's report, if the store is where the configuration has it."""
     if run.place.folder is None:
         return []
     for line in run.text(CONFIG).splitlines():

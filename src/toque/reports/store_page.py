@@ -61,7 +61,7 @@ _ORIGINS: Final = {
     "difficulty": ("by rule", "as the source says"),
     "nutrition": ("estimated from ingredients", "from given figures", "as the source says"),
 }
-"""What the numbers in the column `X_from` say (`cooking.examples`)."""
+"""Names of the numbers in the column `X_from` (`cooking.examples`)."""
 _UNKNOWN: Final = "255"
 """The value of a label that a record does not carry (`cooking.examples`)."""
 
@@ -123,7 +123,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 
 
 def warnings_of(report: Report) -> list[str]:
-    """What a person should look at before training on the store."""
+    """Warnings to read before training on the store."""
     found = []
     lost = report.cut.get("target_tokens", 0)
     share = lost / (report.target_tokens + lost) if lost else 0.0
@@ -179,7 +179,7 @@ def _folder(files: Sequence[SourceReport]) -> str:
 
 
 def _in_the_end(report: Report) -> list[str]:
-    """What each source gave when duplicates and limits are taken off."""
+    """Sentences with the examples of each source once duplicates and limits are taken off."""
     sentences = ["Of the examples,"]
     for rows in report.source_rows:
         files = [s for s in report.sources if s.source == rows.source]
@@ -232,7 +232,7 @@ def labels_grid(report: Report) -> Grid:
 
 
 def _is_counted(column: ColumnReport) -> bool:
-    """Whether a column's values are shown one by one: names, or few of them."""
+    """True if a column's values are shown one by one: names, or few of them."""
     return bool(column.values) and (column.histogram is None or column.name in _LABELS)
 
 

@@ -66,11 +66,11 @@ def histogram(
     parts = [*_axis_y(y, of, frame, whole=True), *_axis_x(x, unit, frame)]
     for i, count in enumerate(counts):
         left, right, top = x(edges[i]), x(edges[i + 1]), y(count)
-        told = f"{written(edges[i])} to {written(edges[i + 1])} {unit}: {count:,} {of}"
+        words = f"{written(edges[i])} to {written(edges[i + 1])} {unit}: {count:,} {of}"
         gap = min(1.0, (right - left) / 4)
         parts.append(
             f'<rect class="bar" x="{left:.1f}" y="{top:.1f}" width="{right - left - gap:.1f}" '
-            f'height="{y(0) - top:.1f}"><title>{escape(told)}</title></rect>'
+            f'height="{y(0) - top:.1f}"><title>{escape(words)}</title></rect>'
         )
     peak = max(range(len(counts)), key=lambda i: counts[i])
     described = (
@@ -162,8 +162,8 @@ def lines(
     parts = [*_axis_y(y, y_name, frame), *_axis_x(x, x_name, frame, whole=True)]
     for one in drawn:
         parts += _path(one, x, y)
-    told = "; ".join(f"{s.name} {_told(s)}" for s in drawn)
-    plot = _svg(title, f"{y_name} by {x_name}: {told}.", frame, parts)
+    words = "; ".join(f"{s.name} {_in_words(s)}" for s in drawn)
+    plot = _svg(title, f"{y_name} by {x_name}: {words}.", frame, parts)
     return plot + (_legend([(s.name, s.style) for s in drawn]) if len(drawn) > 1 else "")
 
 
@@ -186,7 +186,7 @@ def _path(one: Series, x: Scale, y: Scale) -> list[str]:
     return parts
 
 
-def _told(one: Series) -> str:
+def _in_words(one: Series) -> str:
     numbers = _numbers(one)
     return f"from {written(numbers[0])} to {written(numbers[-1])}, lowest {written(min(numbers))}"
 

@@ -280,7 +280,7 @@ class RunHistory:
     gpu_joules: float | None = None
     """Energy of the GPUs over the time that was measured; None where no power was."""
     curves: Curves = field(default_factory=Curves)
-    """By name: fields of step events, `loss smoothed`, `data_wait`, `held-out METRIC`,
+    """Curves of the fields of step events, `loss smoothed`, `data_wait`, `held-out METRIC`,
     `group WHAT GROUP`, and SYSTEM with a field of system events or `gpu INDEX FIELD`."""
     _began_at: Progress = Progress()
     _spent: float = 0.0

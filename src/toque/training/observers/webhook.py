@@ -22,7 +22,7 @@ from toque.version import __version__
 TIMEOUT_SECONDS: Final = 10.0
 """For one message, in the background thread."""
 END_PATIENCE_SECONDS: Final = 3.0
-"""How long a finished run waits for its last message."""
+"""Seconds that a finished run waits for its last message."""
 _MOST_WAITING: Final = 16
 _DISCORD_HOSTS: Final = ("discord.com", "discordapp.com")
 _DISCORD_LETTERS: Final = 1900
