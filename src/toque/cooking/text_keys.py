@@ -1,4 +1,4 @@
-"""Words and keys of recipe texts, fast for ASCII and common signs; and the verbs of cooking."""
+"""Words and keys of recipe texts, fast for ASCII; and the verbs of cooking."""
 
 from __future__ import annotations
 
@@ -11,20 +11,13 @@ _LETTERS: Final = bytes(
     ord(chr(code).lower()) if chr(code) in string.ascii_letters else 32 for code in range(256)
 )
 """Bytes of ASCII: letters in lower case, everything else a blank."""
-_ASCII_LETTERS: Final = _LETTERS[:128] + bytes(range(128, 256))
-"""The same, with all others as they are."""
-_ASCII: Final = bytes(range(128))
 _LOWER: Final = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
 _NOT_ALPHANUMERIC: Final = bytes(
     code for code in range(128) if chr(code) not in string.ascii_letters + string.digits
 )
-# Signs that stand between words in recipes, so that what is left of most texts is ASCII.
-_SIGN_CHARACTERS: Final = "°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″"
-_SIGNS: Final = re.compile(f"[{_SIGN_CHARACTERS}]")
-_SIGNS_ALONE: Final = frozenset(_SIGN_CHARACTERS)
+_SIGNS: Final = re.compile("[°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″]")
+"""Signs that stand between words in recipes; Unicode counts some of them among the letters."""
 _WORD: Final = re.compile(r"[^\W\d_]+")
-_DROPPED: Final = re.compile("[°–—‑’‘“”®™©…×•·⁄\u00a0´″]")
-_UNUSUAL: Final = re.compile("[^\x00-\x7f½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘]")
 _FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
 
 
@@ -34,15 +27,9 @@ def words_of(text: str) -> list[str]:
     >>> words_of("Don't add 1½ cups crème fraîche!")
     ['don', 't', 'add', 'cups', 'crème', 'fraîche']
     """
-    data = text.encode("utf-8", "replace")
-    foreign = set() if text.isascii() else set(data.translate(None, _ASCII).decode())
-    if foreign <= _SIGNS_ALONE:
-        return data.translate(_LETTERS).decode().split()
-    if not "".join(foreign - _SIGNS_ALONE).isalpha():
-        return _WORD.findall(_SIGNS.sub(" ", text).lower())
-    for sign in foreign & _SIGNS_ALONE:
-        text = text.replace(sign, " ")
-    return text.lower().encode().translate(_ASCII_LETTERS).decode().split()
+    if text.isascii():  # most texts are, and bytes are faster than a pattern
+        return text.encode().translate(_LETTERS).decode().split()
+    return _WORD.findall(_SIGNS.sub(" ", text).lower())
 
 
 def normalised(text: str) -> bytes:
@@ -51,13 +38,9 @@ def normalised(text: str) -> bytes:
     >>> normalised("1½ Cups -- Crème!").decode()
     '1½cupscrème'
     """
-    if text.isascii():
-        return text.encode().translate(_LOWER, _NOT_ALPHANUMERIC)
-    text = _DROPPED.sub("", text)
-    if _UNUSUAL.search(text) is None:  # fractions stay as they are in any case
-        return text.encode().translate(_LOWER, _NOT_ALPHANUMERIC)
-    folded = _FOREIGN.sub(_alphanumeric, text.casefold())
-    return folded.encode().translate(None, _NOT_ALPHANUMERIC)
+    if not text.isascii():
+        text = _FOREIGN.sub(_alphanumeric, text.casefold())
+    return text.encode().translate(_LOWER, _NOT_ALPHANUMERIC)
 
 
 def _alphanumeric(run: re.Match[str]) -> str:

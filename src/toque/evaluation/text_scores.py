@@ -27,11 +27,11 @@ from toque.evaluation.text_metrics.token_hashes import U64, words
 from toque.evaluation.text_samples import Sample
 
 GROUPS: Final = ("bleu", "chrf", "rouge", "repetition", "recipe")
-"""Metrics that come with Toque, by the names of evaluation.metrics; "recipe" is the domain's."""
+"""Metrics included in Toque, by their names in evaluation.metrics; "recipe" is the domain's."""
 PART: Final = MAX_PAIRS // 4
 """Texts scored at once: few enough to stay in a core's cache."""
 MOST_SLICES: Final = 12
-"""Labels of a slicing that are reported, the most frequent ones."""
+"""Most labels of a slicing that are reported; the most frequent ones are."""
 
 UserMetric = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
 """(predictions, references) -> {name: one score, or one per text}."""
@@ -44,15 +44,15 @@ class Scores:
     n_texts: int
     overall: Mapping[str, Estimate]
     slices: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
-    """slicing -> label -> name -> score."""
+    """Scores of slices: slicing -> label -> name -> score."""
     sizes: Mapping[str, Mapping[str, int]]
-    """slicing -> label -> texts."""
+    """Number of texts: slicing -> label -> texts."""
     failed: Mapping[str, str]
-    """Metrics that raised, with the error."""
+    """Metrics that raised, each with its error."""
     each: Mapping[str, PerText] = field(default_factory=dict)
-    """Statistics that the scores are made from, by name: a row a text."""
+    """Sums from which each score is computed, by name: one row a text."""
     keys: Sequence[str] = ()
-    """A name of each text's prompt and reference, to know them by in another run."""
+    """A hash of each text's prompt and reference, by which another run finds the same text."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -77,8 +77,8 @@ class TextScores:
     """Accumulates scores of texts.
 
     Args:
-        groups: which of `GROUPS`.
-        user_metrics: by dotted path.
+        groups: names from `GROUPS`.
+        user_metrics: functions of the user, by dotted path.
     """
 
     groups: Sequence[str] = GROUPS
@@ -86,7 +86,7 @@ class TextScores:
 
     @classmethod
     def from_settings(cls, evaluation: EvaluationConfig, foreign: ForeignCode) -> Self:
-        """An empty collection of what `evaluation.metrics` asks for.
+        """An empty collection of the metrics in `evaluation.metrics`.
 
         Raises:
             ConfigError: a function of the user's cannot be imported, or must not be.
@@ -107,7 +107,7 @@ class TextScores:
         self._grams: dict[int, list[U64]] = {1: [], 2: []} if "repetition" in self.groups else {}
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Score these texts, too."""
+        """Add the scores of these texts."""
         remaining = iter(samples)
         while part := list(islice(remaining, PART)):
             self._add_part(part)
@@ -132,7 +132,7 @@ class TextScores:
             self._texts[1].extend(reference for _, reference in both)
 
     def _columns(self, texts: Sequence[str], references: Sequence[str | None]) -> dict[str, Floats]:
-        """Text metrics, [texts, k] each; NaN where one needs a reference that is missing."""
+        """Text metrics, [texts, k] each; NaN for a text without the reference a metric needs."""
         missing = np.array([reference is None for reference in references])
         theirs = [reference or "" for reference in references]
         found: dict[str, Floats] = {}
@@ -155,11 +155,13 @@ class TextScores:
         return found
 
     def result(self, *, resamples: int = 1000) -> Scores:
-        """Scores of all texts so far; a user's metric that raises is left out and named."""
+        """Scores of all texts so far; a user's metric that raises is left out, with its error."""
         measures = {name: self._measure(name, rows) for name, rows in self._rows.items()}
         totals: dict[str, Estimate] = {}
         for n, parts in self._grams.items():
-            if (score := distinct(parts)) is not None:  # resampling a set of texts only lowers it
+            if (
+                score := distinct(parts)
+            ) is not None:  # no interval: resampling a set of texts only lowers it
                 totals[f"distinct_{n}"] = Estimate(score, None, None, self.n_texts)
         for path, metric in self.user_metrics.items():
             try:
@@ -183,7 +185,7 @@ class TextScores:
 
     def _measure(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:
         rows = np.full((self.n_texts, parts[0][1].shape[1]), np.nan)
-        for first, part in parts:  # a part whose texts have no such score is not there
+        for first, part in parts:  # a part whose texts have no such score is missing
             rows[first : first + len(part)] = part
         if name not in {"bleu", "chrf"}:
             return PerText.mean(rows[:, 0])
@@ -197,7 +199,7 @@ class TextScores:
         measures: dict[str, PerText],
         totals: dict[str, Estimate],
     ) -> None:
-        """Take in a user's scores: a number for all texts, or a number for each."""
+        """Add a user's scores: a number for all texts, or a number for each."""
         found = {name: np.asarray(v, float) for name, v in metric(*self._texts).items()}
         n = len(self._texts[0])
         wrong = [name for name, v in found.items() if v.shape not in {(), (n,)}]

@@ -57,7 +57,7 @@ class Evaluation:
         return {**self.heldout, **of_tasks, **self.texts.metrics}
 
     def to_json(self) -> str:
-        """Everything, as written."""
+        """The content of evaluation.json."""
         overall = self.texts.overall
         record = {
             "step": self.step,
@@ -95,14 +95,14 @@ class Evaluation:
         if "bits_per_byte" in self.heldout:
             lines[0] += f", {self.heldout['bits_per_byte']:.3f} bits a byte"
         else:
-            lines[0] += " (bits a byte are not known: the targets are pieces of texts)"
+            lines[0] += " (bits a byte are unknown: the targets are pieces of texts)"
         lines.append(f"  over {tokens:,.0f} target tokens")
         for scores in self.tasks:
             lines += scores.lines()
         if self.texts.n_texts:
             lines.append(str(self.texts))
-        if (score := self.texts.overall.get("recipe_score")) and (said := hint(score.value)):
-            lines.append(said)
+        if (score := self.texts.overall.get("recipe_score")) and (advice := hint(score.value)):
+            lines.append(advice)
         lines += self._slice_lines()
         lines += [f"{name} failed: {error}" for name, error in self.texts.failed.items()]
         return "\n".join(lines)
@@ -120,7 +120,7 @@ class Evaluation:
         return lines
 
     def write(self, folder: Path) -> None:
-        """Write evaluation.json, and before it what its scores are made from.
+        """Write the sums of each text, then evaluation.json with the scores.
 
         Raises:
             CheckpointError: the disk refused.
@@ -193,7 +193,7 @@ def evaluation_of(
 def _each_example(
     store: TokenStore, model: PreTrainedModel, heldout: HeldOut, reporter: Reporter
 ) -> TextTable:
-    """The loss of each held-out example, so that another run's can be held against it."""
+    """The loss of each held-out example, for comparison with those of another run."""
     codec, whole = store.codec(), heldout.n_bytes > 0
     with counting(reporter, "evaluating", "examples one by one") as count:
         losses = by_example(heldout, model, nats_by_example, count)
