@@ -53,7 +53,7 @@ class ToqueError(Exception):
 
     exit_code: int = 1
     said_by_another: bool = False
-    """Whether another rank of the same run tells the user about it."""
+    """True where another rank of the same run reports it to the user."""
 
     def __str__(self) -> str:
         """The message, with arguments as Python names them."""

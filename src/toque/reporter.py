@@ -37,11 +37,11 @@ class Reporter(Protocol):
 
 
 class Losing(Protocol):
-    """A reporter that can fail to show what it is told, and then drops it."""
+    """A reporter that drops what it fails to show."""
 
     @property
     def lost(self) -> str | None:
-        """Why, in words; None while nothing was lost."""
+        """Reason in words; None while nothing was lost."""
 
 
 def losing(reporter: Reporter) -> Losing | None:
@@ -50,18 +50,18 @@ def losing(reporter: Reporter) -> Losing | None:
 
 
 def heard(reporter: Reporter) -> bool:
-    """Whether anybody watches; a log that only writes along does not."""
+    """True if a person sees the reports; False for a log file alone."""
     if hasattr(type(reporter), "heard"):
         return cast("_Logs", reporter).heard
     return reporter is not SILENT
 
 
 class _Logs(Protocol):
-    """A reporter that writes along what another one is told."""
+    """A reporter that also records what another one shows."""
 
     @property
     def heard(self) -> bool:
-        """Whether anybody watches the other."""
+        """True if a person sees what the other reports."""
 
 
 class Silent:

@@ -60,7 +60,7 @@ was saved before stays.
 OUTPUT_LOST = 1
 REFUSED_FILE = 1
 STOPPED_UNSAVED = 130
-"""As the shell has it: 128 and the number of SIGINT."""
+"""Exit code of the shell for it: 128 and the number of SIGINT."""
 
 app = App(
     name="toque",
@@ -156,7 +156,9 @@ def _answered(words: list[str]) -> int:
         return REFUSED_FILE
     except KeyboardInterrupt:
         if is_first():
-            _say("stopped by the keyboard. What was saved before stays; the same command goes on.")
+            _say(
+                "stopped by the keyboard. What was saved before stays; the same command continues."
+            )
         return STOPPED_UNSAVED
     return code if isinstance(code, int) else 0
 

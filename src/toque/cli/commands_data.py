@@ -40,14 +40,14 @@ def load(
 
 
 def reporter() -> Reporter:
-    """Where a command's workflow prints."""
+    """Reporter of a command's workflow, which prints."""
     from toque.cli.console import ConsoleReporter
 
     return ConsoleReporter()
 
 
 def is_first() -> bool:
-    """Whether this process is the one of its siblings that speaks."""
+    """True for the one of its siblings that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -194,7 +194,7 @@ def init(
         sources: a file, a folder or a pattern, or several.
         to: the file to write; my.yaml when left out. Run and store are named after it.
         size: of a new model; by the amount of text, tiny or small, when left out.
-        start_from: a model to go on from, a folder or a hub name, instead of a new one.
+        start_from: a model to continue from, a folder or a hub name, instead of a new one.
         stop_after: how long to train, e.g. "30 minutes" or "3 epochs"; 30 minutes when left out.
         tokenizer: a folder or a hub name; learnt from the data, or the model's own, when left out.
         encoding: of files that are text; cp1252 or latin-1 for an old export.
@@ -223,13 +223,13 @@ def init(
 
 
 _SOURCES = "Your recipes or texts (a file, a folder or a pattern): "
-_MODEL = "A model to go on from (a folder or a hub name; Enter for a new model): "
+_MODEL = "A model to continue from (a folder or a hub name; Enter for a new model): "
 _TIME = f"How long to train (e.g. 30 minutes, 3 epochs; Enter for {_LENGTH}): "
 _TO = f"Write the configuration to (Enter for {_FILE}): "
 
 
 def _place(to: Path | None, *, replace: bool) -> tuple[Path, bool]:
-    """Where to write, and whether what is there may go."""
+    """The file to write, and True where one that exists may be replaced."""
     while True:
         file = to or Path(_asked(_TO, str) or _FILE)
         if replace or not file.exists():

@@ -41,7 +41,7 @@ _BAR_SECONDS: Final = 0.1
 _LINE_SECONDS: Final = 0.25
 """Between two drawings of what is live."""
 _PATIENCE_SECONDS: Final = 2.0
-"""What takes longer is told where nothing can be drawn, too."""
+"""Time after which work is reported where nothing can be drawn, too."""
 _AGAIN_SECONDS: Final = 30.0
 """Between two lines about what is under way, where nothing can be drawn."""
 _FLAGS: Final = {
@@ -67,7 +67,7 @@ class ObservedStream(io.TextIOBase):
 
     Args:
         stream: gives the stream to write to; asked at every write, as `sys.stderr` may be replaced.
-        drop: drop what cannot be written and go on; otherwise raise `OutputLostError`.
+        drop: drop what cannot be written and continue; otherwise raise `OutputLostError`.
     """
 
     def __init__(self, stream: Callable[[], TextIO | None], *, drop: bool) -> None:
@@ -76,7 +76,7 @@ class ObservedStream(io.TextIOBase):
 
     @property
     def lost(self) -> str | None:
-        """Why something was dropped; None while everything could be written."""
+        """Reason why something was dropped; None while everything could be written."""
         inner = self._stream()
         return inner.lost if isinstance(inner, ObservedStream) else self._lost
 
@@ -90,12 +90,12 @@ class ObservedStream(io.TextIOBase):
         self._do(lambda stream: stream.flush())
 
     def isatty(self) -> bool:
-        """Whether it is a terminal's."""
+        """True for a terminal's stream."""
         stream = self._stream()
         return stream is not None and not stream.closed and stream.isatty()
 
     def fileno(self) -> int:
-        """Of the stream below."""
+        """Descriptor of the stream below."""
         stream = self._stream()
         if stream is None:
             raise io.UnsupportedOperation("fileno")
@@ -186,7 +186,7 @@ def flag(name: str) -> str:
 
 
 def _standard_error() -> TextIO:
-    """What is below the proxy that rich puts there while something live is drawn."""
+    """The stream below the proxy that rich installs while something live is drawn."""
     below: TextIO = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
     return below
 
@@ -228,7 +228,7 @@ class ConsoleReporter:
 
     @property
     def lost(self) -> str | None:
-        """Why something could not be written; None while everything could."""
+        """Reason why something could not be written; None while everything could."""
         return self._errors.lost or self._out.lost
 
     def line(self, text: str) -> None:
@@ -315,7 +315,7 @@ class TextsAsWritten:
 
     def __init__(self) -> None:
         self.any = False
-        """Whether there was one."""
+        """True once a text was begun."""
         self._number = -1
         self._shown = 0
 

@@ -46,7 +46,7 @@ class Difference(NamedTuple):
 
     @property
     def is_safe(self) -> bool:
-        """Whether a run may continue with the new value."""
+        """True where a run may continue with the new value."""
         return any(f"{self.path}.".startswith(f"{safe}.") for safe in SAFE_TO_CHANGE)
 
 
@@ -116,7 +116,7 @@ def flow(value: Any) -> str:
 
 
 def _reads_back(text: str) -> bool:
-    """Whether `text` may stand bare, in a mapping, in a list, and before a comment."""
+    """True for text that may stand bare, in a mapping, in a list, and before a comment."""
     if not text or text != text.strip() or not text.isprintable():
         return False
     forms = {

@@ -66,7 +66,7 @@ ELSEWHERE: Mapping[str, str] = {
     "warmup_ratio": "optim.warmup",
     "warmup_steps": "optim.warmup",
 }
-"""What other trainers call things, and the setting here that does it."""
+"""Names of other trainers' options, and the setting here that does the same."""
 _SCALARS = {types.NoneType: "null", int: "a whole number", float: "a number", str: "text"}
 _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
 
@@ -242,7 +242,7 @@ def _at(given: Any, path: Path, absent: Any = None) -> Any:
 
 
 def allowed_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """What a setting with this annotation may be, in words.
+    """Allowed values of a setting with this annotation, in words.
 
     >>> allowed_words(Literal["linear", "cosine"] | None)
     'linear, cosine or null'

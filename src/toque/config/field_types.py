@@ -82,7 +82,7 @@ _BLANK = re.compile(r"\s")
 
 
 def _fits_a_disk(value: str) -> bool:
-    """Whether a file system can hold a file of this path, and others in it."""
+    """True where a file system can hold a file of this path, and others in it."""
     parts = os.fsencode(value).split(b"/")
     return len(os.fsencode(value)) <= _LONGEST_PATH and max(map(len, parts)) <= _LONGEST_NAME
 
@@ -156,7 +156,7 @@ BatchSize = Annotated[
     Predicate(_is_batch),
     Allowed('a whole number of tokens or examples, e.g. "16384 tokens" or "64 examples"'),
 ]
-"""What one update sees."""
+"""Amount of data in one update."""
 
 FileName = Annotated[str, Field(min_length=1), Predicate(_fits_a_disk)]
 """A file, a folder or an address; each part of at most 255 bytes."""
@@ -168,7 +168,7 @@ TokenizerName = Annotated[
     Predicate(_is_tokenizer),
     Allowed("auto, a folder, a hub name, or trained:N with N from 512 to 500000"),
 ]
-"""Where a tokenizer comes from."""
+"""Origin of a tokenizer."""
 
 METRIC_GROUPS = ("auto", "bleu", "chrf", "rouge", "repetition", "recipe")
 MetricName = Annotated[
@@ -180,7 +180,7 @@ MetricName = Annotated[
 
 
 def _is_encoding(value: str) -> bool:
-    """Whether Python can read text in it: "rot13" and "base64" are no encodings of text."""
+    """True where Python can read text in it: "rot13" and "base64" are no encodings of text."""
     try:
         "".encode(value)
         codecs.getincrementaldecoder(value)
@@ -217,11 +217,11 @@ SecretAddress = Annotated[
     PlainSerializer(_public, return_type=str | None),
     Allowed("null, env:NAME (the address is in that environment variable), or an http(s) address"),
 ]
-"""Where messages are sent."""
+"""Address that messages are sent to."""
 
 TaskName = Literal["write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"]
 DifficultyName = Literal["easy", "medium", "hard"]
-"""What a recipe can be turned into; `toque.cooking.prompts` has the same list."""
+"""Task that a recipe can be turned into; `toque.cooking.prompts` has the same list."""
 
 Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]
 """A share that leaves something over."""

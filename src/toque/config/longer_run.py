@@ -1,4 +1,4 @@
-"""Longer run: whether a run may go on past the length it was begun with, and what changes then."""
+"""Longer run: the cases in which a run may continue past the length that it was begun with."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _COOLDOWN: Final = Duration(20, "%")
 
 
 def lengthened(old: RunConfig, new: RunConfig, at: Progress) -> str | None:
-    """What going on to another `train.stop_after` means, in words; None where that is not allowed.
+    """Sentence about continuing to another `train.stop_after`; None where that is not allowed.
 
-    A run that came to its end can go on under every schedule. One that did not can be made longer
-    where all it did so far is what the longer run would have done.
+    A run that came to its end can continue under every schedule. One that did not can be made
+    longer where all it did so far is what the longer run would have done.
 
     Args:
         old: what the run was begun with.
@@ -48,7 +48,7 @@ def lengthened(old: RunConfig, new: RunConfig, at: Progress) -> str | None:
 
 
 def _alike_so_far(config: RunConfig, then: Duration, at: Progress) -> bool:
-    """Whether nothing that was done up to `at` depends on the length of the run."""
+    """True where nothing that was done up to `at` depends on the length of the run."""
     optim = config.optim
     shares = [optim.warmup if optim.warmup.amount else None]
     shares += [optim.cycles.first] if optim.cycles is not None else []

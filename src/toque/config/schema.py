@@ -53,7 +53,7 @@ DEFAULT_VOCABULARY = 8192
 
 
 class ModelConfig(Config):
-    """Which model, and what it starts from."""
+    """The model, and the weights it starts from."""
 
     family: Literal["t5", "gpt2", "neox", "llama", "auto"] = "t5"
     """Architecture. auto: read from the checkpoint that `start_from` names."""
@@ -125,7 +125,7 @@ class DataConfig(Config):
         Field(min_length=1),
         Allowed(f"a list of {', '.join(get_args(TaskName))}, each once"),
     ] = ("write",)
-    """What a recipe is turned into, all in one store (docs/guides/tasks-and-curriculum.md). write:
+    """Tasks a recipe is turned into, all in one store (docs/guides/tasks-and-curriculum.md). write:
     the recipe from its title and ingredients. Text sources always make documents."""
     task_weights: dict[TaskName, Annotated[float, Field(gt=0, le=100)]] = {}  # noqa: RUF012
     """Times an epoch passes over a task's training examples, e.g. {nutrition: 0.5}; 1 where not
@@ -139,7 +139,7 @@ class DataConfig(Config):
     max_target_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
     """Longest target, in tokens. auto: as of prompts."""
     on_overlong: Literal["auto", "error", "drop", "truncate", "split"] = "auto"
-    """What happens to an example that is longer; what was done is counted and printed.
+    """Treatment of an example that is longer; what was done is counted and printed.
     auto: recipes are truncated, documents are split."""
     validation_fraction: Fraction = 0.1
     """Share of the recipes or documents held out from training."""
@@ -158,8 +158,8 @@ class DataConfig(Config):
     """exact: of equal recipes, apart from case and spacing, only one is kept. near: of recipes and
     documents that share most of their wording, too."""
     engine: Literal["local", "ray"] = "local"
-    """Where preparing runs. local: the cores of this machine. ray: a Ray cluster that shares a file
-    system; the store is the same."""
+    """Place where preparing runs. local: the cores of this machine. ray: a Ray cluster that shares
+    a file system; the store is the same."""
 
 
 class OptimConfig(Config):
@@ -176,13 +176,13 @@ class OptimConfig(Config):
     schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "inverse_sqrt", "wsd"] = (
         "cosine"
     )
-    """How the rate goes from the peak towards `min_lr`. linear, cosine: down by the end of the run;
+    """Course of the rate from the peak to `min_lr`. linear, cosine: down by the end of the run;
     cosine_restarts: in cycles; inverse_sqrt: as 1 / sqrt(time), never quite down; wsd: at the peak
     until a linear cooldown at the end."""
     cycles: CyclesConfig | None = None
-    """Of cosine_restarts; null: 1000 steps, then each twice as long."""
+    """Cycles of cosine_restarts; null: 1000 steps, then each twice as long."""
     cooldown: Interval | None = None
-    """Of wsd, the time it takes at the end of the run; null: 20 %."""
+    """Length of the cooldown of wsd, at the end of the run; null: 20 %."""
     warmup: AnyDuration = Duration(3, "%")
     """Time in which the rate rises linearly to the peak; a share of the run, so that the shortest
     run reaches it."""
@@ -205,15 +205,15 @@ class OptimConfig(Config):
 
 
 class EarlyStopping(Config):
-    """When to stop before `stop_after`."""
+    """Conditions for stopping before `stop_after`."""
 
     patience: Annotated[int, Field(ge=1)] = 3
     """Evaluations in a row without improvement that end the run."""
     min_delta: Annotated[float, Field(ge=0)] = 0.0
-    """By how much the metric must change for the better to count as improved; nats for the loss."""
+    """Change for the better that counts as an improvement; nats for the loss."""
     metric: ScoreName = "loss"
-    """What must improve: the held-out loss, perplexity, or a score of the texts written at every
-    evaluation, e.g. bleu, rougeL, recipe_score (docs/guides/evaluate-and-compare.md)."""
+    """Metric that must improve: the held-out loss, perplexity, or a score of the texts written at
+    every evaluation, e.g. bleu, rougeL, recipe_score (docs/guides/evaluate-and-compare.md)."""
 
 
 class TrainConfig(Config):
@@ -223,7 +223,7 @@ class TrainConfig(Config):
     """Length of the whole run. Minutes and seconds are those of its updates; "10 minutes total" is
     the time of the whole command, reading, measuring, evaluating and writing included."""
     batch: BatchSize = Duration(16384, "tokens")
-    """What one update sees. Changing it changes the result."""
+    """Amount of data in one update. Changing it changes the result."""
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Rows computed at once. Less needs less memory; the update stays the same. auto: on a CPU
     4,096 tokens, on a GPU the most that fit, measured before the first update."""
@@ -254,14 +254,14 @@ class TrainConfig(Config):
     keep_best: Annotated[int, Field(ge=0)] = 1
     """Checkpoints with the best evaluation that are kept besides."""
     best_by: ScoreName = "loss"
-    """What makes an evaluation the best, for `keep_best` and for the finished model: loss, or
+    """Metric that makes an evaluation the best, for `keep_best` and the finished model: loss, or
     another metric, as of `early_stopping.metric`."""
     early_stopping: EarlyStopping | None = None
     """End the run when the held-out loss, or another metric, stops improving; null: never."""
     deterministic: bool = True
     """The same bits in every run on the same machine; costs a little speed on some GPUs."""
     strategy: Literal["auto", "single", "ddp", "fsdp", "hsdp"] = "auto"
-    """How several processes hold the model (docs/guides/several-gpus.md). single: refuse to be one
+    """Division of the model among processes (docs/guides/several-gpus.md). single: refuse to be one
     of several. ddp: all of it in each. fsdp: a part of every weight, gradient and optimizer state
     in each. hsdp: parts within a machine, copies between machines. auto: single alone, else ddp
     where it fits into memory, else fsdp."""
@@ -270,7 +270,7 @@ class TrainConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """Where checkpoints go besides the run's folder, and how they lie there."""
+    """Copies of checkpoints beside the run's folder, and the layout of all."""
 
     upload: (
         Annotated[
@@ -280,7 +280,7 @@ class CheckpointConfig(Config):
         ]
         | None
     ) = None
-    """Folder in a bucket that checkpoints, figures and the finished model are copied to while
+    """Folder in a bucket that checkpoints, metrics and the finished model are copied to while
     training goes on; from there another machine continues
     (docs/guides/buckets-and-the-hub.md). null: nowhere."""
     layout: Literal["auto", "whole", "sharded"] = "auto"
@@ -291,7 +291,7 @@ class CheckpointConfig(Config):
 
 
 class EvaluationConfig(Config):
-    """What is measured on held-out examples."""
+    """Measurements on held-out examples."""
 
     max_examples: Annotated[int, Field(ge=1)] | None = 512
     """Held-out examples per evaluation; null for all."""
@@ -299,7 +299,7 @@ class EvaluationConfig(Config):
     """Held-out prompts to write recipes for in the final evaluation; their texts are scored. 0: no
     text is written for held-out prompts, while training neither."""
     texts: Annotated[int, Field(ge=0)] = 16
-    """Of those prompts, how many are written for and scored at every evaluation while training,
+    """Number of those prompts that are written for and scored at every evaluation while training,
     the same each time. What that costs is printed; 0: the held-out loss alone."""
     prompts: Annotated[tuple[str, ...], AsTuple] = ()
     """Own prompts to write for at every evaluation, in any words, e.g. [Make a healthy breakfast]:
@@ -308,13 +308,13 @@ class EvaluationConfig(Config):
         Auto | Annotated[tuple[MetricName, ...], AsTuple],
         Allowed("auto, or a list of auto, bleu, chrf, rouge, repetition, recipe, module:function"),
     ] = "auto"
-    """What written texts are scored by in the final evaluation; auto: all that come with Toque.
+    """Metrics of the texts written in the final evaluation; auto: all that come with Toque.
     A function of your own is module:function, e.g. [auto, mymodule:my_metric]
     (docs/guides/evaluate-and-compare.md)."""
 
 
 class ObserveConfig(Config):
-    """What is written while training; nothing here can change a number."""
+    """Records of a training run; nothing here can change a number."""
 
     log_every: Interval = Duration(10, "steps")
     """Time between lines of `metrics.jsonl`."""
@@ -339,9 +339,9 @@ class ObserveConfig(Config):
     """Experiment trackers fed with copies of `metrics.jsonl`, from threads of their own: one that
     hangs or fails costs its copies, nothing else (docs/guides/callbacks-and-trackers.md)."""
     webhook: Annotated[SecretAddress, Field(repr=False)] = None
-    """Address told when a run starts, has a new lowest held-out loss, ends or fails; Discord's form
-    for its addresses, plain JSON for others. It is kept out of every file and message: better
-    env:NAME, so that the run's own config.yaml works, too."""
+    """Address notified when a run starts, has a new lowest held-out loss, ends or fails;
+    Discord's form for its addresses, plain JSON for others. It is kept out of every file and
+    message: better env:NAME, so that the run's own config.yaml works, too."""
     callbacks: Annotated[tuple[PythonName, ...], AsTuple, Allowed("a list of module:Class")] = ()
     """Classes of your own that watch the run, e.g. [mymodule:Watcher]
     (docs/guides/callbacks-and-trackers.md)."""
@@ -354,7 +354,7 @@ class RunConfig(Config):
     """Folder of the run: checkpoints, metrics, the finished model. At gs:// or s3:// it is worked
     on in a folder of this machine and uploaded (`checkpoint.upload`)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 17
-    """Where all randomness comes from: weights, data order, dropout, sampling."""
+    """Seed of all randomness: weights, data order, dropout, sampling."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     adapter: AdapterConfig | None = None
     """Train a small adapter (LoRA) beside the frozen weights of a checkpoint."""

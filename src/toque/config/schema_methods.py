@@ -71,9 +71,9 @@ class AveragingConfig(Config):
     kind: Literal["ema", "last"] = "ema"
     """ema: exponential, over all updates. last: the mean of the last few points."""
     decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """What ema keeps of itself at each update; null: 0.999."""
+    """Share that ema keeps of itself at each update; null: 0.999."""
     last: Annotated[int, Field(ge=2)] | None = None
-    """How many points last averages, each a copy of the weights in memory; null: 5."""
+    """Points that last averages, each a copy of the weights in memory; null: 5."""
     every: Interval | None = None
     """Time between two points of last; null: 100 steps."""
 
@@ -92,7 +92,7 @@ class OutliersConfig(Config):
 
 
 class StageFilters(Config):
-    """Which examples a stage of a curriculum sees; those that lack a number pass."""
+    """Bounds of the examples in a stage of a curriculum; those that lack a number pass."""
 
     max_difficulty: DifficultyName | None = None
     """No harder than this, by the label of the source or ours; null: any."""
@@ -153,13 +153,13 @@ class AugmentationConfig(Config):
     prompt_formats: bool = False
     """Ask in one of eight wordings, each as likely, instead of one."""
     instructions: Probability = 0.0
-    """Of examples: name the ingredients in other words than "using ingredients:"."""
+    """Share of examples that name the ingredients in other words than "using ingredients:"."""
     paraphrase: Probability = 0.0
-    """Of examples: begin sentences of the steps with other verbs of the same meaning."""
+    """Share of examples whose steps begin sentences with other verbs of the same meaning."""
     substitute: Probability = 0.0
-    """Of examples: one ingredient for another, in prompt and recipe alike, where that is safe."""
+    """Share of examples with an ingredient replaced, in prompt and recipe, where that is safe."""
     tips: Probability = 0.0
-    """Of examples: end with a tip."""
+    """Share of examples that end with a tip."""
 
 
 class ProfileConfig(Config):
@@ -180,10 +180,10 @@ class ProfileConfig(Config):
 
 
 class OptimisationsConfig(Config):
-    """What makes a run faster, each to be turned off (docs/explanation/memory-and-speed.md)."""
+    """Switches of what makes a run faster (docs/explanation/memory-and-speed.md)."""
 
     attention: Literal["auto", "segments", "flash", "flex", "dense"] = "auto"
-    """What keeps the examples of a row apart. segments: each computed alone, on a CPU. flash:
+    """Way to keep the examples of a row apart. segments: each computed alone, on a CPU. flash:
     PyTorch's variable-length kernel, in 16 bits; flex: FlexAttention, T5's bias included, both on a
     GPU. dense: masks of all pairs of positions, which work everywhere. auto: the first that works
     of segments on a CPU, flash, flex, dense."""

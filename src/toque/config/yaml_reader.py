@@ -17,7 +17,7 @@ import yaml
 from toque.errors import ConfigError
 
 Path = tuple[str | int, ...]
-"""Where a setting stands: names of sections, indices of lists, its own name."""
+"""Path of a setting: names of sections, indices of lists, its own name."""
 MAX_DEPTH = 50
 """Lists and mappings within each other; settings need five."""
 MAX_NODES = 20_000
@@ -35,7 +35,7 @@ _SCALARS = {
     name: re.compile(rf"\A(?:{text})\Z")
     for name, text in (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT))
 }
-"""How a plain scalar is written, by its tag; the first that matches counts."""
+"""Spelling of a plain scalar, by its tag; the first that matches counts."""
 _TAG = "tag:yaml.org,2002:"
 _READ: Mapping[str, Callable[[str], Any]] = {
     "str": str,
@@ -44,7 +44,7 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "bool": lambda text: {"true": True, "false": False}[text.lower()],
     "null": lambda _: None,
 }
-"""What a scalar means, by its tag."""
+"""Functions from the text of a scalar to its value, by its tag."""
 
 
 class _TooDeep(yaml.YAMLError):
@@ -87,7 +87,7 @@ class Document:
     lines: dict[Path, int] = field(default_factory=dict)
 
     def origin(self, path: Path) -> str:
-        """Where the value at `path`, or the nearest thing around it, is written."""
+        """File and line where the value at `path`, or the nearest thing around it, is written."""
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.name}:{self.lines.get(path, 1)}"

@@ -56,7 +56,7 @@ class PageRequest(BaseModel, ABC):
 
 
 class Wish(PageRequest):
-    """What someone would like to cook."""
+    """A wish for a dish."""
 
     model: str
     dish: Annotated[Words, Field(min_length=1)]

@@ -289,7 +289,7 @@ class _TimedProtocol(H11Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether no request of it is being answered."""
+        """True while no request of it is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def close(self) -> None:
@@ -340,7 +340,7 @@ class Server(uvicorn.Server):
 
 
 def _openable(wanted: int) -> int:
-    """How many connections can be open, after the limit of open files is raised as far as may be.
+    """Most connections that can be open, after the limit of open files is raised as far as may be.
 
     Beyond it nobody would be accepted, so that the silent would have no one to make room for.
     """

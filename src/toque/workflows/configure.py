@@ -67,7 +67,7 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """What YAML would hold: paths as text, tuples as lists."""
+    """The value as YAML would hold it: paths as text, tuples as lists."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):

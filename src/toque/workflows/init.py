@@ -42,7 +42,7 @@ _CHARACTERS_A_TOKEN: Final = 4.0
 _SMALL_FROM_TOKENS: Final = 2_000_000
 """Tokens of text from which on a tiny model is too small. A guess."""
 _USUAL_BATCH: Final = 16_384
-"""Tokens of an update that goes on from a model."""
+"""Tokens of an update that continues from a model."""
 _UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
 """Guesses: fewest updates of a run, epochs of one that a clock ends, fewest examples of an update,
 and tokens of an example where long ones are split."""
@@ -139,7 +139,7 @@ def init(
         to: the file to write; run and store are named after it.
         size: of a model from scratch: tiny, small or medium. None: by the amount of text, tiny or
             small.
-        start_from: a model to go on from, a folder or a hub name, instead of random weights.
+        start_from: a model to continue from, a folder or a hub name, instead of random weights.
         stop_after: length of the run, e.g. "30 minutes" or "3 epochs".
         tokenizer: a folder or a hub name; auto: the model's own, or learnt from the data.
         encoding: of the files that are text, e.g. cp1252 for an old export.
@@ -193,7 +193,7 @@ def init(
 
 
 def _survey(config: RunConfig, say: Callable[[str], None]) -> list[FoundSource]:
-    """What each of the configuration's sources holds, by the reader that would prepare it.
+    """Contents of the configuration's sources, by the reader that would prepare each.
 
     `say` hears of files that are left out.
 
@@ -292,7 +292,7 @@ def _written(
     text = f"""\
 # Written by `toque init`; yours to change. What is not named here has its default:
 #   toque show {in_shell(file)}      every setting, and where its value is from
-#   toque train {in_shell(file)}     prepares the data, then trains; a stopped run goes on
+#   toque train {in_shell(file)}     prepares the data, then trains; a stopped run continues
 # docs/reference/configuration.md explains every setting.
 
 run_dir: {flow(f"runs/{file.stem}")}   # checkpoints, metrics and the finished model
@@ -314,7 +314,7 @@ train:
   stop_after: {flow(str(wanted.train.stop_after))}   # or 3 epochs; or "30 minutes total", all in
   batch: {batch}   # what one update sees
   evaluate_every: 10 %
-  save_every: 10 %   # a killed run goes on from here
+  save_every: 10 %   # a killed run continues from here
   # early_stopping: {{patience: 3}}   # end when the held-out loss has stopped falling
 
 evaluation:
@@ -343,7 +343,7 @@ model:  # {name}: {size.about}; from random weights
           intermediate_size: {size.inner}, max_position_embeddings: {_POSITIONS},
           tie_word_embeddings: true}}
   tokenizer: {flow(own)}   # {origin}
-  # To go on from a model you have, replace family, shape and tokenizer by:
+  # To continue from a model you have, replace family, shape and tokenizer by:
   # {{family: auto, start_from: FOLDER-OR-HUB-NAME}}
 """
 

@@ -117,6 +117,6 @@ def _chat(codec: Codec, record: Provenance) -> ChatTemplate | None:
 
 
 def _asked(record: Provenance, typed: str) -> str:
-    """What a person types, as the prompt of the model's form."""
+    """The prompt, in the model's form, of what a person types."""
     recipes = writes_recipes(record)
     return read_prompts(typed, None, task="write", raw=False, recipes=recipes, blanks=True)[0]

@@ -91,7 +91,7 @@ class Outcome:
     seconds: float = 0.0
     found: Difference | None = None
     reason: str = ""
-    """Why it was skipped."""
+    """Reason why it was skipped."""
 
 
 @dataclass(frozen=True)
