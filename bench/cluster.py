@@ -181,7 +181,7 @@ def models() -> list[Model]:
     """The GPT-NeoX of the preset and a 7B Llama, counted from their outlines."""
     from toque.config import load_config
     from toque.models.flops import flops_per_token, parameter_counts
-    from toque.training.planning.outlined_update import outlining
+    from toque.runs.outlined_update import outlining
     from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
 
     llama = (
@@ -201,7 +201,7 @@ def models() -> list[Model]:
         config = load_config("neox-1.2b", overrides=overrides).config
         with outlining():
             model = outlined_model(
-                config, vocabulary_of(config, None)[0], where="cuda", precision="bf16"
+                config, vocabulary_of(config, None), where="cuda", precision="bf16"
             )
             counts = parameter_counts(model)
             flops = flops_per_token(model, context=1024)

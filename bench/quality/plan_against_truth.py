@@ -6,7 +6,7 @@ Six configurations, each planned and then trained for some updates on the embedd
 processes of their own: T5, GPT-2, NeoX, LoRA beside the T5 and the GPT-2 just trained, and the
 demo's shape (20 times as many updates). "memory" is the largest resident size of the training
 process, as the system counts it; "seconds" the median of its updates, the first third left out.
-Floors: memory within 10 %, time within 20 %; the quality check passes when each configuration is
+Floors: memory within 15 %, time within 25 %; the quality check passes when each configuration is
 within both. The machine's other programs disturb times and not memory. Plan once more in the run's
 folder and the rate that was measured there is used; that time is `again`.
 """
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import peers
 
-MEMORY_FLOOR, TIME_FLOOR = 0.10, 0.20
+MEMORY_FLOOR, TIME_FLOOR = 0.15, 0.25
 _SHORT: Final = 20
 """Times as many updates of the demo's shape, which take some hundredths of a second."""
 _DATA = "max_prompt_tokens: 96, max_target_tokens: 320, validation_fraction: 0.05"

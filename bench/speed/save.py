@@ -178,14 +178,16 @@ def _synchronous(work: Path) -> dict[str, float]:
 
     from toque.config import load_config
     from toque.data.store.token_store import TokenStore
+    from toque.runs.outlined_update import outlining
     from toque.storage.bucket import open_bucket
     from toque.storage.bucket_access import RUNS
     from toque.training.checkpoint.state_tensors import model_tensors
     from toque.training.checkpoint.store import CheckpointStore
-    from toque.workflows.forecast import in_outline
+    from toque.workflows.plan.outlined_model import plain_outline
 
     config = load_config(str(work / "config.yaml"), []).config
-    with in_outline(config, TokenStore.open(config.data.store)) as model:
+    with outlining():
+        model = plain_outline(config, TokenStore.open(config.data.store))
         shapes = {n: tuple(t.shape) for n, t in model_tensors(model).items()}
     made = {name: torch.randn(shape) for name, shape in shapes.items()}
     moments = {f"{n}/{m}": t.clone() for n, t in made.items() for m in ("exp_avg", "exp_avg_sq")}

@@ -14,18 +14,18 @@ from pathlib import Path
 
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.reporter import SILENT, Reporter
-from toque.workflows.ablate.run import ablate
+from toque.workflows.ablate import ablate
 from toque.workflows.check import check
 from toque.workflows.classify import classify
 from toque.workflows.compare import compare
 from toque.workflows.configure import Configured, configure, with_origins
-from toque.workflows.doctor.run import doctor
+from toque.workflows.doctor.diagnosis import doctor
 from toque.workflows.drill import drill
 from toque.workflows.evaluate import evaluate, score
 from toque.workflows.export import export
 from toque.workflows.generate import generate as write_texts
 from toque.workflows.init import init
-from toque.workflows.plan.run import plan
+from toque.workflows.plan.planning import plan
 from toque.workflows.prepare import prepare, prepare_before_torch
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun, Written

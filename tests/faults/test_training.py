@@ -17,7 +17,7 @@ from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
-from toque.training.observers.data_bound import DataBound
+from toque.training.observers.run_warnings import DataBound
 from toque.training.runtime import Runtime
 from toque.training.signals import INTERRUPTED, Interrupt
 from toque.units import Cursor, Progress

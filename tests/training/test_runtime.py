@@ -8,10 +8,10 @@ import torch
 from fixtures.runs import RowStream
 from toque.errors import ConfigError
 from toque.models.onednn import onednn_is_faster
-from toque.training import peak_flops
+from toque.runs import peak_flops
+from toque.runs.peak_flops import measure_peak
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import build_optimizer, optimizer_tensors
-from toque.training.peak_flops import measure_peak
 from toque.training.runtime import Runtime, _precision, set_deterministic
 from toque.units import Cursor
 

@@ -36,8 +36,8 @@ def doctor(
         pairs: turns of each side.
         json: print one JSON object, for programs.
     """
-    from toque.workflows.doctor.run import Diagnosis
-    from toque.workflows.doctor.run import doctor as workflow
+    from toque.workflows.doctor.diagnosis import Diagnosis
+    from toque.workflows.doctor.diagnosis import doctor as workflow
 
     with loading() if run is None and not try_levers else nullcontext():
         from toque.cli.console import print_checkup

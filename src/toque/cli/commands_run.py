@@ -411,7 +411,7 @@ def ablate(
         out: folder of the runs and the results.
         trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
     """
-    from toque.workflows.ablate.run import ablate as workflow
+    from toque.workflows.ablate import ablate as workflow
 
     found = workflow(
         config,

@@ -31,7 +31,7 @@ from toque.reporter import clock_text
 if TYPE_CHECKING:
     from toque.data.prepare.data_report import Report
     from toque.reports.page import Grid
-    from toque.workflows.doctor.checkup import Checkup
+    from toque.workflows.doctor.check_table import Checkup
     from toque.workflows.drill import DrillResult
     from toque.workflows.results import Written
 

@@ -13,7 +13,7 @@ from toque.data.loader.batch_stream import BatchStream
 from toque.models.flops import flops_per_token, products_of
 from toque.models.forward.attention_choice import Choice, attention_of
 from toque.models.precision import has_fast_bf16
-from toque.training.peak_flops import peak_of
+from toque.runs.peak_flops import peak_of
 from toque.training.runtime import Runtime
 
 

@@ -29,6 +29,7 @@ from toque.models.forward.compile import CompileSeconds
 from toque.models.loading.to_train import family_to_train, model_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter, heard, losing
+from toque.runs.peak_flops import peak_of_ranks
 from toque.training.arithmetic import arithmetic_of
 from toque.training.autotune.fitting import Fitted, fit_to_machine
 from toque.training.autotune.oom_fallback import OomFallback
@@ -44,7 +45,8 @@ from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.lr_schedules import schedule_from_settings
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
-from toque.training.observers.measuring import gradients_observer, measuring_observers, phase_memory
+from toque.training.observers.gpu_readings import peak_memory
+from toque.training.observers.measuring import gradients_observer, measuring_observers
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.start_event import start_event
 from toque.training.observers.store_watch import StoreWatch
@@ -60,7 +62,6 @@ from toque.training.optimisations import (
     turned_off,
 )
 from toque.training.part_clock import PartClock
-from toque.training.peak_flops import peak_of_ranks
 from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.signals import Interrupt
@@ -356,7 +357,7 @@ def build_observers(
     )
     arithmetic = arithmetic_of(model, stream, attention_in(model, runtime))
     peak = peak_of_ranks(runtime.peak(arithmetic.products), world_size)
-    feeds, memory, gpu_use = watchers.feeds(warn), phase_memory(runtime), GpuUse()
+    feeds, gpu_use = watchers.feeds(warn), GpuUse()
     log = MetricsLog(
         run / "metrics.jsonl",
         log_every=observe.log_every,
@@ -370,11 +371,10 @@ def build_observers(
         peak=peak,
         evaluated=evaluator.record,
         copies=[gpu_use.take, *(feed.take for feed in feeds)],
-        beside=[part.take for part in memory],
+        beside=[partial(peak_memory, runtime.device)],
     )
     # Those before the log still record into it when a session ends.
     callbacks: list[Callback] = [
-        *memory,
         *measuring_observers(observe, run, runtime, log.record, warn, reporter),
         *gradients_observer(observe, model, trainer.optimizer, runtime, sharing, log.record),
         log,

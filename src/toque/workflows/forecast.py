@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +11,12 @@ from typing import TYPE_CHECKING
 from toque.config import RunConfig
 from toque.errors import CheckpointError, ConfigError, DataError
 from toque.reporter import size_text
+from toque.runs.estimate import checkpoint_bytes, kept_bytes
+from toque.runs.outlined_update import outlining
 from toque.units import Progress
+from toque.workflows.plan.outlined_model import plain_outline
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from toque.data.store.token_store import TokenStore
     from toque.training.trainer import Trainer
 
 
@@ -28,19 +26,15 @@ class Space:
 
     checkpoint: int
     best: int
-    """One of the best models: weights alone."""
+    """Bytes of one of the best models: weights alone."""
+    most: int
+    """Bytes of all that is kept, and of one of each kind being written besides."""
     keep_last: int
     keep_best: int
     free: int
-    """On the disk of the run's folder."""
+    """Bytes free on the disk of the run's folder."""
     how: str
-    """Where the sizes are from."""
-
-    @property
-    def most(self) -> int:
-        """All that is kept, and one of each kind being written besides."""
-        best = self.best * (self.keep_best + 1) if self.keep_best else 0
-        return self.checkpoint * (self.keep_last + 1) + best
+    """Origin of the sizes."""
 
     def in_words(self) -> str:
         """One sentence or two."""
@@ -62,11 +56,11 @@ def space_of(config: RunConfig) -> Space:
         ConfigError: a model that cannot be made, or whose size is not known before its first save.
         DataError: no store, which says how many tokens the model must know.
     """
-    run = Path(config.run_dir)
-    sizes = _measured(run) or _outlined(config)
-    train = config.train
+    run, train = Path(config.run_dir), config.train
+    checkpoint, best, how = _measured(run) or _outlined(config)
+    most = kept_bytes(config, checkpoint, best)
     free = shutil.disk_usage(_existing(run)).free
-    return Space(*sizes[:2], train.keep_last, train.keep_best, free, sizes[2])
+    return Space(checkpoint, best, most, train.keep_last, train.keep_best, free, how)
 
 
 def refuse_small_disk(trainer: Trainer, config: RunConfig) -> None:
@@ -81,8 +75,7 @@ def refuse_small_disk(trainer: Trainer, config: RunConfig) -> None:
     if trainer.finished:
         return
     weights = bytes_of(model_tensors(trainer.model))
-    averages = weights if trainer.average is not None else 0
-    whole = weights + averages + state_bytes(trainer.optimizer)
+    whole = checkpoint_bytes(config, weights, state_bytes(trainer.optimizer))
     best = weights if config.train.keep_best else 0
     folder = Path(config.run_dir)
     free = shutil.disk_usage(_existing(folder)).free
@@ -121,38 +114,12 @@ def _outlined(config: RunConfig) -> tuple[int, int, str]:
 
     if config.adapter is not None:
         raise ConfigError("only the adapter is saved, and the first save shows how little that is.")
-    with in_outline(config, TokenStore.open(config.data.store)) as model:
-        optimizer = build_optimizer(model, name=config.optim.name)
+    with outlining():
+        model = plain_outline(config, TokenStore.open(config.data.store))
+        state = state_bytes(build_optimizer(model, name=config.optim.name))
         weights = bytes_of(model_tensors(model))
-        averages = weights if config.optim.averaging is not None else 0
-        state = state_bytes(optimizer)
-    return weights + state + averages, weights, "weights and optimizer, by their shapes"
-
-
-@contextmanager
-def in_outline(config: RunConfig, store: TokenStore) -> Iterator[PreTrainedModel]:
-    """The run's model, adapter aside, with shapes and no numbers: whatever its size, no memory.
-
-    Raises:
-        ConfigError: a model that cannot be made, or one whose checkpoint is not on this machine.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from toque.models.loading.from_scratch import outline_of
-    from toque.models.loading.pretrained import grow_vocabulary
-    from toque.workflows.build import build_language_model
-
-    start = Path(config.model.start_from).expanduser()
-    scratch = config.model.start_from == "scratch"
-    if not scratch and not (start / "config.json").is_file():
-        raise ConfigError(f"model.start_from is {start}, which is no model folder on this machine.")
-    with FakeTensorMode():
-        if scratch:
-            model = build_language_model(config, store)
-        else:
-            model = outline_of(start)
-            grow_vocabulary(model, store.codec().vocab_size)
-        yield model
+    whole = checkpoint_bytes(config, weights, state)
+    return whole, weights, "weights and optimizer, by their shapes"
 
 
 @dataclass(frozen=True)
@@ -200,9 +167,9 @@ def _expected(config: RunConfig) -> dict[str, float]:
     asked |= {optim.cycles.first.unit} if optim.cycles is not None else set()
     try:
         store = TokenStore.open(config.data.store)
-        with in_outline(config, store) as model:
-            made = model
-        return build_stream(config, store, made).totals(stop)
+        with outlining():
+            model = plain_outline(config, store)
+        return build_stream(config, store, model).totals(stop)
     except (ConfigError, DataError) as error:
         if asked <= {stop.unit, "%"}:
             return {}

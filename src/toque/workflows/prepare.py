@@ -77,13 +77,14 @@ def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
     if config.model.start_from != "scratch" and not (start / "config.json").is_file():
         return
     from toque.data.loader.row_lengths import refuse_empty
-    from toque.workflows.build import build_stream  # with torch
-    from toque.workflows.forecast import in_outline
+    from toque.runs.outlined_update import outlining  # with torch
+    from toque.workflows.build import build_stream
+    from toque.workflows.plan.outlined_model import plain_outline
 
     try:
         refuse_empty(store, "validation")
-        with in_outline(config, store) as model:
-            outline = model
+        with outlining():
+            outline = plain_outline(config, store)
         build_stream(config, store, outline)
     except ConfigError as error:
         raise ConfigError(

@@ -7,13 +7,9 @@ import pytest
 import torch
 
 from toque.batch import IGNORE
+from toque.runs.estimate import evenly, largest_rows
 from toque.training.autotune.machine_cache import MachineCache
-from toque.training.autotune.micro_batch import (
-    Probe,
-    WorstBatch,
-    evenly,
-    largest_rows,
-)
+from toque.training.autotune.micro_batch import HEADROOM, Probe, WorstBatch
 from toque.training.autotune.resources import Resources
 from toque.training.runtime import Runtime
 
@@ -32,7 +28,7 @@ def test_the_most_that_fit_on_a_device(room, rows):
         needed = 50 + 100 * rows + (10 * rows if rows > 4 else 0)  # worse than two sizes tell
         return needed if needed <= room else None
 
-    assert largest_rows(peak, update_rows=30, free=lambda: room) == rows
+    assert largest_rows(peak, update_rows=30, room=lambda: HEADROOM * room) == rows
     assert peak(rows) is not None
 
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from toque.cli.console import ConsoleReporter
 from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
+from toque.runs.peak_flops import Peak
 from toque.runs.time_left import TimeLeft
 from toque.training.events import Best, RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.console import ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
-from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress
 
 STOP = Duration(100, "steps")

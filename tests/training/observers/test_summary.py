@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from toque.reporter import Silent
+from toque.runs.peak_flops import Peak
 from toque.training.events import RunStart, StepInfo
 from toque.training.observers.summary import Computing, GpuUse, Summary
-from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress
 
 

@@ -17,9 +17,7 @@ from toque.training.events import RunEnd, RunStart, StepInfo
 from toque.training.observers.gpu_readings import Gpus, gpus_here
 from toque.training.observers.host_readings import Host
 from toque.training.observers.metrics_log import MetricsLog
-from toque.training.observers.phase_memory import PhaseMemory
 from toque.training.observers.system_sampler import SystemSampler
-from toque.training.phases import Phases
 from toque.units import Duration, Progress
 
 START = RunStart(Progress(), Duration(6, "steps"))
@@ -228,31 +226,6 @@ def test_figures_of_steps_that_a_continued_run_repeats_are_left_out(tmp_path):
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
     found = [(e["event"], e["step"]) for e in read_metrics(path)]
     assert found == [("start", 0), ("system", 2), ("start", 3), ("gradients", 4)]
-
-
-def test_peaks_by_phase_are_of_the_first_update_since_they_were_taken():
-    phases, level = Phases(), [0]
-    memory = PhaseMemory(phases, lambda: None, lambda: level[0])
-    log_fields = []
-    memory.on_fit_start(START)
-    for n, (forward, backward) in enumerate([(10, 30), (99, 99), (20, 5)], start=1):
-        memory.on_before_step(Progress(step=n - 1))
-        for phase, held in (("forward", forward), ("forward", forward - 1), ("backward", backward)):
-            with phases(phase):
-                level[0] = held
-        if n == 2:
-            memory.on_before_evaluate(Progress(step=n))
-            level[0] = 7
-            memory.on_evaluate(Progress(step=n), {})
-            log_fields.append(memory.take())
-    log_fields.append(memory.take())
-    memory.on_fit_end(END)
-    assert log_fields == [
-        {"peak_memory_bytes": {"forward": 10, "backward": 30, "evaluation": 7}},
-        {"peak_memory_bytes": {"forward": 20, "backward": 5}},
-    ]
-    assert memory.take() == {}
-    assert phases.watchers == []
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ import torch
 from toque.training.callbacks import Callbacks
 from toque.training.events import Best, Requests, RunEnd, RunStart, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
-from toque.training.observers.overfitting import Overfitting
+from toque.training.observers.run_warnings import Overfitting
 from toque.training.observers.user_callbacks import UserCallback
 from toque.training.observers.webhook import Webhook, body_for, describe, post_json
 from toque.units import Duration, Progress

@@ -16,10 +16,10 @@ from toque.reports.run_shares import facts_of
 from toque.reports.verdict import verdict_of
 from toque.runs.history import read_metrics
 from toque.units import Duration
-from toque.workflows.doctor import environment
+from toque.workflows.doctor import machine_checks
 from toque.workflows.doctor.attempts import Attempt, disk
-from toque.workflows.doctor.checkup import Check, Checkup
-from toque.workflows.doctor.trial import rate_of, updates_of
+from toque.workflows.doctor.check_table import Check, Checkup
+from toque.workflows.doctor.lever_trial import rate_of, updates_of
 
 CONFIG = """
 run_dir: {folder}/runs/a
@@ -158,7 +158,7 @@ def test_what_failed_ends_with_exit_code_one() -> None:
 def test_versions_outside_their_range_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["torch>=99", "no-such-package>=1", "numpy>=1"]
     monkeypatch.setattr("importlib.metadata.requires", lambda _name: wanted)
-    (packages,) = [c for c in environment.software() if c.name == "packages"]
+    (packages,) = [c for c in machine_checks.software() if c.name == "packages"]
     assert packages.state == "failed"
     assert "outside >=99" in packages.found
     assert "no-such-package is missing" in packages.found
@@ -167,13 +167,13 @@ def test_versions_outside_their_range_fail(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_credentials_are_found_and_never_shown(tmp_path: Path) -> None:
     secret = {"HF_TOKEN": "hf_secret", "AWS_ACCESS_KEY_ID": "secret", "AWS_SECRET_ACCESS_KEY": "se"}
-    found = list(environment.credentials(secret, tmp_path))
+    found = list(machine_checks.credentials(secret, tmp_path))
     assert [c.found.startswith("credentials found") for c in found] == [False, True, True]
     assert "secret" not in repr(found)
-    half = list(environment.credentials({"AWS_ACCESS_KEY_ID": "x"}, tmp_path))
+    half = list(machine_checks.credentials({"AWS_ACCESS_KEY_ID": "x"}, tmp_path))
     assert half[1].state == "failed"
     named = {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "none.json")}
-    assert next(iter(environment.credentials(named, tmp_path))).state == "failed"
+    assert next(iter(machine_checks.credentials(named, tmp_path))).state == "failed"
 
 
 def test_a_disk_that_cannot_be_written_fails(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_an_attempt_says_what_went_wrong_and_ends_what_hangs() -> None:
 @pytest.mark.slow
 def test_the_machine_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    looked = environment.check_machine()
+    looked = machine_checks.check_machine()
     names = [check.name for check in looked.checks]
     assert {"python", "packages", "processor", "memory", "all-reduce over gloo"} <= set(names)
     assert all(check.todo for check in looked.checks if check.state != "ok")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +21,11 @@ from toque.models.forward.grouped_attention import causal_mask
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.outline import OutlinedRows
 from toque.models.loading.from_scratch import build_model
+from toque.runs.outlined_update import OutlinedUpdate, outline_update, outlining
+from toque.runs.peak_flops import Peak
 from toque.training.autotune.micro_batch import Probe, WorstBatch
-from toque.training.peak_flops import Peak
-from toque.training.planning.outlined_update import outline_update, outlining
 from toque.training.runtime import Runtime
+from toque.workflows.plan.planned import optimizer_of
 
 SHAPES = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128},
@@ -44,15 +47,27 @@ def made(family: str, precision: str) -> torch.nn.Module:
     return model
 
 
+def outlined(family: str, rows: OutlinedRows, precision: str, **more: Any) -> OutlinedUpdate:
+    """The outline of a small model's update."""
+    with outlining():
+        model = made(family, precision)
+        optimizer, state = optimizer_of(model, more.pop("name", "adamw"))
+        defaults: dict[str, Any] = {"where": "cpu", "accumulates": False}
+        return outline_update(
+            model,  # type: ignore[arg-type]
+            rows,
+            precision=more.pop("products", precision),
+            optimizer=optimizer,
+            state_bytes=state,
+            **defaults | more,
+        )
+
+
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("family", sorted(SHAPES))
 def test_an_outline_keeps_the_bytes_that_a_real_forward_keeps(family: str, precision: str) -> None:
     rows = OutlinedRows(2, 64 if family == "t5" else 0, 128, 2)
-    with outlining():
-        outline = outline_update(
-            made(family, precision),  # type: ignore[arg-type]
-            rows, where="cpu", precision=precision, optimizer="adamw", accumulates=False,
-        )  # fmt: skip
+    outline = outlined(family, rows, precision)
     runtime = Runtime(precision=precision)  # type: ignore[arg-type]
     worst = WorstBatch(rows.source, 128, 32, 64, 300)
     real = made(family, precision)
@@ -69,24 +84,15 @@ def test_an_outline_keeps_the_bytes_that_a_real_forward_keeps(family: str, preci
 
 
 def test_nothing_without_content_stays_behind() -> None:
-    with outlining():
-        outline_update(
-            made("gpt2", "bf16"),  # type: ignore[arg-type]
-            OutlinedRows(1, 0, 64), where="cpu", precision="bf16", optimizer="muon",
-            accumulates=True,
-        )  # fmt: skip
+    outlined("gpt2", OutlinedRows(1, 0, 64), "bf16", name="muon", accumulates=True)
     assert type(causal_mask(64)) is torch.Tensor
 
 
 def test_checkpointing_keeps_less_and_computes_more() -> None:
     def outline(*, recompute: bool) -> tuple[int, float]:
-        with outlining():
-            found = outline_update(
-                made("neox", "bf16"),  # type: ignore[arg-type]
-                OutlinedRows(4, 0, 128), where="cuda", precision="bf16", optimizer="adamw",
-                accumulates=True, recompute=recompute,
-            )  # fmt: skip
-        return found.kept, sum(found.products.values())
+        rows = OutlinedRows(4, 0, 128)
+        found = outlined("neox", rows, "bf16", where="cuda", accumulates=True, recompute=recompute)
+        return found.kept, found.flops
 
     plain, again = outline(recompute=False), outline(recompute=True)
     assert again[0] < plain[0] / 2
@@ -105,6 +111,44 @@ def test_the_parts_add_up_and_a_card_too_small_gets_levers() -> None:
     assert plan.record()["flops"]["token"] == pytest.approx(8.47e9, rel=0.01)
 
 
+def settings_of(folder: Path, **train: Any) -> Mapping[str, Any]:
+    """A small run in `folder` whose data is not prepared."""
+    return {
+        "run_dir": str(folder / "run"),
+        "model": {
+            "family": "gpt2", "tokenizer": "trained:512",
+            "shape": {"n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64},
+        },
+        "data": {
+            "sources": [], "store": str(folder / "store"), "max_prompt_tokens": 16,
+            "max_target_tokens": 48,
+        },
+        "train": {"batch": "256 tokens", "stop_after": "3 steps"} | train,
+    }  # fmt: skip
+
+
+def test_a_run_that_has_not_begun_is_timed_by_its_operations(tmp_path: Path) -> None:
+    plan = toque.plan(settings_of(tmp_path, precision="float32"))
+    assert plan.time.how == "this model's operations, each timed just now"
+    assert plan.time.run_seconds is not None
+    assert plan.time.run_seconds >= 3 * plan.time.update_seconds > 0.0
+
+
+def test_a_run_of_ten_updates_is_timed_by_itself(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    parameters = toque.plan(settings).parameters.total
+    (tmp_path / "run").mkdir()
+    start = {"event": "start", "step": 0, "parameters": {"total": parameters}}
+    steps = [{"event": "step", "step": n, "tokens": 200, "seconds": 0.5} for n in range(1, 12)]
+    lines = [json.dumps(event) + "\n" for event in (start, *steps)]
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text("".join(lines))
+    time = toque.plan(settings).time
+    assert time.update_seconds == pytest.approx(256 / 400, rel=0.10)
+    metrics.write_text("".join(lines[:9]))
+    assert "timed just now" in toque.plan(settings).time.how
+
+
 def test_flops_and_hours_follow_from_the_utilisation() -> None:
     plan = toque.plan("neox-1.2b", hardware="h100", utilisation=0.5)
     assert plan.time.utilisation == pytest.approx(0.5)
@@ -117,8 +161,7 @@ def test_a_peak_that_a_run_beats_is_said_to_be_too_low() -> None:
     """A plan for a machine that was busy while its peak was measured ended in a refusal."""
     plan = toque.plan("agi2-small", hardware="h100", utilisation=1.0)
     assert plan.time.utilisation == 1.0
-    busy = replace(plan.time.pace, peak=Peak(1e9, "measured in float32"))
-    beaten = replace(plan, time=replace(plan.time, pace=busy))
+    beaten = replace(plan, time=replace(plan.time, peak=Peak(1e9, "measured in float32")))
     assert beaten.time.utilisation is None
     assert "not known: the peak is too low, as if measured while other programs" in str(beaten)
     assert beaten.record()["time"]["utilisation"] is None
@@ -162,7 +205,7 @@ def test_flan_t5_xxl_fits_a_small_card_with_its_base_in_few_bits(card: str) -> N
     parts = plan.memory.parts
     assert plan.fits
     assert plan.memory.micro_batch_rows >= 2
-    assert (plan.ahead.row.source, plan.ahead.row.target) == (256, 512)
+    assert (plan.work.row.source, plan.work.row.target) == (256, 512)
     # Of 48 blocks the projections of 24 + 48 attentions, and two of three matrices behind them.
     n = (24 + 48) * 4 * 4096 * 4096 + 48 * 2 * 4096 * 10240
     bits = 8 if card == "rtx-5090" else 4
@@ -179,12 +222,7 @@ def test_a_gpu_s_kernels_hold_no_mask_of_all_pairs(family: str) -> None:
     rows = OutlinedRows(2, 64 if family == "t5" else 0, 128, 2)
 
     def kept(*, masked: bool) -> int:
-        with outlining():
-            return outline_update(
-                made(family, "float32"),  # type: ignore[arg-type]
-                rows, where="cuda", precision="bf16", optimizer="adamw", accumulates=False,
-                masked=masked,
-            ).kept  # fmt: skip
+        return outlined(family, rows, "float32", products="bf16", where="cuda", masked=masked).kept
 
     pairs = [(64, 64), (128, 128), (128, 64)] if family == "t5" else [(128, 128)]
     masks = sum(2 * queries * keys for queries, keys in pairs)  # a byte a pair, of two rows

@@ -8,7 +8,7 @@ import yaml
 from toque.config import load_config, presets
 from toque.config.resolve import PRESETS
 from toque.models.flops import parameter_counts
-from toque.training.planning.outlined_update import outlining
+from toque.runs.outlined_update import outlining
 from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
 
 # millions: all, without embeddings, trained (the checklist's section 1b, S1, S4 and S5)
@@ -44,7 +44,7 @@ def test_every_preset_is_counted_but_the_one_without_a_model_of_its_own() -> Non
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_a_preset_builds_and_has_its_parameters(name: str) -> None:
     config = load_config(name).config
-    vocabulary, _ = vocabulary_of(config, None)
+    vocabulary = vocabulary_of(config, None)
     with outlining():
         model = outlined_model(config, vocabulary, where="cuda", precision="bf16")
         counts = parameter_counts(model)

@@ -26,6 +26,7 @@ from toque.models.forward.cross_entropy import logits_bytes
 from toque.models.forward.packed import output_head
 from toque.models.lora.quantised import quantised_layers
 from toque.reporter import SILENT, Reporter
+from toque.runs.estimate import evenly, largest_rows
 from toque.storage.cache_folder import cache_folder
 from toque.training.autotune.machine_cache import MachineCache, machine_facts
 from toque.training.autotune.micro_batch import (
@@ -33,8 +34,6 @@ from toque.training.autotune.micro_batch import (
     MemoryNeeds,
     Probe,
     WorstBatch,
-    evenly,
-    largest_rows,
     least_of,
 )
 from toque.training.autotune.resources import Resources, earlier_choices
@@ -332,7 +331,7 @@ class _Fit:
         rows = largest_rows(
             lambda n: peak_of(lambda: self.probe.seconds(n), device),
             update_rows=self.update_rows,
-            free=lambda: self.free(device),
+            room=lambda: HEADROOM * self.free(device),
         )
         del placeholder
         torch.cuda.empty_cache()

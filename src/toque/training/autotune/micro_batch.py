@@ -128,41 +128,6 @@ class Probe:
         return total
 
 
-def evenly(update_rows: int, at_most: int) -> int:
-    """Rows of a micro-batch, at most `at_most`, that divide an update most evenly.
-
-    >>> evenly(30, 16), evenly(30, 40)
-    (15, 30)
-    """
-    at_most = max(1, min(at_most, update_rows))
-    pieces = -(-update_rows // at_most)
-    return -(-update_rows // pieces)
-
-
-def largest_rows(
-    fits: Callable[[int], int | None], *, update_rows: int, free: Callable[[], int]
-) -> int:
-    """The largest micro-batch that was tried and fitted, on a device with memory of its own.
-
-    Args:
-        fits: computes that many rows; its peak of allocated bytes, or None if out of memory.
-        update_rows: rows of an update; never more.
-        free: free bytes of the device.
-
-    Returns:
-        At least 1, whether or not one row fits.
-    """
-    one = fits(1)
-    two = fits(2) if update_rows > 1 else None
-    if one is None or two is None:
-        return 1
-    each, room = max(1, two - one), HEADROOM * free() - one
-    rows = evenly(update_rows, max(2, 1 + int(room // each)))
-    while rows > 2 and fits(rows) is None:
-        rows = evenly(update_rows, max(2, int(0.85 * rows)))
-    return rows
-
-
 @dataclass(frozen=True)
 class WorstBatch:
     """Makes worst batches without reading data; every token has loss.

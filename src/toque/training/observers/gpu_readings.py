@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+import torch
+
 _REASONS: Final = {
     "SwPowerCap": "power cap",
     "HwSlowdown": "hardware slowdown",
@@ -78,6 +80,13 @@ class Gpus:
             return question()
         except self._nvml.NVMLError:  # MIG, old cards and missing rights refuse some of them
             return None
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Field of a step event: the most bytes of a GPU that the session has allocated so far."""
+    if device.type != "cuda":
+        return {}
+    return {"peak_memory_bytes": torch.cuda.max_memory_allocated(device)}
 
 
 def no_gpus() -> tuple[None, None]:

@@ -16,7 +16,6 @@ from toque.training.callbacks import Callback
 from toque.training.distributed.sharing import Sharing
 from toque.training.observers.gpu_readings import gpus_here, no_gpus
 from toque.training.observers.gradients import Gradients
-from toque.training.observers.phase_memory import CudaAllocator, PhaseMemory
 from toque.training.observers.profiler import Profiler, ProfileSchedule
 from toque.training.observers.system_sampler import Record, SystemSampler
 from toque.training.runtime import Runtime
@@ -88,14 +87,6 @@ def gradients_observer(
     return [
         Gradients(record or _unrecorded, int(every.amount), model, optimizer, runtime.phases, total)
     ]
-
-
-def phase_memory(runtime: Runtime) -> list[PhaseMemory]:
-    """The observer of peak memory by phase; none where the device is no GPU."""
-    if runtime.device.type != "cuda":
-        return []
-    allocator = CudaAllocator(runtime.device)
-    return [PhaseMemory(runtime.phases, allocator.begin, allocator.peak)]
 
 
 def _unrecorded(event: str, **fields: object) -> None:

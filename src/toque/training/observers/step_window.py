@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from toque.runs.peak_flops import Peak
 from toque.training.events import StepInfo
-from toque.training.peak_flops import Peak
 
 
 @dataclass

@@ -69,12 +69,11 @@ class TrackerNames:
 
     def _step(self, record: Mapping[str, Any]) -> Pairs:
         for name, value in record.items():
-            if name not in ("step", "stage"):
+            if name not in ("step", "stage", "peak_memory_bytes"):
                 yield f"train/{'learning_rate' if name == 'lr' else name}", value
         for part, seconds in (record.get("parts") or {}).items():
             yield f"train/seconds/{part}", seconds
-        for phase, n_bytes in (record.get("peak_memory_bytes") or {}).items():
-            yield f"system/gpu_peak_memory_bytes/{phase}", n_bytes
+        yield "system/gpu_peak_memory_bytes", record.get("peak_memory_bytes")
         stage = record.get("stage")
         if isinstance(stage, int) and 1 <= stage <= len(self.stages):
             bounds = self.stages[stage - 1]

@@ -13,8 +13,7 @@ from toque.config.schema import ObserveConfig
 from toque.config.user_code import ForeignCode, imported
 from toque.errors import ConfigError
 from toque.training.callbacks import Callback
-from toque.training.observers.data_bound import DataBound
-from toque.training.observers.overfitting import Overfitting
+from toque.training.observers.run_warnings import DataBound, Overfitting
 from toque.training.observers.tracker_services import Open, opener
 from toque.training.observers.trackers import TrackerFeed, TrackerNames
 from toque.training.observers.user_callbacks import METHODS, UserCallback

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Literal, Self
 
-from toque.workflows.doctor.checkup import Check
+from toque.workflows.doctor.check_table import Check
 
 COMPILE_SECONDS: Final = 14.0
 SHARED_SECONDS: Final = 15.0

@@ -34,7 +34,7 @@ _TRAINED = "trained:"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a model must know of the tokenizer; a codec will do as well."""
+    """Facts of a tokenizer that a model is made for; a codec has them as well."""
 
     vocab_size: int
     pad_id: int = 0
@@ -43,35 +43,28 @@ class Vocabulary:
     newline_id: int | None = None
 
 
-def vocabulary_of(config: RunConfig, store: TokenStore | None) -> tuple[Vocabulary | None, str]:
+def vocabulary_of(config: RunConfig, store: TokenStore | None) -> Vocabulary | None:
     """The store's vocabulary, or what the settings say of it; None where a checkpoint decides.
 
-    Returns:
-        It, and where it is from in words.
-
     Raises:
-        ConfigError: a model from scratch with a tokenizer that is not there to be counted.
+        ConfigError: a model from scratch with a tokenizer that cannot be read to be counted.
     """
     if store is not None:
         codec = store.codec()
-        known = Vocabulary(
+        return Vocabulary(
             codec.vocab_size, codec.pad_id, codec.eos_id, codec.bos_id, codec.newline_id
         )
-        return known, f"{codec.vocab_size:,} tokens, the store's"
     source = config.model.tokenizer_source
     if source.startswith(_TRAINED):
-        n = int(source.removeprefix(_TRAINED))
-        return Vocabulary(n), f"{n:,} tokens, as asked for"
+        return Vocabulary(int(source.removeprefix(_TRAINED)))
     if config.model.start_from != "scratch":
-        return None, "the checkpoint's"
+        return None
     if source in KNOWN:
-        n = KNOWN[source].vocab_size
-        return Vocabulary(n), f"{n:,} tokens of {source}"
+        return Vocabulary(KNOWN[source].vocab_size)
     from toque.data.tokenizer.codec import load_codec
     from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 
-    codec = load_codec(resolve_tokenizer(source))
-    return Vocabulary(codec.vocab_size), f"{codec.vocab_size:,} tokens of {source}"
+    return Vocabulary(load_codec(resolve_tokenizer(source)).vocab_size)
 
 
 def outlined_model(
@@ -96,6 +89,18 @@ def outlined_model(
         use_fast_dropout(model)
         if precision == "bf16":
             use_bf16_layers(model)
+    return model
+
+
+def plain_outline(config: RunConfig, store: TokenStore) -> PreTrainedModel:
+    """The run's model with the store's vocabulary, adapter and layers aside; inside `outlining`.
+
+    Raises:
+        ConfigError: as `outlined_model`.
+    """
+    model = base_outline(config, known := vocabulary_of(config, store))
+    if config.model.start_from != "scratch" and known is not None:
+        grow_vocabulary(model, known.vocab_size)
     return model
 
 

@@ -15,8 +15,8 @@ from toque.storage.no_follow import refuse_links
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
-    from toque.workflows.doctor.checkup import Checkup
-    from toque.workflows.doctor.trial import Trial
+    from toque.workflows.doctor.check_table import Checkup
+    from toque.workflows.doctor.lever_trial import Trial
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def diagnose(
         )
     trials: Sequence[Trial] = ()
     if try_levers:
-        from toque.workflows.doctor.trial import try_findings
+        from toque.workflows.doctor.lever_trial import try_findings
 
         trials = try_findings(folder, verdict, steps=steps, pairs=pairs, reporter=reporter)
     facts = verdict.facts
@@ -151,6 +151,6 @@ def doctor(
 
 def checkup(*, reporter: Reporter = SILENT) -> Checkup:
     """Check this machine: what training needs, each thing ok, warning or failed."""
-    from toque.workflows.doctor.environment import check_machine
+    from toque.workflows.doctor.machine_checks import check_machine
 
     return check_machine(reporter=reporter)

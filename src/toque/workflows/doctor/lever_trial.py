@@ -1,7 +1,7 @@
-"""Trial: a run trained for some updates as it is and with a lever, in turn, and the gain measured.
+"""Trial of a lever: a run trained for some updates as it is and with it, in turn, and the gain.
 
 Each turn is `toque train` in a process of its own, on the run's own store, into a scratch folder on
-the run's disk. Nothing is uploaded or told to anybody, and the run's folder is only read. The first
+the run's disk. Nothing is uploaded or announced, and the run's folder is only read. The first
 update of a turn is left out: it loads and chooses kernels. Evaluations and saves count by what one
 takes, as often as each side's interval has them.
 """
@@ -23,9 +23,9 @@ from toque.config import load_config, resolved_yaml
 from toque.errors import ConfigError
 from toque.reporter import Reporter
 from toque.reports.bottleneck_rules import AMOUNT
-from toque.reports.run_shares import Facts, mapping
+from toque.reports.run_shares import Facts, facts_of
 from toque.reports.verdict import Finding, Verdict
-from toque.runs.history import METRICS, number, read_metrics
+from toque.runs.history import METRICS, read_metrics
 from toque.units import Duration
 
 _QUIET: Final = (
@@ -37,7 +37,7 @@ _QUIET: Final = (
     "evaluation.prompts=[]",
     "train.early_stopping=null",
 )
-"""What a turn leaves out: it tells nobody."""
+"""Settings of a turn: it informs nobody."""
 _MOST: Final = 2
 """Findings that are tried."""
 
@@ -49,9 +49,9 @@ class Rate:
     tokens_per_second: float
     update_seconds: float
     evaluation_seconds: float
-    """Of one evaluation."""
+    """Seconds of one evaluation."""
     save_seconds: float
-    """Of one save, what the loop waited."""
+    """Seconds that the loop waited for one save."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Trial:
 
     @property
     def gain(self) -> float | None:
-        """The median over the pairs: 0.25 is a quarter more tokens a second."""
+        """Median over the pairs: 0.25 is a quarter more tokens a second."""
         pairs = zip(self.with_lever, self.as_it_is, strict=True)
         ratios = [a.tokens_per_second / b.tokens_per_second for a, b in pairs]
         return statistics.median(ratios) - 1.0 if ratios else None
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """Trial as JSON."""
         return {
             "cause": self.finding.cause,
             "settings": list(self.finding.settings),
@@ -94,10 +94,9 @@ class Trial:
             statistics.median(rate.tokens_per_second for rate in side)
             for side in (self.as_it_is, self.with_lever)
         )
-        turns = f"{len(self.as_it_is)} turns each"
         return (
             f"tried: {given}: {self.gain:+.0%} tokens a second ({before:,.0f} as it is, "
-            f"{after:,.0f} with it, {turns})"
+            f"{after:,.0f} with it, {len(self.as_it_is)} turns each)"
         )
 
 
@@ -118,43 +117,41 @@ def try_findings(
     """
     trials: list[Trial] = []
     with tempfile.TemporaryDirectory(prefix=".toque-trial-", dir=folder.parent) as scratch:
-        place = _Place(folder, Path(scratch), verdict.facts, steps, reporter)
-        for finding in verdict.found[:_MOST]:
-            if finding.cause == "uploads" or not (finding.settings or finding.environment):
-                why = (
-                    "The scratch folder uploads nothing."
-                    if finding.cause == "uploads"
-                    else "It is no setting of a run."
-                )
-                trials.append(Trial(finding, [], [], why))
-                continue
-            as_it_is, with_lever = [], []
-            for turn in range(pairs):
-                name = f"{len(trials)}-{turn}"
-                as_it_is.append(place.turn(f"{name}-as-it-is", [], {}))
-                with_lever.append(
-                    place.turn(f"{name}-lever", finding.settings, finding.environment)
-                )
-            trials.append(Trial(finding, as_it_is, with_lever))
+        turns = _Turns(folder, Path(scratch), verdict.facts, steps, reporter)
+        for number, finding in enumerate(verdict.found[:_MOST]):
+            if finding.cause == "uploads":
+                trials.append(Trial(finding, [], [], "The scratch folder uploads nothing."))
+            elif not (finding.settings or finding.environment):
+                trials.append(Trial(finding, [], [], "It is no setting of a run."))
+            else:
+                settings, environment = finding.settings, finding.environment
+                both = [
+                    (
+                        turns.rate(f"{number}-{turn}-as-it-is", [], {}),
+                        turns.rate(f"{number}-{turn}-lever", settings, environment),
+                    )
+                    for turn in range(pairs)
+                ]
+                trials.append(Trial(finding, [a for a, _ in both], [b for _, b in both]))
     return trials
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Turns:
     folder: Path
     scratch: Path
     facts: Facts
     steps: int
     reporter: Reporter
 
-    def turn(self, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> Rate:
+    def rate(self, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> Rate:
         """Train for some updates, and measure."""
-        run = self.scratch / name
-        config = self.scratch / f"{name}.yaml"
+        run, config = self.scratch / name, self.scratch / f"{name}.yaml"
+        own, facts = str(self.folder / "config.yaml"), self.facts
         overrides = [*_QUIET, f"run_dir={run}", *settings]
-        resolved = load_config(str(self.folder / "config.yaml"), overrides)
-        train, evaluation = resolved.config.train, resolved.config.evaluation
-        facts, saves = self.facts, self.facts.n_saves + self.facts.skipped_saves
+        asked = load_config(own, overrides).config
+        train, evaluation = asked.train, asked.evaluation
+        saves = facts.n_saves + facts.skipped_saves
         every = updates_of(train.evaluate_every, facts, "evaluate_every", facts.n_evaluations)
         save_every = updates_of(train.save_every, facts, "save_every", saves)
         short = [
@@ -164,22 +161,19 @@ class _Place:
             f'train.evaluate_every="{max(1, round(every))} steps"',
             f'train.save_every="{max(1, round(save_every))} steps"',
         ]
-        resolved = load_config(str(self.folder / "config.yaml"), [*overrides, *short])
+        resolved = load_config(own, [*overrides, *short])
         config.write_text(resolved_yaml(resolved), encoding="utf-8")
         with self.reporter.working(f"training {self.steps} updates: {name}"):
             self._train(config, environment)
         return rate_of(read_metrics(run / METRICS), evaluate_every=every, save_every=save_every)
 
-    def _own_threads(self) -> dict[str, str]:
-        """As many threads as the run had, which may have begun in another environment."""
-        threads = self.facts.start_number("hardware", "threads")
-        return {"OMP_NUM_THREADS": f"{threads:.0f}"} if threads else {}
-
     def _train(self, config: Path, environment: Mapping[str, str]) -> None:
-        command = [sys.executable, "-m", "toque", "train", str(config), "--no-prepare"]
+        # As many threads as the run had, which may have begun in another environment.
+        threads = self.facts.start_number("hardware", "threads")
+        own = {"OMP_NUM_THREADS": f"{threads:.0f}"} if threads else {}
         done = subprocess.run(  # noqa: S603 - our own command
-            command,
-            env={**os.environ, **self._own_threads(), **environment},
+            [sys.executable, "-m", "toque", "train", str(config), "--no-prepare"],
+            env={**os.environ, **own, **environment},
             capture_output=True,
             text=True,
             errors="replace",
@@ -221,26 +215,13 @@ def rate_of(
     Raises:
         ConfigError: it has fewer than two updates.
     """
-    steps = [e for e in events if e.get("event") == "step"]
-    if len(steps) < 2:
+    steps = [event for event in events if event.get("event") == "step"]
+    whole, later = facts_of(events), facts_of(steps[1:])
+    if whole is None or later is None:
         raise ConfigError("A trial had fewer than two updates: the run's data is too little.")
-    told = [mapping(e.get("parts")) for e in events if e.get("event") in ("step", "end")]
-    later = [mapping(e.get("parts")) for e in steps[1:]]
-    apart = ("starting", "evaluation", "texts", "saving")
-    seconds = sum(
-        number(value) or 0.0 for part in later for name, value in part.items() if name not in apart
-    )
-    update = seconds / len(later)
-    tokens = sum(number(e.get("tokens")) or 0.0 for e in steps[1:]) / len(later)
-    evaluations = sum(1 for e in events if e.get("event") == "evaluation")
-    ends = [mapping(e.get("saves")) for e in events if e.get("event") == "end"]
-    skipped = sum(number(end.get("skipped")) or 0.0 for end in ends)
-    saves = sum(1 for e in events if e.get("event") == "save") + skipped
-
-    def of_all(*names: str) -> float:
-        return sum(number(part.get(name)) or 0.0 for part in told for name in names)
-
-    evaluation = of_all("evaluation", "texts") / max(1, evaluations)
-    save = of_all("saving") / max(1, saves)
-    whole = update + evaluation / evaluate_every + save / save_every
-    return Rate(tokens / whole, update, evaluation, save)
+    n = len(steps) - 1
+    update = (later.wall - later.part("starting", "evaluation", "texts", "saving")) / n
+    evaluation = whole.part("evaluation", "texts") / max(1, whole.n_evaluations)
+    save = whole.part("saving") / max(1, whole.n_saves + whole.skipped_saves)
+    seconds = update + evaluation / evaluate_every + save / save_every
+    return Rate(later.tokens / n / seconds, update, evaluation, save)

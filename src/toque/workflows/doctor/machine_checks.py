@@ -1,4 +1,4 @@
-"""Environment: the machine and its software, checked for what training needs.
+"""Machine checks: the machine and its software, looked at for what training needs.
 
 What fails is what no run can do without. What only some runs need is a warning at most: a service
 without credentials, an extra that is not installed, a compiler.
@@ -30,7 +30,7 @@ from toque.reporter import SILENT, Reporter
 from toque.storage.cache_folder import cache_folder
 from toque.version import __version__
 from toque.workflows.doctor.attempts import compiled, compiling, disk, shared, sharing
-from toque.workflows.doctor.checkup import Check, Checkup
+from toque.workflows.doctor.check_table import Check, Checkup
 
 _PYTHON: Final = (3, 11)
 _GIB: Final = 1 << 30
@@ -43,7 +43,7 @@ _NOT_FOR_USERS: Final = ("bench", "dev")
 
 
 def check_machine(*, folder: Path | None = None, reporter: Reporter = SILENT) -> Checkup:
-    """Look at everything; what takes long runs at the same time.
+    """Run all checks; slow ones run concurrently.
 
     Args:
         folder: where runs would be written; the current one by default.
@@ -131,16 +131,8 @@ def processor(others: float) -> Iterator[Check]:
     """Cores, threads, 16-bit units, and what other programs take."""
     cores, threads = len(usable_cores()), torch.get_num_threads()
     cpu = torch.device("cpu")
-    units = [
-        name
-        for name, has in (
-            ("AMX", torch.cpu._is_amx_tile_supported()),  # noqa: SLF001 - it has no public name
-            ("AVX512-BF16", torch.cpu._is_avx512_bf16_supported()),  # noqa: SLF001
-            ("AVX512", torch.cpu._is_avx512_supported()),  # noqa: SLF001
-            ("AVX2", torch.cpu._is_avx2_supported()),  # noqa: SLF001
-        )
-        if has
-    ]
+    names = ("amx_tile", "avx512_bf16", "avx512", "avx2")  # torch has no public names for them
+    units = [name for name in names if getattr(torch.cpu, f"_is_{name}_supported")()]
     precision = "bf16 is fast" if has_fast_bf16(cpu) else "float32: no fast bf16"
     found = (
         f"cores: {cores}, threads: {threads}, {', '.join(units) or 'no vector units'}; {precision}"
@@ -155,7 +147,7 @@ def processor(others: float) -> Iterator[Check]:
             "other programs",
             "warning",
             f"keep {others:.1f} of {cores} cores busy",
-            "End them for full speed; a run beside them keeps its numbers and is slower.",
+            "End them for full speed, or start runs with OMP_WAIT_POLICY=PASSIVE.",
         )
     else:
         yield Check("other programs", "ok", f"keep {others:.1f} of {cores} cores busy")
@@ -276,66 +268,58 @@ def places(folder: Path) -> Iterator[Check]:
 def credentials(environment: Mapping[str, str], home: Path) -> Iterator[Check]:
     """Credentials for buckets and the hub: whether there are any. No value is read or shown."""
 
-    def has(name: str) -> bool:
-        return bool(environment.get(name))
+    def full(path: Path | str) -> bool:
+        return Path(path).is_file() and Path(path).stat().st_size > 0
 
-    def full(path: Path) -> bool:
-        return path.is_file() and path.stat().st_size > 0
-
+    gcloud = Path(environment.get("CLOUDSDK_CONFIG") or home / ".config" / "gcloud")
     named = environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
-    google = full(Path(environment.get("CLOUDSDK_CONFIG") or home / ".config" / "gcloud")
-                  / "application_default_credentials.json")  # fmt: skip
+    shared_file = environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws" / "credentials"
+    key, secret = (
+        bool(environment.get(name)) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    )
+    hub = Path(environment.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
+    found = {
+        "gs://": bool(named) or full(gcloud / "application_default_credentials.json"),
+        "s3://": key or bool(environment.get("AWS_PROFILE")) or full(shared_file),
+        "hf hub": bool(environment.get("HF_TOKEN"))
+        or full(environment.get("HF_TOKEN_PATH") or hub),
+    }
+    wrong: dict[str, tuple[str, str]] = {}
     if named and not Path(named).is_file():
-        yield Check(
-            "gs://",
-            "failed",
+        wrong["gs://"] = (
             f"GOOGLE_APPLICATION_CREDENTIALS names {named}, and there is no such file",
             "Correct it or unset it.",
         )
-    else:
-        yield _credentials("gs://", there=bool(named) or google)
-    shared_file = environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws" / "credentials"
-    if has("AWS_ACCESS_KEY_ID") and not has("AWS_SECRET_ACCESS_KEY"):
-        yield Check(
-            "s3://",
-            "failed",
+    if key and not secret:
+        wrong["s3://"] = (
             "AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY is not",
             "Set both, or neither.",
         )
-    else:
-        amazon = has("AWS_ACCESS_KEY_ID") or has("AWS_PROFILE") or full(Path(shared_file))
-        yield _credentials("s3://", there=amazon)
-    hub = Path(environment.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
-    token = Path(environment.get("HF_TOKEN_PATH") or hub)
-    yield _credentials("hf hub", there=has("HF_TOKEN") or full(token))
-
-
-def _credentials(name: str, *, there: bool) -> Check:
-    found = "credentials found" if there else "no credentials; needed only for what is private"
-    return Check(name, "ok", found)
+    for name, there in found.items():
+        if name in wrong:
+            yield Check(name, "failed", *wrong[name])
+        else:
+            none = "no credentials; needed only for what is private"
+            yield Check(name, "ok", "credentials found" if there else none)
 
 
 def extras() -> Iterator[Check]:
     """Optional parts: which are installed, and which of those are of another version."""
     by_extra: dict[str, list[Requirement]] = {}
-    names = (
-        importlib.metadata.metadata("toque").get_all("Provides-Extra") if _requirements() else []
-    )
-    for requirement in _requirements():
-        for name in names or []:
+    for requirement in (r for r in _requirements() if r.marker is not None):
+        for name in importlib.metadata.metadata("toque").get_all("Provides-Extra") or []:
             marker = requirement.marker
-            if marker is None or name in _NOT_FOR_USERS:
-                continue
-            if marker.evaluate({"extra": name}):
+            if name not in _NOT_FOR_USERS and marker and marker.evaluate({"extra": name}):
                 by_extra.setdefault(name, []).append(requirement)
-    there: list[str] = []
-    absent: list[str] = []
-    wrong: list[str] = []
-    for name, needed in sorted(by_extra.items()):
-        missing = [r.name for r in needed if _version(r.name) is None]
-        wrong += [said for r in needed if r.name not in missing and (said := _out_of_range(r))]
-        (absent if missing else there).append(name)
-    found = f"installed: {', '.join(there) or 'none'}; not: {', '.join(absent) or 'none'}"
+    absent = {n for n, needed in by_extra.items() if any(_version(r.name) is None for r in needed)}
+    wrong = [
+        said
+        for needed in by_extra.values()
+        for r in needed
+        if _version(r.name) is not None and (said := _out_of_range(r))
+    ]
+    there = ", ".join(sorted(by_extra.keys() - absent)) or "none"
+    found = f"installed: {there}; not: {', '.join(sorted(absent)) or 'none'}"
     if wrong:
         yield Check("extras", "warning", "; ".join(wrong), "pip install --upgrade 'toque[...]'.")
     elif by_extra:

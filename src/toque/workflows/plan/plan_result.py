@@ -1,4 +1,4 @@
-"""Plan: what a run will take, as a table and as JSON."""
+"""Plan: memory, time and disk of a run, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from typing import Any
 from toque.hardware.memory import in_words
 from toque.models.flops import ParameterCounts
 from toque.reporter import size_text
-from toque.workflows.plan.ahead import Ahead
-from toque.workflows.plan.disk import Disk
-from toque.workflows.plan.duration import Time
+from toque.runs.estimate import Disk, Machine, Memory, Time, Work
 from toque.workflows.plan.levers import Lever
-from toque.workflows.plan.machine import Machine
-from toque.workflows.plan.memory import Memory
 
 _SHARES = (0.3, 0.4, 0.5)
 """Utilisations that a card's hours are shown at."""
@@ -26,16 +22,15 @@ class Plan:
 
     parameters: ParameterCounts
     machine: Machine
-    ahead: Ahead
+    work: Work
     memory: Memory
     time: Time
     disk: Disk
     levers: Sequence[Lever]
-    notes: Sequence[str]
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits into the machine's memory."""
+        """True if the run fits into the machine's memory."""
         return self.memory.fits
 
     def record(self) -> dict[str, Any]:
@@ -46,12 +41,12 @@ class Plan:
                 "name": machine.name,
                 "device": machine.where,
                 "precision": machine.precision,
-                "memory_bytes": machine.room,
+                "memory_bytes": machine.memory_bytes,
                 "source": machine.card.source if machine.card else None,
             },
             "parameters": asdict(self.parameters),
-            "rows": asdict(self.ahead.row) | {"update": self.ahead.update_rows},
-            "lengths": self.ahead.how,
+            "rows": asdict(self.work.row) | {"update": self.work.update_rows},
+            "lengths": self.work.how,
             "memory": {
                 "parts": dict(memory.parts),
                 "total": memory.total,
@@ -61,7 +56,7 @@ class Plan:
                 "gradient_checkpointing": memory.recompute,
             },
             "flops": {
-                "token": self.ahead.arithmetic.flops_per_token,
+                "token": self.work.flops_per_token,
                 "update": time.flops_per_update,
                 "run": self._flops(),
             },
@@ -74,10 +69,9 @@ class Plan:
                 "peak": time.peak.origin,
                 "how": time.how,
             },
-            "totals": dict(self.ahead.totals),
+            "totals": dict(self.work.totals),
             "disk": asdict(self.disk) | {"total": self.disk.total},
             "levers": [asdict(lever) for lever in self.levers],
-            "notes": list(self.notes),
         }
 
     def _flops(self) -> float | None:
@@ -85,26 +79,26 @@ class Plan:
         return None if updates is None else updates * self.time.flops_per_update
 
     def _updates(self) -> float | None:
-        if self.ahead.seconds is not None:
-            return self.ahead.seconds / self.time.update_seconds
-        return self.ahead.steps
+        if self.work.seconds is not None:
+            return self.work.seconds / self.time.update_seconds
+        return self.work.totals.get("steps")
 
     def __str__(self) -> str:
         blocks = [self._heading(), self._memory(), self._time(), self._disk(), self._changes()]
-        return "\n\n".join(block for block in (*blocks, "\n".join(self.notes)) if block)
+        return "\n\n".join(block for block in blocks if block)
 
     def _heading(self) -> str:
-        n, row = self.parameters, self.ahead.row
+        n, row = self.parameters, self.work.row
         rows = f"{row.source} + {row.target}" if row.source else f"{row.target}"
         trained = "" if n.trainable == n.total else f", {n.trainable / 1e6:,.2f} M of them trained"
         return (
             f"{n.total / 1e6:,.1f} M parameters ({n.non_embedding / 1e6:,.1f} M without embeddings)"
             f"{trained}; on {self.machine.name} in {self.machine.precision}\n"
-            f"an update: {self.ahead.update_rows:,} rows of {rows} tokens, "
+            f"an update: {self.work.update_rows:,} rows of {rows} tokens, "
             f"{self.memory.micro_batch_rows} at once"
             f"{', activations recomputed' if self.memory.recompute else ''}; "
-            f"{self.ahead.tokens_per_update:,.0f} tokens that are no padding\n"
-            f"lengths: {self.ahead.how}"
+            f"{self.work.tokens_per_update:,.0f} tokens that are no padding\n"
+            f"lengths: {self.work.how}"
         )
 
     def _memory(self) -> str:
@@ -121,20 +115,20 @@ class Plan:
     def _time(self) -> str:
         time, whole, used = self.time, self._flops(), self.time.utilisation
         lines = [
-            ("of an update", f"{time.flops_per_update:.3g} FLOP, {_seconds(time.update_seconds)}"),
+            ("an update", f"{time.flops_per_update:.3g} FLOP, {_seconds(time.update_seconds)}"),
             ("peak", f"{time.peak.flops_per_second / 1e12:,.2f} TFLOP/s, {time.peak.origin}"),
             ("of it used", f"not known: {time.peak.too_low}" if used is None else f"{used:.0%}"),
             ("by", time.how),
         ]
         updates = self._updates()
         if updates is None or time.run_seconds is None or whole is None:
-            million = 1e6 / self.ahead.tokens_per_update * time.update_seconds
+            million = 1e6 / self.work.tokens_per_update * time.update_seconds
             lines.append(("a million tokens", _seconds(million)))
             lines.append(("the run", "not known before its data is prepared: toque prepare"))
         else:
             said = f"{updates:,.0f} updates, {whole:.3g} FLOP, {_seconds(time.run_seconds)}"
             lines.append(("the run", f"{said}, held-out losses among it, the texts at the end not"))
-            if not self.machine.here and self.ahead.seconds is None and used is not None:
+            if self.machine.card is not None and self.work.seconds is None and used is not None:
                 hours = (_seconds(time.run_seconds * used / s) for s in _SHARES)
                 shares = (
                     f"{said} at {share:.0%}" for said, share in zip(hours, _SHARES, strict=True)

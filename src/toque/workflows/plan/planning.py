@@ -1,4 +1,4 @@
-"""Planning: what a run will take, before anything of it is loaded."""
+"""Planning: memory, time and disk of a run, before anything of it is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toque.reporter import SILENT, Reporter
 from toque.workflows.configure import Configured, configure
 
 if TYPE_CHECKING:
-    from toque.workflows.plan.result import Plan
+    from toque.workflows.plan.plan_result import Plan
 
 
 def plan(
@@ -41,7 +41,7 @@ def plan(
             f"{argument('utilisation')} a share above nothing and up to all of it, or leave it out."
         )
     settings = configure(config)
-    from toque.workflows.plan.planned import planned  # it loads torch
+    from toque.workflows.plan.planned import planned  # loads torch
 
     with reporter.working("planning"):
         return planned(settings, hardware, utilisation)

@@ -30,7 +30,7 @@ from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
 from toque.units import Duration
 from toque.version import __version__
-from toque.workflows.ablate.plan import Plan, Variant, plan_ablation
+from toque.workflows.ablation_plan import AblationPlan, Variant, plan_ablation
 from toque.workflows.configure import Configured, configure, with_origins
 
 SHARE_FOR_TRAINING: Final = 0.7
@@ -163,7 +163,7 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def summary(plan: Plan, results: Mapping[str, Result]) -> dict[str, Any]:
+def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]:
     """The differences with their intervals, and what they are made from, as JSON."""
 
     def values(name: str, measure: str) -> list[float | None]:
@@ -352,7 +352,7 @@ def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
     return text + ("*" if found["decided"] else " ")
 
 
-def _page(plan: Plan, record: Mapping[str, Any]) -> Page:
+def _page(plan: AblationPlan, record: Mapping[str, Any]) -> Page:
     heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
     runs = [
         (r["name"], str(r["seed"]), _in_words(Result(**{k: r[k] for k in Result.__match_args__})))

@@ -136,7 +136,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AblationPlan:
     """What is to be compared."""
 
     improvements: tuple[str, ...]
@@ -159,7 +159,7 @@ class Plan:
         return list(dict.fromkeys(variant.seed for variant in self.variants))
 
 
-def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> Plan:
+def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> AblationPlan:
     """The runs for `config`, each seed the configuration's and those after it.
 
     Args:
@@ -188,7 +188,7 @@ def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> Plan:
             switch = switched([(i, switches[i.name] == "on") for i in able])
             words = (*overrides, *QUIET, f"seed={seed}", *switch)
             variants.append(Variant(name, seed, words, _key(config, words)))
-    return Plan(tuple(i.name for i in able), left_out, tuple(variants))
+    return AblationPlan(tuple(i.name for i in able), left_out, tuple(variants))
 
 
 def _able(

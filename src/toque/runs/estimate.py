@@ -1,0 +1,515 @@
+"""Estimate of a run: bytes and seconds, before anything of it is loaded.
+
+Bytes follow from shapes (`outlined_update`) and hold within 15 %. Seconds are those of the run's
+own updates once it has ten; before, on this machine's CPU, the sum of its operations, each timed
+once at its own shapes, and on a card a share of the peak that its maker states: within 25 %. While
+a run trains, `time_left` corrects by its own steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, cast
+
+import psutil
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from toque.config import RunConfig
+from toque.hardware.cards import Card
+from toque.models.families import family_of, head_size, vocabulary_rows
+from toque.models.flops import parameter_counts
+from toque.models.forward.cross_entropy import logits_bytes
+from toque.models.forward.outline import OutlinedRows, Where
+from toque.models.lora.frozen import frozen_matrices
+from toque.models.lora.layers import is_adapted
+from toque.models.lora.quantised import quantised_layers
+from toque.runs.history import METRICS, number, read_metrics
+from toque.runs.outlined_update import OutlinedUpdate, outline_update, outlining
+from toque.runs.peak_flops import Peak
+from toque.units import Duration
+
+HEADROOM: Final = {"cpu": 0.65, "cuda": 0.9}
+"""Share of the memory that tensors take of what their allocator takes. glibc's heap keeps what is
+freed for sizes that come again (`models.glibc_malloc`); in-use over taken was 0.59 to 0.75 in three
+trainings (lab/notes.md), and one round share for all is what 15 % allow."""
+_LIBRARIES: Final = 320 << 20
+"""Bytes that libraries take once they compute: oneDNN's compiled products, export. A round guess
+by the demo's shape, whose tensors weigh next to nothing."""
+_ASSUMED: Final = {True: 0.30, False: 0.40}
+"""Share of a card's peak, by whether the model is an encoder-decoder. Guesses, until a run of the
+model has measured its own: published T5 trainings reach 12 to 38 %, decoders 33 to 57 %."""
+_RECOMPUTED: Final = 4 / 3
+"""Time of an update that computes forward twice: backward costs two forwards."""
+_ENOUGH_UPDATES: Final = 10
+
+Optimizers = Callable[[nn.Module, str], tuple[torch.optim.Optimizer | None, int]]
+"""Optimizer of a model by its name, None where its step reads numbers; and its state's bytes."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a run: its rows, updates and tokens."""
+
+    row: OutlinedRows
+    """One row, filled with as many examples as rows have on average."""
+    worst_examples: int
+    """Examples in a row of the longest, whose attention takes most memory."""
+    update_rows: int
+    usual_rows: int
+    """Rows that a CPU computes at once where nothing is set."""
+    tokens_per_update: float
+    """Tokens that are no padding, both sides."""
+    flops_per_token: float
+    products: Mapping[tuple[int, int], float]
+    """FLOPs of a token in products with weights, by their (in, out)."""
+    totals: Mapping[str, float]
+    """Steps, epochs, examples, tokens of the whole run; without those that are not known."""
+    seconds: float | None
+    """Seconds of the run, where it ends by the clock."""
+    held_out_tokens: float
+    how: str
+    """Origin of the lengths."""
+
+    @property
+    def useful_share(self) -> float:
+        """Tokens that are no padding, of those computed where rows are computed whole."""
+        return min(1.0, self.tokens_per_update / (self.update_rows * self.row.tokens))
+
+    def times(self, every: Duration, stop_after: Duration) -> float:
+        """How often something happens that `every` is between, the end among it."""
+        if every.unit == "%":
+            return 100.0 / every.amount
+        whole = self.totals.get(every.unit)
+        if whole is None and stop_after.unit == every.unit:
+            whole = stop_after.amount
+        return 1.0 if whole is None else max(1.0, -(-whole // every.amount))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Machine that a run is estimated for.
+
+    Attributes:
+        name: for people.
+        where: the kind of device.
+        precision: of the products.
+        memory_bytes: that a process may have.
+        card: of the table; None for the machine the estimate is made on.
+        peak: FLOP/s of the model's products.
+    """
+
+    name: str
+    where: Where
+    precision: str
+    memory_bytes: int
+    card: Card | None
+    peak: Peak
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes at the fullest moment of training; the parts add up to `total`."""
+
+    parts: Mapping[str, int]
+    room: int
+    micro_batch_rows: int
+    recompute: bool
+    update: OutlinedUpdate
+    """Bytes and work of one micro-batch of so many rows."""
+    host: int | None = None
+    """Bytes of the machine's own memory while a card's model is read; None on a CPU."""
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        """True if the machine has so much."""
+        return self.total <= self.room
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of an update and of the run, and what they were computed from."""
+
+    update_seconds: float
+    flops_per_update: float
+    """FLOPs that the model needs, padding and recomputing not counted."""
+    peak: Peak
+    """Rate that the utilisation is a share of."""
+    how: str
+    evaluation_seconds: float
+    """Seconds of one held-out loss."""
+    run_seconds: float | None
+    """Seconds of all updates and held-out losses; None where their number is not known."""
+
+    @property
+    def utilisation(self) -> float | None:
+        """Useful FLOPs as a share of the peak, in [0, 1]; None where the peak is too low for it."""
+        share = self.flops_per_update / (self.update_seconds * self.peak.flops_per_second)
+        return min(1.0, share) if share < 1.0 + 1e-9 else None
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes on the disk, and those that go to a bucket."""
+
+    checkpoint: int
+    kept: int
+    """Bytes of the checkpoints kept, and of one of each kind that is being written besides."""
+    model: int
+    """Bytes of the finished model."""
+    store: int
+    """Bytes of the prepared data, where it exists."""
+    saves: float
+    uploaded: float
+    """Bytes to the bucket over the whole run; 0 without one."""
+    upload_bytes_per_second: float | None
+    """Upload bandwidth needed to keep up with `save_every`; None without a bucket or a time."""
+
+    @property
+    def total(self) -> int:
+        """All that lies on the disk at once."""
+        return self.kept + self.model + self.store
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Bytes and seconds of a run's model and data on a machine.
+
+    Args:
+        config: of the run.
+        work: its rows and updates.
+        machine: where.
+        optimizers: makes an optimizer on an outlined model.
+    """
+
+    config: RunConfig
+    work: Work
+    machine: Machine
+    optimizers: Optimizers
+
+    def memory(
+        self,
+        model: PreTrainedModel,
+        *,
+        rows: int | None = None,
+        recompute: bool | None = None,
+        optimizer: str | None = None,
+    ) -> Memory:
+        """Memory by part; inside `outlining`.
+
+        Args:
+            model: outlined.
+            rows: at once, instead of what the settings say.
+            recompute: with activation checkpointing or not, instead of what they say.
+            optimizer: instead of theirs.
+        """
+        train, name = self.config.train, optimizer or self.config.optim.name
+        asked = train.gradient_checkpointing if recompute is None else recompute
+        wanted = train.micro_batch_rows if rows is None else rows
+
+        def at(n: int, *, recompute: bool = asked is True) -> Memory:
+            return self._memory_at(model, n, recompute=recompute, optimizer=name)
+
+        def chosen(**how: bool) -> Memory:
+            if isinstance(wanted, int):
+                return at(min(wanted, self.work.update_rows), **how)
+            if self.machine.where == "cpu":
+                return at(evenly(self.work.update_rows, self.work.usual_rows), **how)
+            free = self.machine.memory_bytes
+            rows = largest_rows(
+                lambda n: total if (total := at(n, **how).total) <= free else None,
+                update_rows=self.work.update_rows,
+                room=lambda: free,
+            )
+            return at(rows, **how)
+
+        made = chosen()
+        if asked == "auto" and not made.fits and made.micro_batch_rows == 1:
+            made = chosen(recompute=True)
+        return made
+
+    def _memory_at(
+        self, model: PreTrainedModel, rows: int, *, recompute: bool, optimizer: str
+    ) -> Memory:
+        update = self._outlined(model, rows, recompute=recompute, optimizer=optimizer)
+        return Memory(
+            parts=self._parts(model, update, rows, recompute=recompute),
+            room=self.machine.memory_bytes,
+            micro_batch_rows=rows,
+            recompute=recompute,
+            update=update,
+            host=host_bytes(self.config, model) if self.machine.where == "cuda" else None,
+        )
+
+    def _outlined(
+        self,
+        model: PreTrainedModel,
+        rows: int,
+        *,
+        recompute: bool,
+        optimizer: str,
+        operations: bool = False,
+    ) -> OutlinedUpdate:
+        made, state = self.optimizers(model, optimizer)
+        return outline_update(
+            model,
+            replace(self.work.row, rows=rows, examples=self.work.worst_examples),
+            where=self.machine.where,
+            precision=self.machine.precision,
+            optimizer=made,
+            state_bytes=state,
+            accumulates=rows < self.work.update_rows,
+            recompute=recompute,
+            smoothing=self.config.optim.label_smoothing,
+            masked=self.config.train.optimisations.attention == "dense",
+            operations=operations,
+        )
+
+    def _parts(
+        self, model: PreTrainedModel, update: OutlinedUpdate, rows: int, *, recompute: bool
+    ) -> dict[str, int]:
+        config, where = self.config, self.machine.where
+        chunk = logits_bytes(vocabulary_rows(model), where, positions=rows * self.work.row.target)
+        logits = min(chunk, update.computing)
+        averages = averages_bytes(config, update.gradients)
+        computing = update.computing - logits
+        if config.train.activation_offload and recompute:
+            computing = max(0, computing - _inputs_of_blocks(model, self.work.row, rows))
+        parts = weights_by_part(model, update.weights) | {
+            "16-bit copies of weights": update.copies,
+            "gradients": update.gradients,
+            "optimizer states": update.optimizer,
+            "averages of weights": averages,
+            "logits": logits,
+            "activations and their gradients": computing,
+        }
+        # Activations are not there while the optimizer steps, texts are written or a save begins.
+        parts["the optimizer's step"] = max(0, update.step - update.computing)
+        if where == "cpu":
+            most = max(update.step, update.computing)
+            texts = texts_bytes(config, model, self.work.row)
+            parts["evaluation: keys and values"] = max(0, texts - most)
+            saved = update.gradients + update.optimizer + averages
+            saved += update.gradients if config.train.keep_best else 0
+            parts["a save's copies"] = max(0, saved - max(most, texts))
+        held = sum(parts.values())
+        parts["allocator's rest"] = round(held / HEADROOM[where]) - held
+        if where == "cpu":
+            own = int(psutil.Process().memory_info().rss)
+            parts["Python and its libraries"] = own + _LIBRARIES
+        return parts
+
+    def time(
+        self, model: PreTrainedModel, memory: Memory, *, utilisation: float | None = None
+    ) -> Time:
+        """Seconds of an update and of the run; not inside `outlining`, for it may measure.
+
+        Args:
+            model: outlined.
+            memory: for the micro-batch.
+            utilisation: share of the peak to assume, instead of what is known.
+        """
+        work, peak = self.work, self.machine.peak
+        flops = work.flops_per_token * work.tokens_per_update
+        here = self.machine.card is None
+        if utilisation is not None:
+            seconds = flops / (utilisation * peak.flops_per_second)
+            how = f"{utilisation:.0%} of the peak, as asked for"
+        elif here and (begun := self._begun(parameter_counts(model).total)) is not None:
+            seconds, how = begun
+        elif self.machine.where == "cpu" and memory.fits:
+            seconds = self._of_operations(model, memory)
+            how = "this model's operations, each timed just now"
+        else:
+            assumed = _ASSUMED[family_of(model.config).is_encoder_decoder]
+            more = _RECOMPUTED if memory.recompute else 1.0
+            seconds = flops * more / (work.useful_share * assumed * peak.flops_per_second)
+            how = f"{assumed:.0%} of the peak while it computes: a guess until a run has measured"
+        held_out = work.held_out_tokens / work.tokens_per_update * seconds / 3  # forward alone
+        train, steps, whole = self.config.train, work.totals.get("steps"), work.seconds
+        if whole is None and steps is not None:
+            evaluations = work.times(train.evaluate_every, train.stop_after)
+            whole = steps * seconds + evaluations * held_out
+        return Time(seconds, flops, peak, how, held_out, whole)
+
+    def _begun(self, parameters: int) -> tuple[float, str] | None:
+        """Seconds of an update by the run's own metrics, if it has begun with this model."""
+        path = Path(self.config.run_dir) / METRICS
+        rate = measured_rate(path, parameters)
+        if rate is None:
+            return None
+        return self.work.tokens_per_update / rate, f"as {path} has it: {rate:,.0f} tokens a second"
+
+    def _of_operations(self, model: PreTrainedModel, memory: Memory) -> float:
+        """Seconds of an update, its micro-batches and its optimizer's step."""
+        usual = replace(self, work=replace(self.work, worst_examples=self.work.row.examples))
+        with outlining():
+            update = usual._outlined(  # noqa: SLF001  # of this class
+                model,
+                memory.micro_batch_rows,
+                recompute=memory.recompute,
+                optimizer=self.config.optim.name,
+                operations=True,
+            )
+        pieces = self.work.update_rows / memory.micro_batch_rows
+        # Rows on a CPU have no padding: their examples are computed one after the other.
+        pieces *= self.work.useful_share
+        return pieces * update.micro_batch.seconds() + update.update.seconds()
+
+    def disk(
+        self, model: PreTrainedModel, memory: Memory, store: int, seconds: float | None
+    ) -> Disk:
+        """Bytes on the disk.
+
+        Args:
+            model: outlined.
+            memory: of the run.
+            store: bytes of the prepared data.
+            seconds: of the run, if they are known.
+        """
+        config, train, trained = self.config, self.config.train, memory.update.gradients
+        # What is trained has as many bytes as its gradients, float32 both.
+        saved = checkpoint_bytes(config, trained, memory.update.optimizer)
+        whole = sum(4 * p.numel() for p in model.parameters())
+        finished = trained if config.adapter is not None else whole
+        saves = self.work.times(train.save_every, train.stop_after)
+        remote = config.checkpoint.upload is not None or "://" in config.run_dir
+        uploaded = saves * saved + finished if remote else 0.0
+        return Disk(
+            checkpoint=saved,
+            kept=kept_bytes(config, saved, trained),
+            model=finished,
+            store=store,
+            saves=saves,
+            uploaded=uploaded,
+            upload_bytes_per_second=uploaded / seconds if remote and seconds else None,
+        )
+
+
+def measured_rate(path: Path, parameters: int) -> float | None:
+    """Useful tokens a second that a run measured; None before ten updates, or of another model."""
+    if not path.is_file():
+        return None
+    events = read_metrics(path)
+    started = next((e for e in events if e["event"] == "start"), {})
+    steps = [e for e in events if e["event"] == "step" and e.get("tokens") and e.get("seconds")]
+    total = (started.get("parameters") or {}).get("total")
+    if total != parameters or not steps or steps[-1]["step"] < _ENOUGH_UPDATES:
+        return None
+    late = steps[len(steps) // 5 :]  # the first ones load and choose kernels
+    # The median, so that a pause or another program does not count.
+    return number(statistics.median(e["tokens"] / e["seconds"] for e in late))
+
+
+def evenly(update_rows: int, at_most: int) -> int:
+    """Rows of a micro-batch, at most `at_most`, that divide an update most evenly.
+
+    >>> evenly(30, 16), evenly(30, 40)
+    (15, 30)
+    """
+    at_most = max(1, min(at_most, update_rows))
+    pieces = -(-update_rows // at_most)
+    return -(-update_rows // pieces)
+
+
+def largest_rows(
+    fits: Callable[[int], int | None], *, update_rows: int, room: Callable[[], float]
+) -> int:
+    """The largest micro-batch that fits, by what one row and two rows take.
+
+    Args:
+        fits: bytes that so many rows take, estimated or measured; None if they do not fit.
+        update_rows: rows of an update; never more.
+        room: bytes of the device that may be taken; asked once two rows were tried.
+
+    Returns:
+        At least 1, whether or not one row fits.
+    """
+    one = fits(1)
+    two = fits(2) if update_rows > 1 else None
+    if one is None or two is None:
+        return 1
+    rows = evenly(update_rows, max(2, 1 + int((room() - one) // max(1, two - one))))
+    while rows > 2 and fits(rows) is None:
+        rows = evenly(update_rows, max(2, int(0.85 * rows)))
+    return rows
+
+
+def checkpoint_bytes(config: RunConfig, trained: int, optimizer: int) -> int:
+    """Bytes of a checkpoint: what is trained, the optimizer's state, and averages of weights."""
+    return trained + optimizer + averages_bytes(config, trained)
+
+
+def kept_bytes(config: RunConfig, checkpoint: int, trained: int) -> int:
+    """Bytes of all checkpoints kept, and of one of each kind that is being written besides."""
+    best = trained * (config.train.keep_best + 1) if config.train.keep_best else 0
+    return checkpoint * (config.train.keep_last + 1) + best
+
+
+def averages_bytes(config: RunConfig, trained: int) -> int:
+    """Bytes of the averages of weights."""
+    averaging = config.optim.averaging
+    if averaging is None:
+        return 0
+    points = averaging.last or 5 if averaging.kind == "last" else 1
+    return points * trained
+
+
+def texts_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) -> int:
+    """Keys and values of the texts that the final evaluation writes side by side, in float32."""
+    shape, texts = model.config, config.evaluation.generate
+    if family_of(shape).is_encoder_decoder:
+        width, layers = shape.num_heads * shape.d_kv, shape.num_decoder_layers
+        tokens = row.source + row.target  # its own, and the prompt's across
+    else:
+        heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+        width, layers, tokens = heads * head_size(shape), shape.num_hidden_layers, row.target
+    return 2 * 4 * int(layers) * int(width) * tokens * texts
+
+
+def weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:
+    """Bytes of the weights: of quantised matrices and their constants, of the adapter, of the rest.
+
+    FLAN-T5-XXL in nf4: 8.86e9 weights in 4 bits are 4.13 GiB, their constants 0.13 GiB.
+    """
+    held = [layer.held_bytes() for _, layer in quantised_layers(model)]
+    parts = {
+        "quantised matrices": sum(sizes["codes"] for sizes in held),
+        "constants of their blocks": sum(sizes["constants"] for sizes in held),
+    }
+    if is_adapted(model):
+        trained = (p for p in model.parameters() if p.requires_grad)
+        parts["adapter"] = sum(p.numel() * p.element_size() for p in trained)
+    return {"weights": total - sum(parts.values())} | parts
+
+
+def host_bytes(config: RunConfig, model: PreTrainedModel) -> int:
+    """Bytes of the machine's own memory while the model is read: all of it in float32.
+
+    Beside an adapter the matrices are read one by one, so it is what is none, and the largest.
+    """
+    if config.adapter is None or config.adapter.kind == "dora":
+        return 4 * parameter_counts(model).total
+    matrices = [cast("Tensor", layer.weight) for layer in frozen_matrices(model).values()]
+    sizes = [m.numel() for m in matrices] + [q.shape.numel() for _, q in quantised_layers(model)]
+    read = {id(m) for m in matrices}
+    kept = sum(p.numel() for p in model.parameters() if id(p) not in read)
+    return 4 * (kept + max(sizes))
+
+
+def _inputs_of_blocks(model: PreTrainedModel, row: OutlinedRows, rows: int) -> int:
+    """Bytes of the float32 hidden states that all blocks but one start from."""
+    shape = model.config
+    if family_of(shape).is_encoder_decoder:
+        sides = shape.num_layers * row.source + shape.num_decoder_layers * row.target
+        return 4 * int(shape.d_model) * rows * (int(sides) - max(row.source, row.target))
+    return 4 * int(shape.hidden_size) * rows * (int(shape.num_hidden_layers) - 1) * row.target

@@ -1,0 +1,340 @@
+"""Outlined update: bytes and operations of one micro-batch and of the optimizer, from shapes alone.
+
+Under `FakeTensorMode` a forward and a backward take no memory and no time worth naming, and still
+create and free every tensor in the order of a real one. The ledger watches that.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
+from torch.utils.flop_counter import flop_registry
+from transformers import PreTrainedModel
+
+from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
+from toque.models.forward.bf16_linear import copies_of
+from toque.models.forward.cross_entropy import cross_entropy_sum, usual_chunk_rows
+from toque.models.forward.grouped_attention import causal_mask
+from toque.models.forward.outline import CpuPlans, OutlinedRows, Where, outlined_hidden
+from toque.models.forward.packed import output_head
+from toque.models.lora.quantised import quantised_layers
+
+_ATEN: Final = torch.ops.aten
+_LITTLE: Final = 1e-12
+_HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_TRIES: Final = 3
+_SLOW_SECONDS: Final = 0.2
+"""An operation that takes longer is timed twice, not three times: the first loads kernels."""
+
+
+@dataclass(frozen=True)
+class _Like:
+    """Shape, strides and format of a tensor that an operation was given."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensor(self) -> Tensor:
+        """A tensor like it; indices are zero, numbers small and random."""
+        ends = ((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
+        n = 1 + sum(ends) if all(self.shape) else 0
+        if self.dtype.is_floating_point:
+            flat = torch.rand(n).to(self.dtype)
+        else:
+            flat = torch.zeros(n, dtype=self.dtype)
+        return flat.as_strided(self.shape, self.strides)
+
+
+@dataclass
+class _Operation:
+    """Operation with its arguments, tensors by their shapes, and how often it ran."""
+
+    function: Any
+    arguments: list[Any]
+    structure: Any
+    times: int = 0
+
+    def seconds(self) -> float:
+        """Seconds of all its runs, by the fastest of a few on real tensors."""
+        args, kwargs = tree_unflatten(
+            [a.tensor() if isinstance(a, _Like) else a for a in self.arguments], self.structure
+        )
+        best = float("inf")
+        for n in range(_TRIES):
+            begun = time.perf_counter()
+            self.function(*args, **kwargs)
+            best = min(best, time.perf_counter() - begun)
+            if n and best > _SLOW_SECONDS:
+                break
+        return self.times * best
+
+
+@dataclass
+class Operations:
+    """Operations of an update, each distinct one once, with how often it runs."""
+
+    found: dict[Any, _Operation] = field(default_factory=dict)
+
+    def add(self, function: Any, args: Any, kwargs: Any) -> None:
+        """Count one run."""
+        flat, structure = tree_flatten((args, kwargs))
+        like = [
+            _Like(tuple(a.shape), a.stride(), a.dtype) if isinstance(a, Tensor) else a for a in flat
+        ]
+        key = (function, repr(like), repr(structure))
+        self.found.setdefault(key, _Operation(function, like, structure)).times += 1
+
+    @torch.no_grad()
+    def seconds(self) -> float:
+        """Seconds of all of them on this machine's CPU, each distinct one timed at its own shapes.
+
+        Nothing is assumed of what an operation costs; Python between them is not counted.
+        """
+        with torch.random.fork_rng(devices=[]):
+            return sum(operation.seconds() for operation in self.found.values())
+
+
+class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches every operation between entering and leaving it.
+
+    Attributes:
+        now: bytes of the tensors that live.
+        peak: the most there were.
+        flops: of matrix products.
+        operations: what ran; None counts nothing.
+    """
+
+    def __init__(self, operations: Operations | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self.flops = 0.0
+        self.operations = operations
+        self._live: dict[int, tuple[Any, int]] = {}
+        self._labels_found = False
+
+    def hold(self, tensor: Tensor) -> None:
+        """Count a tensor that was there before."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # noqa: SLF001  # it has no public name
+        if key in self._live:
+            return
+        size = storage.nbytes()
+        self._live[key] = (weakref.ref(storage, lambda _: self._freed(key)), size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _freed(self, key: int) -> None:
+        self.now -= self._live.pop(key)[1]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run `func` and note what it made."""
+        if func is _ATEN.nonzero.default:
+            return self._found(args[0])
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor):
+                self.hold(tensor)
+        packet = func._overloadpacket  # noqa: SLF001  # it has no public name
+        counted = flop_registry.get(_ATEN.addmm if packet is _ATEN.addmm_ else packet)
+        if counted is not None:
+            self.flops += float(counted(*args, **(kwargs or {}), out_val=result))
+        if self.operations is not None:
+            self.operations.add(func, args, kwargs or {})
+        return result
+
+    def _found(self, wanted: Tensor) -> Tensor:
+        """Indices, which no shape tells: the first are those of the labels, and all have one.
+
+        What is looked for afterwards are exceptions, such as a share of next to nothing.
+        """
+        n = 0 if self._labels_found else wanted.numel()
+        self._labels_found = True
+        found = wanted.new_empty((n, wanted.dim()), dtype=torch.int64)
+        self.hold(found)
+        return found
+
+
+@dataclass(frozen=True)
+class OutlinedUpdate:
+    """Bytes and work of an update's parts; from the second micro-batch on."""
+
+    weights: int
+    copies: int
+    """16-bit copies of the weights that layers keep from one update to the next."""
+    gradients: int
+    optimizer: int
+    """The optimizer's state, once every weight was updated."""
+    computing: int
+    """The most that forward, loss and backward take beside all of these."""
+    kept: int
+    """Bytes of that which forward keeps for backward."""
+    step: int
+    """What the optimizer's step takes for itself while it runs."""
+    flops: float
+    """FLOPs of the micro-batch's matrix products."""
+    micro_batch: Operations
+    """Operations of a micro-batch; empty unless they were asked for."""
+    update: Operations
+    """Operations of the optimizer's step; empty unless they were asked for."""
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that stay from update to update."""
+        return self.weights + self.copies + self.gradients + self.optimizer
+
+
+@contextmanager
+def outlining() -> Iterator[FakeTensorMode]:
+    """A context in which tensors have shapes and no content.
+
+    A table that the process keeps is thrown away afterwards, so that none without content stays
+    behind for a training that follows.
+    """
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield mode
+    finally:
+        causal_mask.cache_clear()
+
+
+def outline_update(
+    model: PreTrainedModel,
+    rows: OutlinedRows,
+    *,
+    where: Where,
+    precision: str,
+    optimizer: torch.optim.Optimizer | None,
+    state_bytes: int,
+    accumulates: bool,
+    recompute: bool = False,
+    smoothing: float = 0.0,
+    masked: bool = False,
+    operations: bool = False,
+) -> OutlinedUpdate:
+    """Run a micro-batch forward and backward, and the optimizer's step, on shapes.
+
+    Args:
+        model: an outlined one, its layers those of `where`; inside `outlining`.
+        rows: the micro-batch.
+        where: the kind of device.
+        precision: bf16, fp16 or float32.
+        optimizer: of the model's weights; None where its step reads numbers, which shapes lack.
+        state_bytes: its state, once every weight was updated.
+        accumulates: True if an update has more micro-batches than one: then the gradients of those
+            before exist already.
+        recompute: with activation checkpointing.
+        smoothing: of labels.
+        masked: True if a GPU's attention has dense masks.
+        operations: list them, to be timed.
+    """
+    model.train()
+    for parameter in model.parameters():
+        parameter.grad = None
+        if accumulates and parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter)
+    held = [*model.parameters(), *(b for _, q in quantised_layers(model) for b in q.buffers())]
+    weights = sum({_key(t): t.untyped_storage().nbytes() for t in held}.values())
+    trained = [p for p in model.parameters() if p.requires_grad]
+    gradients = sum(p.numel() * p.element_size() for p in trained)
+    before = gradients if accumulates else 0
+    computed, updated = Operations(), Operations()
+    with unset_fake_temporarily():
+        plans = CpuPlans.of(rows)
+    if recompute:
+        recompute_blocks(model)
+    try:
+        with _Ledger(computed if operations else None) as ledger:
+            for tensor in held:
+                ledger.hold(tensor)
+                if tensor.grad is not None:
+                    ledger.hold(tensor.grad)
+            half = _HALF.get(precision)
+            with torch.autocast("cpu", dtype=half) if half is not None else nullcontext():
+                hidden = outlined_hidden(model, rows, where, plans, masked=masked)
+                kept = ledger.now
+                loss = _outlined_loss(model, hidden, where, smoothing)
+            torch.autograd.backward(loss)
+    finally:
+        stop_recomputing(model)
+    copies = _copies(model)
+    peak = max(ledger.peak, weights + copies + gradients)
+    return OutlinedUpdate(
+        weights=weights,
+        copies=copies,
+        gradients=gradients,
+        optimizer=state_bytes,
+        computing=max(0, peak - weights - copies - gradients),
+        kept=max(0, kept - weights - copies - before),
+        step=_step_bytes(trained, optimizer, updated if operations else None),
+        flops=ledger.flops,
+        micro_batch=computed,
+        update=updated,
+    )
+
+
+def _outlined_loss(
+    model: PreTrainedModel, hidden: Tensor, where: Where, smoothing: float
+) -> Tensor:
+    weight, bias = output_head(model)
+    labels = torch.zeros(hidden.shape[:-1], dtype=torch.int64)
+    chunk = None
+    if where == "cuda":
+        # A CPU's way for 16 bits is not a GPU's; with smoothing, however little, it is left.
+        smoothing = max(smoothing, _LITTLE)
+        chunk = usual_chunk_rows(len(weight), "cuda")
+    return cross_entropy_sum(
+        hidden, weight, labels, bias=bias, smoothing=smoothing, chunk_rows=chunk
+    )
+
+
+def _step_bytes(
+    trained: list[nn.Parameter],
+    optimizer: torch.optim.Optimizer | None,
+    operations: Operations | None,
+) -> int:
+    """Bytes that the optimizer's second step takes beside weights, gradients and state."""
+    if optimizer is None:  # such an optimizer computes in float32, one weight after the other
+        return max((4 * p.numel() for p in trained), default=0)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3
+    for parameter in trained:
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    with _Ledger(operations) as ledger:
+        state = [value for of in optimizer.state.values() for value in of.values()]
+        for tensor in (*trained, *(p.grad for p in trained), *state):
+            if isinstance(tensor, Tensor):
+                ledger.hold(tensor)
+        before = ledger.now
+        optimizer.step()
+    return int(ledger.peak - before)
+
+
+def _copies(model: nn.Module) -> int:
+    """Bytes of the 16-bit copies that layers keep (`models.forward.bf16.weights`)."""
+    found: dict[int, int] = {}
+    for module in model.modules():
+        stacked = getattr(vars(module).get("_toque_stacked"), "copy", None)
+        own = (copy for p in module.parameters(recurse=False) for copy in copies_of(p))
+        for tensor in (stacked, *own):
+            if isinstance(tensor, Tensor):
+                found[_key(tensor)] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # it has no public name
