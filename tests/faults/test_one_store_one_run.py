@@ -232,15 +232,15 @@ def test_fault_50_two_runs_started_at_once_into_one_new_folder(own):
     def first() -> int:
         from toque.workflows import train as workflow
 
-        assemble = workflow.assemble
+        build_run = workflow.build_run
 
         def slowly(*arguments, **named):
             here.touch()
             while not gone.exists():
                 time.sleep(0.01)
-            return assemble(*arguments, **named)
+            return build_run(*arguments, **named)
 
-        workflow.assemble = slowly
+        workflow.build_run = slowly
         config = load_config(str(own / "run.yaml"), [f"run_dir={run}", SHORT])
         return train_in_child(config, own / "first.txt")
 

@@ -144,7 +144,7 @@ def test_a_damaged_object_is_named_and_the_one_before_it_used(remote, tmp_path, 
 def test_a_manifest_that_points_elsewhere_fetches_nothing(remote, tmp_path):
     manifest = {
         "format": 1, "step": 4, "progress": {}, "cursor": {}, "config_sha256": "",
-        "data_fingerprint": "", "versions": {},
+        "data_fingerprint": "", "versions": {}, "settings": {},
         "files": [{"file": "../../../evil", "bytes": 1, "sha256": "0"}],
     }  # fmt: skip
     remote.put("checkpoints/step-00000004/manifest.json", json.dumps(manifest).encode())
