@@ -13,9 +13,9 @@ LIBRARIES = {"save_file", "save_pretrained", "savez", "mkstemp", "NamedTemporary
 ALLOWED = {
     # Into a folder that `atomic_folder` has just made, where nothing can lie in the way.
     "training/checkpoint/state_tensors.py: save_file",
-    "models/loading/export.py: save_file",
-    "models/loading/export.py: save_pretrained",
-    "models/lora/files.py: save_pretrained",
+    "models/loading/model_export.py: save_file",
+    "models/loading/model_export.py: save_pretrained",
+    "models/lora/adapter_files.py: save_pretrained",
     # Of the drill's own scratch folder, and of a copy it has made there.
     "workflows/drill.py: copy",
     "workflows/drill.py: copytree",
@@ -26,7 +26,7 @@ ALLOWED = {
     # The doctor's own scratch folder.
     "workflows/doctor/trial.py: write_text",
     # What `open_append` has opened, which follows no link.
-    "workflows/run_files/run_log.py: fdopen",
+    "workflows/run_log.py: fdopen",
     # Below storage/; it opens the file itself and no link.
     "reporter.py: open",
     # Standard output, after its reader has gone.
