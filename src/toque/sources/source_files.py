@@ -82,12 +82,16 @@ def is_documentation(name: str) -> bool:
 
 
 def located(pattern: str) -> tuple[Located, ...]:
-    """The files that a source's path names: itself, those in a folder, or those of a pattern.
+    """The files that a source's path names: itself, those of a folder, a pattern or a data set.
 
     Raises:
-        DataError: there are none.
+        DataError: there are none, or the data set cannot be loaded.
     """
-    return tuple(Located(str(path), path) for path in _files_of(pattern))
+    if pattern.startswith(PREFIX):
+        return dataset_files(pattern)
+    saved = saved_files(Path(pattern).expanduser())
+    paths = _files_of(pattern) if saved is None else saved
+    return tuple(Located(str(path), path) for path in paths)
 
 
 def _files_of(pattern: str) -> list[Path]:

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.errors import DataError
+from toque.sources.decompress import MAX_EXPANSION, MIN_BOMB_BYTES
 from toque.sources.records import Block, BlockExamples, Example, document_example
 from toque.storage.array_headers import read_npy_header
 
@@ -58,9 +59,6 @@ BROKEN_ARCHIVE: Final = (
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
 MAX_ID = (1 << 32) - 1
-MAX_EXPANSION = 200
-"""Highest compression ratio accepted. Token ids compress two- to tenfold, a bomb a thousandfold."""
-MIN_BOMB_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,10 @@ from toque.models.loading.model_folder import read_config_json
 from toque.sources.file_kinds import FileJudge
 from toque.sources.records import Source
 from toque.sources.source_files import (
-    PREFIX,
     SourceFile,
-    dataset_files,
     find_files,
     is_here,
     located,
-    saved_files,
 )
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import RemoteFile, is_remote
@@ -80,7 +77,7 @@ def sources_of(
     sources: list[Source] = []
     for source, remote in zip(given, listed, strict=True):
         if remote is None:
-            files = _first(_local_files(source.path), source, say)
+            files = _first(located(source.path), source, say)
         else:
             wanted = _first(remote[1], source, say)
             files = fetch(remote[0], wanted, progress=progress, say=say)
@@ -124,15 +121,6 @@ def _first(
     else:
         say(f"{asked}: the first {most:,} of its {len(files):,} files by name are read.")
     return files[:most]
-
-
-def _local_files(path: str) -> tuple[Located, ...]:
-    if path.startswith(PREFIX):
-        return dataset_files(path)
-    saved = saved_files(Path(path).expanduser())
-    if saved is not None:
-        return tuple(Located(str(file), file) for file in saved)
-    return located(path)
 
 
 def prepare_settings(config: RunConfig) -> PrepareSettings:
