@@ -9,7 +9,7 @@ import torch
 
 from tiny import EVERY_KIND, examples, make, pack
 from toque.evaluation.bootstrap import PerText, estimates
-from toque.evaluation.by_text import Example, TextTable, from_json, losses_table, to_json
+from toque.evaluation.by_text import ExampleLoss, TextTable, from_json, losses_table, to_json
 from toque.evaluation.differences import over_texts
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import TextScores
@@ -42,7 +42,7 @@ TEXTS = [(f"dish {i}", f"cut {i} carrots and cook them", f"cut {i + 1} carrots")
 
 def test_what_is_read_back_scores_as_before():
     texts, scores = table_of(TEXTS)
-    losses = losses_table([Example(f"k{i}", 10.0 + i, 5, 20 + i) for i in range(4)])
+    losses = losses_table([ExampleLoss(f"k{i}", 10.0 + i, 5, 20 + i) for i in range(4)])
     read = from_json(to_json(examples=losses, texts=texts, step=7).encode())
     assert read.step == 7
     assert list(read.texts.keys) == list(texts.keys)

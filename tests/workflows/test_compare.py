@@ -12,7 +12,7 @@ import toque
 from toque.cli import main
 from toque.errors import CheckpointError, ConfigError
 from toque.evaluation.bootstrap import PerText
-from toque.evaluation.by_text import FILE, Example, TextTable, losses_table, to_json
+from toque.evaluation.by_text import FILE, ExampleLoss, TextTable, losses_table, to_json
 from watching.written_run import WrittenRun
 
 DRAWN = np.random.default_rng(3)
@@ -41,7 +41,9 @@ def run_of(
     if scored:
         noise = np.random.default_rng(len(folder.name)).normal(0.0, 1.0, len(NATS))
         losses = NATS - better_by + noise
-        examples = [Example(f"{texts}{i}", n, tokens, 80) for i, n in enumerate(losses.tolist())]
+        examples = [
+            ExampleLoss(f"{texts}{i}", n, tokens, 80) for i, n in enumerate(losses.tolist())
+        ]
         keys = [f"{texts}{i}" for i in range(len(SCORES))]
         written = TextTable(keys, {"recipe_score": PerText.mean(SCORES + score)})
         (folder / FILE).write_text(to_json(examples=losses_table(examples), texts=written, step=10))
@@ -93,7 +95,7 @@ def test_few_texts_get_no_interval_and_no_star(tmp_path):
     """Four texts whose BLEU was 0.06 and 0.00 were "* better"."""
     folders = [run_of(tmp_path / name, better_by=9.0 * n) for n, name in enumerate(("a", "bb"))]
     for n, folder in enumerate(folders):
-        examples = [Example(f"t{i}", 50.0 - 9.0 * n, 20, 80) for i in range(9)]
+        examples = [ExampleLoss(f"t{i}", 50.0 - 9.0 * n, 20, 80) for i in range(9)]
         texts = TextTable([f"t{i}" for i in range(10)], {"bleu": PerText.mean(SCORES[:10] + n)})
         table = to_json(examples=losses_table(examples), texts=texts, step=10)
         (folder / FILE).write_text(table)

@@ -61,7 +61,7 @@ class TextTable:
 
 
 @dataclass(frozen=True)
-class Example:
+class ExampleLoss:
     """The loss of one held-out example."""
 
     key: str
@@ -73,7 +73,7 @@ class Example:
     weight: float = 1.0
 
 
-def losses_table(examples: Sequence[Example]) -> TextTable:
+def losses_table(examples: Sequence[ExampleLoss]) -> TextTable:
     """Held-out loss, and bits a byte where the bytes are known."""
     nats, tokens, size, weight = (
         np.array([getattr(e, name) for e in examples], float)

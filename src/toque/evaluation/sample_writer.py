@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from toque.evaluation.evaluator import Evaluated, Evaluator
 from toque.evaluation.text_samples import Sample, append_samples
@@ -42,26 +42,20 @@ _QUALITY: Final = (
 )
 
 
-class Newest(Protocol):
-    """Knows what the newest evaluation found."""
-
-    last: Evaluated
-
-
 @dataclass
 class SampleWriter(Callback):
-    """Keeps and shows what an evaluation has written.
+    """Keeps and shows the texts of an evaluation.
 
     Args:
-        evaluator: knows what the newest evaluation found.
+        evaluator: holds the result of the newest evaluation.
         path: samples.jsonl.
         watched: metrics that the run goes by.
-        reporter: who is shown it.
+        reporter: shows them.
         warn: called when a text could not be kept or scored; the run goes on.
         clock: seconds that pass.
     """
 
-    evaluator: Newest
+    evaluator: Evaluator
     path: Path
     watched: Sequence[str] = ()
     reporter: Reporter = SILENT

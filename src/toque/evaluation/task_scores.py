@@ -134,7 +134,7 @@ def _score(
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenClasses:
     """The classes a model gives to examples."""
 
     classes: list[str]
@@ -155,7 +155,7 @@ def choose_classes(
     task: Task,
     rows: NDArray[np.int64],
     on_progress: Count = uncounted,
-) -> Chosen:
+) -> ChosenClasses:
     """Have the model choose, for each of `rows` of a class task, a class that the store has."""
     layout, codec = heldout.layout, store.codec()
     choose = Chooser(
@@ -170,7 +170,9 @@ def choose_classes(
     prompts = [store.prompt(row) for row in rows.tolist()]
     answers = [answer_ids(codec, name) for name in classes]
     shares = choose(model, prompts, answers, on_progress)
-    return Chosen(classes, shares, [codec.decode(store.target(row)) for row in rows.tolist()])
+    return ChosenClasses(
+        classes, shares, [codec.decode(store.target(row)) for row in rows.tolist()]
+    )
 
 
 def classes_of(store: TokenStore, task: Task) -> list[str]:

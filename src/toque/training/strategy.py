@@ -69,7 +69,7 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedModel:
     """A model where this rank holds it."""
 
     model: PreTrainedModel
@@ -91,7 +91,7 @@ def place_model(
     runtime: Runtime,
     *,
     seed: int,
-) -> Placed:
+) -> PlacedModel:
     """Make the model to train, with the layers its device computes fastest; all ranks call it.
 
     Args:
@@ -126,7 +126,7 @@ def place_model(
     numerics: dict[str, str] = {"strategy": strategy.name} if strategy.is_sharded else {}
     if adapter is not None and adapter.quantize_base == "nf4":
         numerics["bitsandbytes"] = version("bitsandbytes")
-    return Placed(model, strategy.share(model, runtime), base_sha256, numerics, strategy.notes)
+    return PlacedModel(model, strategy.share(model, runtime), base_sha256, numerics, strategy.notes)
 
 
 def _may_divide(train: TrainConfig, ranks: Ranks) -> bool:

@@ -65,7 +65,7 @@ from toque.training.part_clock import PartClock
 from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.signals import Interrupt
-from toque.training.strategy import Placed, place_model
+from toque.training.strategy import PlacedModel, place_model
 from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
 from toque.workflows.asking import own_prompts, target_limit
@@ -272,7 +272,7 @@ def build_evaluator(
 def build_trainer(
     config: RunConfig,
     store: TokenStore,
-    placed: Placed,
+    placed: PlacedModel,
     stream: BatchStream,
     runtime: Runtime,
     evaluator: Evaluator,

@@ -15,7 +15,14 @@ from toque.cooking.recipe_scores import hint
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError
 from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
-from toque.evaluation.by_text import FILE, Example, TextTable, key_of_text, losses_table, to_json
+from toque.evaluation.by_text import (
+    FILE,
+    ExampleLoss,
+    TextTable,
+    key_of_text,
+    losses_table,
+    to_json,
+)
 from toque.evaluation.heldout_loss import HeldOut, by_example
 from toque.evaluation.task_scores import TaskScores, score_tasks
 from toque.evaluation.text_samples import Sample, held_out_prompts
@@ -202,5 +209,5 @@ def _each_example(
         target = codec.decode(store.target(row))
         key = key_of_text(codec.decode(store.prompt(row)), target)
         size = len(target.encode("utf-8", "replace")) if whole else 0
-        found.append(Example(key, nats, int(store.target_lengths[row]), size, weight))
+        found.append(ExampleLoss(key, nats, int(store.target_lengths[row]), size, weight))
     return losses_table(found)
