@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from toque.reports.verdict import verdict_of
 from toque.storage.no_follow import place_of, refuse_links
 from toque.training.checkpoint.layout_choice import refuse_unshared_folder
 from toque.training.checkpoint.resume import broadcast_checkpoint
-from toque.training.checkpoint.upload import Uploads
+from toque.training.checkpoint.saved import Checkpoint
 from toque.training.distributed.alike import refuse_unlike, versions
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import joined, while_others_wait
@@ -28,7 +28,7 @@ from toque.training.observers.metrics_log import write_after
 from toque.training.observers.watchers import Watchers
 from toque.training.time_limit import CommandClock
 from toque.workflows.bucket_run import on_this_machine, uploading
-from toque.workflows.build import build_run
+from toque.workflows.build import Run, build_run
 from toque.workflows.final_model import finish, is_finished
 from toque.workflows.forecast import refuse_small_disk
 from toque.workflows.prepare import prepare_if_absent
@@ -63,9 +63,7 @@ def train(
     """
     clock = clock or CommandClock()
     _refuse_resume(config.config, resume, start, upload=upload)
-    refuse_foreign_code(config.config.foreign_code)
-    # A metric that cannot be imported is refused now.
-    TextScores.from_settings(config.config.evaluation, config.config.foreign_code)
+    _refuse_code(config.config)
     with joined(strategy=config.config.train.strategy) as ranks:
         if ranks.is_distributed:
             said = config_sha256(config.config)[:12]
@@ -79,28 +77,91 @@ def train(
         if start is not None:
             start_folder(start)
         with ExitStack() as stack:
+            # The store, the folder and the bucket are held before anything is written there.
             store = _hold_store(config.config, ranks, reporter, stack, prepare=prepare)
-            if ranks.is_main:  # before anything is written there
-                folder = Path(config.config.run_dir)
+            folder, say = Path(config.config.run_dir), reporter.notice
+            if ranks.is_main:
                 stack.enter_context(claimed_folder(folder))
                 stack.enter_context(logged.writing(folder))
             if ranks.is_distributed:
-                refuse_unshared_folder(Path(config.config.run_dir), ranks)
-            back, say, on = None, reporter.notice, upload and ranks.is_main
+                refuse_unshared_folder(folder, ranks)
+            back, on = None, upload and ranks.is_main
             if resume is not None and ranks.is_main:
                 back = partial(go_back, config, store, resume, say)
             uploads = stack.enter_context(uploading(config.config, say=say, on=on, go_back=back))
             if watchers is not None:
                 stack.enter_context(tracked(watchers, reporter))
-            run = _train(config, store, ranks, watchers, uploads, clock, reporter, start=start)
+
+            found = _to_continue(config.config, store, ranks, start, say)
+            run = build_run(
+                config.config,
+                store,
+                ranks,
+                watchers=watchers,
+                uploads=uploads,
+                clock=clock,
+                reporter=reporter,
+                found=found,
+            )
+            say(run.banner)
+            _begin(run, config, found, start)
+            end = run.trainer.fit()
+            result = TrainedRun(folder, end.progress.step, end.reason)
+            if not result.interrupted:
+                _finish(run, end.progress.step, reporter)
             trained = time.perf_counter()
-            if uploads is not None and not run.interrupted:
+            if uploads is not None and not result.interrupted:
                 uploads.finished()
         if uploads is not None:
-            write_after(run.folder, {"uploads": time.perf_counter() - trained})
-    if reporter is not SILENT and (verdict := verdict_of(run.folder)) is not None:
+            write_after(folder, {"uploads": time.perf_counter() - trained})
+    if reporter is not SILENT and (verdict := verdict_of(folder)) is not None:
         reporter.notice(str(verdict))
-    return run
+    return result
+
+
+def _to_continue(
+    config: RunConfig,
+    store: TokenStore,
+    ranks: Ranks,
+    start: Model | None,
+    say: Callable[[str], None],
+) -> Checkpoint | None:
+    """The checkpoint that the session continues from, the same on all ranks; None to begin."""
+    found = broadcast_checkpoint(partial(checkpoint_to_continue, config, store, say), ranks)
+    if start is not None and found is not None:
+        raise CheckpointError(
+            f"{config.run_dir} already holds a run at step {found.step}, and {argument('start')} "
+            "begins a new one. Choose another folder: run_dir=runs/another."
+        )
+    return found
+
+
+def _begin(run: Run, config: Resolved, found: Checkpoint | None, start: Model | None) -> None:
+    """Load what the session begins with, and write the run's configuration."""
+    if found is not None:
+        run.trainer.load(found)
+    elif start is not None:
+        load_start(run.trainer.model, start)
+    if run.evaluator.ranks.is_main:
+        refuse_small_disk(run.trainer, run.config)
+        write_config(config)
+
+
+def _finish(run: Run, step: int, reporter: Reporter) -> None:
+    """Score and write the finished model, unless that was done for this end of the run."""
+    folder, ranks = Path(run.config.run_dir), run.evaluator.ranks
+    if ranks.broadcast(is_finished(folder, step)):
+        return
+    began = time.perf_counter()
+    finish(run, reporter)
+    if ranks.is_main:
+        write_after(folder, {"finishing": time.perf_counter() - began})
+
+
+def _refuse_code(config: RunConfig) -> None:
+    """Refuse code that nobody vouches for, and metrics that cannot be imported."""
+    refuse_foreign_code(config.foreign_code)
+    TextScores.from_settings(config.evaluation, config.foreign_code)
 
 
 def _refuse_resume(
@@ -181,52 +242,3 @@ def train_in_child(config: Resolved, log: Path, *, callbacks: Sequence[object] =
         reporter.notice(f"toque: {error}")
         return error.exit_code
     return Interrupted.exit_code if run.interrupted else 0
-
-
-def _train(
-    resolved: Resolved,
-    store: TokenStore,
-    ranks: Ranks,
-    watchers: Watchers | None,
-    uploads: Uploads | None,
-    clock: CommandClock,
-    reporter: Reporter,
-    *,
-    start: Model | None,
-) -> TrainedRun:
-    config, folder = resolved.config, Path(resolved.config.run_dir)
-    say = reporter.notice
-    find = partial(checkpoint_to_continue, config, store, say)
-    found = broadcast_checkpoint(find, ranks)
-    if start is not None and found is not None:
-        raise CheckpointError(
-            f"{folder} already holds a run at step {found.step}, and {argument('start')} begins a "
-            "new one. Choose another folder: run_dir=runs/another."
-        )
-    run = build_run(
-        config,
-        store,
-        ranks,
-        watchers=watchers,
-        uploads=uploads,
-        clock=clock,
-        reporter=reporter,
-        found=found,
-    )
-    reporter.notice(run.banner)
-    trainer = run.trainer
-    if found is not None:
-        trainer.load(found)
-    elif start is not None:
-        load_start(trainer.model, start)
-    if ranks.is_main:
-        refuse_small_disk(trainer, config)
-        write_config(resolved)
-    end = trainer.fit()
-    result = TrainedRun(folder, end.progress.step, end.reason)
-    if not result.interrupted and not ranks.broadcast(is_finished(folder, end.progress.step)):
-        began = time.perf_counter()
-        finish(run, reporter)
-        if ranks.is_main:
-            write_after(folder, {"finishing": time.perf_counter() - began})
-    return result
