@@ -211,7 +211,9 @@ def test_no_permission_is_said(lines_file: Path, tmp_path: Path, settings_for: M
 def test_two_at_once_are_refused(lines_file: Path, tmp_path: Path, settings_for: Make) -> None:
     def again(_: int, __: int, message: str) -> None:
         if message.endswith("examples"):
-            with pytest.raises(DataError, match=r"Another process is preparing .* \(id \d+\)"):
+            with pytest.raises(
+                DataError, match=r"Another process is preparing .* \(id \d+ on .*\)"
+            ):
                 prepared(lines_file, tmp_path / "s", settings_for())
 
     prepared(lines_file, tmp_path / "s", settings_for(), progress=again)
