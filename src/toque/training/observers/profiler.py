@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function, schedule
 
 from toque.storage.atomic import atomic_write
@@ -171,6 +172,8 @@ class Profiler(Callback):
             schedule=schedule(wait=0, warmup=plan.warmup, active=plan.active, repeat=1),
             profile_memory=self.memory,
             with_stack=self.stacks,
+            # Without it torch keeps the stacks out of its table; it has no public name.
+            experimental_config=_ExperimentalConfig(verbose=True) if self.stacks else None,
         )
         self._profile.start()
 
