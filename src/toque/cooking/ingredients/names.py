@@ -17,8 +17,8 @@ _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _JOINING = re.compile(r"\b(?:of|with|in|or|from)\b")
 _JOINS = re.compile(r"(?:or|and|and/or) ")
 _LISTED = re.compile(r"(?:\A| )and ", re.IGNORECASE)
-_NO_LIST = re.compile(r"\bor\b|, .*[^\W\d_]ed\b", re.IGNORECASE)
-"""A choice, or a participle after a comma: "corn, husks and silks removed"."""
+_NO_LIST = re.compile(r"\bor\b|(?<=[a-z])ed\b", re.IGNORECASE)
+"""A choice, or a participle: "corn, husks and silks removed"."""
 _WORD = re.compile(r"[^\W\d_]{2,}")
 
 
@@ -44,7 +44,8 @@ def one_name(name: str) -> str:
         return name
     parts = name.split(",")
     foods = [p.strip() for p in parts if not all(map(is_quality, p.lower().split()))]
-    if len(foods) > 1 and _LISTED.search(parts[-1]) and not _NO_LIST.search(name):
+    _, _, rest = name.partition(",")
+    if len(foods) > 1 and _LISTED.search(parts[-1]) and not _NO_LIST.search(rest):
         return " and ".join(food.removeprefix("and ") for food in foods)
     name = next(iter(foods), parts[-1].strip()) or name.replace(",", " ").strip()
     return name[match.end() :] if (match := _JOINS.match(name)) else name
