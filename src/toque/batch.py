@@ -29,7 +29,7 @@ class _Rows:
     longest: int | None = field(default=None, kw_only=True)
     """Tokens of the longest example, or of padding, at most; where attention's plan says so."""
     attention: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
-    """What attention kernels are told of the rows, row by row, made once for the whole batch
+    """Inputs of attention kernels about the rows, row by row, made once for the whole batch
     (`models/forward/attention_plan.py`)."""
 
     @property

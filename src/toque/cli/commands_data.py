@@ -52,7 +52,7 @@ def is_first() -> bool:
 
 
 def loading() -> AbstractContextManager[object]:
-    """For the seconds that importing torch takes."""
+    """Progress shown while torch is imported, which takes seconds."""
     return reporter().working("loading torch") if is_first() else nullcontext()
 
 

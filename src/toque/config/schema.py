@@ -109,7 +109,7 @@ class SourceConfig(Config):
 
 
 class DataConfig(Config):
-    """From raw files to the store."""
+    """Raw files, and the store that is made of them."""
 
     sources: Annotated[
         tuple[SourceConfig, ...], AsTuple, Allowed("a list such as [{path: recipes.jsonl.gz}]")

@@ -99,9 +99,9 @@ class StageFilters(Config):
     min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Quality score from here on."""
     max_ingredients: Annotated[int, Field(ge=1)] | None = None
-    """At most so many ingredients; null: any number."""
+    """Most ingredients of a dish; null: any number."""
     max_steps: Annotated[int, Field(ge=1)] | None = None
-    """At most so many steps; null: any number."""
+    """Most steps of a dish; null: any number."""
 
     @property
     def begins(self) -> Duration:
@@ -188,11 +188,11 @@ class OptimisationsConfig(Config):
     GPU. dense: masks of all pairs of positions, which work everywhere. auto: the first that works
     of segments on a CPU, flash, flex, dense."""
     dropout: bool = True
-    """On a CPU, draw the layers' dropout from sixteen random bits instead of a double."""
+    """Draw the layers' dropout from sixteen random bits instead of a double, on a CPU."""
     activations: bool = True
     """Compute GPT-2's and T5 v1.1's GELU in one kernel instead of eight steps."""
     layers: bool = True
-    """On a CPU, compute layers by the library that is fastest there in the run's precision."""
+    """Compute layers by the library that is fastest in the run's precision, on a CPU."""
     head: bool = True
     """Compute the loss in chunks, so that the logits of a micro-batch never exist at once."""
     prefetch: bool = True

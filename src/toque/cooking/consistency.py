@@ -84,7 +84,7 @@ def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
 
 
 def missed_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
-    """Those of the requested ingredients whose head noun does not occur in the text.
+    """The requested ingredients whose head noun does not occur in the text.
 
     >>> missed_ingredients(["red lentils", "a carrot"], "Peel the carrots.")
     ['red lentils']

@@ -80,7 +80,7 @@ def _name(name: str) -> str:
 
 
 def _named(line: str, names: Sequence[str]) -> str:
-    """Which of the names a line of `_item` has; the longest, as "oil" is also in "olive oil"."""
+    """The name that a line of `_item` has; the longest, as "oil" is also in "olive oil"."""
     return next(
         name
         for name in sorted(names, key=len, reverse=True)

@@ -350,7 +350,7 @@ def text_bytes(store: TokenStore, rows: Iterable[Sequence[int]]) -> int:
 
 
 def subset(rows: np.ndarray, n: int | None) -> np.ndarray:
-    """At most `n` of `rows`, the same ones every time, shuffled."""
+    """Subset of at most `n` of `rows`, the same ones every time, shuffled."""
     count = len(rows) if n is None else min(n, len(rows))
     if count == 0:
         return rows[:0]

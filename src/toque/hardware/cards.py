@@ -24,12 +24,12 @@ class Card:
 
     name: str
     device: str
-    """What torch calls the card contains this."""
+    """Part of the name that torch has for the card."""
     memory_bytes: int
     bytes_per_second: float
     """Bandwidth of its memory."""
     flops_per_second: Mapping[str, float]
-    """Of dense products with float32 sums, by number format; formats without a unit are absent."""
+    """Rate of dense products with float32 sums, by number format that has a unit."""
     source: str
     """The maker's document."""
 

@@ -21,7 +21,7 @@ _CPU_MESSAGES: Final = ("can't allocate memory", "not enough memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is an out-of-memory error of a device or of the CPU allocator."""
+    """True if `error` is an out-of-memory error of a device or of the CPU allocator."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(m in str(error) for m in _CPU_MESSAGES)

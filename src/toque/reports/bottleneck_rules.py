@@ -45,7 +45,7 @@ class Finding:
     """Share of the loop's time that it could give back at most; findings are ranked by it."""
     sentence: str
     lever: str | None = None
-    """What to do, in words."""
+    """Advice in words."""
     settings: tuple[str, ...] = ()
     """The lever as overrides, `train.pack=true`; empty where no setting is one."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What a rule looks at."""
+    """Facts and shares of a run, as rules see them."""
 
     facts: Facts
     shares: tuple[Share, ...]
@@ -105,7 +105,7 @@ def _lost(
 
 
 def _waits(case: Case) -> Iterator[Finding]:
-    """What the loop, its threads or its end waited for."""
+    """Waits of the loop, of its threads and of its end."""
     facts, host = case.facts, case.facts.host
     several = (number(facts.setting("readers")) or 1) > 1
     yield _lost(
@@ -206,7 +206,7 @@ def _interval(
 
 
 def _round_up(amount: float) -> float:
-    """To one digit, so that it reads like a choice.
+    """An amount rounded up to one digit, so that it reads like a choice.
 
     >>> _round_up(34.0), _round_up(50.0), _round_up(117.0)
     (40.0, 50.0, 200.0)

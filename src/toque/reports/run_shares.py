@@ -46,7 +46,7 @@ _MOST_LOST: Final = 0.95
 
 @dataclass(frozen=True)
 class HostUse:
-    """What kept threads from computing, as seconds and cores over all that was looked at."""
+    """Causes that kept threads from computing, as seconds and cores over all that was sampled."""
 
     seconds: float
     """Seconds of wall time that were looked at."""
@@ -65,7 +65,7 @@ class HostUse:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the files of a run say."""
+    """Facts of a run, from its files."""
 
     parts: Mapping[str, float]
     """Wall seconds by part (`part_clock.PARTS`), and `finishing` and `uploads` after the loop."""

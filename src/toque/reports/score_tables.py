@@ -124,5 +124,5 @@ def _mapping(evaluation: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _named(name: str) -> str:
-    """With blanks, at which a narrow screen can break it."""
+    """Name with blanks, at which a narrow screen can break it."""
     return name.replace("_", " ")

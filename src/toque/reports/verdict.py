@@ -50,7 +50,7 @@ _GAP: Final = 1.3
 
 @dataclass(frozen=True)
 class Verdict:
-    """What limits a run."""
+    """Judgement of what limits a run."""
 
     shares: tuple[Share, ...]
     """Shares of the wall time, the largest first; they add up to all of it."""
@@ -61,12 +61,12 @@ class Verdict:
 
     @property
     def cause(self) -> str | None:
-        """What limits the run most, in a word or two."""
+        """Name of what limits the run most, in a word or two."""
         return self.found[0].cause if self.found else None
 
     @property
     def lever(self) -> str | None:
-        """What to do, in words; None where nothing stands out."""
+        """Advice in words; None where nothing stands out."""
         return self.found[0].lever if self.found else None
 
     @property
@@ -81,7 +81,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Ladder:
-    """What to try, the cheapest and likeliest first."""
+    """Steps to try, the cheapest and likeliest first."""
 
     title: str
     because: str
@@ -212,7 +212,7 @@ def _recipe_score(folder: Path) -> float | None:
 
 
 def signs(facts: Facts) -> list[Sign]:
-    """Whether a run learns and the machine works for it."""
+    """Signs that a run learns and that the machine works for it."""
     few = max(1, len(facts.losses) // 5)
     found = []
     for name, losses, n in (("training", facts.losses, few), ("held-out", facts.held_out, 1)):

@@ -81,7 +81,7 @@ class Work:
         return min(1.0, self.tokens_per_update / (self.update_rows * self.row.tokens))
 
     def times(self, every: Duration, stop_after: Duration) -> float:
-        """How often something happens that `every` is between, the end among it."""
+        """Number of times that something happens once `every`, the end among them."""
         if every.unit == "%":
             return 100.0 / every.amount
         whole = self.totals.get(every.unit)

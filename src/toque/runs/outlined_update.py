@@ -182,7 +182,7 @@ class OutlinedUpdate:
     kept: int
     """Bytes of that which forward keeps for backward."""
     step: int
-    """What the optimizer's step takes for itself while it runs."""
+    """Bytes that the optimizer's step takes for itself while it runs."""
     flops: float
     """FLOPs of the micro-batch's matrix products."""
     micro_batch: Operations

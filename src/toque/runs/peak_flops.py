@@ -21,7 +21,7 @@ from toque.models.onednn import onednn_is_faster, product
 _KINDS: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MEASURE_SECONDS: Final = 0.2
 _ROUNDS: Final = 2
-"""At least, of each shape: the first loads and chooses kernels."""
+"""Fewest rounds of each shape: the first loads and chooses kernels."""
 _FEW_TOKENS, _MANY_TOKENS = 512, 4096
 _FLOPS_OF_A_ROUND: Final = 2e10
 """Fewer tokens for large matrices, such as the output head's, so that a round stays short."""
@@ -38,7 +38,7 @@ class Peak:
 
     @property
     def too_low(self) -> str:
-        """What is wrong where a model computes faster: said in place of more than 100 %."""
+        """Sentence in place of a use over 100 %: the peak was too low."""
         measured = self.origin.startswith("measured")
         why = "measured while other programs computed" if measured else "stated for another device"
         return f"the peak is too low, as if {why} ({self.origin})"

@@ -74,7 +74,7 @@ class TimeLeft:
         return self._training(at) + self.evaluations(at) * of_one + pace * self.final_seconds
 
     def evaluations(self, at: Progress) -> int:
-        """How many are still to come, at least the one at the end."""
+        """Number of evaluations still to come, at least the one at the end."""
         every, whole = self.evaluate_every, self.stop_after
         if every is None or every.amount <= 0:
             return 1

@@ -30,7 +30,7 @@ class ServedModel:
     codec: Codec
     record: Provenance
     asked: Callable[[str], str]
-    """From what a person types to the prompt the model was trained on."""
+    """Function from what a person types to the prompt that the model was trained on."""
     adapter: str | None = None
     """Name of the adapter inside `model`; None for the model alone."""
     base: str | None = None

@@ -21,7 +21,7 @@ SMALL_MEMORY: Final = (
     "shorter rows (train.row_tokens, data.max_target_tokens)",
     "a smaller model, or an adapter",
 )
-"""What needs less memory once a micro-batch is a single row, the cheapest first (by default a run
+"""Ways to need less memory once a micro-batch is a single row, the cheapest first (by default a run
 halves the rows at once by itself, and the update stays the same)."""
 GRAD_NORM: Final = 5.0
 """A gradient norm that stays above it before clipping is no sign of a run that learns steadily."""
@@ -30,11 +30,11 @@ GPU_BUSY: Final = 0.8
 _FEW_UPDATES: Final = 30
 """A guess: with fewer a model from scratch learns next to nothing, and a trained one little."""
 RAN_OUT: Final = "ran out of memory"
-"""In every warning of an update that is computed again with fewer rows."""
+"""Words in every warning of an update that is computed again with fewer rows."""
 
 
 def memory_ladder(*, checkpointing: bool, optimizer: str) -> list[str]:
-    """What to try when one row does not fit, in order, without what is set already.
+    """Steps to try when one row does not fit, in order, without those that are set already.
 
     >>> memory_ladder(checkpointing=True, optimizer="adafactor")[0]
     'shorter rows (train.row_tokens, data.max_target_tokens)'

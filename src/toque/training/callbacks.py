@@ -18,7 +18,7 @@ class Callback:
     """Every method does nothing; override the ones you need, and never call the base's."""
 
     slows: bool = False
-    """Whether it slows the update under way so much that rates should leave it out."""
+    """True while it slows the current update so much that rates should leave it out."""
 
     def on_fit_start(self, start: RunStart) -> Requests | None:
         """A session begins."""
@@ -74,7 +74,7 @@ class Callbacks:
 
     @property
     def slow(self) -> bool:
-        """Whether any of them slows the update under way."""
+        """True if any of them slows the current update."""
         return any(callback.slows for callback in self._callbacks)
 
     @contextmanager

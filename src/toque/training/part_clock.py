@@ -39,7 +39,7 @@ PARTS: Final[dict[Part, str]] = {
     "compiling": "compiling the model for a shape that is new, whatever needed it",
     "profiling": "updates that a profiler slows, and what it writes after them",
 }
-"""What each is, in words."""
+"""Parts of a session, described in words."""
 _OF_UPDATES: Final = ("forward_backward", "ranks", "clip", "optimizer", "observers")
 
 
@@ -92,7 +92,7 @@ class PartClock:
         self._at = now
 
     def taken(self) -> dict[str, float]:
-        """What was counted since the last call; the clock runs on."""
+        """Seconds by part since the last call; the clock continues."""
         taken, self._parts = self._parts, {}
         return taken
 

@@ -18,7 +18,7 @@ yet clipped. update is the optimizer's step. forward and backward happen once a 
 Watch = Callable[[Phase], AbstractContextManager[Any]]
 
 UNWATCHED: Final[AbstractContextManager[Any]] = nullcontext()
-"""For a watcher that has no interest in a phase."""
+"""Context of a watcher that has no interest in a phase."""
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 

@@ -34,7 +34,7 @@ from toque.workflows.ablation_plan import AblationPlan, Variant, plan_ablation
 from toque.workflows.configure import Configured, configure, with_origins
 
 SHARE_FOR_TRAINING: Final = 0.7
-"""Of a budget in minutes; the rest goes to starting, evaluating and writing. A guess."""
+"""Share of a budget in minutes; the rest goes to starting, evaluating and writing. A guess."""
 LOWER_IS_BETTER: Final = frozenset({"loss", "training_seconds", "peak_bytes"})
 SHOWN: Final = (
     ("loss", "held-out loss", 4, 1.0),
@@ -66,7 +66,7 @@ _METHOD: Final = (
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """Outcome of a run."""
 
     key: str
     code: int
@@ -78,7 +78,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Ablation:
-    """What an ablation found."""
+    """Outcome of an ablation."""
 
     json: Path
     """Every number."""
@@ -303,7 +303,7 @@ def _train(resolved: Resolved, log: Path, environment: dict[str, str], tells: Co
 
 
 def _done(out: Path, key: str) -> Result | None:
-    """What an earlier `ablate` measured; failed runs are tried again."""
+    """Result of an earlier `ablate`; failed runs are tried again."""
     try:
         record = json.loads((out / "results" / f"{key}.json").read_text())
         return Result(**record)

@@ -21,7 +21,7 @@ class Improvement:
 
     name: str
     setting: str
-    """What decides: when a configuration has it at another value than `off`, that value is on."""
+    """Setting that decides: at another value than `off`, that value is on."""
     off: str
     on: tuple[str, ...] = ()
     """Overrides that switch it on in a configuration that does not have it."""
@@ -29,9 +29,9 @@ class Improvement:
     only: str = ""
     """If set, the one value that is on; a configuration's other value is what it is off with."""
     stages: tuple[str, ...] = ()
-    """What it asks of each stage of a curriculum, which several improvements share."""
+    """Bounds of each stage of a curriculum, which several improvements share."""
     part: str = ""
-    """What it adds to a section that several improvements share."""
+    """Words it adds to a section that several improvements share."""
 
     @property
     def without(self) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def _together(improvements: Sequence[Improvement]) -> str:
 
 
 _STAGES: Final = ("0 %", "33 %", "67 %")
-"""Where the stages of an ablation begin, when the configuration has none of its own."""
+"""Begins of the stages of an ablation, when the configuration has none of its own."""
 
 IMPROVEMENTS: Final = (
     Improvement("adapter", "adapter", "null", ("adapter={kind: lora}",)),
@@ -119,7 +119,7 @@ IMPROVEMENTS: Final = (
 recipe scores: they are the yardstick."""
 
 QUIET: Final = ("observe.webhook=null", "observe.trackers=[]", "checkpoint.upload=null")
-"""What the runs of an ablation do without."""
+"""Overrides for what the runs of an ablation do without."""
 
 Switch = Literal["on", "off"]
 
@@ -137,7 +137,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class AblationPlan:
-    """What is to be compared."""
+    """Runs to be compared."""
 
     improvements: tuple[str, ...]
     left_out: Mapping[str, str]
@@ -150,12 +150,12 @@ class AblationPlan:
         return {variant.key: variant for variant in self.variants}
 
     def key(self, name: str, seed: int) -> str:
-        """Of the variant `name` with `seed`."""
+        """Key of the variant `name` with `seed`."""
         return next(v.key for v in self.variants if (v.name, v.seed) == (name, seed))
 
     @property
     def seeds(self) -> list[int]:
-        """In their order."""
+        """Seeds in their order."""
         return list(dict.fromkeys(variant.seed for variant in self.variants))
 
 

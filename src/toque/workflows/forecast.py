@@ -128,10 +128,10 @@ class LrCurve:
 
     unit: str
     length: float
-    """Of the run, in `unit`."""
+    """Length of the run, in `unit`."""
     rates: list[float]
     stages: list[tuple[float, str]]
-    """Where each stage of a curriculum begins, as a share of the run, and what it sees."""
+    """Begin of each stage of a curriculum, as a share of the run, and the examples it sees."""
 
 
 def course_of(config: RunConfig, points: int) -> LrCurve:

@@ -131,7 +131,7 @@ def prepare_before_torch(
 
 
 def in_a_line(result: PrepareResult, engine: str) -> str:
-    """What was done."""
+    """One line on what was done."""
     if result.reused:
         return f"Reused {result.store.path}."
     return f"Prepared {result.store.path}{' with data.engine=ray' if engine == 'ray' else ''}."

@@ -39,7 +39,7 @@ from toque.workflows.results import Model, folder_of, refuse_absent_start
 from toque.workflows.run_log import LOG
 
 _OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock", LOG)
-"""What a session writes before its first update."""
+"""Files that a session writes before its first update."""
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def refuse_another_store(run: Path, found: Checkpoint, store: TokenStore) -> Non
 
 
 def _only_moved(difference: Difference) -> bool:
-    """Whether the data lies elsewhere, or its limits are put otherwise, and is drawn as before."""
+    """True if the data lies elsewhere, or its limits are put otherwise, and is drawn as before."""
     if difference.path.endswith(".weight"):
         return (difference.old or 1.0) == (difference.new or 1.0)
     # The fingerprint covers the limits, too, whether they were chosen or given.

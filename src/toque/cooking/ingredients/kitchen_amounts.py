@@ -27,7 +27,7 @@ class _Step:
 
     unit: str
     holds: float
-    """How much of the ladder's first unit it holds; exact, unlike millilitres with few digits."""
+    """Amount of the ladder's first unit that it holds, exactly, unlike millilitres."""
     least: float = 0.0
     """The least amount written in it."""
     most: float = math.inf

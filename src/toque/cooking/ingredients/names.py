@@ -107,7 +107,7 @@ def forms_in_line(line: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 16)
 def has_quantity(line: str) -> bool:
-    """Whether a line says how much of a food: a number, a fraction or words ("a pinch of salt").
+    """True if a line says how much of a food: a number, a fraction or words ("a pinch of salt").
 
     >>> has_quantity("1/2 cup rice"), has_quantity("salt to taste"), has_quantity("rice")
     (True, True, False)

@@ -128,7 +128,7 @@ class _Line:
         return 0
 
     def _is_unsaid(self, i: int) -> bool:
-        """Whether "additional" or "optional:" stands before the name."""
+        """True if "additional", "optional:" or "garnish:" stands before the name."""
         words = self.tokens.words
         if i + 1 >= len(self.tokens):
             return False
@@ -166,7 +166,7 @@ class _Line:
         self.name = join(self.tokens, kept)
 
     def _opens_preparation(self, i: int, end: int, kept: list[int]) -> bool:
-        """Whether "chopped" or "sliced into rings" after the name starts at `i`."""
+        """True if "chopped" or "sliced into rings" after the name starts at `i`."""
         j = participles_end(self.tokens, i, end)
         if j == i or belongs_to_name(self.tokens.words[kept[-1]], self.tokens.words[i]):
             return False
@@ -200,7 +200,7 @@ class _Line:
         return i + 1
 
     def _is_name(self, i: int) -> bool:
-        """Whether a number begins a name: "7-Up", but no "6-pack"."""
+        """True if a number begins a name: "7-Up", but no "6-pack"."""
         return self.tokens.words[i + 1] == "-" and self.tokens.words[i + 2] not in SPELLINGS
 
     def _is_size(self, word: str, kept: list[int]) -> bool:

@@ -58,7 +58,7 @@ _FOREIGN: Final = [
         ((" d'",), rf"\A(\d[\d /.,]{{0,9}}(?:{'|'.join(sorted(SPELLINGS))})) d'", r"\1 de "),
     )
 ]
-"""What databases and other languages write around a food, by marks of which a line has one."""
+"""Words that databases and other languages write around a food, by marks of such a line."""
 
 
 def rewritten(text: str) -> str:

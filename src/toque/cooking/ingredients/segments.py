@@ -68,7 +68,7 @@ def segments(tokens: Tokens, i: int) -> list[Run]:
 
 
 def n_named(tokens: Tokens, runs: list[Run]) -> int:
-    """How many of the first runs the name spans: "boneless, skinless breasts"; "A, B or C"."""
+    """Number of the first runs that the name spans: "boneless, skinless breasts"; "A, B or C"."""
     words = tokens.words
     n = 1
     while n < len(runs) and all(is_quality(word) for word in words[slice(*runs[n - 1])]):
@@ -87,7 +87,7 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
 
 
 def is_quality(word: str) -> bool:
-    """Whether a word cannot be a food, so that a name goes on after it and a comma."""
+    """True if a word cannot be a food, so that a name continues after it and a comma."""
     return word in ADJECTIVES or word.endswith(
         (
             "-fat",
@@ -105,7 +105,7 @@ def is_quality(word: str) -> bool:
 
 
 def _continues(tokens: Tokens, i: int) -> bool:
-    """Whether what follows ", or" is another food of the name."""
+    """True if another food of the name follows ", or"."""
     word = tokens.words[i]
     if tokens.is_number(i) or word in _NO_FOOD:
         return False
@@ -113,12 +113,12 @@ def _continues(tokens: Tokens, i: int) -> bool:
 
 
 def is_food_like(words: list[str]) -> bool:
-    """Whether a run may be one of several foods: "water, chicken broth, or stock"."""
+    """True if a run may be one of several foods: "water, chicken broth, or stock"."""
     return len(words) <= 5 and words[0] not in REMARKS and _OF_NO_FOOD.isdisjoint(words)
 
 
 def ends_name(tokens: Tokens, i: int) -> bool:
-    """Whether a name ends before token `i`, one of `ENDS`."""
+    """True if a name ends before token `i`, one of `ENDS`."""
     word, following = tokens.words[i], tokens.words[i + 1]
     if word in {"or", "and"}:
         if following == "half" == tokens.words[i - 1]:
@@ -163,7 +163,7 @@ def participles_end(tokens: Tokens, i: int, end: int) -> int:
 
 
 def belongs_to_name(before: str, word: str) -> bool:
-    """Whether a participle stays in the name: "frozen chopped", "berries or sliced fruit"."""
+    """True if a participle stays in the name: "frozen chopped", "berries or sliced fruit"."""
     return before in KEPT_WITH or (before in {"or", "and"} and word not in ADVERBS)
 
 
@@ -177,7 +177,7 @@ def remark_kind(words: list[str]) -> RemarkKind:
 
 
 def remarks(found: list[tuple[RemarkKind, str]]) -> Remarks:
-    """What stands after a name, joined by its kind."""
+    """Texts after a name, joined by their kind."""
     if not found:
         return NO_REMARKS
     texts: dict[RemarkKind, list[str]] = {"preparation": [], "comment": [], "purpose": []}

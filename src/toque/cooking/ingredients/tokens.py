@@ -74,7 +74,7 @@ class Tokens:
 
     @property
     def starts(self) -> list[int]:
-        """Where each token begins in `text`."""
+        """First character of each token in `text`."""
         if self._starts is None:
             at = 0
             self._starts = []
@@ -85,7 +85,7 @@ class Tokens:
         return self._starts
 
     def is_number(self, i: int) -> bool:
-        """Whether token `i` is a number, in digits or a word."""
+        """True if token `i` is a number, in digits or a word."""
         return self.kinds[i] == "N" or self.words[i] in WORDS
 
     def span(self, i: int, j: int) -> str:
@@ -112,7 +112,7 @@ class Tokens:
         return self.span(i, j).strip(" ,;:.-*") if i < j else ""
 
     def is_glued(self, i: int) -> bool:
-        """Whether there is no blank before token `i`."""
+        """True if no blank stands before token `i`."""
         if not 0 < i < len(self._originals):
             return False
         return self.starts[i] == self.starts[i - 1] + len(self._originals[i - 1])

@@ -29,8 +29,8 @@ from toque.keyed_random import key_of, keys_of, permute, shuffles
 from toque.units import Cursor
 
 WINDOW_EXAMPLES = 2048
-"""With 2,048 real recipes to choose from 3 to 4 % of the computed tokens are padding, with 4,096
-0.1 points less. Packing this many takes tens of milliseconds: what finding any position costs."""
+"""Examples packed together. Of 2,048 real recipes 3 to 4 % of the computed tokens are padding, of
+4,096 0.1 points less. Packing takes tens of milliseconds: the cost of finding any position."""
 
 Packed = tuple[NDArray[np.int64], NDArray[np.int64]]
 """A window: examples in training order, and examples per row; a row with 0 is unused."""

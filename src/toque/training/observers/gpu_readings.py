@@ -22,7 +22,7 @@ _REASONS: Final = {
 }
 """Why clocks are lower than they could be, NVML's words and ours; idling is no throttling."""
 _PREFIXES: Final = ("nvmlClocksEventReason", "nvmlClocksThrottleReason")
-"""What NVML calls them since driver 535, and before."""
+"""Prefixes of their names in NVML since driver 535, and before."""
 _CORE: Final = 0
 """NVML_TEMPERATURE_GPU"""
 PACKAGE: Final = "nvidia-ml-py"
@@ -90,7 +90,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def no_gpus() -> tuple[None, None]:
-    """For a run that computes on no GPU: there may be some, and they are not its business."""
+    """Readings of a run that computes on no GPU, whatever GPUs the machine has."""
     return None, None
 
 

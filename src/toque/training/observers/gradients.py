@@ -28,7 +28,7 @@ from toque.training.phases import UNWATCHED, Phase, Phases
 from toque.units import Progress
 
 MOST_WEIGHTS: Final = 4096
-"""Of one parameter: among random numbers the ratio of as many is right to a few per cent."""
+"""Weights sampled of one parameter: their ratio is right to a few per cent."""
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class Gradients(Callback):
         self.phases.watchers.append(self._watch)
 
     def on_before_step(self, at: Progress) -> None:
-        """Whether the update that begins is one to measure."""
+        """Decide if the update that begins is one to measure."""
         self._due = (at.step + 1) % self.every_steps == 0
         self._norms, self._moved, self._length = [], [], []
 

@@ -83,7 +83,7 @@ class ProfileSchedule:
         return self.cycle * self.repeat
 
     def action(self, update: int) -> ProfilerAction:
-        """What torch's profiler does with an update, counted from the begin of the session."""
+        """Action of torch's profiler on an update, counted from the start of the session."""
         plan = schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=self.repeat)
         action: ProfilerAction = plan(update)
         return action

@@ -22,7 +22,7 @@ from toque.training.observers.host_readings import Host
 from toque.units import Progress
 
 _PATIENCE_SECONDS = 5.0
-"""For a look that hangs, as those of a broken driver do."""
+"""Longest wait for a reading that hangs, as those of a broken driver do."""
 _LEAST_SECONDS = 0.2
 """Rates over less say little: no last look after so short a time, unless it is the only one."""
 

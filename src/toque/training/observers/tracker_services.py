@@ -204,7 +204,7 @@ def _short(row: Row) -> Row:
 
 
 def _verbatim(text: str) -> str:
-    """As Markdown that shows a text as it is, fences of its own included."""
+    """Markdown that shows a text as it is, fences of its own included."""
     return "\n".join(f"    {line}" for line in text[:_LONGEST].splitlines())
 
 

@@ -41,11 +41,11 @@ class RunState:
     update: StepInfo | None = None
     """The newest update of this session; None before the first."""
     metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Of the newest evaluation of this session."""
+    """Metrics of the newest evaluation of this session."""
     reason: str | None = None
-    """In on_train_end: how the session ended, e.g. finished, early_stopping, interrupted."""
+    """Way the session ended, in on_train_end: finished, early_stopping, interrupted and so on."""
     error: str | None = None
-    """In on_train_end: the error that ended it, if one did."""
+    """Error that ended the session, in on_train_end, if one did."""
 
     @property
     def step(self) -> int:
@@ -67,7 +67,7 @@ class RunState:
 
     @property
     def grad_norm(self) -> float:
-        """Of the newest update, before clipping; read it as rarely as the loss."""
+        """Gradient norm of the newest update, before clipping; read it as rarely as the loss."""
         return math.nan if self.update is None else float(self.update.grad_norm)
 
     @property

@@ -20,7 +20,7 @@ from toque.units import Progress
 from toque.version import __version__
 
 TIMEOUT_SECONDS: Final = 10.0
-"""For one message, in the background thread."""
+"""Longest wait for one message, in the background thread."""
 END_PATIENCE_SECONDS: Final = 3.0
 """Seconds that a finished run waits for its last message."""
 _MOST_WAITING: Final = 16

@@ -118,7 +118,7 @@ def compiling(device: str, scratch: Path) -> Attempt:
 
 
 def compiled(attempt: Attempt) -> Check:
-    """What came of it; never needed, as training goes on without."""
+    """Check of a compilation; never needed, as training continues without."""
     seconds, failure = attempt.failure()
     if failure is None:
         return Check("torch.compile", "ok", f"compiles and runs, {seconds:.1f} s")
@@ -149,7 +149,7 @@ def sharing(backend: Literal["gloo", "nccl"], scratch: Path) -> Attempt:
 
 
 def shared(backend: str, attempt: Attempt) -> Check:
-    """What came of it; needed only by runs of several processes."""
+    """Check of an all-reduce; needed only by runs of several processes."""
     seconds, failure = attempt.failure()
     name = f"all-reduce over {backend}"
     if failure is None:

@@ -19,7 +19,7 @@ class Check:
     state: State
     found: str
     todo: str = ""
-    """What to do; empty where all is well."""
+    """Advice; empty where all is well."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Checkup:
 
     @property
     def failed(self) -> list[Check]:
-        """What training needs and this machine lacks."""
+        """Checks of what training needs and this machine lacks."""
         return [check for check in self.checks if check.state == "failed"]
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """The checks as a JSON value."""
         return {"seconds": self.seconds, "checks": [asdict(check) for check in self.checks]}
 
     def raise_if_failed(self) -> None:

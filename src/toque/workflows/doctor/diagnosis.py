@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What limits a run, what to do, and what was measured of it."""
+    """Verdict on a run, with the advice and what was measured of it."""
 
     folder: Path
     verdict: Verdict
@@ -30,7 +30,7 @@ class Diagnosis:
     trials: Sequence[Trial] = ()
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """The diagnosis as a JSON value."""
         verdict = self.verdict
         return {
             "run": str(self.folder),

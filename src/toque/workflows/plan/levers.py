@@ -27,7 +27,7 @@ class Lever:
     fits: bool
     update_seconds: float
     changes: str
-    """What else is different, in a few words."""
+    """Other differences, in a few words."""
 
 
 def levers_of(
