@@ -210,19 +210,6 @@ def test_fault_69_a_trained_model_writes_the_same_in_plain_transformers(
     assert found == [one.text for one in expected]
 
 
-def test_a_run_of_given_limits_continues_where_they_are_chosen_now(trained: Any) -> None:
-    """Release 0.1.0 wrote its defaults, 256 and 512, into config.yaml."""
-    old = {"max_prompt_tokens": 256, "max_target_tokens": 512}
-    run = trained("pairs", data=old)
-    assert "max_target_tokens: 512" in (run / "config.yaml").read_text()
-    config = config_of("pairs", "gpt2", "auto")
-    for name in old:
-        del config["data"][name]
-    config["model"]["tokenizer"] = toque.configure(str(run / "config.yaml")).model.tokenizer
-    assert toque.prepare(config).reused
-    assert toque.train(config).step == 2
-
-
 def test_a_model_whose_tokenizer_was_saved_again_is_scored_on_its_store(trained: Any) -> None:
     run = trained("pairs")
     before = toque.evaluate(run).metrics["loss"]

@@ -42,17 +42,3 @@ def test_a_short_run_reaches_its_learning_rate() -> None:
     run = toque.train("my.yaml")
     assert run.step < 40
     assert max(step["lr"] for step in run.history if step["event"] == "step") > 0.99e-2
-
-
-@pytest.mark.usefixtures("kitchen")
-def test_a_run_begun_with_an_older_default_keeps_it(capsys: pytest.CaptureFixture[str]) -> None:
-    toque.train(toque.configure("my.yaml", optim={"warmup": "100 steps"}), callbacks=[StopAtFour()])
-    assert main(["train", "my.yaml", "run_dir=run"]) == 0
-    assert "optim.warmup was 100 steps by default" in capsys.readouterr().err
-    rates = {e["step"]: e["lr"] for e in toque.TrainedRun(Path("run"), 0, "").history
-             if e["event"] == "step"}  # fmt: skip
-    assert len(rates) == max(rates) > 4
-    assert all(rates[step] < 1.001e-2 * step / 100 for step in rates)
-    assert "warmup: 100 steps" in Path("run/config.yaml").read_text()
-    # Asked for by name it is another run.
-    assert main(["train", "my.yaml", "optim.warmup=3 %"]) == 4

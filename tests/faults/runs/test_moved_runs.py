@@ -97,13 +97,13 @@ import os, sys
 from pathlib import Path
 import toque.workflows.final_model as final
 from toque.cli import main
-whole = final.held_out_prompts
+whole = final.sample_on_all_ranks
 def moved(*args):
     run = Path(sys.argv[1])
     os.rename(run, run.with_name("away"))
     os.rename(run.with_name("copy"), run)
     return whole(*args)
-final.held_out_prompts = moved
+final.sample_on_all_ranks = moved
 sys.exit(main(sys.argv[2:]))
 """
 

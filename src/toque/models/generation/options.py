@@ -49,9 +49,7 @@ class GenerationOptions:
                 "takes the likeliest token every time."
             )
         if self.top_k is not None and self.top_k < 0:
-            raise ConfigError(
-                f"{argument('top_k')} is {self.top_k}; use a count of tokens, or 0 to keep all."
-            )
+            raise ConfigError(f"top_k is {self.top_k}; use a count of tokens, or 0 to keep all.")
         if not 0.0 < self.top_p <= 1.0:
             raise ConfigError(
                 f"{argument('top_p')} is {self.top_p:g}; it must be above 0 and at most 1."

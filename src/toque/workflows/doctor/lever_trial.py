@@ -26,6 +26,7 @@ from toque.reports.bottleneck_rules import AMOUNT
 from toque.reports.run_shares import Facts, facts_of
 from toque.reports.verdict import Finding, Verdict
 from toque.runs.history import METRICS, read_metrics
+from toque.storage.atomic import atomic_write
 from toque.units import Duration
 
 _QUIET: Final = (
@@ -162,7 +163,7 @@ class _Turns:
             f'train.save_every="{max(1, round(save_every))} steps"',
         ]
         resolved = load_config(own, [*overrides, *short])
-        config.write_text(resolved_yaml(resolved), encoding="utf-8")
+        atomic_write(config, resolved_yaml(resolved).encode())
         with self.reporter.working(f"training {self.steps} updates: {name}"):
             self._train(config, environment)
         return rate_of(read_metrics(run / METRICS), evaluate_every=every, save_every=save_every)
