@@ -185,8 +185,11 @@ def _texts_seconds(evaluator: Evaluator, sampler: Sampler, limit: int) -> float:
     """Seconds until every text has the most tokens, as a model that has learnt little writes."""
     if not sampler.prompts:
         return 0.0
-    ids = [prompt.ids for prompt in sampler.prompts]
-    with evaluator.sharing.whole() as model:
+    ranks = evaluator.ranks
+    ids = [prompt.ids for prompt in sampler.prompts[ranks.rank :: ranks.world_size]]
+    with evaluator.sharing.whole() as model:  # together, also where a rank has no text
+        if not ids:
+            return 0.0
 
         def timed(tokens: int) -> float:
             started = time.perf_counter()
