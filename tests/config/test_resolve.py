@@ -116,6 +116,10 @@ def test_what_went_is_refused_with_what_to_do_instead(tmp_path, monkeypatch, row
     assert "It never helped. Remove it." in said
 
 
+def test_the_machine_is_looked_at_by_a_time():
+    assert 'Give "10 seconds", which true meant.' in refusal("demo", "observe.system=true")
+
+
 def test_no_row_of_what_went_is_a_setting_of_today():
     for row, sentences in GONE.items():
         setting, is_value, _ = row.partition("=")

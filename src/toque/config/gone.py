@@ -8,5 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-GONE: Mapping[str, str] = {}
+GONE: Mapping[str, str] = {
+    "observe.system=true": (
+        'the time between two looks is a setting. Give "10 seconds", which true meant.'
+    ),
+}
 """Sentences by dotted name; indices of lists are left out (`data.sources.path`)."""
