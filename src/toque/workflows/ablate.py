@@ -35,7 +35,6 @@ from toque.workflows.configure import Configured, configure, with_origins
 
 SHARE_FOR_TRAINING: Final = 0.7
 """Share of a budget in minutes; the rest goes to starting, evaluating and writing. A guess."""
-LOWER_IS_BETTER: Final = frozenset({"loss", "training_seconds", "peak_bytes"})
 SHOWN: Final = (
     ("loss", "held-out loss", 4, 1.0),
     ("recipe_score", "recipe score", 3, 1.0),
