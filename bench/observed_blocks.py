@@ -19,9 +19,8 @@ from toque.config import load_config
 from toque.cooking.recipe_scores import RECIPE_SCORES
 from toque.reporter import SILENT
 from toque.runs.history import METRICS, read_metrics
-from toque.training.callbacks import Callback
+from toque.training.callbacks import Callback, RunEnd, RunStart
 from toque.training.distributed.process_group import joined
-from toque.training.events import RunEnd, RunStart
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.system_sampler import SystemSampler

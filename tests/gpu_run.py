@@ -17,11 +17,9 @@ from toque.data.loader.prefetch import DeviceFeed, Prefetch
 from toque.models.forward.attention_choice import attention_of, use_attention
 from toque.models.forward.attention_plan import planned
 from toque.models.forward.compile import compile_blocks
-from toque.training.callbacks import Callback
-from toque.training.events import StepInfo
+from toque.training.callbacks import Callback, StepInfo
 from toque.training.runtime import Runtime
-from toque.training.schedule import Schedule
-from toque.training.trainer import Trainer
+from toque.training.trainer import Schedule, Trainer
 from toque.units import Duration, Progress
 
 HEADS, WIDTH = 2, 64

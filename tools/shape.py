@@ -27,7 +27,7 @@ FIVE_FILES = (
     "training/trainer.py",
     "models/forward/loss.py",
     "training/runtime.py",
-    "training/guards/update_guard.py",
+    "training/update_guard.py",
 )
 """The files that explain one update; CONTRIBUTING lists them in this order."""
 

@@ -172,7 +172,7 @@ def _parts(run: Path, update_seconds: float) -> dict[str, Any]:
     import torch
 
     from toque.models.loading.from_scratch import build_model
-    from toque.training.events import RunStart, StepInfo
+    from toque.training.callbacks import RunStart, StepInfo
     from toque.training.observers.gradients import Gradients
     from toque.training.observers.host_readings import Host
     from toque.training.optim.factory import build_optimizer

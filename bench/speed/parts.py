@@ -48,7 +48,7 @@ from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
 from toque.models.loading.from_scratch import fuse_activations, stock_activations
 from toque.training.checkpoint.saver import Slot, lower_priority
-from toque.training.optimisations import prefetching
+from toque.training.placement import prefetching
 from toque.units import Cursor
 
 

@@ -23,19 +23,17 @@ from fixtures.trainers import small_trainer
 from tiny import model_of, shape_of, stream_of, uneven_examples
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.lora.layers import attach, refuse_unreached, resolve
-from toque.training.callbacks import Callback
+from toque.training.callbacks import Callback, Requests, StepInfo
 from toque.training.checkpoint.state_tensors import model_tensors
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.parts import gathered
 from toque.training.distributed.process_group import joined
 from toque.training.distributed.sharding import Sharded
 from toque.training.distributed.sharing import Alone, Replicated, Sharing
-from toque.training.events import Requests, StepInfo
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import Runtime
-from toque.training.schedule import Schedule
-from toque.training.trainer import Trainer
+from toque.training.trainer import Schedule, Trainer
 from toque.units import Duration
 
 UPDATES = 20

@@ -12,7 +12,7 @@ from toque.evaluation.evaluator import Evaluated
 from toque.evaluation.sample_writer import SampleWriter
 from toque.evaluation.text_samples import Sample
 from toque.reporter import SILENT
-from toque.training.events import RunStart
+from toque.training.callbacks import RunStart
 from toque.units import Duration, Progress
 
 SCORES = {"recipe_score": 0.75, "form": 1.0}

@@ -15,11 +15,10 @@ from fixtures.runs import Recorder
 from toque.errors import NonFiniteError
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.guards.skip_step import SkipStep
-from toque.training.guards.update_guard import UpdateGuard
 from toque.training.observers.run_warnings import DataBound
 from toque.training.runtime import Runtime
-from toque.training.signals import INTERRUPTED, Interrupt
+from toque.training.stopping import INTERRUPTED, Interrupt
+from toque.training.update_guard import SkipStep, UpdateGuard
 from toque.units import Cursor, Progress
 
 

@@ -14,15 +14,13 @@ from tiny import EOS, Example, model_of, shape_of, stream_of
 from toque.keyed_random import key_of
 from toque.models.forward.loss import loss_sum
 from toque.training.autotune.oom_fallback import OomFallback
-from toque.training.callbacks import Callback, Callbacks
+from toque.training.callbacks import Callback, Callbacks, StepInfo
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.events import StepInfo
-from toque.training.guards.update_guard import UpdateGuard
 from toque.training.lr_schedules import make_schedule
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
-from toque.training.schedule import Schedule
-from toque.training.trainer import Trainer
+from toque.training.trainer import Schedule, Trainer
+from toque.training.update_guard import UpdateGuard
 from toque.units import Duration
 
 GOLDEN = Path(__file__).parent / "losses.json"

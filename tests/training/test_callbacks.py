@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from toque.errors import ConfigError
-from toque.training.callbacks import Callback, Callbacks, EarlyStopping
-from toque.training.events import Requests, RunEnd, RunStart
+from toque.training.callbacks import Callback, Callbacks, Requests, RunEnd, RunStart
+from toque.training.stopping import Patience
 from toque.units import Duration, Progress
 
 START = RunStart(Progress(), Duration(10, "steps"))
@@ -61,7 +61,7 @@ def test_one_that_never_started_does_not_end():
 
 def test_state_goes_by_name_and_new_callbacks_start_afresh():
     def stoppers():
-        return EarlyStopping(patience=3), EarlyStopping(patience=3, metric="bleu_gap")
+        return Patience(patience=3), Patience(patience=3, metric="bleu_gap")
 
     first, second = stoppers()
     first.on_evaluate(Progress(), {"loss": 2.0})
@@ -69,8 +69,8 @@ def test_state_goes_by_name_and_new_callbacks_start_afresh():
     second.on_evaluate(Progress(), {"bleu_gap": 6.0})
     state = Callbacks([Callback(), first, second]).state_dict()
     assert state == {
-        "EarlyStopping": {"metric": "loss", "best": 2.0, "evaluations_without_improvement": 0},
-        "EarlyStopping.1": {
+        "Patience": {"metric": "loss", "best": 2.0, "evaluations_without_improvement": 0},
+        "Patience.1": {
             "metric": "bleu_gap",
             "best": 5.0,
             "evaluations_without_improvement": 1,
@@ -79,11 +79,11 @@ def test_state_goes_by_name_and_new_callbacks_start_afresh():
     one, two = stoppers()
     Callbacks([one, two]).load_state_dict(state)
     assert (one.best, two.best, two.evaluations_without_improvement) == (2.0, 5.0, 1)
-    Callbacks([EarlyStopping(patience=1)]).load_state_dict({"Gone": {}})
+    Callbacks([Patience(patience=1)]).load_state_dict({"Gone": {}})
 
 
 def verdicts(losses, **options):
-    stopping = EarlyStopping(**options)
+    stopping = Patience(**options)
     asked = [stopping.on_evaluate(Progress(), {"loss": loss}) for loss in losses]
     return [request is not None and request.stop for request in asked]
 
@@ -104,26 +104,26 @@ def test_what_is_not_a_number_is_no_improvement():
 
 def test_bad_patience_and_unknown_metrics_are_refused():
     with pytest.raises(ConfigError, match="patience 0"):
-        EarlyStopping(patience=0)
+        Patience(patience=0)
     with pytest.raises(ConfigError, match=r"watches 'bleu'.*gives loss"):
-        EarlyStopping(patience=1, metric="bleu").on_evaluate(Progress(), {"loss": 1.0})
+        Patience(patience=1, metric="bleu").on_evaluate(Progress(), {"loss": 1.0})
 
 
 def test_a_run_that_now_goes_by_another_metric_begins_to_count():
-    first = EarlyStopping(patience=3)
+    first = Patience(patience=3)
     for loss in (1.0, 2.0):
         first.on_evaluate(Progress(), {"loss": loss})
     state = first.state_dict()
-    other = EarlyStopping(patience=3, metric="bleu", rises=True)
+    other = Patience(patience=3, metric="bleu", rises=True)
     other.load_state_dict(state)
     assert (other.best, other.evaluations_without_improvement) == (None, 0)
-    same = EarlyStopping(patience=3)
+    same = Patience(patience=3)
     same.load_state_dict(state)
     assert (same.best, same.evaluations_without_improvement) == (1.0, 1)
 
 
 def test_more_is_better_where_a_metric_rises_and_what_is_not_measured_is_no_improvement():
-    stopping = EarlyStopping(patience=2, metric="bleu", rises=True)
+    stopping = Patience(patience=2, metric="bleu", rises=True)
     assert stopping.on_evaluate(Progress(), {"bleu": 1.0}) is None
     assert stopping.on_evaluate(Progress(), {"bleu": 2.0}) is None
     assert stopping.on_evaluate(Progress(), {"bleu": float("nan")}) is None

@@ -10,13 +10,7 @@ from tiny import model_of, shape_of
 from toque.config.resolve import resolve_values
 from toque.models.forward.fast_dropout import Dropout
 from toque.models.onednn import onednn_is_faster
-from toque.training.optimisations import (
-    attention_in,
-    optimise,
-    prefetching,
-    training_loss,
-    turned_off,
-)
+from toque.training.placement import attention_in, optimise, prefetching, training_loss, turned_off
 from toque.training.runtime import Runtime
 
 

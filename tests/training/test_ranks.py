@@ -19,10 +19,10 @@ from fixtures.ranks import as_rank, loaded, surroundings
 from toque.cli import main
 from toque.data.loader.batch_stream import Step
 from toque.errors import ConfigError, DataError, RankLost
+from toque.training.callbacks import Requests
 from toque.training.distributed.collectives import Ranks, weights_sum
 from toque.training.distributed.process_group import joined
 from toque.training.distributed.rank_failures import RankFailures
-from toque.training.events import Requests
 from toque.training.runtime import set_deterministic
 from toque.units import Cursor
 

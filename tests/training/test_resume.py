@@ -9,10 +9,10 @@ import torch
 
 from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
-from toque.training.callbacks import EarlyStopping
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
+from toque.training.stopping import Patience
 from toque.units import Duration
 
 STEPS = 18  # the epochs end after updates 7 and 14
@@ -153,16 +153,16 @@ def test_early_stopping_keeps_its_count_through_a_resume(make_run):
 
     rising.calls = 0
     options = {"evaluate_every": "2 steps", "evaluator": rising}
-    first = make_run(steps=4, callbacks=(EarlyStopping(patience=4),), **options)
+    first = make_run(steps=4, callbacks=(Patience(patience=4),), **options)
     assert first.trainer.fit().reason == "finished"  # evaluated at 2 and 4: one without a fall
-    second = make_run(steps=STEPS, callbacks=(EarlyStopping(patience=4),), **options)
+    second = make_run(steps=STEPS, callbacks=(Patience(patience=4),), **options)
     end = second.trainer.fit()
     assert (end.reason, end.progress.step) == ("early_stopping", 10)
     assert second.recorder.events[-3:] == ["evaluate 10", "save 10", "end early_stopping"]
-    third = make_run(steps=STEPS, callbacks=(EarlyStopping(patience=4),), **options)
+    third = make_run(steps=STEPS, callbacks=(Patience(patience=4),), **options)
     assert third.trainer.fit().reason == "early_stopping"
     assert third.losses == []
-    patient = make_run(steps=12, callbacks=(EarlyStopping(patience=40),), **options)
+    patient = make_run(steps=12, callbacks=(Patience(patience=40),), **options)
     assert patient.trainer.fit().progress.step == 12
 
 

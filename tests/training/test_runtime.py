@@ -10,9 +10,9 @@ from toque.errors import ConfigError
 from toque.models.onednn import onednn_is_faster
 from toque.runs import peak_flops
 from toque.runs.peak_flops import measure_peak
-from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import build_optimizer, optimizer_tensors
 from toque.training.runtime import Runtime, _precision, set_deterministic
+from toque.training.update_guard import UpdateGuard
 from toque.units import Cursor
 
 

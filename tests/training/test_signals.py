@@ -8,9 +8,8 @@ import threading
 
 import pytest
 
-from toque.training.callbacks import Callback
-from toque.training.events import RunEnd, RunStart
-from toque.training.signals import INTERRUPTED, Interrupt
+from toque.training.callbacks import Callback, RunEnd, RunStart
+from toque.training.stopping import INTERRUPTED, Interrupt
 from toque.units import Duration, Progress
 
 START = RunStart(Progress(), Duration(10, "steps"))
@@ -68,8 +67,8 @@ def test_outside_the_main_thread_signals_are_left_alone():
 
 TWICE = """
 import os, signal
-from toque.training.signals import Interrupt
-from toque.training.events import RunStart
+from toque.training.stopping import Interrupt
+from toque.training.callbacks import RunStart
 from toque.units import Duration, Progress
 Interrupt().on_fit_start(RunStart(Progress(), Duration(1, "steps")))
 os.kill(os.getpid(), signal.SIGTERM)

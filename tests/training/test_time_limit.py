@@ -8,8 +8,8 @@ import pytest
 
 from toque.training.callbacks import Callback
 from toque.training.lr_schedules import make_schedule
-from toque.training.schedule import Schedule
 from toque.training.time_limit import CommandClock, TimeLimit
+from toque.training.trainer import Schedule
 from toque.units import Duration
 
 READING, UPDATE, SAVING, ENDING = 60.0, 2.0, 5.0, 40.0

@@ -10,10 +10,9 @@ from torch.nn import functional as F
 
 from toque.batch import IGNORE
 from toque.errors import CheckpointError, DataError, NonFiniteError
-from toque.training.callbacks import Callback
+from toque.training.callbacks import Callback, Requests
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.events import Requests
-from toque.training.signals import INTERRUPTED
+from toque.training.stopping import INTERRUPTED
 from toque.units import Cursor
 
 

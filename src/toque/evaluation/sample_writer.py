@@ -13,8 +13,7 @@ from toque.evaluation.evaluator import Evaluated, Evaluator
 from toque.evaluation.text_samples import Sample, append_samples
 from toque.reporter import SILENT, Reporter, clock_text
 from toque.storage.no_follow import place_of
-from toque.training.callbacks import Callback
-from toque.training.events import RunStart
+from toque.training.callbacks import Callback, RunStart
 from toque.units import Progress
 
 MOST_LINES: Final = 30

@@ -14,7 +14,7 @@ from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.text_samples import Prompt
 from toque.evaluation.text_scores import GROUPS
 from toque.runs.history import metric_named
-from toque.training.goal import Goal
+from toque.training.callbacks import Goal
 
 HELD_OUT: Final = ("loss", "perplexity")
 _OF_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -10,6 +10,8 @@ from typing import Final
 import psutil
 import torch
 
+HEADROOM: Final = 0.9
+"""Share of the free memory that training uses; fragments, and other programs, take some."""
 BESIDE_TRAINING: Final = 0.25
 """Share of the free memory that writing texts or an evaluation may take; a guess."""
 _LIMITS: Final = (

@@ -1,17 +1,206 @@
-"""Callbacks: observers that watch the training loop and may ask it to stop, save or evaluate."""
+"""Callbacks: observers that watch the training loop and may ask it to stop, save or evaluate.
+
+The loop tells them of its events; only the loop acts on their requests.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
+from pathlib import Path
+from typing import Any, Final
 
-from toque.errors import ConfigError
-from toque.training.events import Requests, RunEnd, RunStart, Saved, State, StepInfo
-from toque.training.goal import Goal
-from toque.training.state_values import count_in, number_in, object_in
-from toque.units import Progress
+from torch import Tensor
+
+from toque.errors import NonFiniteError
+from toque.units import Duration, Progress
+
+State = dict[str, Any]
+"""JSON."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation of the run."""
+
+    step: int
+    loss: float
+    metric: str = "loss"
+    """The metric by which it is the best."""
+    value: float | None = None
+    """Value of that metric; None if it is the loss."""
+
+    @property
+    def score(self) -> float:
+        """The value of `metric`."""
+        return self.loss if self.value is None else self.value
+
+    def __str__(self) -> str:
+        by = "" if self.metric == "loss" else f"{self.metric.replace('_', ' ')} {self.score:.4f}, "
+        return f"{by}loss {self.loss:.4f} at step {self.step:,}"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The metric of the evaluations that says which is best.
+
+    Args:
+        metric: its name.
+        rises: whether more is better.
+
+    >>> Goal("bleu", rises=True).better(31.0, 30.5), Goal().better(2.0, 2.1, by=0.5)
+    (True, False)
+    """
+
+    metric: str = "loss"
+    rises: bool = False
+
+    def rank(self, metrics: Mapping[str, float]) -> float:
+        """A number that is the lower the better; infinity where the metric was not measured."""
+        value = metrics.get(self.metric, math.nan)
+        return math.inf if not math.isfinite(value) else -value if self.rises else value
+
+    def better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
+        """True if a value is better than another by more than `by`; one not measured never is."""
+        if not math.isfinite(value) or than is None:
+            return math.isfinite(value)
+        return value > than + by if self.rises else value < than - by
+
+    def best(self, so_far: Best | None, step: int, metrics: Mapping[str, float]) -> Best | None:
+        """The better one of the best so far and this evaluation."""
+        value, loss = (metrics.get(name, math.nan) for name in (self.metric, "loss"))
+        known = so_far.score if so_far is not None and so_far.metric == self.metric else None
+        if not math.isfinite(loss) or not self.better(value, known):
+            return so_far
+        return Best(step, loss, self.metric, None if self.metric == "loss" else value)
+
+    def __str__(self) -> str:
+        if self.metric == "loss":
+            return "lowest held-out loss"
+        return f"{'highest' if self.rises else 'lowest'} {self.metric.replace('_', ' ')}"
+
+
+LOSS: Final = Goal()
+"""The held-out loss as a goal."""
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """One update, seen from outside. Counts are over all ranks."""
+
+    before: Progress
+    progress: Progress
+    loss: Tensor
+    """[] nats per target token over the whole update. On CUDA, reading it waits for the device."""
+    grad_norm: Tensor
+    """[] before clipping."""
+    lr: float
+    n_targets: int
+    n_tokens: int
+    n_examples: int
+    n_computed: int
+    seconds: float
+    """Wall seconds of the whole update, waiting for data included."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds since the update before, by what they went into: `part_clock.PARTS`."""
+    stage: int | None = None
+    """Stage of the curriculum, counted from 1; None without one."""
+    slowed: bool = False
+    """True if an observer slowed the update, as a profiler does; rates leave it out."""
+
+    @property
+    def data_wait_seconds(self) -> float:
+        """The part of `seconds` that the update waited for its batch."""
+        return self.parts.get("data_wait", 0.0)
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """The beginning of a session."""
+
+    progress: Progress
+    stop_after: Duration
+    notes: tuple[str, ...] = ()
+    """Sentences for the user: choices made, checkpoints skipped, leftovers removed."""
+    best: Best | None = None
+    """Seconds of the sessions before."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is durable."""
+
+    path: Path
+    step: int
+    bytes: int
+    seconds: float
+    """Seconds from the first byte until it was durable."""
+    blocked_seconds: float | None = None
+    """Seconds that training waited for a save in the background; None: all of `seconds`."""
+
+
+@dataclass
+class SaveCounts:
+    """The saves of a session, by outcome."""
+
+    written: int = 0
+    skipped: int = 0
+    """Due while the one before was still being written."""
+    waited: int = 0
+    """Written while the loop waited, because memory had no room for a copy."""
+    failed: int = 0
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """The end of a session."""
+
+    reason: str
+    """finished | early_stopping | interrupted | non_finite | what a callback or an error named."""
+    progress: Progress
+    seconds: float
+    """Wall seconds of this session, evaluating and saving included."""
+    best: Best | None = None
+    error: str | None = None
+    saves: SaveCounts = field(default_factory=SaveCounts)
+    skipped_updates: int = 0
+    """Outliers that were not applied, over the whole run."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds since the last update, as in `StepInfo`."""
+
+
+def end_reason(error: BaseException | None) -> str | None:
+    """`RunEnd.reason` of a session that `error` ended."""
+    if isinstance(error, NonFiniteError):
+        return "non_finite"
+    return type(error).__name__ if error is not None else None
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests of an observer; only the loop acts on them.
+
+    >>> Requests(save=True) | Requests(stop=True, reason="early_stopping")
+    Requests(stop=True, evaluate=False, save=True, reason='early_stopping')
+    """
+
+    stop: bool = False
+    evaluate: bool = False
+    save: bool = False
+    reason: str = ""
+    """Reason to stop, in one word for logs and exit codes."""
+
+    def __or__(self, other: Requests) -> Requests:
+        return Requests(
+            stop=self.stop or other.stop,
+            evaluate=self.evaluate or other.evaluate,
+            save=self.save or other.save,
+            reason=self.reason or other.reason,
+        )
 
 
 class Callback:
@@ -144,11 +333,11 @@ class Callbacks:
 
     def load_state_dict(self, state: State) -> None:
         """Restore each callback's state; one without a state starts afresh."""
-        if not isinstance(state, dict):
-            raise TypeError(f"callbacks is {state!r:.60}, not an object")
+        if not isinstance(state, dict) or not all(isinstance(s, dict) for s in state.values()):
+            raise TypeError(f"callbacks is {state!r:.60}, not an object of objects")
         for name, callback in self._named():
             if name in state:
-                callback.load_state_dict(object_in(state, name))
+                callback.load_state_dict(state[name])
 
     def _named(self) -> list[tuple[str, Callback]]:
         names = [type(c).__name__ for c in self._callbacks]
@@ -160,71 +349,3 @@ class Callbacks:
 
 def _combined(requests: Sequence[Requests | None]) -> Requests:
     return reduce(or_, filter(None, requests), Requests())
-
-
-class EarlyStopping(Callback):
-    """Early stopping, when a metric has not improved for a number of evaluations.
-
-    Args:
-        patience: evaluations without improvement after which to stop, at least 1.
-        min_delta: a change for the better smaller than this, in the metric's unit, is none.
-        metric: the metric's name.
-        rises: whether more of it is better.
-
-    Raises:
-        ConfigError: patience is below 1 or min_delta below 0.
-    """
-
-    def __init__(
-        self, *, patience: int, min_delta: float = 0.0, metric: str = "loss", rises: bool = False
-    ) -> None:
-        if patience < 1 or min_delta < 0:
-            raise ConfigError(
-                f"Early stopping got patience {patience} and min_delta {min_delta:g}. Patience is "
-                "a number of evaluations, at least 1; min_delta is at least 0."
-            )
-        self.patience, self.min_delta = patience, min_delta
-        self.metric, self.goal = metric, Goal(metric, rises)
-        self.best: float | None = None
-        self.evaluations_without_improvement = 0
-
-    def on_fit_start(self, start: RunStart) -> Requests | None:
-        """Restarting a run does not reset its patience."""
-        return self._verdict()
-
-    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
-        """Compare with the best so far.
-
-        Raises:
-            ConfigError: the evaluation has no such metric.
-        """
-        if self.metric not in metrics:
-            raise ConfigError(
-                f"Early stopping watches {self.metric!r}, which the evaluation does not give; it "
-                f"gives {', '.join(metrics) or 'nothing'}."
-            )
-        value = metrics[self.metric]
-        if self.goal.better(value, self.best, by=self.min_delta):
-            self.best, self.evaluations_without_improvement = value, 0
-        else:
-            self.evaluations_without_improvement += 1
-        return self._verdict()
-
-    def _verdict(self) -> Requests | None:
-        if self.evaluations_without_improvement < self.patience:
-            return None
-        return Requests(stop=True, reason="early_stopping")
-
-    def state_dict(self) -> State:
-        """The metric, its best value and the count."""
-        count = self.evaluations_without_improvement
-        return {
-            "metric": self.metric, "best": self.best, "evaluations_without_improvement": count
-        }  # fmt: skip
-
-    def load_state_dict(self, state: State) -> None:
-        """Restore them; a run that now goes by another metric begins to count."""
-        if state["metric"] != self.metric:
-            return
-        self.best = None if state["best"] is None else number_in(state, "best")
-        self.evaluations_without_improvement = count_in(state, "evaluations_without_improvement")

@@ -1,14 +1,15 @@
-"""State values: numbers of a checkpoint's JSON, of the type and the range they must have."""
+"""State values: what a checkpoint's JSON and tensors must be to belong to this run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from toque.errors import CheckpointError
 from toque.training.distributed.parts import is_divided, own_part
 
 MOST: Final = 1 << 53
@@ -89,3 +90,19 @@ def impossible_weights(stored: Tensor, own: Tensor) -> str | None:
 def all_finite(stored: Tensor) -> bool:
     """True if every number is finite; of a DTensor every one on this rank."""
     return bool(torch.isfinite(own_part(stored)).all())
+
+
+def refuse(wrong: Iterable[str], *, where: str, what: str) -> None:
+    """Raise when there is anything in `wrong`.
+
+    Raises:
+        CheckpointError: naming the first few differences.
+    """
+    found = sorted(wrong)
+    if not found:
+        return
+    shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+    raise CheckpointError(
+        f"{where} does not fit {what}: {shown}. It belongs to another model or configuration; "
+        "start a new run folder, or restore the configuration it was made with."
+    )

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from toque.training.callbacks import Callback
-from toque.training.events import Requests, RunStart, Saved, State, StepInfo
+from toque.training.callbacks import Callback, Requests, RunStart, Saved, State, StepInfo
 from toque.units import Duration, Progress
 
 

@@ -15,23 +15,57 @@ from toque.data.loader.batch_stream import Step
 from toque.data.loader.prefetch import Batches, Prefetch
 from toque.errors import DataError, Interrupted
 from toque.training.autotune.oom_fallback import OomFallback
-from toque.training.callbacks import Callbacks
+from toque.training.callbacks import (
+    LOSS,
+    Best,
+    Callbacks,
+    Goal,
+    Requests,
+    RunEnd,
+    RunStart,
+    State,
+    StepInfo,
+    end_reason,
+)
 from toque.training.checkpoint import resume
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import CheckpointLayout, Saves
 from toque.training.checkpoint.store import MOVED, CheckpointStore
 from toque.training.distributed.sharing import Alone, LossFn, Sharing
-from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo, end_reason
-from toque.training.goal import LOSS, Best, Goal
-from toque.training.guards.nan_tracer import find_nonfinite_origin
-from toque.training.guards.update_guard import UpdateGuard
+from toque.training.nan_tracer import find_nonfinite_origin
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
 from toque.training.part_clock import PartClock
 from toque.training.runtime import Runtime
-from toque.training.schedule import Schedule
-from toque.training.signals import INTERRUPTED
-from toque.units import Cursor, Progress
+from toque.training.stopping import INTERRUPTED
+from toque.training.update_guard import UpdateGuard
+from toque.units import Cursor, Duration, Progress
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Durations; "%" is a share of `stop_after`; None means never, except for a save at the end."""
+
+    stop_after: Duration
+    evaluate_every: Duration | None = None
+    save_every: Duration | None = None
+    check_every: Duration = Duration(10, "steps")
+    """Time between waits for CUDA to see whether losses are finite; on a CPU it is every step."""
+
+    def check_due(self, before: Progress, after: Progress) -> bool:
+        """True if the updates are to be checked at `after`."""
+        return self._crossed(self.check_every, before, after)
+
+    def evaluation_due(self, before: Progress, after: Progress) -> bool:
+        """True if `after` is to be evaluated; the end always is."""
+        return self._crossed(self.evaluate_every, before, after) or self.stop_after.reached(after)
+
+    def save_due(self, before: Progress, after: Progress) -> bool:
+        """True if a checkpoint is to be saved at `after`."""
+        return self._crossed(self.save_every, before, after)
+
+    def _crossed(self, every: Duration | None, before: Progress, after: Progress) -> bool:
+        return every is not None and every.crossed(before, after, self.stop_after)
 
 
 @dataclass

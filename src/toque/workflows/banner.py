@@ -15,7 +15,7 @@ from toque.models.flops import ParameterCounts, parameter_counts
 from toque.training.autotune.fitting import Fitted
 from toque.training.bottlenecks import few_updates
 from toque.training.distributed.collectives import Ranks
-from toque.training.optimisations import attention_in
+from toque.training.placement import attention_in
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.version import __version__

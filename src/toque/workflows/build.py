@@ -33,7 +33,7 @@ from toque.runs.peak_flops import peak_of_ranks
 from toque.training.arithmetic import arithmetic_of
 from toque.training.autotune.fitting import Fitted, fit_to_machine
 from toque.training.autotune.oom_fallback import OomFallback
-from toque.training.callbacks import Callback, Callbacks, EarlyStopping
+from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.layout_choice import chosen_layout
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
@@ -41,8 +41,6 @@ from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
 from toque.training.distributed.surroundings import is_launched
-from toque.training.guards.skip_step import SkipStep
-from toque.training.guards.update_guard import UpdateGuard
 from toque.training.lr_schedules import schedule_from_settings
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.gpu_readings import peak_memory
@@ -55,19 +53,20 @@ from toque.training.observers.watchers import Watchers
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
-from toque.training.optimisations import (
+from toque.training.part_clock import PartClock
+from toque.training.placement import (
+    PlacedModel,
     attention_in,
+    place_model,
     prefetching,
     training_loss,
     turned_off,
 )
-from toque.training.part_clock import PartClock
 from toque.training.runtime import Runtime
-from toque.training.schedule import Schedule
-from toque.training.signals import Interrupt
-from toque.training.strategy import PlacedModel, place_model
+from toque.training.stopping import Interrupt, Patience
 from toque.training.time_limit import CommandClock
-from toque.training.trainer import Trainer
+from toque.training.trainer import Schedule, Trainer
+from toque.training.update_guard import SkipStep, UpdateGuard
 from toque.workflows.asking import own_prompts, target_limit
 from toque.workflows.banner import banner
 from toque.workflows.run_length import Length, length_of, time_left_of
@@ -387,5 +386,5 @@ def build_observers(
     if (shown := losing(reporter)) is not None:
         callbacks.append(ConsoleLoss(shown, warn=warn))
     if (asked := config.train.early_stopping) is not None:
-        callbacks.append(EarlyStopping(**dict(asked), rises=goal_of(asked.metric).rises))
+        callbacks.append(Patience(**dict(asked), rises=goal_of(asked.metric).rises))
     return [*callbacks, *watchers.callbacks(warn), *feeds]

@@ -23,7 +23,7 @@ from toque.models.loading.provenance import Provenance
 from toque.models.lora.layers import ADAPTER
 from toque.reporter import clock_text
 from toque.runs.history import RunHistory
-from toque.training.goal import Goal
+from toque.training.callbacks import Goal
 from toque.units import Progress
 from toque.version import __version__
 from toque.workflows.asking import form_in_words

@@ -76,7 +76,7 @@ def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
     start = Path(config.model.start_from).expanduser()
     if config.model.start_from != "scratch" and not (start / "config.json").is_file():
         return
-    from toque.data.loader.row_lengths import refuse_empty
+    from toque.data.loader.batch_stream import refuse_empty
     from toque.runs.outlined_update import outlining  # with torch
     from toque.workflows.build import build_stream
     from toque.workflows.plan.outlined_model import plain_outline

@@ -25,7 +25,7 @@ class TrainedRun:
     @property
     def interrupted(self) -> bool:
         """True if a signal ended the session before the run was done."""
-        from toque.training.signals import INTERRUPTED
+        from toque.training.stopping import INTERRUPTED
 
         return self.reason == INTERRUPTED
 

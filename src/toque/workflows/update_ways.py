@@ -24,11 +24,16 @@ from transformers import PreTrainedModel
 
 from toque.batch import IGNORE
 from toque.config import RunConfig
-from toque.data.loader.batch_stream import BatchStream, Step
+from toque.data.loader.batch_stream import (
+    BatchStream,
+    ExampleLengths,
+    Step,
+    refuse_longer,
+    row_shape,
+)
 from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
-from toque.data.loader.row_lengths import ExampleLengths, refuse_longer, row_shape
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckFailed
 from toque.models.families import family_of, max_positions, unwrapped
@@ -40,10 +45,9 @@ from toque.models.onednn import onednn_is_faster
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.guards.update_guard import UpdateGuard
 from toque.training.runtime import Runtime
-from toque.training.schedule import Schedule
-from toque.training.trainer import Trainer
+from toque.training.trainer import Schedule, Trainer
+from toque.training.update_guard import UpdateGuard
 from toque.units import Cursor, Duration
 from toque.workflows.build import build_language_model
 from toque.workflows.prepared_store import open_store

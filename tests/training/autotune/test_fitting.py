@@ -14,7 +14,7 @@ from toque.batch import Batch
 from toque.config import load_config
 from toque.config.schema import RunConfig
 from toque.cooking.cookbook.recipes import write_cookbook
-from toque.data.loader import row_lengths
+from toque.data.loader import batch_stream
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.models.forward.compile import blocks
@@ -108,7 +108,7 @@ def test_rows_of_a_cpu_are_a_rule_and_no_trial(fit: Fit, monkeypatch: pytest.Mon
     """Equal runs computed half as many rows at once where the clock said so: other bits, and
     a fifth less memory than was planned."""
     fit("train.micro_batch_rows=1", run="shape")
-    monkeypatch.setattr(row_lengths, "CPU_MICRO_BATCH_TOKENS", 2 * fit.row_tokens)
+    monkeypatch.setattr(batch_stream, "CPU_MICRO_BATCH_TOKENS", 2 * fit.row_tokens)
     tried: list[int] = []
     seconds = Probe.seconds
     monkeypatch.setattr(Probe, "seconds", lambda self, n: tried.append(n) or seconds(self, n))

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from toque.errors import CheckpointError, RankLost
-from toque.training.callbacks import Callback, Callbacks
+from toque.training.callbacks import Callback, Callbacks, Saved
 from toque.training.checkpoint import resume
 from toque.training.checkpoint.layout_choice import chosen_layout, refuse_unshared_folder
 from toque.training.checkpoint.saved import verify_checkpoint
@@ -33,7 +33,6 @@ from toque.training.checkpoint.state_tensors import write_tensors
 from toque.training.checkpoint.store import CheckpointStore, SaveError
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import joined
-from toque.training.events import Saved
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.weight_average import WeightAverage
 from toque.units import Progress

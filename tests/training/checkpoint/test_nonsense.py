@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from toque.errors import CheckpointError
 from toque.storage.atomic import FileEntry
 from toque.storage.checksums import sha256_of
-from toque.training.callbacks import EarlyStopping
 from toque.training.checkpoint.manifest import MANIFEST, read_manifest
 from toque.training.optim.weight_average import WeightAverage
+from toque.training.stopping import Patience
 
 STEP = 6
 
@@ -33,7 +33,7 @@ def saved(make_run) -> Path:
 
 def options() -> dict[str, Any]:
     return {
-        "callbacks": (EarlyStopping(patience=9),),
+        "callbacks": (Patience(patience=9),),
         "average": WeightAverage("ema"),
         "evaluate_every": "2 steps",
     }
@@ -80,7 +80,7 @@ PLACES = [
     *(("progress", name) for name in ("step", "examples", "tokens", "target_tokens", "epoch")),
     *(("cursor", name) for name in ("epoch", "window", "row", "stage", "updates")),
     ("best", "step"),
-    ("callbacks", "EarlyStopping", "evaluations_without_improvement"),
+    ("callbacks", "Patience", "evaluations_without_improvement"),
 ]
 
 

@@ -15,7 +15,7 @@ from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
 from toque.runs.peak_flops import Peak
 from toque.runs.time_left import TimeLeft
-from toque.training.events import Best, RunEnd, RunStart, Saved, StepInfo
+from toque.training.callbacks import Best, RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.console import ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.units import Duration, Progress

@@ -6,7 +6,7 @@ import torch
 
 from toque.reporter import Silent
 from toque.runs.peak_flops import Peak
-from toque.training.events import RunStart, StepInfo
+from toque.training.callbacks import RunStart, StepInfo
 from toque.training.observers.summary import Computing, GpuUse, Summary
 from toque.units import Duration, Progress
 

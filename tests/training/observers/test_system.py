@@ -13,7 +13,7 @@ import torch
 
 from toque.hardware.processor import contended, usable_cores
 from toque.runs.history import read_metrics
-from toque.training.events import RunEnd, RunStart, StepInfo
+from toque.training.callbacks import RunEnd, RunStart, StepInfo
 from toque.training.observers.gpu_readings import Gpus, gpus_here
 from toque.training.observers.host_readings import Host
 from toque.training.observers.metrics_log import MetricsLog

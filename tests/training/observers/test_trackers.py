@@ -11,7 +11,7 @@ import pytest
 
 from toque.cooking.recipe_scores import RECIPE_SCORES, text_metrics
 from toque.errors import ConfigError
-from toque.training.events import RunEnd
+from toque.training.callbacks import RunEnd
 from toque.training.observers.tracker_services import opener
 from toque.training.observers.trackers import TrackerFeed, TrackerNames
 from toque.units import Progress

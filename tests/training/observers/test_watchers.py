@@ -10,8 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from toque.training.callbacks import Callbacks
-from toque.training.events import Best, Requests, RunEnd, RunStart, StepInfo
+from toque.training.callbacks import Best, Callbacks, Requests, RunEnd, RunStart, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
 from toque.training.observers.run_warnings import Overfitting
 from toque.training.observers.user_callbacks import UserCallback

@@ -20,7 +20,7 @@ from toque.evaluation.bootstrap import Estimate
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.layers import attach, resolve
 from toque.runs.history import RunHistory
-from toque.training.goal import Goal
+from toque.training.callbacks import Goal
 from toque.units import Progress
 from toque.workflows.model_card import Finished, as_used, model_card
 

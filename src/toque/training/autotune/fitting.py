@@ -13,13 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from toque.config.schema import OptimConfig, TrainConfig
-from toque.data.loader.batch_stream import BatchStream
-from toque.data.loader.row_lengths import (
-    CPU_MICRO_BATCH_TOKENS,
-    usual_rows,
-)
+from toque.data.loader.batch_stream import CPU_MICRO_BATCH_TOKENS, BatchStream, usual_rows
 from toque.errors import ConfigError
-from toque.hardware.memory import free_bytes, in_words, is_out_of_memory, peak_of
+from toque.hardware.memory import HEADROOM, free_bytes, in_words, is_out_of_memory, peak_of
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.compile import compile_blocks, stop_compiling, uncompiled
 from toque.models.forward.cross_entropy import logits_bytes
@@ -29,19 +25,13 @@ from toque.reporter import SILENT, Reporter
 from toque.runs.estimate import evenly, largest_rows
 from toque.storage.cache_folder import cache_folder
 from toque.training.autotune.machine_cache import MachineCache, machine_facts
-from toque.training.autotune.micro_batch import (
-    HEADROOM,
-    MemoryNeeds,
-    Probe,
-    WorstBatch,
-    least_of,
-)
+from toque.training.autotune.micro_batch import MemoryNeeds, Probe, WorstBatch, least_of
 from toque.training.autotune.resources import Resources, earlier_choices
 from toque.training.bottlenecks import memory_ladder
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
-from toque.training.optimisations import training_loss
+from toque.training.placement import training_loss
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.version import __version__

@@ -17,8 +17,6 @@ from toque.training.runtime import Runtime
 _BUDGET_SECONDS: Final = 4.0
 """Guess: a wait nobody minds at the start of a run."""
 _TRIES: Final = 4
-HEADROOM: Final = 0.9
-"""Share of the free memory that is used; fragments, and other programs, take some."""
 
 
 def least_of(

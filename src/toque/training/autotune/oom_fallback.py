@@ -14,10 +14,9 @@ from toque.errors import ConfigError
 from toque.hardware.memory import is_out_of_memory, release_memory
 from toque.training.autotune.resources import Resources
 from toque.training.bottlenecks import RAN_OUT
-from toque.training.callbacks import Callbacks
+from toque.training.callbacks import Callbacks, State
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
-from toque.training.events import State
 from toque.units import Progress
 
 

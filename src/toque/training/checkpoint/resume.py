@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from toque.data.loader.prefetch import Batches
 from toque.errors import CheckpointError
+from toque.training.callbacks import Best, State
 from toque.training.checkpoint.manifest import SHARDED, differences, verify_sizes
 from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
 from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.distributed.collectives import Ranks
-from toque.training.events import State
-from toque.training.goal import Best
 from toque.training.optim.factory import load_optimizer_tensors, optimizer_tensors
 from toque.training.optim.weight_average import WeightAverage
 from toque.training.state_values import count_in, flag_in, number_in, object_in

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.storage.atomic import FileEntry, FolderWriter, sync_file
-from toque.training.callbacks import Callbacks
+from toque.training.callbacks import Callbacks, SaveCounts, Saved
 from toque.training.checkpoint.manifest import SHARDED
 from toque.training.checkpoint.saved import step_name
 from toque.training.checkpoint.shard_layout import LAYOUT, CutTensor, joined, shard_name
@@ -46,7 +46,6 @@ from toque.training.checkpoint.state_tensors import bytes_of, model_tensors, wri
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.parts import gathered
-from toque.training.events import SaveCounts, Saved
 from toque.units import Progress
 
 _NICENESS: Final = 10

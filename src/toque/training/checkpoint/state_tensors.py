@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from toque.errors import CheckpointError
 from toque.storage.array_headers import check_safetensors_header
 from toque.training.distributed.parts import divided_like, own_part
-from toque.training.mismatches import refuse
-from toque.training.state_values import impossible_weights
+from toque.training.state_values import impossible_weights, refuse
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

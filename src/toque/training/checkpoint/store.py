@@ -39,6 +39,7 @@ from toque.storage.atomic import (
 )
 from toque.storage.locks import Held, file_lock, held
 from toque.storage.no_follow import held_folder, place_of, refuse_moved
+from toque.training.callbacks import LOSS, Goal, Requests, Saved
 from toque.training.checkpoint.manifest import (
     MANIFEST,
     WHOLE,
@@ -56,8 +57,6 @@ from toque.training.checkpoint.saved import (
     verify_checkpoint,
 )
 from toque.training.checkpoint.state_tensors import bytes_of, write_tensors
-from toque.training.events import Requests, Saved
-from toque.training.goal import LOSS, Goal
 
 LOCK: Final = ".lock"
 MOVED: Final = "folder moved"

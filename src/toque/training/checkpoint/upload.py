@@ -21,11 +21,10 @@ from toque.storage.atomic import atomic_folder, link_or_copy, remove_folder, swe
 from toque.storage.bucket import Bucket
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.no_follow import refuse_moved
-from toque.training.callbacks import Callback
+from toque.training.callbacks import Callback, Requests, Saved, StepInfo
 from toque.training.checkpoint.fetch import complete_steps
 from toque.training.checkpoint.manifest import MANIFEST, read_manifest
 from toque.training.checkpoint.own_files import MODEL_FILES, grows, is_own
-from toque.training.events import Requests, Saved, StepInfo
 from toque.units import Progress
 
 OUTBOX: Final = "outbox"

@@ -9,8 +9,7 @@ from typing import Final
 
 from toque.reporter import Losing, Reporter, clock_text
 from toque.runs.time_left import TimeLeft
-from toque.training.callbacks import Callback
-from toque.training.events import RunEnd, RunStart, Saved, StepInfo
+from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
 from toque.units import Duration, Progress
 

@@ -19,9 +19,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from toque.training.callbacks import Callback
+from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
 from toque.training.distributed.parts import own_part
-from toque.training.events import RunEnd, RunStart, StepInfo
 from toque.training.observers.layer_groups import layer_groups
 from toque.training.observers.system_sampler import Record
 from toque.training.phases import UNWATCHED, Phase, Phases

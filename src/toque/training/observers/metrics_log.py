@@ -20,8 +20,7 @@ from toque.errors import CheckpointError
 from toque.runs.history import METRICS
 from toque.runs.peak_flops import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
-from toque.training.callbacks import Callback
-from toque.training.events import RunEnd, RunStart, Saved, StepInfo
+from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
 from toque.units import Duration, Progress
 

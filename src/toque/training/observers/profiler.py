@@ -22,10 +22,9 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function, schedule
 
 from toque.storage.atomic import atomic_write
-from toque.training.callbacks import Callback
-from toque.training.events import RunEnd, RunStart, StepInfo
+from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
 from toque.training.phases import UNWATCHED, Phase, Phases
-from toque.training.signals import INTERRUPTED
+from toque.training.stopping import INTERRUPTED
 from toque.units import Progress
 
 FOLDER: Final = "trace"

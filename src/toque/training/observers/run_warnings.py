@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from toque.training.bottlenecks import DATA_ADVICE, DATA_SHARE
-from toque.training.callbacks import Callback
-from toque.training.events import RunStart, State, StepInfo
+from toque.training.callbacks import Callback, RunStart, State, StepInfo
 from toque.training.observers.step_window import Window
 from toque.training.state_values import count_in, flag_in, number_in
 from toque.units import Progress

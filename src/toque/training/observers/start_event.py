@@ -18,7 +18,7 @@ from toque.models.precision import has_fast_bf16
 from toque.training.arithmetic import Arithmetic, rate_of_bf16
 from toque.training.autotune.resources import Resources
 from toque.training.distributed.sharing import Sharing
-from toque.training.optimisations import attention_in
+from toque.training.placement import attention_in
 from toque.training.runtime import Runtime
 from toque.version import __version__
 

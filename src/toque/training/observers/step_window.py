@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from toque.runs.peak_flops import Peak
-from toque.training.events import StepInfo
+from toque.training.callbacks import StepInfo
 
 
 @dataclass

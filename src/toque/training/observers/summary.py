@@ -14,8 +14,7 @@ from toque.reporter import Reporter
 from toque.runs.peak_flops import Peak
 from toque.training.arithmetic import Arithmetic
 from toque.training.autotune.fitting import Fitted
-from toque.training.callbacks import Callback
-from toque.training.events import RunStart, StepInfo
+from toque.training.callbacks import Callback, RunStart, StepInfo
 from toque.training.observers.step_window import Window
 from toque.training.runtime import Runtime
 from toque.units import Duration, Progress

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import psutil
 
 from toque.hardware.processor import contended, usable_cores
-from toque.training.callbacks import Callback
-from toque.training.events import RunEnd, RunStart, StepInfo
+from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
 from toque.training.observers.gpu_readings import Gpus, no_gpus
 from toque.training.observers.host_readings import Host
 from toque.units import Progress

@@ -17,8 +17,7 @@ from toque.runs.history import number
 from toque.runs.places import FolderPlace
 from toque.runs.run_record import Tail
 from toque.storage.json_files import decode_json
-from toque.training.callbacks import Callback
-from toque.training.events import RunEnd, StepInfo
+from toque.training.callbacks import Callback, RunEnd, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
 from toque.training.observers.tracker_services import Open, Row, Tracker
 from toque.units import Progress

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from toque.training.callbacks import Callback
-from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo
+from toque.training.callbacks import Callback, Requests, RunEnd, RunStart, State, StepInfo
 from toque.units import Duration, Progress
 
 METHODS: Final = (

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from toque.training.callbacks import Callback
-from toque.training.events import RunEnd, RunStart, State, StepInfo
+from toque.training.callbacks import Callback, RunEnd, RunStart, State, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
 from toque.training.state_values import number_in
 from toque.units import Progress

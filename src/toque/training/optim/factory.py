@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from toque.errors import ConfigError
 from toque.training.distributed.parts import divided_like, own_part
-from toque.training.mismatches import refuse
 from toque.training.optim.with_adamw import WithAdamW, adamw_8bit, muon
-from toque.training.state_values import all_finite
+from toque.training.state_values import all_finite, refuse
 
 OPTIMIZERS: Final = ("adamw", "adafactor", "muon", "adamw8bit")
 _ADAFACTOR_EPS: Final = (1e-18, 1e-3)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from toque.config.schema_methods import AveragingConfig
 from toque.training.distributed.parts import divided_like, own_part
-from toque.training.mismatches import refuse
-from toque.training.state_values import impossible_weights
+from toque.training.state_values import impossible_weights, refuse
 from toque.units import Duration, Progress
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from toque.batch import Batch, EncoderDecoderBatch
 from toque.config import RunConfig
+from toque.data.loader.batch_stream import usual_rows
 from toque.data.loader.packing import RowShape
-from toque.data.loader.row_lengths import usual_rows
 from toque.errors import ConfigError
 from toque.models.families import family_of, max_positions
 from toque.models.flops import flops_per_token, products_of

@@ -1,71 +1,41 @@
-"""Strategy of a run: how its ranks hold the model, as train.strategy asks or as memory allows."""
+"""Placement of the model to train: its strategy, and the layers that its device computes fastest.
+
+`train.optimisations` turns what is faster on and off; everything that it decides stands here.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 import torch
 from transformers import PreTrainedModel
 
 from toque.config.schema import ModelConfig, TrainConfig
-from toque.config.schema_methods import AdapterConfig
+from toque.config.schema_methods import AdapterConfig, OptimisationsConfig
+from toque.data.loader.prefetch import Batches, DeviceFeed, Prefetch
 from toque.errors import ConfigError
-from toque.hardware.memory import free_bytes, in_words
+from toque.hardware.memory import HEADROOM, free_bytes, in_words
+from toque.models.forward.attention_choice import Choice, attention_of, use_attention
+from toque.models.forward.attention_plan import planned
+from toque.models.forward.cpu_layers import use_cpu_layers
+from toque.models.forward.fast_dropout import use_fast_dropout
+from toque.models.forward.loss import loss_sum
+from toque.models.loading.from_scratch import stock_activations
 from toque.models.loading.to_train import SpecialTokens, placed_model
-from toque.training.autotune.micro_batch import HEADROOM
-from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.sharing import Alone, Replicated, Sharing
+from toque.training.distributed.sharing import Alone, LossFn, Replicated, Sharing
 from toque.training.optim.factory import build_optimizer, state_bytes
-from toque.training.optimisations import optimise
 from toque.training.runtime import Runtime
+from toque.units import Cursor
 
 _BY_ELEMENT: Final = ("adamw",)
 """Optimizers that update each number by itself, and so can update parts of tensors."""
-Several = Literal["ddp", "fsdp", "hsdp"]
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """The way in which the ranks of a run hold its model."""
-
-    name: Several | Literal["single"]
-    reason: str = ""
-    """Why auto chose it; empty where it was asked for."""
-
-    @property
-    def is_sharded(self) -> bool:
-        """True if a rank holds parts of the weights."""
-        return self.name in ("fsdp", "hsdp")
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """A sentence about what auto chose."""
-        return (f"train.strategy auto is {self.name}: {self.reason}",) if self.reason else ()
-
-    def share(self, model: PreTrainedModel, runtime: Runtime) -> Sharing:
-        """The model as this rank holds it; all ranks call it.
-
-        Raises:
-            ConfigError: hsdp, and the ranks cannot be arranged so.
-        """
-        if self.name == "single":
-            return Alone(model)
-        if self.name == "ddp":
-            return Replicated(model)
-        from toque.training.distributed.sharding import Sharded  # loading it takes a while
-
-        return Sharded(
-            model,
-            self.name,
-            runtime.ranks,
-            device=runtime.device,
-            dtype=runtime.dtype,
-            on_this_machine=_on_this_machine(runtime.ranks.world_size),
-        )
+_ALL_ROWS: Final = 1 << 30
+"""More positions than any micro-batch has, so that the head is one chunk."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +49,7 @@ class PlacedModel:
     numerics: Mapping[str, str]
     """Facts besides the runtime's that the last bits of a run depend on."""
     notes: tuple[str, ...]
-    """Sentences about the strategy that was chosen."""
+    """A sentence about the strategy that auto chose."""
 
 
 def place_model(
@@ -113,25 +83,36 @@ def place_model(
             "that it would be moved to. Set it to false."
         )
     # What may be divided among devices is whole in the machine's memory first.
-    whole_at = torch.device("cpu") if _may_divide(train, runtime.ranks) else runtime.device
+    may_divide = runtime.ranks.is_distributed and train.strategy in ("auto", "fsdp", "hsdp")
+    whole_at = torch.device("cpu") if may_divide else runtime.device
     model, base_sha256 = placed_model(
         section, adapter, tokens, seed=seed, dtype=runtime.dtype, device=whole_at
     )
-    strategy = strategy_of(train, adapter, optimizer, model, runtime)
-    if not strategy.is_sharded:
+    strategy, note = strategy_of(train, adapter, optimizer, model, runtime)
+    is_sharded = strategy in ("fsdp", "hsdp")
+    if not is_sharded:
         model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
-    optimise(model, train.optimisations, runtime, sharded=strategy.is_sharded)
+    optimise(model, train.optimisations, runtime, sharded=is_sharded)
     # The order in which gradients are summed decides their last bits, and so does the package that
     # turns a quantised base back.
-    numerics: dict[str, str] = {"strategy": strategy.name} if strategy.is_sharded else {}
+    numerics: dict[str, str] = {"strategy": strategy} if is_sharded else {}
     if adapter is not None and adapter.quantize_base == "nf4":
         numerics["bitsandbytes"] = version("bitsandbytes")
-    return PlacedModel(model, strategy.share(model, runtime), base_sha256, numerics, strategy.notes)
+    sharing: Sharing
+    if strategy == "fsdp" or strategy == "hsdp":  # noqa: PLR1714 - mypy narrows by these
+        from toque.training.distributed.sharding import Sharded  # loading it takes a while
 
-
-def _may_divide(train: TrainConfig, ranks: Ranks) -> bool:
-    """True if `strategy_of` may come to a strategy that divides the weights."""
-    return ranks.is_distributed and train.strategy in ("auto", "fsdp", "hsdp")
+        sharing = Sharded(
+            model,
+            strategy,
+            runtime.ranks,
+            device=runtime.device,
+            dtype=runtime.dtype,
+            on_this_machine=_on_this_machine(runtime.ranks.world_size),
+        )
+    else:
+        sharing = Replicated(model) if strategy == "ddp" else Alone(model)
+    return PlacedModel(model, sharing, base_sha256, numerics, (note,) if note else ())
 
 
 def strategy_of(
@@ -140,8 +121,8 @@ def strategy_of(
     optimizer: str,
     model: PreTrainedModel,
     runtime: Runtime,
-) -> Strategy:
-    """The strategy that train.strategy asks for; auto is ddp where that fits, else fsdp.
+) -> tuple[Literal["single", "ddp", "fsdp", "hsdp"], str]:
+    """The strategy that train.strategy asks for, and why auto chose it: ddp where that fits.
 
     Args:
         train: of the run.
@@ -155,7 +136,7 @@ def strategy_of(
     """
     asked, ranks = train.strategy, runtime.ranks
     if not ranks.is_distributed:
-        return Strategy("single")
+        return "single", ""
     obstacle = _obstacle(optimizer, adapter, runtime)
     if asked in ("fsdp", "hsdp") and obstacle is not None:
         raise ConfigError(
@@ -163,17 +144,18 @@ def strategy_of(
             f"{obstacle}. Or set train.strategy=ddp, which holds all of them on every rank."
         )
     if asked != "auto":
-        return Strategy(cast("Several", asked))
+        return asked, ""
     needed, free = _bytes_of_replica(optimizer, model, runtime), _room(runtime)
     words = (
         f"weights, gradients and optimizer state take {in_words(needed)} a rank, of "
         f"{in_words(free)} free"
     )
     if all(ranks.all_gather(needed <= free)):
-        return Strategy("ddp", words)
+        return "ddp", f"train.strategy auto is ddp: {words}"
     if obstacle is not None:
-        return Strategy("ddp", f"{words}, but fsdp would need other settings: {obstacle}")
-    return Strategy("fsdp", f"{words} on the rank with least")
+        why = f"{words}, but fsdp would need other settings: {obstacle}"
+        return "ddp", f"train.strategy auto is ddp: {why}"
+    return "fsdp", f"train.strategy auto is fsdp: {words} on the rank with least"
 
 
 def _obstacle(optimizer: str, adapter: AdapterConfig | None, runtime: Runtime) -> str | None:
@@ -191,8 +173,8 @@ def _obstacle(optimizer: str, adapter: AdapterConfig | None, runtime: Runtime) -
 def _bytes_of_replica(optimizer: str, model: PreTrainedModel, runtime: Runtime) -> int:
     """Bytes yet to be allocated by a rank that holds everything, activations left out."""
     parameters = list(model.parameters())
-    there = runtime.device.type == "cpu"
-    weights = 0 if there else sum(p.numel() * p.element_size() for p in parameters)
+    on_cpu = runtime.device.type == "cpu"
+    weights = 0 if on_cpu else sum(p.numel() * p.element_size() for p in parameters)
     gradients = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
     return weights + gradients + state_bytes(build_optimizer(model, name=optimizer))
 
@@ -206,3 +188,51 @@ def _room(runtime: Runtime) -> int:
 def _on_this_machine(world_size: int) -> int:
     """Number of ranks on this machine, as launchers say."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+
+
+def optimise(
+    model: PreTrainedModel, on: OptimisationsConfig, runtime: Runtime, *, sharded: bool = False
+) -> None:
+    """Exchange the model's layers as configured, before its weights are divided, if they are."""
+    use_attention(model, on.attention)
+    if not on.activations:
+        stock_activations(model)
+    if on.dropout:
+        use_fast_dropout(model)
+    if on.layers:
+        # Copies of weights in 16 bits would be as large as the parts that are gathered.
+        use_cpu_layers(model, "float32" if sharded else runtime.precision)
+
+
+def attention_in(model: PreTrainedModel, runtime: Runtime) -> Choice:
+    """The attention of the run's packed forwards; on a GPU kernels are tried, the first time."""
+    with runtime.autocast():
+        return attention_of(model, runtime.device)
+
+
+def training_loss(on: OptimisationsConfig, *, smoothing: float) -> LossFn:
+    """The loss that is trained on, with a share of label smoothing."""
+    return partial(loss_sum, smoothing=smoothing, chunk_rows=None if on.head else _ALL_ROWS)
+
+
+def prefetching(
+    model: PreTrainedModel, on: OptimisationsConfig, runtime: Runtime
+) -> Callable[[Batches, Cursor], Prefetch]:
+    """Makes batches ahead of the loop, and on a GPU sends them there with attention's plan."""
+    if not on.prefetch:
+        return partial(Prefetch, depth=0)
+    if runtime.device.type != "cuda":
+        return Prefetch
+    kernel = attention_in(model, runtime).name
+    prepare = (
+        partial(planned, kernel=kernel) if kernel in {"flash", "flex"} else lambda batch: batch
+    )
+    return partial(Prefetch, feed=DeviceFeed(runtime.device, prepare))
+
+
+def turned_off(on: OptimisationsConfig) -> list[str]:
+    """A sentence about what is not as fast as it could be; none when nothing is turned off."""
+    names = [name for name, value in on if value is False]
+    if on.attention != "auto":
+        names.append(f"attention: {on.attention}")
+    return [f"turned off by train.optimisations: {', '.join(names)}"] if names else []

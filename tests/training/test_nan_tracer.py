@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from toque.errors import NonFiniteError
-from toque.training.guards.nan_tracer import find_nonfinite_origin
+from toque.training.nan_tracer import find_nonfinite_origin
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 

@@ -1,9 +1,9 @@
-"""Signals: SIGTERM, SIGHUP and Ctrl-C finish the step, save and stop; a second one exits at once.
+"""Stopping before the end: a metric that no longer improves, and signals.
 
-An evaluation is left between two batches or tokens, and made when the run continues.
-
-A terminal that goes away sends SIGHUP, often twice (the kernel and the shell both do) and followed
-by SIGTERM: none of these is somebody asking twice. Under nohup SIGHUP is ignored and stays so.
+SIGTERM, SIGHUP and Ctrl-C finish the step, save and stop; a second one exits at once. An evaluation
+is left between two batches or tokens, and made when the run continues. A terminal that goes away
+sends SIGHUP, often twice (the kernel and the shell both do) and followed by SIGTERM: none of these
+is somebody asking twice. Under nohup SIGHUP is ignored and stays so.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any, Final, Self
 
-from toque.training.callbacks import Callback
-from toque.training.events import Requests, RunEnd, RunStart, StepInfo
+from toque.errors import ConfigError
+from toque.training.callbacks import Callback, Goal, Requests, RunEnd, RunStart, State, StepInfo
+from toque.training.state_values import count_in, number_in
 from toque.units import Progress
 
 INTERRUPTED: Final = "interrupted"
@@ -30,6 +31,74 @@ _AFTER_HANGUP: Final = 5.0
 """Seconds in which whatever follows a hangup belongs to it."""
 _STANDARD_ERROR: Final = 2
 _STEP: Final = "finishing this step"
+
+
+class Patience(Callback):
+    """Early stopping, when a metric has not improved for a number of evaluations.
+
+    Args:
+        patience: evaluations without improvement after which to stop, at least 1.
+        min_delta: a change for the better smaller than this, in the metric's unit, is none.
+        metric: the metric's name.
+        rises: whether more of it is better.
+
+    Raises:
+        ConfigError: patience is below 1 or min_delta below 0.
+    """
+
+    def __init__(
+        self, *, patience: int, min_delta: float = 0.0, metric: str = "loss", rises: bool = False
+    ) -> None:
+        if patience < 1 or min_delta < 0:
+            raise ConfigError(
+                f"Early stopping got patience {patience} and min_delta {min_delta:g}. Patience is "
+                "a number of evaluations, at least 1; min_delta is at least 0."
+            )
+        self.patience, self.min_delta = patience, min_delta
+        self.metric, self.goal = metric, Goal(metric, rises)
+        self.best: float | None = None
+        self.evaluations_without_improvement = 0
+
+    def on_fit_start(self, start: RunStart) -> Requests | None:
+        """Restarting a run does not reset its patience."""
+        return self._verdict()
+
+    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
+        """Compare with the best so far.
+
+        Raises:
+            ConfigError: the evaluation has no such metric.
+        """
+        if self.metric not in metrics:
+            raise ConfigError(
+                f"Early stopping watches {self.metric!r}, which the evaluation does not give; it "
+                f"gives {', '.join(metrics) or 'nothing'}."
+            )
+        value = metrics[self.metric]
+        if self.goal.better(value, self.best, by=self.min_delta):
+            self.best, self.evaluations_without_improvement = value, 0
+        else:
+            self.evaluations_without_improvement += 1
+        return self._verdict()
+
+    def _verdict(self) -> Requests | None:
+        if self.evaluations_without_improvement < self.patience:
+            return None
+        return Requests(stop=True, reason="early_stopping")
+
+    def state_dict(self) -> State:
+        """The metric, its best value and the count."""
+        count = self.evaluations_without_improvement
+        return {
+            "metric": self.metric, "best": self.best, "evaluations_without_improvement": count
+        }  # fmt: skip
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore them; a run that now goes by another metric begins to count."""
+        if state["metric"] != self.metric:
+            return
+        self.best = None if state["best"] is None else number_in(state, "best")
+        self.evaluations_without_improvement = count_in(state, "evaluations_without_improvement")
 
 
 class Interrupt(Callback):

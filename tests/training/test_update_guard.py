@@ -9,11 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fixtures.runs import Recorder
 from toque.training.callbacks import Callbacks
-from toque.training.guards.nan_tracer import NonFiniteOrigin
-from toque.training.guards.skip_step import SkipStep
-from toque.training.guards.update_guard import UpdateGuard
+from toque.training.nan_tracer import NonFiniteOrigin
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
+from toque.training.update_guard import SkipStep, UpdateGuard
 from toque.units import Cursor, Progress
 
 NAN = math.nan
