@@ -19,7 +19,7 @@ from toque.workflows.check import check
 from toque.workflows.classify import classify
 from toque.workflows.compare import compare
 from toque.workflows.configure import Configured, configure, with_origins
-from toque.workflows.doctor.diagnosis import doctor
+from toque.workflows.doctor import doctor
 from toque.workflows.drill import drill
 from toque.workflows.evaluate import evaluate, score
 from toque.workflows.export import export

@@ -15,8 +15,7 @@ OTHER_PROGRAMS = {
     "models/loading/card_usage.py": {"--temp", "--jinja", "--to"},  # llama.cpp's; to paste
     "workflows/final_model.py": {"--to"},  # of a whole command, to paste
     # nvidia-smi's, Docker's and pip's; and what the doctor calls this program with.
-    "workflows/doctor/machine_checks.py": {"--query-gpu", "--format", "--shm-size", "--upgrade"},
-    "workflows/doctor/lever_trial.py": {"--no-prepare"},
+    "workflows/machine_checks.py": {"--query-gpu", "--format", "--shm-size", "--upgrade"},
     "training/distributed/process_group.py": {"--nproc-per-node", "--cpu", "--num_processes"},
     "training/distributed/rank_failures.py": {"--max-restarts"},  # torchrun's, as those above
 }

@@ -118,8 +118,6 @@ def why_not_run(words: list[str]) -> str:
         return "a name alone"
     if verb in NOT_RUN:
         return NOT_RUN[verb]
-    if "--try" in words:
-        return "measures the machine"
     if verb in {"train", "prepare"} and words[1] in presets():
         return "a preset takes hours"
     if any(part in text for part in ("://", "google/", "--push-to")):

@@ -80,24 +80,19 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
         refuse_untrainable(settings, result.store)  # after the report, which says why
 
 
-def show(
-    config: str, /, *overrides: Overrides, plot: bool = False, hardware: str | None = None
-) -> None:
-    """Print the resolved configuration with the origin of every value, and what saves will take.
+def show(config: str, /, *overrides: Overrides, hardware: str | None = None) -> None:
+    """Print the resolved configuration with the origin of every value.
 
     Args:
         config: YAML file, preset or run folder.
         overrides: settings to change, as section.field=value.
-        plot: draw the learning rate over the run instead, and where a curriculum's stages begin.
         hardware: a card such as rtx-4090; what CONFIG says of it comes on top.
     """
-    from toque.workflows.show_settings import show as workflow
+    from toque.config import resolved_yaml
 
     own = Path(config) / "config.yaml"
     resolved = load(str(own) if own.exists() else config, overrides, hardware=hardware)
-    with loading():
-        shown = workflow(resolved, plot=plot)
-    print(shown)
+    print(resolved_yaml(resolved).rstrip("\n"))
 
 
 def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int = 4) -> None:

@@ -31,8 +31,8 @@ from toque.reporter import clock_text
 if TYPE_CHECKING:
     from toque.data.prepare.data_report import Report
     from toque.reports.page import Grid
-    from toque.workflows.doctor.check_table import Checkup
     from toque.workflows.drill import DrillResult
+    from toque.workflows.machine_checks import Checkup
     from toque.workflows.results import Written
 
 WORKING_VERBS: Final = ("train", "demo", "ablate", "prepare")
@@ -51,7 +51,6 @@ _FLAGS: Final = {
     "adapters": "--adapter",
     "sources": "SOURCES",  # stands alone, without a flag
     "upload": "--no-upload",
-    "try_levers": "--try",
 }
 """Arguments whose flag has another name."""
 _NO_TERMINAL_COLUMNS = 120

@@ -125,7 +125,7 @@ def advice(finding: Finding) -> str:
     variables = [f"{name}={value}" for name, value in finding.environment.items()]
     given = " ".join([*variables, *map(_quoted, finding.settings)])
     if finding.gain is None:
-        gain = "what it gives only a trial tells"
+        gain = "what it gives only trying tells"
     elif finding.gain < 0.005:
         gain = "little to gain"
     else:

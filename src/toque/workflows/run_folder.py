@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from toque.config import (
 from toque.config.longer_run import lengthened
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ToqueError, argument, in_shell
+from toque.reporter import size_text
+from toque.runs.estimate import checkpoint_bytes
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import Bucket
 from toque.storage.no_follow import place_of
@@ -32,8 +35,10 @@ from toque.training.checkpoint.set_aside import (
     named_step,
     set_aside,
 )
-from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
+from toque.training.checkpoint.state_tensors import bytes_of, load_model_tensors, model_tensors
 from toque.training.checkpoint.store import CheckpointStore, run_lock
+from toque.training.optim.factory import state_bytes
+from toque.training.trainer import Trainer
 from toque.units import Progress
 from toque.workflows.results import Model, folder_of, refuse_absent_start
 from toque.workflows.run_log import LOG
@@ -252,3 +257,26 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load the weights of a checkpoint: all of them, or those that are trained."""
     stored = checkpoint.tensors("model", model_tensors(model).get)
     load_model_tensors(model, stored, where=str(checkpoint.path))
+
+
+def refuse_small_disk(trainer: Trainer, config: RunConfig) -> None:
+    """Refuse to train where not even the next save fits; nothing that is made there could be kept.
+
+    Raises:
+        CheckpointError: with the bytes that are needed and those that are free.
+    """
+    if trainer.finished:
+        return
+    weights = bytes_of(model_tensors(trainer.model))
+    whole = checkpoint_bytes(config, weights, state_bytes(trainer.optimizer))
+    best, folder = weights if config.train.keep_best else 0, Path(config.run_dir)
+    parents = folder.absolute().parents
+    free = shutil.disk_usage(next(p for p in (folder, *parents) if p.is_dir())).free
+    if whole + best <= free:
+        return
+    kept = f" and the best model, {size_text(best)} (train.keep_best=0 keeps none)" if best else ""
+    raise CheckpointError(
+        f"The disk of {folder} has {size_text(free)} free, and the next save does not fit: a "
+        f"checkpoint, {size_text(whole)} (weights, optimizer and averages){kept}. Nothing that "
+        "training makes could be kept, so it does not begin. Make room, or choose another run_dir."
+    )

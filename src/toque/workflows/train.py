@@ -30,7 +30,6 @@ from toque.training.time_limit import CommandClock
 from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.build import Run, build_run
 from toque.workflows.final_model import finish, is_finished
-from toque.workflows.forecast import refuse_small_disk
 from toque.workflows.prepare import prepare_if_absent
 from toque.workflows.prepared_store import is_prepared, open_store
 from toque.workflows.report import report
@@ -40,6 +39,7 @@ from toque.workflows.run_folder import (
     claimed_folder,
     go_back,
     load_start,
+    refuse_small_disk,
     start_folder,
     write_config,
 )

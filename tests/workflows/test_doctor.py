@@ -12,14 +12,10 @@ from tiny import shape_yaml
 from toque.cli import main
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import CheckFailed
-from toque.reports.run_shares import facts_of
 from toque.reports.verdict import verdict_of
 from toque.runs.history import read_metrics
-from toque.units import Duration
-from toque.workflows.doctor import machine_checks
-from toque.workflows.doctor.attempts import Attempt, disk
-from toque.workflows.doctor.check_table import Check, Checkup
-from toque.workflows.doctor.lever_trial import rate_of, updates_of
+from toque.workflows import machine_checks
+from toque.workflows.machine_checks import Checkup, MachineCheck, disk, tried
 
 CONFIG = """
 run_dir: {folder}/runs/a
@@ -91,67 +87,30 @@ def test_time_that_a_profiler_took_is_a_share_of_its_own(run: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--try"], "--try tries the lever of a run"),
         (["nowhere/at/all"], "nowhere"),
         (["EMPTY"], "holds no metrics.jsonl"),
-        (["BEGUN"], "tells of no update yet"),
-        (["RUN", "--try", "--steps", "1"], "--steps is 1"),
+        (["BEGUN"], "has no update yet"),
     ],
 )
 def test_what_cannot_be_judged_is_one_paragraph(
-    words: list[str], said: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "metrics.jsonl").write_text('{"event": "start", "step": 0}\n')
-    places = {"EMPTY": tmp_path, "BEGUN": tmp_path / "begun", "RUN": run}
+    places = {"EMPTY": tmp_path, "BEGUN": tmp_path / "begun"}
     assert main(["doctor", *(str(places.get(word, word)) for word in words)]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
 
 
-@pytest.mark.slow
-def test_a_lever_is_tried_and_the_run_is_left_alone(
-    run: Path, capsys: pytest.CaptureFixture
-) -> None:
-    before = {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
-    assert main(["doctor", str(run), "--try", "--steps", "3", "--pairs", "1", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["trials"]
-    measured = [t for t in record["trials"] if not t["not_tried"]]
-    assert all(isinstance(trial["measured_gain"], float) for trial in measured)
-    assert {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()} == before
-    assert sorted(p.name for p in run.parent.iterdir()) == ["a"]
-
-
-def test_a_longer_interval_of_the_lever_is_tried_and_not_the_runs_own(run: Path) -> None:
-    """An interval in per cent came as often with the lever as without it, so it gained nothing."""
-    told = read_metrics(run / "metrics.jsonl")
-    told[0]["train"]["evaluate_every"] = "10 %"
-    facts = facts_of(told)
-    assert facts is not None
-    own, lever = (
-        updates_of(Duration.parse(every), facts, "evaluate_every", 3) for every in ("10 %", "50 %")
-    )
-    assert (own, lever) == (2.0, 10.0)
-
-
-def test_a_rate_counts_evaluations_as_often_as_the_run_has_them() -> None:
-    step = {"event": "step", "tokens": 100, "parts": {"forward_backward": 0.5, "evaluation": 2.0}}
-    events = [step, step, step, {"event": "evaluation"}, {"event": "evaluation"}]
-    events.append({"event": "evaluation"})
-    rate = rate_of(events, evaluate_every=1, save_every=9)
-    assert (rate.update_seconds, rate.evaluation_seconds) == (0.5, 2.0)
-    assert rate.tokens_per_second == pytest.approx(100 / 2.5)
-    seldom = rate_of(events, evaluate_every=20, save_every=9)
-    assert seldom.tokens_per_second == pytest.approx(100 / 0.6)
-
-
 def test_what_failed_ends_with_exit_code_one() -> None:
-    fine = Checkup([Check("a", "ok", "x"), Check("b", "warning", "y", "do")], 1.0)
+    fine = Checkup([MachineCheck("a", "ok", "x"), MachineCheck("b", "warning", "y", "do")], 1.0)
     fine.raise_if_failed()
     with pytest.raises(CheckFailed, match="b failed") as raised:
-        Checkup([Check("a", "ok", "x"), Check("b", "failed", "y", "do")], 1.0).raise_if_failed()
+        Checkup(
+            [MachineCheck("a", "ok", "x"), MachineCheck("b", "failed", "y", "do")], 1.0
+        ).raise_if_failed()
     assert raised.value.exit_code == 1
 
 
@@ -182,12 +141,11 @@ def test_a_disk_that_cannot_be_written_fails(tmp_path: Path) -> None:
 
 
 def test_an_attempt_says_what_went_wrong_and_ends_what_hangs() -> None:
-    with Attempt([["-c", "raise SystemExit('no luck')"], ["-c", ""]], 60.0, {}) as attempt:
-        assert attempt.failure()[1] == "no luck"
-    with Attempt([["-c", "import time; time.sleep(600)"]], 0.2, {}) as attempt:
-        assert attempt.failure() == (0.2, "timeout")
-    (process,) = attempt.running
-    assert process.returncode == -9
+    assert tried([["-c", "raise SystemExit('no luck')"], ["-c", ""]], {})[1] == "no luck"
+    hangs = "import subprocess, sys, time; subprocess.run([sys.executable, '-c', '%s'])"
+    seconds, failure = tried([["-c", hangs % "import time; time.sleep(600)"]], {}, limit_seconds=1)
+    assert failure == "not done within 1 s"
+    assert seconds < 60.0
 
 
 @pytest.mark.slow
