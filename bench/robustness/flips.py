@@ -24,7 +24,7 @@ import harness
 from toque.errors import ToqueError
 from toque.workflows.verify import verify
 
-_NOT_READ = ("report.json", "report.md", "shard.json")
+_NOT_READ = ("report.json", "shard.json")
 """Of a finished store: reports for people, and what a killed prepare would have continued from."""
 
 

@@ -18,9 +18,9 @@ from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, parse_text, to_text
 from toque.cooking.schemas import RecipeReader
 from toque.cooking.schemas.normalize import recipe_of
+from toque.cooking.substitutions import edited, joined, spliced, words_of
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.tokenizer_training import train_codec
-from toque.data.tokenizer.word_edits import edited, joined, splicer_for
 from toque.keyed_random import key_of
 
 ALL = Augmentation(prompt_formats=True, instructions=0.7, paraphrase=0.9, substitute=1.0, tips=0.5)
@@ -51,16 +51,16 @@ def augmented(prompt: str, target: str, key: int, rules: Augmentation = ALL) -> 
 
 def check(codec: Codec, pairs: Iterator[tuple[str, str]]) -> Counter[str]:
     """Splicing ids against tokenising augmented text."""
-    splicer, seen = splicer_for(codec), Counter[str]()
+    seen = Counter[str]()
     for number, pair in enumerate(pairs):
         prompt, target = map(codec.normalise, pair)
         ids = [np.array(codec.encode(text), np.uint16) for text in (prompt, target)]
-        read = [splicer.words(side) for side in ids]
+        read = [words_of(codec, side) for side in ids]
         key = key_of(number, 1)
         edits = ALL.edits(read[0], read[1], key=key, whole=True)
         expected = augmented(prompt, target, key)
         for side, own, text in zip(ids, edits, expected, strict=True):
-            assert splicer.spliced(side, own).tolist() == codec.encode(text), text
+            assert spliced(codec, side, own).tolist() == codec.encode(text), text
         seen["changed"] += bool(edits[0] or edits[1])
         seen["examples"] += 1
         seen["swapped"] += any(edit.start > 3 for edit in edits[0])

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from serving.alone import alone
-from toque.data.tokenizer.text_stream import TextStream
+from toque.data.tokenizer.codec import TextStream
 from toque.serving.served_models import ServedModels
 
 openai = pytest.importorskip("openai")

@@ -1,12 +1,15 @@
 import gzip
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given as given_any
+from hypothesis import strategies as st
 
 from toque.errors import DataError
 from toque.sources import documents as text_module
-from toque.sources.documents import TextReader, clean_document
+from toque.sources.documents import TextReader, clean_document, composed
 from toque.sources.records import BlockExamples
 
 
@@ -86,3 +89,17 @@ def test_a_text_compressed_with_zstd_is_one_document(tmp_path: Path) -> None:
         file.write(b"Boil the water.\n")
     (block,) = TextReader().blocks(path)
     assert block.payload == b"Boil the water.\n"
+
+
+MARKS = "\u0301\u0323\u0308\u0344\u0f71\u0f73\u0f75\u05b0\u3099\u0345\u1dca!e\u00e9 "
+
+
+@given_any(st.text(alphabet=MARKS, max_size=80) | st.text())
+def test_every_text_is_composed_as_the_standard_library_does(text: str) -> None:
+    assert composed(text) == unicodedata.normalize("NFC", text)
+
+
+def test_a_long_run_loses_no_mark() -> None:
+    text = "e" + "\u0301\u0323" * 500
+    assert composed(text) == unicodedata.normalize("NFC", text)
+    assert len(composed(text)) == len(text) - 1  # the letter and one mark are one character

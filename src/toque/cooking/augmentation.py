@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from toque.config.schema_methods import AugmentationConfig
 from toque.cooking.prompts import ASKS_FOR, PROMPT_FORMATS, WITH_INGREDIENTS
-from toque.cooking.substitutions import substitution
+from toque.cooking.substitutions import BREAK, Edit, spliced, substitution, words_of
 from toque.data.loader.epoch_plan import Ids, Sides, Varied
 from toque.data.prepare.example_rows import prompt_bounds
 from toque.data.store.token_store import TokenStore
-from toque.data.tokenizer.word_edits import BREAK, Edit, splicer_for
 from toque.keyed_random import key_of
 
 _AUGMENT = 4
@@ -54,7 +53,7 @@ class Rewriting:
     ) -> None:
         codec = store.codec()
         self._rules, self._store, self._encoder = rules, store, encoder
-        self._splicer, self._eos = splicer_for(codec), codec.eos_id
+        self._codec, self._eos = codec, codec.eos_id
         self._bounds = prompt_bounds(codec, "encoder-decoder" if encoder else "decoder")
         prompts, targets = store.prompt_lengths[rows], store.target_lengths[rows]
         self._most = int(prompts.max()), int(targets.max()), int((prompts + targets).max())
@@ -102,15 +101,15 @@ class Rewriting:
         head, asks, tail = _divided(prompt, *self._bounds)
         _, writes, close = _divided(target, None, self._eos)
         in_prompt, in_target = self._rules.edits(
-            self._splicer.words(asks),
-            self._splicer.words(writes),
+            words_of(self._codec, asks),
+            words_of(self._codec, writes),
             key=key_of(key, row, _AUGMENT),
             whole=bool(len(close)),
         )
         if not in_prompt and not in_target:
             return (prompt, target), "plain"
-        asked = self._splicer.spliced(asks, in_prompt)
-        written = self._splicer.spliced(writes, in_target)
+        asked = spliced(self._codec, asks, in_prompt)
+        written = spliced(self._codec, writes, in_target)
         p, t = len(head) + len(asked) + len(tail), len(written) + len(close)
         longest = self._most
         fits = t <= longest[1] and p <= longest[0] if self._encoder else p + t <= longest[2]

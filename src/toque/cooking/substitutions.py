@@ -1,4 +1,4 @@
-"""Ingredient substitution, throughout prompt and recipe or not at all.
+"""Edits of words, and ingredient substitution, throughout prompt and recipe or not at all.
 
 A swap is made only if it leaves nothing wrong in the text: the request lists exactly that food, the
 recipe names it, and no other word of the example refers to it ("buttered", "peanut butter", "the
@@ -7,13 +7,21 @@ beef") or to its replacement.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from toque.cooking.ingredients.names import stem
-from toque.data.tokenizer.word_edits import Edit
+from toque.data.tokenizer.codec import Codec
 from toque.keyed_random import key_of
 
+Ids = NDArray[np.generic]
+BREAK = "\n"
+"""The word that stands for a line break."""
+_SPACED_BREAK = re.compile(f" ?{BREAK} ?")
 Forms = tuple[str, str]
 """Singular and plural."""
 
@@ -56,6 +64,54 @@ _SIDES: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 """Words next to a food that make it another one."""
+
+
+class Edit(NamedTuple):
+    """Replace words[start:end]."""
+
+    start: int
+    end: int
+    words: tuple[str, ...]
+
+
+def edited(words: Sequence[str], edits: Sequence[Edit]) -> list[str]:
+    """The words after `edits`.
+
+    >>> edited(["Mix", "well."], [Edit(0, 1, ("Stir", "together"))])
+    ['Stir', 'together', 'well.']
+    """
+    out: list[str] = []
+    at = 0
+    for edit in edits:
+        out += [*words[at : edit.start], *edit.words]
+        at = edit.end
+    return [*out, *words[at:]]
+
+
+def joined(words: Sequence[str]) -> str:
+    r"""The text of words: a space between two, none beside a line break.
+
+    >>> joined(["1.", "Mix.", BREAK, "2.", "Bake."])
+    '1. Mix.\n2. Bake.'
+    """
+    return _SPACED_BREAK.sub(BREAK, " ".join(words))
+
+
+def words_of(codec: Codec, ids: Ids) -> list[str]:
+    """The words of a text, without spaces; line breaks are words."""
+    text = codec.decode(ids.tolist())
+    return [word for word in text.replace(BREAK, f" {BREAK} ").split(" ") if word]
+
+
+def spliced(codec: Codec, ids: Ids, edits: Sequence[Edit]) -> Ids:
+    """The ids of the text with `edits` made, which ascend and do not overlap.
+
+    `ids` themselves where the text cannot be read back: where its words have other ids.
+    """
+    words = words_of(codec, ids)
+    if not edits or codec.encode(joined(words)) != ids.tolist():
+        return ids
+    return np.array(codec.encode(codec.normalise(joined(edited(words, edits)))), np.int64)
 
 
 def substitution(

@@ -18,7 +18,7 @@ from toque.data.prepare.data_report import (
     is_of_another_encoding,
     unused_in_words,
 )
-from toque.data.prepare.row_statistics import ColumnReport, Histogram
+from toque.data.prepare.row_statistics import ColumnReport, Excerpt, Histogram
 from toque.reports.page import (
     Figure,
     Figures,
@@ -31,7 +31,6 @@ from toque.reports.page import (
     Sentence,
 )
 from toque.reports.svg_charts import bars, histogram
-from toque.sources.excerpts import Excerpt
 
 MOST_FILES: Final = 30
 """Source files listed one by one; more are summed by source and schema."""
@@ -85,7 +84,7 @@ def store_page(folder: Path, report: Report) -> Page:
         for column in report.columns
         if column.known and (_is_counted(column) or column.name not in _LABELS)
     ]
-    dropped, notes = dropped_grid(report), notes_grid(report)
+    dropped, notes, left_out = dropped_grid(report), notes_grid(report), left_out_grid(report)
     sections = (
         Section("warnings", "", [Sentence(text, "warn") for text in warnings_of(report)]),
         Section(
@@ -106,6 +105,7 @@ def store_page(folder: Path, report: Report) -> Page:
         Section("columns", "What the examples are like", [Figures(columns)] if columns else ()),
         Section("split", "Split", [Sentence(report.splitting())]),
         Section("notes", "Repaired or noted", [notes] if notes.rows else ()),
+        Section("left_out", "Files left out", [left_out] if left_out.rows else ()),
     )
     return Page(head, sections, f"{folder}/report.json")
 
@@ -261,6 +261,11 @@ def notes_grid(report: Report) -> Grid:
     """Repairs by name."""
     rows = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
     return Grid(("what", "times"), rows, frozenset({1}))
+
+
+def left_out_grid(report: Report) -> Grid:
+    """Files of a folder or pattern that were not read, and why."""
+    return Grid(("file", "because"), list(report.left_out.items()))
 
 
 def _histogram(title: str, shape: Histogram, unit: str, note: str = "") -> Figure:

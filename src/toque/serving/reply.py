@@ -15,8 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from toque.data.tokenizer.codec import Codec
-from toque.data.tokenizer.text_stream import TextStream
+from toque.data.tokenizer.codec import Codec, TextStream
 from toque.models.generation.live_rows import NewToken, Order
 from toque.serving.batcher import Batcher, Ticket
 from toque.serving.protocol import Json, Piece, TextRequest, TextToken

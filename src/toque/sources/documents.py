@@ -8,9 +8,11 @@ together. Files over `PART_BYTES` are read in parts of whole paragraphs, each wi
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +39,8 @@ _END = re.compile(r"^\*\*\*\s*+END OF .*", re.DOTALL | re.MULTILINE | re.IGNOREC
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BLANK_LINES = re.compile(r"\n{4,}")
 _TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
+_MARKS: Final = re.compile(r"[^\w\s\x00-\u02ff]{31,}")
+"""More than the thirty marks of UAX #15's stream-safe text; no mark is a letter or a blank."""
 DOCUMENTS: Final = "toque.cooking.formats:text="
 """Beginning of its recorded names."""
 
@@ -182,3 +186,26 @@ class DocumentReader:
 def _field_example(text: str, notes: Counter[str]) -> Example | str:
     text = clean_document(text.encode("utf-8", "replace"), notes)
     return document_example(text) if text.strip() else NO_TEXT
+
+
+def composed(text: str) -> str:
+    r"""The text in NFC, composed in linear time.
+
+    `unicodedata.normalize` sorts a run of combining marks by insertion, which takes quadratic time
+    when their classes alternate: 256,000 marks took 19.5 s. So a long run is put in its canonical
+    order first (UAX #15; a stable sort by class).
+
+    >>> composed("cafe\u0301"), composed("\u0301\u0323" * 99) == "\u0323" * 99 + "\u0301" * 99
+    ('café', True)
+    """
+    return unicodedata.normalize("NFC", _MARKS.sub(_in_order, text))
+
+
+def _in_order(run: re.Match[str]) -> str:
+    """A run with its marks in canonical order; some characters are made of several marks."""
+    parts = (part for character in run.group() for part in unicodedata.normalize("NFD", character))
+    groups = groupby(parts, key=lambda part: unicodedata.combining(part) > 0)
+    return "".join(
+        "".join(sorted(group, key=unicodedata.combining) if are_marks else group)
+        for are_marks, group in groups
+    )

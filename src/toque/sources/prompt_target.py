@@ -13,10 +13,10 @@ from typing import Any, Final
 import xxhash
 
 from toque.sources.decompress import UTF_8
-from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import decoded_together
 from toque.sources.layouts import READ, layout_with
 from toque.sources.records import (
+    PER_REASON,
     Block,
     BlockExamples,
     Contents,
@@ -25,6 +25,7 @@ from toque.sources.records import (
     attempted,
     in_encoding,
     is_filled,
+    shortened,
     unpack,
     unused_in,
 )

@@ -36,6 +36,10 @@ NOT_UTF_8 = "not UTF-8"
 _MARK = b"\0toque "
 _MOST_NAMED = 100
 """Unused fields named, and characters of a name: some exports have one for every value."""
+MAX_CHARS = 600
+"""Characters shown of a text; a record may be megabytes long."""
+PER_REASON = 5
+"""Dropped records per reason whose text a shard, or a reader's block, keeps."""
 Raw = dict[str, Any] | str
 """A record's fields by name, or the reason why it cannot be read."""
 Numbered = Iterator[tuple[int, Raw]]
@@ -333,6 +337,19 @@ def most_named(found: Counter[str]) -> dict[str, int]:
     named = found.most_common(_MOST_NAMED)
     others = {"(others)": named[-1][1]} if len(named) < len(found) else {}
     return {name[:_MOST_NAMED]: n for name, n in named} | others
+
+
+def shortened(text: str | bytes, limit: int = MAX_CHARS) -> str:
+    r"""Text of at most `limit` characters, valid in JSON.
+
+    >>> shortened(b"caf\xc3\xa9 \xff", 5)
+    'café …'
+    """
+    if isinstance(text, bytes):
+        text = text[: 4 * limit + 4].decode(errors="replace")
+    # A lone surrogate, which a JSON escape can hold, cannot be encoded in UTF-8.
+    whole = text[: limit + 1].encode(errors="replace").decode()
+    return whole if len(whole) <= limit else whole[:limit].rstrip("\n") + "…"
 
 
 def pack(path: Path, number: int, kind: str, body: bytes, **meta: Any) -> Block:

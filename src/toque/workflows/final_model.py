@@ -9,8 +9,7 @@ from typing import Final, cast
 
 from transformers import PreTrainedModel
 
-from toque.data.store.held_store import refuse_replaced
-from toque.data.store.token_store import TokenStore
+from toque.data.store.token_store import TokenStore, refuse_replaced
 from toque.errors import CheckpointError, in_shell
 from toque.evaluation.evaluator import sample_on_all_ranks
 from toque.evaluation.text_samples import append_samples

@@ -105,7 +105,7 @@ def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None
     reporter.notice(
         f"{in_a_line(result, config.data.engine)} {splits.train:,} examples to train on, "
         f"{splits.validation:,} held out; what was dropped and why, and which columns no example "
-        f"holds, is in {result.store.path}/report.md."
+        f"holds, `toque report {result.store.path}` makes a page of."
     )
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from toque.config import Resolved, RunConfig, config_sha256
 from toque.config.user_code import refuse_foreign_code
 from toque.cooking.recipe_scores import RECIPE_SCORES
-from toque.data.store.held_store import held_store
-from toque.data.store.token_store import TokenStore
+from toque.data.store.token_store import TokenStore, held_store
 from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, argument
 from toque.evaluation.text_scores import TextScores
 from toque.reporter import SILENT, LogReporter, Reporter

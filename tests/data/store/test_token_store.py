@@ -121,46 +121,22 @@ def test_every_missing_short_or_changed_file_is_named(store: TokenStore) -> None
 def test_opening_reads_no_ids(store: TokenStore) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = TokenStore.open(store.path)
-    assert not opened._targets.held
+    assert not opened._targets.opened
     opened.target(0)
-    assert list(opened._targets.held) == [0]
-    assert not opened._prompts.held
+    assert list(opened._targets.opened) == [0]
+    assert not opened._prompts.opened
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
 
 
-@pytest.fixture
-def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids are read from the files, as those of a large store are, and not kept."""
-    monkeypatch.setattr("toque.data.store.token_column.HELD_AT_MOST", 0)
-
-
-@pytest.mark.usefixtures("small_groups", "as_if_large")
-def test_a_large_store_reads_the_same_and_keeps_nothing(
-    store: TokenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = TokenStore.open(store.path)
-    got = [(large.prompt(r).tolist(), large.target(r).tolist()) for r in range(large.n_rows)]
-    joined = [side.joined().tolist() for side in large.sides(np.arange(large.n_rows))]
-    assert not large._prompts.held
-    assert not large._targets.held
-    monkeypatch.setattr("toque.data.store.token_column.HELD_AT_MOST", 1 << 30)
-    small = TokenStore.open(store.path)
-    rows = range(small.n_rows)
-    assert got == [(small.prompt(r).tolist(), small.target(r).tolist()) for r in rows]
-    assert joined == [side.joined().tolist() for side in small.sides(np.arange(small.n_rows))]
-    assert small._targets.held
-
-
-@pytest.mark.usefixtures("small_groups", "as_if_large")
-def test_a_file_of_a_large_store_that_is_cut_is_named(store: TokenStore) -> None:
-    large = TokenStore.open(store.path)
-    everything = np.arange(large.n_rows)
-    large.sides(everything)
-    path = large._shard(1) / "target_tokens.npy"
+@pytest.mark.usefixtures("small_groups")
+def test_a_file_of_a_store_that_is_cut_is_named(store: TokenStore) -> None:
+    everything = np.arange(store.n_rows)
+    store.sides(everything)
+    path = store._shard(1) / "target_tokens.npy"
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 1)
     with pytest.raises(DataError, match=r"1/target_tokens\.npy was cut short"):
-        large.sides(everything)
+        store.sides(everything)
 
 
 @pytest.mark.usefixtures("small_groups")

@@ -256,7 +256,6 @@ def test_every_word_is_in_an_example_or_its_column_is_named(
         assert code == 0, printed.err
         said[command] = " ".join(printed.out.split())
     said["report"] = html.unescape(Path("page.html").read_text())
-    said["report.md"] = Path("s/report.md").read_text()
     for command, out in said.items():
         found = re.search(
             r"Fields of data\S*(?: and 23 more)? that no example holds: (.*?)\.(?= |\n|<|$)", out

@@ -15,7 +15,7 @@ from html.entities import html5
 from typing import Final
 
 from toque.cooking.schemas.repairs import only_measures, rejoined
-from toque.sources.composed import composed
+from toque.sources.documents import composed
 
 _CLEAN = re.compile(r"[ -%'-;=-Z\\-~]*")  # ASCII without "&", "<" and "["
 _LINE_MARKUP = re.compile(r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)

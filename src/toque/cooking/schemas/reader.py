@@ -25,7 +25,6 @@ from toque.cooking.schemas.web_pages import is_page, page_blocks, page_records
 from toque.errors import ConfigError
 from toque.sources.decompress import UTF_8, head
 from toque.sources.documents import DocumentReader
-from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import line_of
 from toque.sources.layouts import (
     READ,
@@ -38,6 +37,7 @@ from toque.sources.layouts import (
 )
 from toque.sources.prompt_target import Columns, PairReader
 from toque.sources.records import (
+    PER_REASON,
     Block,
     BlockExamples,
     Example,
@@ -46,6 +46,7 @@ from toque.sources.records import (
     attempted,
     in_encoding,
     most_named,
+    shortened,
     survivors,
     unpack,
 )

@@ -1,4 +1,4 @@
-"""The data report of a store: `report.json` and `report.md`."""
+"""The data report of a store: `report.json`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.data.prepare.row_statistics import ColumnReport, Histogram, SourceRows
+from toque.data.prepare.row_statistics import ColumnReport, Excerpt, Histogram, SourceRows
 from toque.sources.documents import LOST_BYTES
-from toque.sources.excerpts import Excerpt
 from toque.sources.records import NOT_UTF_8, most_named
 from toque.storage.atomic import atomic_write
 from toque.storage.json_files import decode_json
 
-JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
+JSON_NAME = "report.json"
 NOTED_UNKNOWN, MOST_UNKNOWN = 0.005, 0.25
 """Shares of unknown tokens that a person is told about, and that no store may have."""
 ENCODING_HINT = (
@@ -147,10 +146,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return f"Read {self.read:,} records: kept {self.kept:,}, dropped {self.lost:,}{more}."
 
     def write(self, folder: Path) -> None:
-        """Write both forms into the store."""
+        """Write it into the store."""
         data = msgspec.json.format(msgspec.json.encode(self), indent=1)
         atomic_write(folder / JSON_NAME, data)
-        atomic_write(folder / MARKDOWN_NAME, self.markdown().encode())
 
     @classmethod
     def read_from(cls, folder: Path) -> Report | None:
@@ -159,47 +157,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             return decode_json((folder / JSON_NAME).read_bytes(), cls)
         except (OSError, msgspec.DecodeError):
             return None
-
-    def markdown(self) -> str:
-        """The report in Markdown."""
-        tokens = self.prompt_tokens + self.target_tokens
-        lines = [
-            "# Data report",
-            "",
-            (
-                f"{self.counted()} {self.examples:,} examples, {self.train:,} to train "
-                f"on and {self.validation:,} held out. {tokens:,} tokens of {self.tokenizer} "
-                f"({self.prompt_tokens:,} in prompts, {self.target_tokens:,} in targets). "
-                f"{self.seconds:.1f} seconds."
-            ),
-            "",
-            *_table(
-                ("source", "schema", "read", "kept"),
-                [(s.path, s.schema or "-", s.read, s.kept) for s in self.sources],
-            ),
-            *(line for told in unused_in_words(self.sources) for line in (told, "")),
-            *_table(("file left out", "because"), list(self.left_out.items())),
-            *self._dropped(),
-            *_table(
-                ("tokens per example", "mean", "half below", "90 %", "99 %", "longest"),
-                [
-                    (name, side.mean, side.p50, side.p90, side.p99, side.longest)
-                    for name, side in (
-                        ("prompt", self.prompt_lengths),
-                        ("target", self.target_lengths),
-                    )
-                ],
-            ),
-            *self.losses(),
-            "",
-            self.splitting(),
-            "",
-            *_table(("repaired or noted", "count"), sorted(self.notes.items())),
-        ]
-        return "\n".join(lines).rstrip() + "\n"
-
-    def _dropped(self) -> list[str]:
-        return _table(("dropped because", "records", "first at"), _ranked(self.dropped, self.lines))
 
     def splitting(self) -> str:
         """A sentence on how the split was made and what leaks through it."""
@@ -251,30 +208,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [*self.limits, " ".join(sentences[:-1]), sentences[-1]]
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> list[str]:
-    if not rows:
-        return []
-
-    def line(cells: tuple[object, ...]) -> str:
-        shown = (f"{c:,}" if isinstance(c, int | float) else str(c) for c in cells)
-        return "| " + " | ".join(s.replace("|", "\\|") for s in shown) + " |"
-
-    rule = "|" + "|".join([" --- ", *[" ---: "] * (len(head) - 1)]) + "|"
-    return [line(head), rule, *map(line, rows), ""]
-
-
 def reasons_in_words(dropped: Mapping[str, int], lines: Mapping[str, list[str]]) -> str:
-    """Counts by reason with the first places, for an error message."""
-    parts = [
-        f"{count:,} {reason}" + (f" (first at {first})" if first else "")
-        for reason, count, first in _ranked(dropped, lines)
-    ]
+    """Counts by reason with the first places, the most frequent first, for an error message."""
+    parts = []
+    for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
+        first = ", ".join(lines.get(reason, [])[:3])
+        parts.append(f"{count:,} {reason}" + (f" (first at {first})" if first else ""))
     return "; ".join(parts) or "no record was found"
-
-
-def _ranked(
-    dropped: Mapping[str, int], lines: Mapping[str, list[str]]
-) -> list[tuple[str, int, str]]:
-    """Reason, count and first places, the most frequent reason first."""
-    ranked = sorted(dropped.items(), key=lambda item: -item[1])
-    return [(reason, count, ", ".join(lines.get(reason, [])[:3])) for reason, count in ranked]

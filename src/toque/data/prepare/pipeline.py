@@ -26,9 +26,8 @@ from toque.data.prepare.shard_workers import SIDECAR, ForkedState, Job, shard_fo
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.source_sample import LengthLimits, choose_limits, learn_tokenizer
 from toque.data.prepare.store_plan import StorePlan, plan_of
-from toque.data.store.held_store import store_to_write
 from toque.data.store.store_manifest import NAME, read_manifest
-from toque.data.store.token_store import TokenStore, check_files
+from toque.data.store.token_store import TokenStore, check_files, store_to_write
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import DataError, argument
 from toque.sources.records import Source

@@ -5,17 +5,19 @@ One column is read at a time: a store of millions of rows needs tens of megabyte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.keyed_random import mixed
-from toque.sources.excerpts import Excerpt, shortened, spread
+from toque.sources.records import PER_REASON, shortened
 
 BARS = 32
 """Most bins in a histogram."""
@@ -34,6 +36,18 @@ _MAX_LABEL = 255
 _SALT = np.uint64(0x746F7175655F6C6B)
 _OWN = frozenset({"key", "title_key", "record_key", "source", "task", "starts_record"})
 """Bookkeeping columns, which every store has and no histogram shows."""
+
+
+class Excerpt(msgspec.Struct, frozen=True):
+    """One record, shortened for display."""
+
+    reason: str
+    """Why it was dropped; "train" or "validation" for a kept one."""
+    place: str
+    """File and line; "" for a row of the store."""
+    text: str
+    prompt: str = ""
+    """Prompt of a kept example, whose `text` is the target."""
 
 
 class Histogram(msgspec.Struct, frozen=True):
@@ -228,3 +242,45 @@ def _few(values: NDArray[np.float64], *, most: int = FEW) -> dict[str, int] | No
     if len(different) > most:
         return None
     return {str(value): int(counts[value]) for value in different}
+
+
+def sampled(excerpts: Iterable[Excerpt], per_reason: int = PER_REASON) -> list[Excerpt]:
+    """The excerpts of each reason with the smallest hashes, by reason and hash.
+
+    >>> given = [Excerpt("no title", place, "{}") for place in ("a:1", "a:2")]
+    >>> len(sampled(given, per_reason=1))
+    1
+    """
+    by_reason = sorted(_by_reason(excerpts).items())
+    return [excerpt for _, ranked in by_reason for excerpt in ranked[:per_reason]]
+
+
+def spread(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
+    """Excerpts, at most `n`, taken from each reason in turn, so that rare reasons are shown too.
+
+    >>> given = [Excerpt(reason, str(i), "") for i, reason in enumerate("aaab")]
+    >>> [e.reason for e in spread(given, 3)]
+    ['a', 'a', 'b']
+    """
+    turns = sorted(
+        (
+            (turn, reason, excerpt)
+            for reason, ranked in _by_reason(excerpts).items()
+            for turn, excerpt in enumerate(ranked[:n])
+        ),
+        key=lambda at: at[:2],
+    )
+    return sorted((e for _, _, e in turns[:n]), key=lambda excerpt: excerpt.reason)
+
+
+def _by_reason(excerpts: Iterable[Excerpt]) -> dict[str, list[Excerpt]]:
+    """The excerpts of each reason, the smallest hash first."""
+    by_reason: dict[str, list[Excerpt]] = defaultdict(list)
+    for excerpt in sorted(excerpts, key=_rank):
+        by_reason[excerpt.reason].append(excerpt)
+    return by_reason
+
+
+def _rank(excerpt: Excerpt) -> tuple[int, str]:
+    written = f"{excerpt.reason}\0{excerpt.place}\0{excerpt.prompt}\0{excerpt.text}"
+    return xxhash.xxh3_64_intdigest(written.encode()), excerpt.place

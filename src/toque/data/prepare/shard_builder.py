@@ -24,10 +24,10 @@ from toque.data.prepare.example_rows import (
     wrap,
 )
 from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.row_statistics import Excerpt, sampled
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
-from toque.sources.excerpts import Excerpt, sampled, shortened
-from toque.sources.records import Block, Example, RecordReader, examples_in
+from toque.sources.records import Block, Example, RecordReader, examples_in, shortened
 
 SHOWN_LINES = 10
 """Line numbers kept per reason and block, for the report."""

@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 
 from toque.data.prepare.duplicates import NEAR
 from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.row_statistics import Excerpt
 from toque.data.prepare.shard_builder import BlockCounts, ShardBuilder
 from toque.data.store.store_manifest import StoreFile
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.tokenizer_training import one_tokenizer_thread
 from toque.errors import ConfigError, DataError, ToqueError
-from toque.sources.excerpts import Excerpt
 from toque.sources.records import Block, RecordReader
 from toque.storage.atomic import atomic_folder, disk_faults, save_array, sync_folder
 from toque.storage.checksums import sha256_of

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Self, final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,15 @@ from toque.errors import DataError
 from toque.storage.array_headers import read_npy_header
 
 Ids = NDArray[np.generic]
-HELD_AT_MOST: Final = 16 << 20
-"""Bytes of a side whose ids are kept in memory; a larger one is read from its files row by row, at
-a microsecond more for each example. Neither is mapped: a map of a file that something cuts short
-kills the process (SIGBUS), and the pages of a map that were read count as its memory, too."""
 _OTHER_FILES: Final = 128
 """Descriptors left to everything else."""
 
 
 class TokenColumn:
-    """The prompts of all rows, or the targets. Says where they lie; files open when first read.
+    """The prompts of all rows, or the targets. Files open when first read, and stay open.
+
+    Ids are read with `pread`, piece by piece: resident memory does not grow with a store, and a
+    file that something cuts short is an error. Reading past the end of a map kills the process.
 
     Args:
         name: "prompt" or "target".
@@ -53,16 +52,15 @@ class TokenColumn:
     ) -> None:
         self.name, self.dtype = name, dtype
         self._shards, self._bounds = shards, bounds
-        self.held: dict[int, memoryview] = {}
-        """Ids by shard as bytes, as far as they were asked for and are kept in memory."""
         self.lengths = np.zeros(bounds[-1], np.int32)
         """[rows] tokens of each."""
         # Of three million rows either array is 12 MB.
         self._starts = np.zeros(bounds[-1], np.uint32)
         for shard, (first, last) in enumerate(pairwise(bounds)):
             self._fill(shard, first, last)
-        n_bytes = int(self.lengths.sum(dtype=np.int64)) * dtype.itemsize
-        self._files = OpenFiles() if n_bytes > HELD_AT_MOST else None
+        self.opened: dict[int, tuple[int, int]] = {}
+        """Shard -> its file's descriptor, and where in the file the ids begin."""
+        weakref.finalize(self, _close, self.opened)
 
     def row(self, row: int, shard: int) -> Ids:
         """The ids of a row of `shard`.
@@ -70,11 +68,7 @@ class TokenColumn:
         Raises:
             DataError: a shard became shorter since it was opened.
         """
-        if shard not in self.held:
-            return self.pieces(np.array([row]), [shard]).joined()
-        start = int(self._starts[row])
-        ids = np.frombuffer(self.held[shard], self.dtype)
-        return ids[start : start + int(self.lengths[row])]
+        return self.pieces(np.array([row]), [shard]).joined()
 
     def pieces(self, rows: NDArray[np.int64], shards: Sequence[int]) -> Pieces:
         """The ids of rows, each of which lies in the shard given beside it.
@@ -82,27 +76,34 @@ class TokenColumn:
         Raises:
             DataError: a shard became shorter since it was opened.
         """
+        opened, pread = self.opened, os.pread
+        for shard in set(shards).difference(opened):
+            self._open(shard)
         lengths = self.lengths[rows].astype(np.int64)
-        first = self._starts[rows] * np.int64(self.dtype.itemsize)
-        if self._files is not None:
-            for shard in set(shards).difference(self._files.opened):
-                self._files.add(shard, self._path(shard), self._mapped(shard))
-            wanted = (lengths * self.dtype.itemsize).tolist()
-            return Pieces(lengths, self._files.read(shards, first.tolist(), wanted), self.dtype)
-        held = self.held
-        if len(held) < len(self._shards):
-            for shard in set(shards).difference(held):
-                held[shard] = memoryview(self._mapped(shard).tobytes())
-        last = first + lengths * self.dtype.itemsize
-        cuts = zip(shards, first.tolist(), last.tolist(), strict=True)
-        return Pieces(lengths, [held[shard][start:end] for shard, start, end in cuts], self.dtype)
+        sizes = (lengths * self.dtype.itemsize).tolist()
+        first = (self._starts[rows] * np.int64(self.dtype.itemsize)).tolist()
+        try:
+            parts = [
+                pread(opened[shard][0], size, opened[shard][1] + start)
+                for shard, start, size in zip(shards, first, sizes, strict=True)
+            ]
+        except OSError as error:
+            raise DataError(f"A file of the store cannot be read: {error.strerror}.") from error
+        if sum(map(len, parts)) != sum(sizes):
+            cut = next(s for s, p, n in zip(shards, parts, sizes, strict=True) if len(p) < n)
+            raise DataError(
+                f"{self._path(cut)} was cut short while it was being read: fewer bytes are left. "
+                "Something else writes into the store. Restore the file, or prepare the data "
+                "again, and continue with the same command."
+            )
+        return Pieces(lengths, parts, self.dtype)
 
-    def _mapped(self, shard: int) -> Ids:
-        """All ids of a shard, mapped.
+    def _open(self, shard: int) -> None:
+        """Open a shard's file of ids.
 
         Raises:
-            DataError: they are of another type than the rest of the store, or not as many as its
-                rows have.
+            DataError: it cannot be opened; its ids are of another type than the rest of the store,
+                or not as many as its rows have.
         """
         path = self._path(shard)
         ids = mapped_array(path)
@@ -118,7 +119,15 @@ class TokenColumn:
                 f"{path} holds {len(ids)} ids and its rows have {n_ids}. The store is damaged; "
                 "prepare the data again."
             )
-        return ids
+        try:
+            _allow_open_files(2 * len(self.opened) + _OTHER_FILES)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be opened: {error.strerror}. If there are too many open files, "
+                'allow more with "ulimit -n 65536" and start again.'
+            ) from error
+        self.opened[shard] = (descriptor, os.fstat(descriptor).st_size - ids.nbytes)
 
     def _path(self, shard: int) -> Path:
         return self._shards[shard] / f"{self.name}_tokens.npy"
@@ -136,59 +145,6 @@ class TokenColumn:
         self._starts[first + 1 : last] = ends[:-1]
 
 
-@final
-class OpenFiles:
-    """Token files read with `pread`, piece by piece: resident memory does not grow with them."""
-
-    def __init__(self) -> None:
-        self.opened: dict[int, tuple[int, int]] = {}
-        """Shard -> the file's descriptor, and where in it the ids begin."""
-        self._paths: dict[int, Path] = {}
-        weakref.finalize(self, _close, self.opened)
-
-    def add(self, shard: int, path: Path, array: NDArray[np.generic]) -> None:
-        """Open the file behind `array`, a result of `mapped_array`.
-
-        Raises:
-            DataError: it cannot be opened.
-        """
-        try:
-            _allow_open_files(2 * len(self.opened) + _OTHER_FILES)
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise DataError(
-                f"{path} cannot be opened: {error.strerror}. If there are too many open files, "
-                'allow more with "ulimit -n 65536" and start again.'
-            ) from error
-        self._paths[shard] = path
-        self.opened[shard] = (descriptor, os.fstat(descriptor).st_size - array.nbytes)
-
-    def read(
-        self, shards: Sequence[int], first: Sequence[int], sizes: Sequence[int]
-    ) -> list[bytes]:
-        """`sizes` bytes of each shard's ids, from `first` on.
-
-        Raises:
-            DataError: a file became shorter, or cannot be read; it is named.
-        """
-        opened, pread = self.opened, os.pread
-        try:
-            parts = [
-                pread(opened[shard][0], size, opened[shard][1] + start)
-                for shard, start, size in zip(shards, first, sizes, strict=True)
-            ]
-        except OSError as error:
-            raise DataError(f"A file of the store cannot be read: {error.strerror}.") from error
-        if sum(map(len, parts)) != sum(sizes):
-            cut = next(
-                shard
-                for shard, part, size in zip(shards, parts, sizes, strict=True)
-                if len(part) < size
-            )
-            raise _cut_short(self._paths[cut], "fewer bytes")
-        return parts
-
-
 def _allow_open_files(n: int) -> None:
     """Raise the soft limit of open files to `n`, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -200,14 +156,6 @@ def _allow_open_files(n: int) -> None:
 def _close(opened: dict[int, tuple[int, int]]) -> None:
     for descriptor, _ in opened.values():
         os.close(descriptor)
-
-
-def _cut_short(path: Path, left: str) -> DataError:
-    return DataError(
-        f"{path} was cut short while it was being read: {left} are left. Something else writes "
-        "into the store. Restore the file, or prepare the data again, and continue with the same "
-        "command."
-    )
 
 
 def mapped_array(path: Path) -> NDArray[np.generic]:
@@ -240,7 +188,7 @@ class Pieces:
 
     lengths: NDArray[np.int64]
     """[examples] ids in each."""
-    parts: Sequence[memoryview | bytes]
+    parts: Sequence[bytes]
     """Each one's ids as bytes."""
     dtype: np.dtype[np.generic]
 
@@ -259,7 +207,7 @@ class Pieces:
         [7, 8, 5, 0, 9, 6, 0, 0]
         """
         size = self.dtype.itemsize
-        spaced: list[memoryview | bytes] = [b""] * (2 * len(self.parts))
+        spaced: list[bytes] = [b""] * (2 * len(self.parts))
         spaced[::2] = self.parts
         for example, n in gaps:
             spaced[2 * example + 1] = bytes(n * size)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import weakref
@@ -19,7 +21,6 @@ from typing import IO, Any, Final, cast
 
 from tokenizers import Tokenizer
 
-from toque.data.tokenizer import template_child
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.tokenizer_folder import tokenizer_faults
 from toque.errors import DataError
@@ -27,6 +28,10 @@ from toque.errors import DataError
 _MOST_GROWTH: Final = 4
 _MOST_ADDED: Final = 1 << 16
 """Characters that a template may write, besides four times as many as the messages hold."""
+_SECONDS: Final = 2.0
+"""Processor time of one template."""
+_MOST_MEMORY: Final = 1 << 30
+"""Address space of the child, libraries included, which take a fifth of it."""
 
 
 class ChatTemplate:
@@ -83,15 +88,15 @@ class ChatTemplate:
             answer: dict[str, str] = json.loads(taken.readline())
         except (OSError, ValueError):
             _end(child)
-            return {"error": f"it took more than {template_child.SECONDS:g} s, or broke down"}
+            return {"error": f"it took more than {_SECONDS:g} s, or broke down"}
         return answer
 
 
 def _started() -> subprocess.Popen[bytes]:
     """A child with nothing of this process but the places of its modules."""
     path = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen(  # noqa: S603 - our own program
-        [sys.executable, "-P", "-m", template_child.__name__],
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "toque.data.tokenizer.chat"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -120,3 +125,36 @@ def template_text(settings: Mapping[str, Any]) -> str | None:
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
         found = named.get("default")
     return found if isinstance(found, str) else None
+
+
+def _render_requests() -> None:
+    """Render templates in a child process: a JSON request a line, answered with one each.
+
+    It ends with the process that started it. The limits are the kernel's, which no template can
+    lift: what takes the time ends the process, and what asks for the memory gets a MemoryError.
+    """
+    sys.modules["torch"] = None  # type: ignore[assignment]  # half of the time to start
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        most = asked.pop("most_characters")
+        # The signal has no handler: its default ends the process, whatever it is doing.
+        signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+        try:
+            text = str(render_jinja_template(**asked, add_generation_prompt=True)[0][0])
+            if len(text) > most:
+                raise ValueError(f"it writes {len(text):,} characters, and {most:,} are allowed")
+            answer = {"text": text}
+        except MemoryError:
+            answer = {"error": "it asks for more memory than a template may have"}
+        except Exception as error:  # whatever a stranger's template does  # noqa: BLE001
+            answer = {"error": " ".join(str(error)[:2000].split())[:300]}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        os.write(1, json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    _render_requests()

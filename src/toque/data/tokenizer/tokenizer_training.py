@@ -20,7 +20,7 @@ from tokenizers.trainers import BpeTrainer, UnigramTrainer
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.tokenizer_folder import SpecialForms, TokenizerFolder
 from toque.errors import DataError
-from toque.sources.composed import composed
+from toque.sources.documents import composed
 
 Kind = Literal["unigram", "bpe"]
 _END = "<|endoftext|>"

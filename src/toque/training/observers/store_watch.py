@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from toque.data.store.held_store import refuse_replaced
-from toque.data.store.token_store import TokenStore
+from toque.data.store.token_store import TokenStore, refuse_replaced
 from toque.training.callbacks import Callback
 from toque.units import Progress
 
