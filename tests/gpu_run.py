@@ -14,8 +14,7 @@ from fixtures.trainers import small_trainer
 from tiny import model_of, shape_of, stream_of, uneven_examples
 from toque.batch import Batch
 from toque.data.loader.prefetch import DeviceFeed, Prefetch
-from toque.models.forward.attention_choice import attention_of, use_attention
-from toque.models.forward.attention_plan import planned
+from toque.models.forward.attention_choice import use_attention
 from toque.models.forward.compile import compile_blocks
 from toque.training.callbacks import Callback, StepInfo
 from toque.training.runtime import Runtime
@@ -74,12 +73,7 @@ def run_on(
     if compiled:
         compile_blocks(model)
     seen = Losses()
-    with runtime.autocast():
-        kernel = attention_of(model, device).name
-    feed = None
-    if device.type == "cuda":
-        fits = kernel in {"flash", "flex"}
-        feed = DeviceFeed(device, partial(planned, kernel=kernel) if fits else lambda batch: batch)
+    feed = DeviceFeed(device) if device.type == "cuda" else None
     trainer = small_trainer(
         model,
         stream_of(uneven_examples(38), family, update_rows=5),

@@ -6,7 +6,7 @@ One model and the same examples for all: cookbook recipes, a tokenizer learnt fr
 shape (or `--shape FILE`, arguments of the family's Hugging Face config). A part's two ways run in
 turn in this process, on first, each for one whole update; the ratio of a pair is off / on. "on" is
 what is shipped, one switch of `train.optimisations` turned off at a time; "packing", "bf16" and
-"compile" have settings of their own. "packing" and "kernels" are computed through masks both ways.
+"compile" have settings of their own. "packing" is computed through masks both ways.
 "compile" is measured when it is named: on two CPU cores it takes longer than all others together.
 
 Quality: the first update's loss both ways, from the same weights, must agree to 1e-5 (bf16: 1e-2),
@@ -196,20 +196,6 @@ def compiled(a: argparse.Namespace, b: Bench) -> Found:
     return found | {"compile_seconds": round(seconds, 1)}
 
 
-def kernels(a: argparse.Namespace, b: Bench) -> Found:
-    """The eager attention against PyTorch's kernels, both over masked packed rows."""
-
-    def of(kind: str) -> tuple[float, float]:
-        b.model.set_attn_implementation(kind)
-        try:
-            with attending(b, "dense"):
-                return b.update(b.packed)
-        finally:
-            b.model.set_attn_implementation("sdpa")
-
-    return in_turn(a, lambda: of("eager"), lambda: of("sdpa"))
-
-
 def dropout(a: argparse.Namespace, b: Bench) -> Found:
     """PyTorch's dropout of 0.1 against ours, in the layers and in the attention; draws differ."""
     if b.runtime.device.type != "cpu":
@@ -309,7 +295,6 @@ PARTS = {
     "prefetch": prefetch,
     "saves": saves,
     "packing": packing,
-    "kernels": kernels,
     "bf16": bf16,
     "compile": compiled,
     "optimizer": optimizer,

@@ -26,11 +26,6 @@ class _Rows:
     """Store indices of the examples in each row, in row order; for replay and error messages."""
     labelled: tuple[int, ...] | None = field(default=None, kw_only=True)
     """Tokens with loss in each row, where the host knows them: on a GPU it would wait to count."""
-    longest: int | None = field(default=None, kw_only=True)
-    """Tokens of the longest example, or of padding, at most; where attention's plan says so."""
-    attention: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
-    """Inputs of attention kernels about the rows, row by row, made once for the whole batch
-    (`models/forward/attention_plan.py`)."""
 
     @property
     def n_rows(self) -> int:
@@ -70,11 +65,10 @@ class _Rows:
         """
         made = {}
         for name, tensor in self._tensors().items():
-            if "/" not in name:  # attention's plan is of other rows
-                made[name] = tensor.new_full((1, *tensor.shape[1:]), IGNORE * (name == "labels"))
+            made[name] = tensor.new_full((1, *tensor.shape[1:]), IGNORE * (name == "labels"))
             if name.endswith("segments"):
                 made[name][0, 0] = 1
-        return self._with(made, example_ids=((),), labelled=(0,), longest=None)
+        return self._with(made, example_ids=((),), labelled=(0,))
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on `device`; copies from pinned memory do not block."""
@@ -103,14 +97,11 @@ class _Rows:
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        own = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        return own | {f"attention/{name}": tensor for name, tensor in self.attention.items()}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def _with(self, tensors: Mapping[str, Tensor], **others: object) -> Self:
         """This batch with the tensors that `_tensors` names exchanged."""
-        own = {name: t for name, t in tensors.items() if "/" not in name}
-        plans = {name.partition("/")[2]: t for name, t in tensors.items() if "/" in name}
-        return replace(self, attention=plans, **own, **others)  # type: ignore[arg-type]
+        return replace(self, **tensors, **others)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from toque.training.runtime import Runtime
 from toque.units import Cursor
 
 FAMILIES = ["gpt2", "t5"]
-"""One for each kernel."""
+"""Without and with a bias."""
 
 
 def weights(trainer):

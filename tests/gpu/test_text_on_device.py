@@ -54,7 +54,7 @@ def test_from_recipes_to_texts(tmp_path):
     start = next(e for e in events if e["event"] == "start")
     # What `auto` takes; the CPU variant sees a GPU too, where there is one.
     gpu = torch.cuda.is_available()
-    assert start["attention"] == ("flash" if gpu else "segments")
+    assert start["attention"] == ("flex" if gpu else "segments")
     assert len([e for e in events if e["event"] == "step"]) == 4
     assert main(["generate", str(tmp_path / "run"), "--prompt", "pancakes: flour, milk"]) == 0
 

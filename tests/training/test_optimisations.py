@@ -61,7 +61,7 @@ def test_the_rest():
     assert attention_in(built(attention="dense"), Runtime()).name == "dense"
     assert training_loss(config_with(), smoothing=0.0).keywords["chunk_rows"] is None
     assert training_loss(config_with(head=False), smoothing=0.0).keywords["chunk_rows"] > 1 << 20
-    waiting = prefetching(model, config_with(prefetch=False), Runtime())
+    waiting = prefetching(config_with(prefetch=False), Runtime())
     assert waiting.keywords == {"depth": 0}
 
 
@@ -75,7 +75,7 @@ def test_without_prefetching_a_batch_is_made_when_it_is_asked_for(row_stream):
             made.append(cursor)
             return row_stream.at(cursor)
 
-    with prefetching(built(), config_with(prefetch=False), Runtime())(Counted(), Cursor()) as ahead:
+    with prefetching(config_with(prefetch=False), Runtime())(Counted(), Cursor()) as ahead:
         for number in range(3):
             assert len(made) == number
             ahead.next()

@@ -12,5 +12,8 @@ GONE: Mapping[str, str] = {
     "observe.system=true": (
         'the time between two looks is a setting. Give "10 seconds", which true meant.'
     ),
+    "train.optimisations.attention=flash": (
+        "every model attends by FlexAttention on a GPU. Remove it, or say flex."
+    ),
 }
 """Sentences by dotted name; indices of lists are left out (`data.sources.path`)."""

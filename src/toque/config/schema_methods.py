@@ -182,11 +182,10 @@ class ProfileConfig(Config):
 class OptimisationsConfig(Config):
     """Switches of what makes a run faster (docs/explanation/memory-and-speed.md)."""
 
-    attention: Literal["auto", "segments", "flash", "flex", "dense"] = "auto"
-    """Way to keep the examples of a row apart. segments: each computed alone, on a CPU. flash:
-    PyTorch's variable-length kernel, in 16 bits; flex: FlexAttention, T5's bias included, both on a
-    GPU. dense: masks of all pairs of positions, which work everywhere. auto: the first that works
-    of segments on a CPU, flash, flex, dense."""
+    attention: Literal["auto", "segments", "flex", "dense"] = "auto"
+    """Way to keep the examples of a row apart. segments: each computed alone, on a CPU. flex:
+    FlexAttention, on a GPU. dense: masks of all pairs of positions, which work everywhere. auto:
+    segments on a CPU; on a GPU flex, or dense where flex does not work."""
     dropout: bool = True
     """Draw the layers' dropout from sixteen random bits instead of a double, on a CPU."""
     activations: bool = True

@@ -21,7 +21,6 @@ from toque.data.loader.prefetch import Batches, DeviceFeed, Prefetch
 from toque.errors import ConfigError
 from toque.hardware.memory import HEADROOM, free_bytes, in_words
 from toque.models.forward.attention_choice import Choice, attention_of, use_attention
-from toque.models.forward.attention_plan import planned
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.loss import loss_sum
@@ -215,19 +214,13 @@ def training_loss(on: OptimisationsConfig, *, smoothing: float) -> LossFn:
     return partial(loss_sum, smoothing=smoothing, chunk_rows=None if on.head else _ALL_ROWS)
 
 
-def prefetching(
-    model: PreTrainedModel, on: OptimisationsConfig, runtime: Runtime
-) -> Callable[[Batches, Cursor], Prefetch]:
-    """Makes batches ahead of the loop, and on a GPU sends them there with attention's plan."""
+def prefetching(on: OptimisationsConfig, runtime: Runtime) -> Callable[[Batches, Cursor], Prefetch]:
+    """Makes batches ahead of the loop, and on a GPU sends them there."""
     if not on.prefetch:
         return partial(Prefetch, depth=0)
     if runtime.device.type != "cuda":
         return Prefetch
-    kernel = attention_in(model, runtime).name
-    prepare = (
-        partial(planned, kernel=kernel) if kernel in {"flash", "flex"} else lambda batch: batch
-    )
-    return partial(Prefetch, feed=DeviceFeed(runtime.device, prepare))
+    return partial(Prefetch, feed=DeviceFeed(runtime.device))
 
 
 def turned_off(on: OptimisationsConfig) -> list[str]:

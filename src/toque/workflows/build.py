@@ -328,7 +328,7 @@ def build_trainer(
         layout=chosen_layout(
             config.checkpoint.layout, model, optimizer, averages=average is not None, ranks=ranks
         ),
-        prefetch=prefetching(model, train.optimisations, runtime),
+        prefetch=prefetching(train.optimisations, runtime),
         background_saves=train.optimisations.background_saves,
         goal=goal,
         count_seconds=float if length.limit is None else length.limit.count_seconds,

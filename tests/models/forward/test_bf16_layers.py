@@ -14,7 +14,7 @@ from toque.models.forward.bf16_linear import bf16_copy, copies_of, padded_copy, 
 from toque.models.forward.cross_entropy import cross_entropy_sum
 from toque.models.forward.grouped_attention import groups_of
 from toque.models.forward.loss import loss_sum
-from toque.models.forward.unpadded import embed_both, position_bias
+from toque.models.forward.packed import embed_both, position_bias
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.layers import attach, resolve
 from toque.training.runtime import Runtime

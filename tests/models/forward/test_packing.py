@@ -16,7 +16,7 @@ from toque.models.forward.packed import hidden_states
 ROWS = [(0, 1, 2), (3,), (4, 5), (6, 7, 8, 9), (10,), (11, 12), (13, 14, 15), (16, 17)]
 
 
-@pytest.fixture(params=["segments", "dense", "flash", "flex"], autouse=True)
+@pytest.fixture(params=["segments", "dense", "flex"], autouse=True)
 def path(request):
     """Every way to keep examples apart; a CPU takes the first, a GPU the others."""
     return request.param
@@ -28,8 +28,6 @@ def tiny(tiny, request):
 
     def make(kind):
         model, asked = tiny(kind), request.getfixturevalue("path")
-        if asked == "flash" and kind.startswith("t5"):
-            pytest.skip("T5 adds a bias to its scores")
         use_attention(model, asked)
         assert attention_of(model, torch.device("cpu")).name == asked
         return model
@@ -135,12 +133,14 @@ def test_a_row_of_padding_gives_no_loss_and_no_nan(kind, tiny, some_examples, pa
     assert_close(ours, gradients(model), relative=1e-5)
 
 
-def test_eager_attention_agrees_with_sdpa(kind, tiny, some_examples, packed):
+def test_whatever_attention_a_model_was_loaded_with_the_packed_one_is_ours(
+    kind, tiny, some_examples, packed
+):
     batch = packed(kind, rows_of(some_examples(18)))
     model = tiny(kind)
     expected = loss_sum(model, batch)
     model.set_attn_implementation("eager")
-    torch.testing.assert_close(loss_sum(model, batch), expected, rtol=1e-5, atol=0)
+    assert torch.equal(loss_sum(model, batch), expected)
 
 
 def test_bfloat16_autocast_stays_near_float32(kind, tiny, some_examples, packed):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, Self, runtime_checkable
 
@@ -57,16 +56,15 @@ class DeviceFeed:
 
     Args:
         device: the GPU.
-        prepare: what is added to a batch on the host first, as attention's plan.
     """
 
-    def __init__(self, device: torch.device, prepare: Callable[[Batch], Batch]) -> None:
-        self._device, self._prepare = device, prepare
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, batch: Batch) -> Sent:
         """Begin the copy of `batch`."""
-        pinned = self._prepare(batch.counted()).pin()
+        pinned = batch.counted().pin()
         with torch.cuda.stream(self._stream):
             return pinned.to(self._device), self._stream.record_event()
 

@@ -1,4 +1,4 @@
-"""FlexAttention (Dong et al. 2024, arXiv 2412.05496) with T5's bias and with dropout.
+"""FlexAttention (Dong et al. 2024, arXiv 2412.05496) over packed rows, with T5's bias and dropout.
 
 FlexAttention has no dropout, since its kernels never hold the attention weights. Here it is exact
 in two passes. With scores of dropped pairs at minus infinity, a pass gives the sum over the kept
@@ -16,19 +16,27 @@ Letters: R rows, H heads, T queries, S keys, d head size.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import (
     AuxOutput,
     AuxRequest,
     BlockMask,
+    create_block_mask,
     create_mask,
     flex_attention,
 )
+from transformers import AttentionInterface
 
+from toque.batch import DecoderBatch, EncoderDecoderBatch
+from toque.models.forward.varlen_attention import as_attended
+
+NAME: Final = "toque_flex"
+"""Name of this attention in transformers' registry."""
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _RECOMPILES: Final = 64
 """Kernels of one process: an encoder's, a decoder's, across, each trained, evaluated, dropped, and
@@ -36,6 +44,79 @@ for whole and for last micro-batches."""
 _STEPS: Final = 1 << 24
 _LSE_COLUMNS: Final = 16
 """Columns of the values in the pass that only sums up: the fewest a kernel takes."""
+
+
+@dataclass(frozen=True)
+class BlockMasks:
+    """Pairs of positions that attend in a micro-batch, for every layer."""
+
+    own: BlockMask
+    """Self-attention."""
+    across: BlockMask | None = None
+    """Cross-attention, decoder to encoder; None without one."""
+
+
+def decoder_masks(batch: DecoderBatch) -> BlockMasks:
+    """The masks of a decoder-only model's micro-batch."""
+    return BlockMasks(_block_mask(batch.segments, batch.segments, causal=True))
+
+
+def encoder_decoder_masks(batch: EncoderDecoderBatch) -> tuple[BlockMasks, BlockMasks]:
+    """The masks of a T5's encoder and decoder."""
+    source, target = batch.source_segments, batch.target_segments
+    own = _block_mask(target, target, causal=True)
+    return (
+        BlockMasks(_block_mask(source, source)),
+        BlockMasks(own, _block_mask(target, source)),
+    )
+
+
+def _block_mask(queries: Tensor, keys: Tensor, *, causal: bool = False) -> BlockMask:
+    """The mask of [R, T] and [R, S] segment numbers: within a segment, and not to later keys."""
+
+    def together(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return queries[b, i] == keys[b, j]
+
+    def together_and_earlier(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (queries[b, i] == keys[b, j]) & (i >= j)
+
+    # Compiled on a GPU, it looks at every pair without a tensor of all of them.
+    make = create_block_mask if queries.device.type == "cpu" else _compiled(create_block_mask)
+    mask: BlockMask = make(
+        together_and_earlier if causal else together,
+        len(queries),
+        None,
+        queries.shape[1],
+        keys.shape[1],
+        device=str(queries.device),
+    )
+    return mask
+
+
+def attend_rows(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    *,
+    plan: BlockMasks,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """An attention function as transformers calls it: [R, H, T, d] each, to [R, T, H, d]."""
+    query, key, value = as_attended(query, key, value)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    across = plan.across if getattr(module, "is_decoder", False) and not module.is_causal else None
+    mask = plan.own if across is None else across
+    bias = position_bias if across is None else None  # T5 passes its cross-attention one of zeros
+    output = attend(query, key, value, mask, bias=bias, scale=scale, dropout=dropout)
+    return output.transpose(1, 2), None
+
+
+AttentionInterface.register(NAME, attend_rows)
 
 
 def attend(
@@ -130,17 +211,17 @@ def _kernel(query: Tensor) -> Callable[..., Any]:
         return reference
     if torch.compiler.is_compiling():
         return cast("Callable[..., Any]", flex_attention)
-    return _compiled()
+    return _compiled(flex_attention)
 
 
 @cache
-def _compiled() -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """FlexAttention's kernels are made by the compiler for each pair of mask and score function."""
     from torch._dynamo import config  # takes a second to load, and only here it is needed
 
     # Past the limit the scores of all pairs would be computed instead, without a word.
     config.recompile_limit = max(config.recompile_limit, _RECOMPILES)
-    return torch.compile(flex_attention)
+    return torch.compile(function)
 
 
 def reference(

@@ -17,18 +17,12 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from toque.models.families import family_of
-from toque.models.forward.packed import scale_decoder_outputs
-from toque.models.forward.unpadded import decoder_rows, t5_rows
-from toque.models.forward.varlen_attention import (
-    AttentionPlan,
-    Span,
-    as_attended,
-    attending_by,
-    varlen_attention,
-)
+from toque.models.forward import varlen_attention as varlen
+from toque.models.forward.packed import decoder_rows, scale_decoder_outputs, t5_rows
+from toque.models.forward.varlen_attention import AttentionPlan, Span, as_attended, attending_by
 
 NAME: Final = "toque_outline"
 """Name of the GPU's attention in transformers' registry."""
@@ -97,51 +91,24 @@ def outlined_hidden(
         plans: for a CPU.
         masked: on a GPU, dense masks keep examples apart; otherwise kernels that need none.
     """
-    encoder = family_of(model.config).is_encoder_decoder
+    read: object
+    write: object
     if where == "cpu":
-        return _on_cpu(model, rows, plans, encoder=encoder)
-    with attending_by(model, NAME, _attend):
-        return _on_gpu(model, rows, encoder=encoder, masked=masked)
-
-
-def _on_cpu(
-    model: PreTrainedModel, rows: OutlinedRows, plans: CpuPlans, *, encoder: bool
-) -> Tensor:
-    written = torch.zeros(1, rows.rows * rows.target, dtype=torch.int64)
-    with varlen_attention(model):
-        if not encoder:
-            return decoder_rows(model, written, written, plans.decoder)
-        read = torch.zeros(1, rows.rows * rows.source, dtype=torch.int64)
-        both = plans.encoder, plans.decoder
+        name, shape = varlen.NAME, (1, rows.rows)
+        read, write = plans.encoder, plans.decoder
         longest = plans.encoder.longest, plans.decoder.longest
-        return scale_decoder_outputs(model, t5_rows(model, read, written, both, longest=longest))
-
-
-def _on_gpu(model: PreTrainedModel, rows: OutlinedRows, *, encoder: bool, masked: bool) -> Tensor:
-    written = torch.zeros(rows.rows, rows.target, dtype=torch.int64)
-
-    def mask(queries: int, keys: int) -> Tensor | None:
-        return torch.ones(rows.rows, 1, queries, keys, dtype=torch.bool) if masked else None
-
-    if not encoder:
-        hidden: Tensor = model.base_model(
-            inputs_embeds=model.get_input_embeddings()(written),
-            attention_mask=mask(rows.target, rows.target) if rows.examples > 1 else None,
-            position_ids=written,
-            use_cache=False,
-        ).last_hidden_state
-        return hidden
-    read = torch.zeros(rows.rows, rows.source, dtype=torch.int64)
-    inside, across = mask(rows.source, rows.source), mask(rows.target, rows.source)
-    states = model.get_submodule("encoder")(input_ids=read, attention_mask=inside)
-    hidden = model.get_submodule("decoder")(
-        input_ids=written,
-        attention_mask=mask(rows.target, rows.target),
-        encoder_hidden_states=states.last_hidden_state,
-        encoder_attention_mask=across,
-        use_cache=False,
-    ).last_hidden_state
-    return scale_decoder_outputs(model, hidden)
+    else:
+        name, shape = NAME, (rows.rows, 1)
+        longest = rows.source, rows.target
+        masks = (torch.ones(rows.rows, 1, n, n, dtype=torch.bool) for n in longest if masked)
+        read, write = masks if masked else (None, None)
+    written = torch.zeros(shape[0], shape[1] * rows.target, dtype=torch.int64)
+    with attending_by(model, name):
+        if not family_of(model.config).is_encoder_decoder:
+            return decoder_rows(model, written, written, write)
+        source = torch.zeros(shape[0], shape[1] * rows.source, dtype=torch.int64)
+        hidden = t5_rows(model, source, written, (read, write), longest=longest)
+        return scale_decoder_outputs(model, hidden)
 
 
 def _spans(tokens: int, examples: int) -> list[Span]:
@@ -151,19 +118,30 @@ def _spans(tokens: int, examples: int) -> list[Span]:
 
 
 def _attend(
-    _module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
+    _module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    *,
+    plan: Tensor | None,
+    position_bias: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """An attention function as transformers calls it: [R, H, L, d] each, to [R, L, H, d]."""
-    bias = more.get("position_bias")
     query, key, value = as_attended(query, key, value)
-    if bias is not None and mask is None:
-        mask = bias  # a kernel adds it to the scores as it is, one for all rows and layers
-    elif bias is not None:
-        # As transformers' sdpa does: bias and mask become one tensor of every layer.
+    mask = plan if position_bias is None else position_bias
+    if plan is not None and position_bias is not None:
+        # As transformers' sdpa does: bias and mask become one tensor of every layer. A kernel adds
+        # the bias to the scores as it is, one for all rows and layers.
         whole = (len(query), query.shape[1], query.shape[2], key.shape[2])
+        bias = position_bias if position_bias.numel() else value.new_zeros(1, 1, 1, 1)
         mask = bias.to(value.dtype).expand(whole).contiguous()
     output: Tensor = _KernelAttention.apply(query, key, value, mask)  # type: ignore[no-untyped-call]
     return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, _attend)
 
 
 class _KernelAttention(torch.autograd.Function):

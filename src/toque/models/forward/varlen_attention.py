@@ -4,7 +4,7 @@ A mask makes a row of L tokens cost L * L, whatever it holds. Examples are runs 
 tokens, so their blocks can be computed alone: no mask, and the sum of squares instead of the
 square of the sum. On a CPU, where PyTorch's attention also falls to its slow path as soon as a
 position bias needs a gradient (T5), this is several times faster. On a GPU so many small products
-would be slower than one masked one; there kernels keep examples apart (`kernels/`).
+would be slower than one masked one; there FlexAttention keeps examples apart.
 
 Letters: R rows, T queries and S keys of a row, H heads, d head size; t and s those of one example.
 """
@@ -12,7 +12,7 @@ Letters: R rows, T queries and S keys of a row, H heads, d head size; t and s th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -123,18 +123,13 @@ def attending_with(configs: Configs, names: Mapping[int, str]) -> Iterator[None]
             config._attn_implementation = before[key]  # noqa: SLF001
 
 
-def attending_by(
-    model: PreTrainedModel, name: str, attend: Callable[..., Any]
-) -> AbstractContextManager[None]:
-    """A context in which the model's layers attend by a function, as transformers calls one."""
-    AttentionInterface.register(name, attend)
+def attending_by(model: PreTrainedModel, name: str) -> AbstractContextManager[None]:
+    """A context in which the model's layers attend by a function of transformers' registry.
+
+    By ours they take `plan=AttentionPlan(...)` (or of FlexAttention, `BlockMasks`) for masks.
+    """
     configs = configs_of(model)
     return attending_with(configs, dict.fromkeys(configs, name))
-
-
-def varlen_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """A context in which the model's layers take `plan=AttentionPlan(...)` instead of masks."""
-    return attending_by(model, NAME, _attend)
 
 
 def _attend(
@@ -176,6 +171,9 @@ def _attend(
         dropout,
     )
     return output, None
+
+
+AttentionInterface.register(NAME, _attend)
 
 
 def as_attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

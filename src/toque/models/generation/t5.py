@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from toque.models.forward.packed import for_model, scale_decoder_outputs
+from toque.models.forward.packed import scale_decoder_outputs
 from toque.models.generation.cache_buffers import Columns, buffer_pair, whole_tiles
 from toque.models.generation.decoding import (
     Decoding,
@@ -104,7 +104,7 @@ class T5Decoding(Decoding):
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         mask = real[:, None, None, :].expand(-1, -1, tokens.shape[1], -1)
         source = self.core.get_submodule("encoder")(
-            input_ids=tokens, attention_mask=for_model(mask, self.core)
+            input_ids=tokens, attention_mask=mask
         ).last_hidden_state
         first, width = len(self.sources), tokens.shape[1]
         rows = slice(first, first + len(prompts))
