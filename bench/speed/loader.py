@@ -38,7 +38,7 @@ import psutil
 
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.cooking.schemas import RecipeReader
-from toque.data.loader.batch_stream import BatchStream
+from toque.data.loader.batch_stream import BatchStream, Step
 from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import choose_shape
@@ -102,6 +102,15 @@ def their_loader(store: TokenStore, folder: Path) -> Any:
     return DataLoader(data, batch_size=BATCH, shuffle=True, collate_fn=collate, num_workers=0)
 
 
+def updates_of(stream: BatchStream) -> Iterator[Step]:
+    """Updates from the beginning, without end."""
+    cursor = Cursor()
+    while True:
+        step = stream.at(cursor)
+        cursor = step.cursor
+        yield step
+
+
 def drawn(batches: Iterator[object], n: int) -> dict[str, int]:
     """Draw `n` batches."""
     return {"batches": sum(1 for _ in islice(batches, n))}
@@ -131,9 +140,7 @@ def seeks(stream: BatchStream, loader: Any, rng: random.Random) -> dict[str, Any
 def equal_tokens(stream: BatchStream, loader: Any) -> dict[str, int]:
     """Labelled tokens of one epoch on both sides."""
     n_updates = -(-len(stream.plan.examples) // BATCH)
-    ours = sum(
-        int((s.batch.labels >= 0).sum()) for s in islice(stream.starting_at(Cursor()), n_updates)
-    )
+    ours = sum(int((s.batch.labels >= 0).sum()) for s in islice(updates_of(stream), n_updates))
     theirs = sum(int((batch["labels"] >= 0).sum()) for batch in loader)
     return {"ours": ours, "theirs": theirs}
 
@@ -149,7 +156,7 @@ def compared(a: argparse.Namespace, folder: Path) -> harness.Result:
     stream, loader = stream_of(store), their_loader(store, folder)
     tokens = equal_tokens(stream, loader)
     result = harness.paired(
-        lambda _: drawn(stream.starting_at(Cursor()), 800),
+        lambda _: drawn(updates_of(stream), 800),
         lambda _: drawn(iter(loader), 100),
         pairs=a.pairs,
         score=lambda run: run.value["batches"] / run.wall,
@@ -174,7 +181,7 @@ def read_whole(folder: Path) -> dict[str, Any]:
     opened = harness.timed(lambda: TokenStore.open(folder))
     store = opened.value
     stream = stream_of(store)
-    steps = stream.starting_at(Cursor())
+    steps = updates_of(stream)
     next(steps)
     me = psutil.Process()
     before, own = me.memory_info().rss, private(me)

@@ -38,12 +38,9 @@ class _Rows:
         return int((self.labels != IGNORE).sum()) if self.labelled is None else sum(self.labelled)
 
     def split(self, micro_batch_rows: int) -> list[Self]:
-        """Consecutive micro-batches of at most `micro_batch_rows` rows."""
+        """Consecutive micro-batches of at most `micro_batch_rows` rows, as views."""
         whole, rest = divmod(self.n_rows, micro_batch_rows)
-        return self.cut([micro_batch_rows] * whole + [rest] * (rest > 0))
-
-    def cut(self, sizes: list[int]) -> list[Self]:
-        """Consecutive batches of these many rows, which sum to all; views of this one's memory."""
+        sizes = [micro_batch_rows] * whole + [rest] * (rest > 0)
         ids, counts = iter(self.example_ids), iter(self.labelled or ())
         tensors = self._tensors()
         known = self.labelled is not None

@@ -214,11 +214,12 @@ class SlowRows:
     """Batches that take their time."""
 
     def __init__(self, batches, seconds):
-        self.batches, self.seconds = batches, seconds
+        self.batches, self.seconds, self.readers = batches, seconds, 1
+        self.planned = batches.planned
 
-    def at(self, cursor):
+    def collated(self, cursor, update):
         time.sleep(self.seconds)
-        return self.batches.at(cursor)
+        return self.batches.collated(cursor, update)
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.06, 1), (0.0, 0)])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tiny import EOS, Example, model_of, shape_of, stream_of
+from toque.config.schema import OptimConfig
 from toque.keyed_random import key_of
 from toque.models.forward.loss import loss_sum
 from toque.training.autotune.oom_fallback import OomFallback
@@ -58,7 +59,7 @@ def losses(family: str, folder: Path) -> list[float]:
         optimizer=build_optimizer(model, weight_decay=0.1),
         batches=stream,
         loss_fn=partial(loss_sum, smoothing=0.05),
-        lr_at=make_schedule("cosine", peak_lr=3e-3, warmup=Duration(4, "steps"), stop_after=stop),
+        lr_at=make_schedule(OptimConfig(peak_lr=3e-3, warmup=Duration(4, "steps")), stop),
         evaluator=dict,
         checkpoints=CheckpointStore(folder / "checkpoints"),
         callbacks=Callbacks([watch]),

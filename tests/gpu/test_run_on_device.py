@@ -54,7 +54,7 @@ def test_no_update_waits_for_the_device(device, run, family, attention):
     trainer, seen = run(family, precision=precision, attention=attention, save_every=None)
     with trainer.prefetch(trainer.batches, Cursor()) as ahead:
         for number in range(5):
-            planned, batch, _ = ahead.next()
+            planned, batch = ahead.next()
             if number < 3:  # kernels are chosen and compiled
                 info = trainer.step(planned, batch)
             else:
@@ -101,7 +101,7 @@ def test_compiled_blocks_compute_the_same_and_are_compiled_once(device, run, fam
     ):
         with trainer.prefetch(trainer.batches, Cursor()) as ahead:
             for step in range(6):
-                planned, batch, _ = ahead.next()
+                planned, batch = ahead.next()
                 late = number == 1 and step >= 4
                 with torch.compiler.set_stance("fail_on_recompile" if late else "default"):
                     info = trainer.step(planned, batch)
@@ -137,7 +137,7 @@ def test_the_prefetched_batch_is_the_planned_one(device, run):
     trainer, _ = run("gpt2", precision="auto")
     with trainer.prefetch(trainer.batches, Cursor()) as ahead:
         for _ in range(4):
-            planned, batch, _ = ahead.next()
+            planned, batch = ahead.next()
             assert batch.labels.device.type == device.type
             for name, tensor in planned.batch._tensors().items():
                 assert torch.equal(batch._tensors()[name].cpu(), tensor)

@@ -113,7 +113,7 @@ def gradients(ranks: Ranks) -> list[list[float] | None]:
         loss = (model.mine * (torch.arange(3.0) + ranks.rank)).sum()
         return loss + 1.5 * model.second_ranks.sum() if ranks.rank == 1 else loss
 
-    batch = next(stream("gpt2", ranks).starting_at(Cursor())).batch
+    batch = stream("gpt2", ranks).at(Cursor()).batch
     for last in (False, True):  # only the last backward exchanges, and all that was added up
         sharing.loss(loss_fn, batch, last=last).backward()
     return [None if p.grad is None else p.grad.tolist() for p in model.parameters()]

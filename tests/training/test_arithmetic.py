@@ -38,11 +38,11 @@ def test_a_decoders_head_is_counted_for_the_labels_of_its_batches():
         window=30,
     )
     stream = BatchStream(plan, Layout(Listed(), shape=shape, pad_id=0), prompts, targets)
-    labels = tokens = 0
-    for step in stream.starting_at(Cursor()):
+    labels, tokens, cursor = 0, 0, Cursor()
+    while cursor.epoch == 0:
+        step = stream.at(cursor)
         labels, tokens = labels + step.batch.n_targets, tokens + step.n_tokens
-        if step.cursor.epoch:
-            break
+        cursor = step.cursor
     assert labels < tokens == lengths.sum()
     model = AutoModelForCausalLM.from_config(
         GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=4, n_positions=64)

@@ -70,10 +70,10 @@ def test_without_prefetching_a_batch_is_made_when_it_is_asked_for(row_stream):
 
     made = []
 
-    class Counted:
-        def at(self, cursor):
+    class Counted(type(row_stream)):
+        def collated(self, cursor, update):
             made.append(cursor)
-            return row_stream.at(cursor)
+            return update
 
     with prefetching(config_with(prefetch=False), Runtime())(Counted(), Cursor()) as ahead:
         for number in range(3):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import socket
@@ -114,8 +113,10 @@ def test_two_processes_train_as_one(seen, alone, family):
 
 
 def updates(family: str, n: int, ranks: Ranks) -> list[Step]:
-    stream = shared_run.stream(family, ranks)
-    return list(itertools.islice(stream.starting_at(Cursor()), n))
+    stream, steps = shared_run.stream(family, ranks), []
+    for _ in range(n):
+        steps.append(stream.at(steps[-1].cursor if steps else Cursor()))
+    return steps
 
 
 def test_some_update_leaves_a_rank_without_rows():

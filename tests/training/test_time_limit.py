@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from toque.config.schema import OptimConfig
 from toque.training.callbacks import Callback
 from toque.training.lr_schedules import make_schedule
 from toque.training.time_limit import CommandClock, TimeLimit
@@ -54,7 +55,7 @@ def command(make_run, watch, *, total, expected=10.0, evaluating=10.0, **more):
     )
     run.trainer.count_seconds = limit.count_seconds
     run.trainer.lr_at = make_schedule(
-        "cosine", peak_lr=1e-2, warmup=Duration(5, "%"), stop_after=limit.stop_after
+        OptimConfig(peak_lr=1e-2, warmup=Duration(5, "%")), limit.stop_after
     )
     return run, limit
 

@@ -29,25 +29,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from toque.config.schema import OptimConfig
+from toque.config.schema_methods import CyclesConfig
 from toque.errors import ConfigError
 from toque.units import Duration, Progress
 
 LearningRate = Callable[[Progress], float]
-
-SCHEDULES: Final = ("constant", "linear", "cosine", "cosine_restarts", "inverse_sqrt", "wsd")
-
-
-@dataclass(frozen=True)
-class Cycles:
-    """The cycles of `cosine_restarts`."""
-
-    first: Duration = Duration(1000, "steps")
-    """Length of the first one (T_0), beginning when warmup ends."""
-    growth: int = 2
-    """Each is this many times as long as the one before (T_mult)."""
 
 
 @dataclass(frozen=True)
@@ -67,63 +55,31 @@ class _Run:
         return min(1.0, max(0.0, beyond) / (1.0 - self.warm_share))
 
 
-def schedule_from_settings(
-    optim: OptimConfig, stop_after: Duration, expected: Mapping[str, float]
-) -> LearningRate:
-    """The learning rate of a run of length `stop_after`, whose totals by unit are `expected`."""
-    return make_schedule(
-        optim.schedule,
-        peak_lr=optim.peak_lr,
-        min_lr=optim.min_lr,
-        warmup=optim.warmup.in_minutes(),
-        stop_after=stop_after.in_minutes(),
-        expected=expected,
-        cycles=Cycles(**dict(optim.cycles or {})),
-        cooldown=(optim.cooldown or Duration(20, "%")).in_minutes(),
-    )
-
-
 def make_schedule(
-    name: str,
-    *,
-    peak_lr: float,
-    min_lr: float = 0.0,
-    warmup: Duration,
-    stop_after: Duration,
-    expected: Mapping[str, float] | None = None,
-    cycles: Cycles = Cycles(),
-    cooldown: Duration = Duration(20, "%"),
+    optim: OptimConfig, stop_after: Duration, expected: Mapping[str, float] | None = None
 ) -> LearningRate:
     """A learning rate for every progress.
 
     Args:
-        name: one of SCHEDULES.
-        peak_lr: the highest rate, reached when warmup ends.
-        min_lr: the rate at the end of the decay, and of every cycle.
-        warmup: time from zero to `peak_lr`; "%" is a share of `stop_after`; 0 for none.
+        optim: names the schedule, its rates and its durations.
         stop_after: the whole run.
         expected: the whole run's totals by unit, as estimated before it, e.g. {"steps": 1000,
             "epochs": 3}. Needed only to place what is given in another unit than `stop_after`:
             without it the decay runs from the beginning and warmup multiplies it.
-        cycles: of cosine_restarts; by default 1,000 steps, then twice as long each time.
-        cooldown: of wsd, the time it takes at the end of the run.
 
     Raises:
-        ConfigError: the name is unknown, or the cooldown cannot be placed.
+        ConfigError: the cooldown cannot be placed.
     """
-    if name not in SCHEDULES:
-        raise ConfigError(f"{name!r} is not a learning rate schedule. Use {', '.join(SCHEDULES)}.")
-    totals = dict(expected or {})
-    warmup = _in_units(warmup, stop_after)
+    totals, stop_after = dict(expected or {}), stop_after.in_minutes()
+    warmup = _in_units(optim.warmup.in_minutes(), stop_after)
     run = _Run(warmup, stop_after, _share(warmup, stop_after, totals), totals)
-    decay = _decay(name, run, cycles, cooldown)
-    one_update = _one_update(warmup, totals)
+    decay, one_update = _decay(optim, run), _one_update(warmup, totals)
 
     def lr_at(progress: Progress) -> float:
         warm = 1.0
         if warmup.amount > 0:
             warm = min(1.0, (warmup.measure(progress) + one_update) / warmup.amount)
-        return warm * (min_lr + (peak_lr - min_lr) * decay(progress))
+        return warm * (optim.min_lr + (optim.peak_lr - optim.min_lr) * decay(progress))
 
     return lr_at
 
@@ -148,27 +104,29 @@ def cycle_at(elapsed: float, first: float, growth: int) -> tuple[float, float]:
     return elapsed - began, length
 
 
-def _decay(name: str, run: _Run, cycles: Cycles, cooldown: Duration) -> LearningRate:
-    if name == "linear":
-        return lambda p: 1.0 - run.since_warmup(p)
-    if name == "cosine":
-        return lambda p: _half_wave(run.since_warmup(p))
-    if name == "cosine_restarts":
-        return _restarting(run, cycles)
-    if name == "inverse_sqrt":
-        return lambda p: math.sqrt(
-            max(run.warmup.amount, 1.0) / max(run.warmup.amount, 1.0, run.warmup.measure(p))
-        )
-    if name == "wsd":
-        return _cooling(run, cooldown)
-    return lambda _p: 1.0
+def _decay(optim: OptimConfig, run: _Run) -> LearningRate:
+    match optim.schedule:
+        case "constant":
+            return lambda _p: 1.0
+        case "linear":
+            return lambda p: 1.0 - run.since_warmup(p)
+        case "cosine":
+            return lambda p: _half_wave(run.since_warmup(p))
+        case "cosine_restarts":
+            return _restarting(run, optim.cycles or CyclesConfig())
+        case "inverse_sqrt":
+            return lambda p: math.sqrt(
+                max(run.warmup.amount, 1.0) / max(run.warmup.amount, 1.0, run.warmup.measure(p))
+            )
+        case "wsd":
+            return _cooling(run, (optim.cooldown or Duration(20, "%")).in_minutes())
 
 
 def _half_wave(done: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-def _restarting(run: _Run, cycles: Cycles) -> LearningRate:
+def _restarting(run: _Run, cycles: CyclesConfig) -> LearningRate:
     first = _in_units(cycles.first, run.stop_after).in_minutes()
     began = _converted(run.warmup, first, run.totals)
 

@@ -143,7 +143,7 @@ class Trainer:
                 started = time.perf_counter()
                 self.callbacks.on_before_step(self.progress)
                 self.clock.lap("observers", slowed=self.callbacks.slow)
-                planned, batch, _ = prefetch.next()
+                planned, batch = prefetch.next()
                 self.clock.lap("data_wait")
                 info = self.step(planned, batch, started=started)
                 self.progress, self.cursor = info.progress, planned.cursor

@@ -41,7 +41,7 @@ from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
 from toque.training.distributed.surroundings import is_launched
-from toque.training.lr_schedules import schedule_from_settings
+from toque.training.lr_schedules import make_schedule
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.gpu_readings import peak_memory
 from toque.training.observers.measuring import gradients_observer, measuring_observers
@@ -297,7 +297,7 @@ def build_trainer(
         optimizer=optimizer,
         batches=stream,
         loss_fn=runtime.phases.around("forward", loss_fn),
-        lr_at=schedule_from_settings(optim, length.stop_after, stream.totals(train.stop_after)),
+        lr_at=make_schedule(optim, length.stop_after, stream.totals(train.stop_after)),
         evaluator=evaluator,
         checkpoints=CheckpointStore(
             run / "checkpoints",

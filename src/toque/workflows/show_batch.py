@@ -66,7 +66,7 @@ def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> ShownBatch
 def _update(stream: BatchStream, step: int) -> tuple[Step, Cursor]:
     cursor = Cursor()
     for _ in range(step - 1):  # plans are walked, not batches: only the last one is laid out
-        cursor = stream.plan.at(cursor).next
+        cursor = stream.plan.at(cursor).cursor
     return stream.at(cursor), cursor
 
 

@@ -289,8 +289,13 @@ class _OneStep:
     """Batches that hold one update, wherever the cursor is."""
 
     step: Step
+    readers: int = 1
 
-    def at(self, _: Cursor) -> Step:
+    def planned(self, _: Cursor) -> Any:
+        """The update."""
+        return self.step
+
+    def collated(self, _: Cursor, _update: Any) -> Step:
         """The update."""
         return self.step
 

@@ -38,14 +38,14 @@ def walk(plan: StagedPlan, n: int, cursor: Cursor | None = None) -> list[Update]
     updates, at = [], cursor or Cursor()
     for _ in range(n):
         updates.append(plan.at(at))
-        at = updates[-1].next
+        at = updates[-1].cursor
     return updates
 
 
 @pytest.mark.parametrize("update_rows", [4, None])
 def test_in_steps_a_stage_ends_at_its_step(update_rows: int | None) -> None:
     plan = staged("50 steps", update_rows=update_rows)
-    stages = [u.next.stage for u in walk(plan, 50)]
+    stages = [u.cursor.stage for u in walk(plan, 50)]
     assert plan.updates == [15, 20, 15]
     assert stages == [0] * 14 + [1] * 20 + [2] * 16
     assert plan.totals["steps"] == 50
@@ -55,7 +55,7 @@ def test_in_steps_a_stage_ends_at_its_step(update_rows: int | None) -> None:
 def test_each_stage_sees_its_own_examples_and_time_only_rises(whole: str) -> None:
     plan = staged(whole)
     updates = walk(plan, 120)
-    stages = [0] + [u.next.stage for u in updates[:-1]]
+    stages = [0] + [u.cursor.stage for u in updates[:-1]]
     assert set(stages) == {0, 1, 2}
     for stage, update in zip(stages, updates, strict=True):
         assert {e for row in update.rows for e in row} <= set((PARTS[stage] * 2).tolist())
@@ -79,9 +79,9 @@ def test_in_epochs_the_run_ends_where_it_should() -> None:
 @pytest.mark.parametrize("whole", ["50 steps", "6 epochs", "9000 tokens"])
 def test_a_fresh_plan_continues_from_any_cursor(whole: str) -> None:
     updates = walk(staged(whole), 60)
-    borders = [i for i, u in enumerate(updates) if u.next.row == u.next.window == 0]
+    borders = [i for i, u in enumerate(updates) if u.cursor.row == u.cursor.window == 0]
     for i in {0, 3, 17, 40, *borders, *(i - 1 for i in borders if i)}:
-        assert walk(staged(whole), 5, updates[i].next)[:5] == walk(staged(whole), i + 6)[i + 1 :]
+        assert walk(staged(whole), 5, updates[i].cursor)[:5] == walk(staged(whole), i + 6)[i + 1 :]
 
 
 def test_two_stages_of_the_same_examples_have_two_orders() -> None:

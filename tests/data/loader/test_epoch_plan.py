@@ -44,7 +44,7 @@ def test_epoch_fraction_rises_and_ends_whole() -> None:
     p, cursor, epochs = plan(), Cursor(), [0.0]
     while cursor.epoch == 0:
         update = p.at(cursor)
-        cursor = update.next
+        cursor = update.cursor
         epochs.append(update.epoch)
     assert all(a < b for a, b in pairwise(epochs))
     assert epochs[-1] == 1.0

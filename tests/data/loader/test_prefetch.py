@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from toque.data.loader.epoch_plan import Update
+from fixtures.runs import RowStream
 from toque.data.loader.prefetch import Prefetch
 from toque.errors import DataError
 from toque.units import Cursor
@@ -15,21 +16,35 @@ def running():
     return [t for t in threading.enumerate() if t.name.startswith("toque-prefetch")]
 
 
-def test_updates_come_in_order_with_their_own_cursors(row_stream):
-    cursor = Cursor()
-    with Prefetch(row_stream, cursor, depth=3) as ahead:
-        for _ in range(20):
+@dataclass(frozen=True)
+class Read(RowStream):
+    """A stream whose reads wait for each other: none ends before `together` have begun."""
+
+    together: threading.Barrier | None = None
+
+    def collated(self, cursor, update):
+        if self.together is not None:
+            self.together.wait()
+        return update
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_updates_come_in_order_with_their_own_cursors(row_stream, readers):
+    together, cursor = threading.Barrier(readers, timeout=20), Cursor()
+    stream = Read(readers=readers, together=together)
+    with Prefetch(stream, cursor, depth=2) as ahead:
+        for _ in range(18):
             expected = row_stream.at(cursor)
-            planned, batch, waited = ahead.next()
+            planned, batch = ahead.next()
             assert planned.cursor == expected.cursor
             assert torch.equal(batch.tokens, expected.batch.tokens)
-            assert waited >= 0.0
             cursor = expected.cursor
-        assert len(running()) == 1
+        assert len(running()) == 1 + readers
+        together.abort()
     assert running() == []
 
 
-def test_leaving_early_ends_the_thread(row_stream):
+def test_leaving_early_ends_the_threads(row_stream):
     with Prefetch(row_stream, Cursor(), depth=1):
         pass
     assert running() == []
@@ -37,13 +52,14 @@ def test_leaving_early_ends_the_thread(row_stream):
 
 class Damaged:
     def __init__(self, stream, good):
-        self.stream, self.good = stream, good
+        self.stream, self.good, self.readers = stream, good, 1
+        self.collated = stream.collated
 
-    def at(self, cursor):
+    def planned(self, cursor):
         if self.good == 0:
             raise DataError("shard 3 is truncated")
         self.good -= 1
-        return self.stream.at(cursor)
+        return self.stream.planned(cursor)
 
 
 def test_an_error_reaches_the_loop_in_its_turn(row_stream):
@@ -64,42 +80,9 @@ def test_a_damaged_store_ends_the_run_with_its_own_error(make_run):
     assert running() == []
 
 
-class Read:
-    """A stream whose reads wait for each other: none ends before `together` have begun."""
-
-    def __init__(self, stream, *, readers, together):
-        self.stream, self.readers = stream, readers
-        self.barrier = threading.Barrier(together, timeout=20)
-
-    def at(self, cursor):
-        return self.stream.at(cursor)
-
-    def planned(self, cursor):
-        step = self.stream.at(cursor)
-        return Update(((step.n_tokens,),), step.cursor, step.epoch)
-
-    def collated(self, cursor, update):
-        self.barrier.wait()
-        return self.stream.at(cursor)
-
-
-def test_several_readers_read_at_once_and_the_order_stays(row_stream):
-    slow = Read(row_stream, readers=3, together=3)
-    cursor = Cursor()
-    with Prefetch(slow, cursor, depth=2) as ahead:
-        for _ in range(9):
-            planned, batch, _ = ahead.next()
-            expected = row_stream.at(cursor)
-            assert planned.cursor == expected.cursor
-            assert torch.equal(batch.tokens, expected.batch.tokens)
-            cursor = expected.cursor
-        slow.barrier.abort()
-    assert running() == []
-
-
-def test_an_error_of_a_reader_reaches_the_loop(row_stream):
-    broken = Read(row_stream, readers=2, together=2)
-    broken.barrier.abort()
+def test_an_error_of_a_reader_reaches_the_loop():
+    broken = Read(readers=2, together=threading.Barrier(2))
+    broken.together.abort()
     with Prefetch(broken, Cursor()) as ahead, pytest.raises(threading.BrokenBarrierError):
         ahead.next()
     assert running() == []

@@ -5,8 +5,7 @@ The cursor travels with the batch, so prefetching cannot misreport what was trai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Self
 
@@ -26,9 +25,6 @@ from toque.data.store.token_store import Split, TokenStore
 from toque.errors import ConfigError
 from toque.units import Cursor, Duration, Progress
 
-_MOST_AT_ONCE = 4
-_TOKENS_AT_ONCE = 1 << 17
-"""Updates collated together compute at most about this many: some megabytes."""
 CPU_MICRO_BATCH_TOKENS = 4096
 """Tokens computed at once in training; in evaluating, the search for the fastest begins there."""
 SHAPE_SAMPLE = 2048
@@ -87,9 +83,6 @@ class BatchStream:
     world_size: int = 1
     varied: Varied | None = None
     readers: int = 1
-    _ahead: dict[Cursor, Step] = field(default_factory=dict, init=False, repr=False)
-    _expected: Cursor | None = field(default=None, init=False, repr=False)
-    _at_once: int = field(default=1, init=False, repr=False)
 
     @classmethod
     def from_settings(
@@ -166,32 +159,8 @@ class BatchStream:
         )
 
     def at(self, cursor: Cursor) -> Step:
-        """The update that begins at `cursor`; costs at most one or two windows of packing.
-
-        Consecutive updates are collated several at a time, which costs little more than one; those
-        that are not asked for next are forgotten.
-        """
-        step = self._ahead.pop(cursor, None)
-        if step is None:
-            steps = self._steps(cursor, self._at_once if cursor == self._expected else 1)
-            step = steps.pop(cursor)
-            self._ahead = steps
-            self._at_once = max(1, min(_MOST_AT_ONCE, _TOKENS_AT_ONCE // max(1, step.n_computed)))
-        self._expected = step.cursor
-        return step
-
-    def _steps(self, cursor: Cursor, n: int) -> dict[Cursor, Step]:
-        """Steps of at most `n` updates of one epoch from `cursor` on, by their cursor."""
-        updates: dict[Cursor, Update] = {}
-        following = cursor
-        same = n if self.varied is None else 1  # varied texts are made one update at a time
-        while len(updates) < same and (following.stage, following.epoch) == (
-            cursor.stage,
-            cursor.epoch,
-        ):
-            updates[following] = update = self.planned(following)
-            following = update.next
-        return self._collated(updates)
+        """The update that begins at `cursor`; costs at most one or two windows of packing."""
+        return self.collated(cursor, self.planned(cursor))
 
     def planned(self, cursor: Cursor) -> Update:
         """The update that begins at `cursor`, not yet read; one thread at a time."""
@@ -199,43 +168,29 @@ class BatchStream:
 
     def collated(self, cursor: Cursor, update: Update) -> Step:
         """Step of what `planned` gave, read and collated; any number of threads may call it."""
-        return self._collated({cursor: update})[cursor]
-
-    def _collated(self, updates: Mapping[Cursor, Update]) -> dict[Cursor, Step]:
-        """Updates of one epoch, by their cursor."""
-        cursor = next(iter(updates))
-        counts = [sum(map(len, update.rows)) for update in updates.values()]
-        rows = chain.from_iterable(update.rows for update in updates.values())
-        ids = np.array(list(chain.from_iterable(rows)), np.int64)
+        ids = np.array(list(chain.from_iterable(update.rows)), np.int64)
         prompts, targets = self.prompt_lengths[ids], self.target_lengths[ids]
-        here = None
+        changed = None
         if self.varied is not None:
-            here = self.varied.at(self.plan.epoch_key(cursor))
-            prompts = np.array([len(here.prompt(row)) for row in ids.tolist()], np.int64)
-            targets = np.array([len(here.target(row)) for row in ids.tolist()], np.int64)
+            changed = self.varied.at(self.plan.epoch_key(cursor))
+            prompts = np.array([len(changed.prompt(row)) for row in ids.tolist()], np.int64)
+            targets = np.array([len(changed.target(row)) for row in ids.tolist()], np.int64)
         n_tokens, n_targets = prompts + targets, targets
         if self.layout.shape.source == 0:
             # A decoder-only example's last token is no input; without a prompt its first is no
             # target.
             n_tokens, n_targets = n_tokens - 1, targets - (prompts == 0)
-        firsts = np.cumsum([0, *counts[:-1]])
-        sums = (np.add.reduceat(each, firsts, dtype=np.int64) for each in (n_tokens, n_targets))
-        tokens, labelled = (each.tolist() for each in sums)
-        shares = [update.rows[self.rank :: self.world_size] for update in updates.values()]
-        batches = self.layout.batches(shares, here)
-        return {
-            start: Step(
-                batch=batches[i],
-                cursor=update.next,
-                n_targets=labelled[i],
-                n_tokens=tokens[i],
-                n_examples=counts[i],
-                n_computed=batches[i].n_computed,
-                epoch=update.epoch,
-                stage=start.stage + 1 if isinstance(self.plan, StagedPlan) else None,
-            )
-            for i, (start, update) in enumerate(updates.items())
-        }
+        batch = self.layout.batch(update.rows[self.rank :: self.world_size], changed)
+        return Step(
+            batch=batch,
+            cursor=update.cursor,
+            n_targets=int(n_targets.sum(dtype=np.int64)),
+            n_tokens=int(n_tokens.sum(dtype=np.int64)),
+            n_examples=len(ids),
+            n_computed=batch.n_computed,
+            epoch=update.epoch,
+            stage=cursor.stage + 1 if isinstance(self.plan, StagedPlan) else None,
+        )
 
     def totals(self, stop_after: Duration) -> dict[str, float]:
         """Steps, epochs, examples and tokens of a run, as far as they can be known before it."""
@@ -252,13 +207,6 @@ class BatchStream:
             return {}
         epochs = stop_after.amount / per_epoch[stop_after.unit]
         return {unit: amount * epochs for unit, amount in per_epoch.items()}
-
-    def starting_at(self, cursor: Cursor) -> Iterator[Step]:
-        """Updates from `cursor` on, without end."""
-        while True:
-            step = self.at(cursor)
-            cursor = step.cursor
-            yield step
 
 
 def usual_rows(tokens: int) -> int:

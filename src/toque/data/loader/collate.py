@@ -212,15 +212,6 @@ class Layout:
             examples, rows, shape=shape, pad_id=self.pad_id, start_id=self.start_id
         )
 
-    def batches(
-        self, groups: Sequence[Sequence[Sequence[int]]], examples: Examples | None = None
-    ) -> list[Batch]:
-        """`batch` of each group of rows; packed ones share memory."""
-        if not self.packed:
-            return [self.batch(rows, examples) for rows in groups]
-        whole = self.batch(list(chain.from_iterable(groups)), examples)
-        return [*whole.cut(list(map(len, groups)))]
-
     def _longest(self, prompts: Pieces, targets: Pieces) -> RowShape:
         if self.shape.source == 0:
             joined = prompts.lengths + targets.lengths - 1

@@ -237,12 +237,12 @@ class StagedPlan:
         passes = round(update.epoch, _DIGITS)
         over = made >= self.updates[stage] if in_steps else passes >= self._length(stage)
         if over and not last:
-            return replace(update, next=Cursor(stage=stage + 1), epoch=self._before[stage + 1])
+            return replace(update, cursor=Cursor(stage=stage + 1), epoch=self._before[stage + 1])
         epoch = round(self._before[stage] + passes, _DIGITS)
         if not last:  # an expected length may be a little short, and epochs never go back
             epoch = min(epoch, self._before[stage + 1])
-        following = replace(update.next, stage=stage, updates=made if in_steps else 0)
-        return replace(update, next=following, epoch=epoch)
+        following = replace(update.cursor, stage=stage, updates=made if in_steps else 0)
+        return replace(update, cursor=following, epoch=epoch)
 
     def _length(self, stage: int) -> float:
         return round(self._before[stage + 1] - self._before[stage], _DIGITS)

@@ -42,10 +42,11 @@ _BLOCK = 8192
 
 @dataclass(frozen=True)
 class Update:
-    """The examples of one update, as store rows by packed row, and where the next begins."""
+    """The examples of one update, as store rows by packed row."""
 
     rows: tuple[tuple[int, ...], ...]
-    next: Cursor
+    cursor: Cursor
+    """Cursor of the next update."""
     epoch: float
     """Passes over the data after this update."""
 

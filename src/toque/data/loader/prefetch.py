@@ -6,11 +6,9 @@ trained on, however many are waiting.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, Self
 
 import torch
 
@@ -21,25 +19,18 @@ from toque.units import Cursor
 
 
 class Batches(Protocol):
-    """Batches by position; `at` is a pure function."""
+    """Batches by position, planned in turn and made by several threads; a `BatchStream` is one."""
 
-    def at(self, cursor: Cursor) -> Step:
-        """The update that begins at `cursor`."""
+    @property
+    def readers(self) -> int:
+        """Threads that may collate at once."""
         ...
 
-
-@runtime_checkable
-class SharedBatches(Batches, Protocol):
-    """Batches that several threads make at once: planned in turn, read and collated together."""
-
-    readers: int
-    """Threads."""
-
-    def planned(self, cursor: Cursor) -> Update:
+    def planned(self, cursor: Cursor, /) -> Update:
         """The update that begins at `cursor`, not yet read; one thread at a time."""
         ...
 
-    def collated(self, cursor: Cursor, update: Update) -> Step:
+    def collated(self, cursor: Cursor, update: Update, /) -> Step:
         """Step of what `planned` gave, read and collated; any number of threads may call it."""
         ...
 
@@ -99,15 +90,12 @@ class Prefetch:
         depth: int = 2,
         feed: DeviceFeed | None = None,
     ) -> None:
-        shared = batches if isinstance(batches, SharedBatches) and batches.readers > 1 else None
-        readers = shared.readers if shared is not None else 1
-        self._batches, self._shared = batches, shared
-        self._cursor, self._feed = cursor, feed
-        self._depth = depth + readers - 1 if depth else 0
+        self._batches, self._cursor, self._feed = batches, cursor, feed
+        self._depth = depth + batches.readers - 1 if depth else 0
         self._ahead: deque[Future[Made]] = deque()
-        self._unclaimed: deque[Future[Made]] = deque()
-        self._turn = threading.Lock()
-        self._threads = ThreadPoolExecutor(readers, thread_name_prefix="toque-prefetch")
+        # Updates are planned one after the other, so their order is the plan's; readers wait.
+        self._planner = ThreadPoolExecutor(1, thread_name_prefix="toque-prefetch")
+        self._readers = ThreadPoolExecutor(batches.readers, thread_name_prefix="toque-prefetch")
 
     def __enter__(self) -> Self:
         for _ in range(self._depth):
@@ -115,50 +103,31 @@ class Prefetch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        self._planner.shutdown(cancel_futures=True)
+        self._readers.shutdown(cancel_futures=True)
 
-    def next(self) -> tuple[Step, Batch, float]:
-        """The next update, its batch (on the device with a feed), and the seconds waited for it.
+    def next(self) -> tuple[Step, Batch]:
+        """The next update, and its batch, on the device with a feed; waits for it.
 
         Raises:
             ToqueError: whatever making the batch raised, e.g. DataError for a damaged store.
         """
         self._submit()
-        started = time.perf_counter()
         step, made = self._ahead.popleft().result()
-        waited = time.perf_counter() - started
         if isinstance(made, tuple):
             assert self._feed is not None
             made = self._feed.receive(made)
-        return step, made, waited
+        return step, made
 
     def _submit(self) -> None:
-        if self._shared is None:
-            self._ahead.append(self._threads.submit(self._make))
-            return
-        place: Future[Made] = Future()
-        self._ahead.append(place)
-        self._unclaimed.append(place)
-        self._threads.submit(self._fill, self._shared)
+        planned = self._planner.submit(self._plan)
+        self._ahead.append(self._readers.submit(self._make, planned))
 
-    def _make(self) -> Made:
-        step = self._batches.at(self._cursor)
-        self._cursor = step.cursor
-        return self._sent(step)
+    def _plan(self) -> tuple[Cursor, Update]:
+        cursor, update = self._cursor, self._batches.planned(self._cursor)
+        self._cursor = update.cursor
+        return cursor, update
 
-    def _fill(self, batches: SharedBatches) -> None:
-        with self._turn:  # a place and its cursor are taken together, so the order is the plan's
-            place, cursor = self._unclaimed.popleft(), self._cursor
-            try:
-                update = batches.planned(cursor)
-                self._cursor = update.next
-            except Exception as error:  # noqa: BLE001 - the loop meets it in its turn
-                place.set_exception(error)
-                return
-        try:
-            place.set_result(self._sent(batches.collated(cursor, update)))
-        except Exception as error:  # noqa: BLE001 - the loop meets it in its turn
-            place.set_exception(error)
-
-    def _sent(self, step: Step) -> Made:
+    def _make(self, planned: Future[tuple[Cursor, Update]]) -> Made:
+        step = self._batches.collated(*planned.result())
         return step, step.batch if self._feed is None else self._feed.send(step.batch)

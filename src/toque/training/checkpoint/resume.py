@@ -97,7 +97,7 @@ class TrainerState:
             CheckpointError: naming both.
         """
         try:
-            after = batches.at(self.cursor).epoch
+            after = batches.planned(self.cursor).epoch
         except (IndexError, ValueError, OverflowError) as error:
             after, why = math.nan, f" ({error})"
         else:
