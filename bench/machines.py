@@ -41,12 +41,14 @@ class Machine:
         return [*space, "unshare", "--uts", "sh", "-c", NAMED_HOST, self.name]
 
     def start(self, *words: str, work: Path, answer: int) -> None:
-        """Run a `toque` command there."""
+        """Run a module of Python there, with its arguments."""
         self.said = []
         self.process = subprocess.Popen(  # noqa: S603 - our own command
-            [*self.inside, sys.executable, "-m", "toque", *words],
+            [*self.inside, sys.executable, "-m", *words],
             cwd=work,
-            env=os.environ | {"TOQUE_RANK_TIMEOUT": str(answer), "OMP_NUM_THREADS": "1"},
+            env=os.environ
+            | {"TOQUE_RANK_TIMEOUT": str(answer), "OMP_NUM_THREADS": "1"}
+            | {"GLOO_SOCKET_IFNAME": "eth0"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -5,18 +5,16 @@ from __future__ import annotations
 import pytest
 
 from toque.cli import main
-from toque.cli.launch import Launching
+from toque.cli.launch import starts_ranks
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--nodes 2", "and --gpus, which says how many on each machine, is missing"),
-        ("--restarts 1", "and --gpus, which says how many on each machine, is missing"),
-        ("--gpus 0", "--gpus 0, --nodes 1 and --restarts 3 cannot be"),
-        ("--gpus 1 --nodes 2", "--nodes is 2 and --rendezvous is not given"),
-        ("--gpus 1 --rendezvous a:1", "--nodes is 1 and --rendezvous a:1"),
-        ("--gpus 1 --nodes 2 --rendezvous a:b", "--rendezvous is 'a:b', where HOST:PORT"),
+        ("--restarts 1", "and --gpus, which says how many, is missing"),
+        ("--gpus 0", "--gpus 0 and --restarts 3 cannot be"),
+        ("--gpus 1 --nodes 2", "--nodes of earlier versions went: PyTorch's own torchrun starts"),
+        ("--rendezvous=a:1", "--rdzv-endpoint FIRST-MACHINE:29400 -m toque train CONFIG"),
     ],
 )
 def test_what_cannot_be_meant_ends_with_2(words, told, capsys):
@@ -35,9 +33,4 @@ def test_gpus_beside_a_launcher_of_somebody_else(monkeypatch, capsys):
 def test_a_rank_of_our_own_starts_none(monkeypatch):
     monkeypatch.setenv("TOQUE_LAUNCHER", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert not Launching(4, 2, "a:1", None).is_asked
-
-
-def test_the_flags_that_continue_a_run():
-    given = Launching(gpus=8, nodes=2, rendezvous="a:1", restarts=None)
-    assert given.flags == ["--gpus", "8", "--nodes", "2", "--rendezvous", "a:1"]
+    assert not starts_ranks(4, None)

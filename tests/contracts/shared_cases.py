@@ -26,10 +26,9 @@ from toque.models.lora.layers import attach, refuse_unreached, resolve
 from toque.training.callbacks import Callback, Requests, StepInfo
 from toque.training.checkpoint.state_tensors import model_tensors
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.parts import gathered
 from toque.training.distributed.process_group import joined
 from toque.training.distributed.sharding import Sharded
-from toque.training.distributed.sharing import Alone, Replicated, Sharing
+from toque.training.distributed.sharing import Alone, Replicated, Sharing, gathered
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import Runtime

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from torch.distributed.run import get_args_parser
 
 from conftest import REPOSITORY
 from toque.cli.app import app
 from toque.cli.commands_run import train
 from toque.config import load_config
-from toque.training.distributed.meeting import address_of
 
 CLUSTER = REPOSITORY / "examples" / "cluster"
 SCRIPTS = sorted(CLUSTER.glob("*.sh"))
@@ -35,7 +35,7 @@ def command_of(script: Path) -> list[str]:
     """What srun starts, with variables as they would be."""
     text = re.sub(r"\\\n\s*", " ", script.read_text())
     line = next(line for line in text.splitlines() if line.startswith("srun "))
-    return shlex.split(line.removeprefix("srun ").replace("$first", "gpu01"))
+    return shlex.split(line.removeprefix("srun "))
 
 
 def option(script: Path, name: str) -> int:
@@ -51,37 +51,30 @@ def test_scripts_are_bash(script: Path) -> None:
     subprocess.run([bash, "-n", str(script)], check=True)
 
 
-def test_slurm_starts_one_launcher_a_machine() -> None:
-    script = CLUSTER / "slurm.sh"
-    given = parsed(command_of(script))
-    assert given["nodes"] == option(script, "nodes")
-    assert given["gpus"] == option(script, "gpus-per-node")
-    assert option(script, "ntasks-per-node") == 1
-    assert address_of(str(given["rendezvous"])) == ("gpu01", 29400)
-
-
 def test_slurm_starts_one_task_a_gpu() -> None:
-    script = CLUSTER / "slurm_tasks.sh"
+    script = CLUSTER / "slurm.sh"
     assert "gpus" not in parsed(command_of(script))
     assert option(script, "ntasks-per-node") == 8
     assert option(script, "gpus-per-task") == 1
 
 
-def test_kubernetes_starts_one_launcher_a_pod_and_they_find_each_other() -> None:
+def test_kubernetes_starts_torchrun_in_each_pod_and_they_find_each_other() -> None:
     service, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
     spec = job["spec"]
     pod = spec["template"]["spec"]
     container = pod["containers"][0]
-    given = parsed(container["command"])
-    assert given["nodes"] == spec["completions"] == spec["parallelism"]
-    assert given["gpus"] == container["resources"]["limits"]["nvidia.com/gpu"]
+    command = container["command"]
+    given = get_args_parser().parse_args(command[1:])
+    assert command[0] == "torchrun"
+    assert given.module
+    parsed([given.training_script, *given.training_script_args])
+    assert int(given.nnodes) == spec["completions"] == spec["parallelism"]
+    assert int(given.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
     # The first pod's name by the service, whose selector finds the pods.
     host = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
-    assert address_of(str(given["rendezvous"])) == (host, 29400)
+    assert given.rdzv_endpoint == f"{host}:29400"
     assert pod["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
     assert service["spec"]["clusterIP"] == "None"
-    # podFailurePolicy is for pods that are not restarted in place.
-    assert pod["restartPolicy"] == "Never"
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}

@@ -27,9 +27,8 @@ from toque.data.loader.batch_stream import BatchStream
 from toque.errors import CheckpointError, ConfigError, NonFiniteError
 from toque.models.forward.loss import loss_sum
 from toque.training.callbacks import Callback, Requests, StepInfo
-from toque.training.distributed.alike import refuse_unlike, versions
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.process_group import joined
+from toque.training.distributed.process_group import joined, refuse_unlike, versions
 from toque.training.distributed.sharing import Replicated
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
 from toque.cli.console import TextsAsWritten
-from toque.cli.launch import Launching, without_secrets
+from toque.cli.launch import start_ranks, starts_ranks, without_secrets
 from toque.errors import ConfigError, Interrupted, in_shell
 from toque.workflows.results import existing_folder
 
@@ -49,8 +49,6 @@ def train(
     trust_code: bool = False,
     hardware: str | None = None,
     gpus: int | None = None,
-    nodes: int | None = None,
-    rendezvous: str | None = None,
     restarts: int | None = None,
 ) -> int:
     """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
@@ -68,27 +66,23 @@ def train(
         trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
         hardware: a card such as rtx-4090; what CONFIG says of it comes on top.
         gpus: share every update among this many processes of this machine, one a GPU; on a machine
-            without GPUs they share its cores.
-        nodes: machines that share the run; the same command is typed on each.
-        rendezvous: HOST:PORT of the first of several machines, where all of them meet.
+            without GPUs they share its cores. torchrun and srun start ranks on several machines.
         restarts: how often all processes start again from the newest checkpoint when one was
             lost; 3 when left out.
     """
     began = time.monotonic()
-    ranks = Launching(gpus, nodes, rendezvous, restarts)
-    launching = ranks.is_asked
+    launching = starts_ranks(gpus, restarts)
     # A mistyped key is answered before torch loads.
     resolved = load(config, overrides, trust_code=trust_code or None, hardware=hardware)
     prints = reporter()
-    prepares = ranks.prepares_first and not no_prepare
-    if prepares and not (Path(resolved.config.data.store) / "manifest.json").exists():
+    if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
         with loading():
             from toque.workflows.prepare import prepare_before_torch
 
         prepare_before_torch(resolved.config, start=start, reporter=prints)
-    if launching:
-        return ranks.start(prints.notice)
+    if launching and gpus is not None:
+        return start_ranks(gpus, restarts, prints.notice)
     with loading():
         from toque.training.time_limit import CommandClock
         from toque.workflows.train import train as workflow
@@ -105,7 +99,8 @@ def train(
     if run.interrupted:
         flags = ["--trust-code"] if trust_code else []
         flags += ["--hardware", hardware] if hardware is not None else []
-        flags += ranks.flags
+        flags += ["--gpus", str(gpus)] if gpus is not None else []
+        flags += ["--restarts", str(restarts)] if restarts is not None else []
         again = " ".join(map(in_shell, [config, *without_secrets(overrides), *flags]))
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: toque train {again}"

@@ -6,11 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
 from typing import Final, NoReturn
 
 from toque.errors import ConfigError, Interrupted, ToqueError
-from toque.training.distributed.surroundings import (
+from toque.training.distributed.launcher import (
     follow_launcher,
     is_launched,
     ranks_of_srun,
@@ -38,66 +37,38 @@ def look_around(words: Sequence[str]) -> None:
         os.environ.update(ranks_of_srun(os.environ))
 
 
-@dataclass(frozen=True)
-class Launching:
-    """The processes that share a run, as the command line names them; all None without any."""
+def starts_ranks(gpus: int | None, restarts: int | None) -> bool:
+    """True if this process is to start the ranks, and is none itself.
 
-    gpus: int | None
-    nodes: int | None
-    rendezvous: str | None
-    restarts: int | None
-
-    @property
-    def is_asked(self) -> bool:
-        """True if this process is to start the ranks, and is none itself.
-
-        Raises:
-            ConfigError: it is one already, or the number of GPUs is missing beside the rest.
-        """
-        if self.gpus is None and self != Launching(None, None, None, None):
-            raise ConfigError(
-                "--nodes, --rendezvous and --restarts are about processes that `toque train` "
-                "starts, and --gpus, which says how many on each machine, is missing. Add it, or "
-                "leave these out."
-            )
-        if self.gpus is None or is_launched():
-            return False
-        if one_of_several():
-            raise ConfigError(
-                f"--gpus {self.gpus} starts processes, and this is one of "
-                f"{os.environ['WORLD_SIZE']} already (WORLD_SIZE). Leave --gpus out, or start "
-                "`toque train` without torchrun."
-            )
-        return True
-
-    @property
-    def prepares_first(self) -> bool:
-        """True if an absent store is made before ranks are; of several machines, rank 0 does."""
-        return self.nodes in (None, 1)
-
-    @property
-    def flags(self) -> list[str]:
-        """The flags as words of a command line."""
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        return [word for name in given for word in (f"--{name}", str(given[name]))]
-
-    def start(self, say: Callable[[str], None]) -> int:
-        """Start this very command once a GPU, and return the exit code that they agree on.
-
-        Raises:
-            ConfigError: machines that cannot be.
-            RankLost: a process or a machine is missing.
-        """
-        from toque.training.distributed.launcher import Machines, launch
-
-        assert self.gpus is not None
-        machines = Machines(
-            gpus=self.gpus,
-            nodes=1 if self.nodes is None else self.nodes,
-            rendezvous=self.rendezvous,
-            restarts=RESTARTS if self.restarts is None else self.restarts,
+    Raises:
+        ConfigError: it is one already, or restarts are given without GPUs.
+    """
+    if gpus is None and restarts is not None:
+        raise ConfigError(
+            "--restarts is about processes that `toque train` starts, and --gpus, which says how "
+            "many, is missing. Add it, or leave --restarts out."
         )
-        return launch(machines, [sys.executable, "-m", "toque", *COMMAND.get()], say=say)
+    if gpus is None or is_launched():
+        return False
+    if one_of_several():
+        raise ConfigError(
+            f"--gpus {gpus} starts processes, and this is one of {os.environ['WORLD_SIZE']} "
+            "already (WORLD_SIZE). Leave --gpus out, or start `toque train` without torchrun."
+        )
+    return True
+
+
+def start_ranks(gpus: int, restarts: int | None, say: Callable[[str], None]) -> int:
+    """Start this very command once a GPU, and return the exit code that they agree on.
+
+    Raises:
+        ConfigError: numbers that cannot be.
+        RankLost: a process was lost.
+    """
+    from toque.training.distributed.launcher import launch
+
+    command = [sys.executable, "-m", "toque", *COMMAND.get()]
+    return launch(command, gpus=gpus, restarts=RESTARTS if restarts is None else restarts, say=say)
 
 
 def verb_of(words: Sequence[str]) -> str:
@@ -110,12 +81,20 @@ def verb_of(words: Sequence[str]) -> str:
 
 
 def refuse_repeating(words: Sequence[str]) -> None:
-    """Refuse to do the same work in every process.
+    """Refuse to do the same work in every process, and flags of earlier versions.
 
     Raises:
-        ConfigError: the command is not one that several processes share.
+        ConfigError: the command is not one that several processes share, or names machines.
     """
     verb = verb_of(words)
+    gone = {word.partition("=")[0] for word in words} & {"--nodes", "--rendezvous"}
+    if verb == "train" and gone:
+        raise ConfigError(
+            f"{' and '.join(sorted(gone))} of earlier versions went: PyTorch's own torchrun starts "
+            "a run over several machines. Type on each of them, for two of eight GPUs: "
+            "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "
+            "FIRST-MACHINE:29400 -m toque train CONFIG"
+        )
     if one_of_several() and verb and verb not in SHARED_VERBS:
         raise ConfigError(
             f"`toque {verb}` was started as one of {os.environ['WORLD_SIZE']} processes "

@@ -25,7 +25,7 @@ from toque.models.onednn import keep_fewer_kernels, onednn_is_faster
 from toque.models.precision import has_fast_bf16
 from toque.runs.peak_flops import Peak, Products, peak_of
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.parts import whole
+from toque.training.distributed.sharing import whole
 from toque.training.optim.factory import step_if
 from toque.training.phases import Phases
 from toque.training.state_values import number_in

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from toque.errors import CheckpointError
-from toque.training.distributed.parts import is_divided, own_part
+from toque.training.distributed.sharing import is_divided, own_part
 
 MOST: Final = 1 << 53
 """No count of a run comes near; above it floats no longer tell whole numbers apart."""

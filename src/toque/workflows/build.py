@@ -39,8 +39,8 @@ from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.launcher import is_launched
 from toque.training.distributed.sharing import Sharing
-from toque.training.distributed.surroundings import is_launched
 from toque.training.lr_schedules import make_schedule
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.gpu_readings import peak_memory

@@ -20,9 +20,13 @@ from toque.storage.no_follow import place_of, refuse_links
 from toque.training.checkpoint.layout_choice import refuse_unshared_folder
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.saved import Checkpoint
-from toque.training.distributed.alike import refuse_unlike, versions
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.process_group import joined, while_others_wait
+from toque.training.distributed.process_group import (
+    joined,
+    refuse_unlike,
+    versions,
+    while_others_wait,
+)
 from toque.training.observers.metrics_log import write_after
 from toque.training.observers.watchers import Watchers
 from toque.training.time_limit import CommandClock

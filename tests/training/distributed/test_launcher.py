@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,19 +14,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from fixtures.ports import free_port
 from toque.errors import ConfigError, RankLost
 from toque.hardware.processor import usable_cores
-from toque.training.distributed.launcher import Machines, environment_of, launch
-from toque.training.distributed.meeting import address_of, interface_to, is_here, met
-from toque.training.distributed.surroundings import ranks_of_srun
+from toque.training.distributed.launcher import (
+    environment_of,
+    launch,
+    ranks_of_srun,
+    refuse_impossible,
+)
 
 RANK = """
 import os, signal, sys, time
 rank = int(os.environ["RANK"])
 again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 """
-TWO = Machines(gpus=2, nodes=1, rendezvous=None, restarts=1)
 
 
 @pytest.fixture
@@ -35,9 +35,10 @@ def said() -> list[str]:
     return []
 
 
-def ended(body: str, said: list[str], machines: Machines = TWO) -> int:
-    """The exit code of a launcher whose ranks do this."""
-    return launch(machines, [sys.executable, "-c", RANK + body], say=said.append)
+def ended(body: str, said: list[str], restarts: int = 1) -> int:
+    """The exit code of a launcher whose two ranks do this."""
+    command = [sys.executable, "-c", RANK + body]
+    return launch(command, gpus=2, restarts=restarts, say=said.append)
 
 
 def names(folder: Path) -> list[str]:
@@ -88,7 +89,7 @@ def test_a_rank_that_is_killed_again_is_named_in_the_end(said):
 
 def test_what_a_rank_said_itself_is_not_said_again(said):
     body = "sys.exit(1) if rank else os.kill(os.getpid(), signal.SIGKILL)"
-    assert ended(body, said, Machines(gpus=2, nodes=1, rendezvous=None, restarts=0)) == 1
+    assert ended(body, said, restarts=0) == 1
     assert len(said) == 1  # what is started
 
 
@@ -124,122 +125,28 @@ time.sleep(60)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-MACHINE = """
-import sys
-from toque.errors import ToqueError
-from toque.training.distributed.launcher import Machines, launch
-nodes, port, body = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-machines = Machines(gpus=2, nodes=nodes, rendezvous=f"127.0.0.1:{port}", restarts=1)
-try:
-    sys.exit(launch(machines, [sys.executable, "-c", body], say=print))
-except ToqueError as error:
-    print(error, flush=True)
-    sys.exit(error.exit_code)
-"""
-
-
-def machine(nodes: int, port: int, body: str, patience: int = 60) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", MACHINE, str(nodes), str(port), RANK + body],
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join(sys.path), "TOQUE_NODES_TIMEOUT": str(patience)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def test_two_machines_meet_start_again_together_and_agree(tmp_path):
-    """Both on this one. Four ranks; one is killed, and both start theirs again; all count alike."""
-    body = f"""
-world = os.environ["WORLD_SIZE"]
-open({str(tmp_path)!r} + f"/{{again}}-{{rank}}-of-{{world}}", "w").close()
-if again == 0:
-    if rank == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    sys.exit(1)
-"""
-    port = free_port()
-    both = [machine(2, port, body) for _ in range(2)]
-    said = [each.communicate(timeout=120)[0] for each in both]
-    assert [each.returncode for each in both] == [0, 0], said
-    assert names(tmp_path) == [f"{n}-{r}-of-4" for n in (0, 1) for r in range(4)]
-    assert all("starting again from the newest checkpoint: restart 1 of 1" in s for s in said)
-
-
-@pytest.mark.slow
-def test_machines_that_do_not_come_are_counted():
-    """One of two; and one that counts otherwise than the first."""
-    port = free_port()
-    first = machine(2, port, "", patience=12)
-    time.sleep(0.1)
-    with pytest.raises(ConfigError, match=r"nodes is 3 on .*, and 2 on the machine that came to"):
-        meets(port, nodes=3)
-    said = first.communicate(timeout=120)[0]
-    assert first.returncode == 1
-    assert f"Of 2 machines 1 came to 127.0.0.1:{port} within 12 s (TOQUE_NODES_TIMEOUT): " in said
-    assert socket.gethostname() in said
-
-
-def meets(port: int, *, nodes: int) -> None:
-    """Come to a store that another machine holds, once it does."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.1)
-    met(f"127.0.0.1:{port}", nodes=nodes, patience=5)
-
-
-def test_a_first_machine_that_cannot_be_reached_is_named():
-    with pytest.raises(RankLost, match=r"cannot reach no-such-host\.invalid:29400, where the"):
-        met("no-such-host.invalid", nodes=2, patience=1)
-
-
 @pytest.mark.parametrize(
-    ("machines", "told"),
+    ("gpus", "restarts", "told"),
     [
-        ({"gpus": 0}, "gpus=0, nodes=1 and restarts=3 cannot be"),
-        ({"nodes": 0}, "gpus=2, nodes=0 and"),
-        ({"restarts": -1}, "restarts=-1 cannot be"),
-        ({"nodes": 2}, "nodes is 2 and rendezvous is not given"),
-        ({"rendezvous": "a:1"}, "nodes is 1 and rendezvous a:1"),
+        (0, 3, "gpus=0 and restarts=3 cannot be"),
+        (2, -1, "gpus=2 and restarts=-1 cannot be"),
+        (3, 0, "gpus is 3, and this machine has 2 CUDA devices"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(machines, told):
-    with pytest.raises(ConfigError) as refused:
-        Machines(**{"gpus": 2, "nodes": 1, "rendezvous": None, "restarts": 3} | machines)
-    assert told in str(refused.value)
-
-
-def test_more_gpus_than_there_are_are_refused(monkeypatch):
+def test_what_cannot_be_meant_is_refused(monkeypatch, gpus, restarts, told):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    Machines(gpus=2, nodes=1, rendezvous=None, restarts=0)
-    with pytest.raises(ConfigError, match=r"gpus is 3, and this machine has 2 CUDA devices"):
-        Machines(gpus=3, nodes=1, rendezvous=None, restarts=0)
+    refuse_impossible(2, 0)
+    with pytest.raises(ConfigError, match=told):
+        refuse_impossible(gpus, restarts)
 
 
 def test_cores_are_divided_unless_the_user_has(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = len(usable_cores())
-    one = Machines(gpus=1, nodes=1, rendezvous=None, restarts=0)
-    many = Machines(gpus=2 * cores, nodes=1, rendezvous=None, restarts=0)
-    assert environment_of(one)["OMP_NUM_THREADS"] == str(cores)
-    assert environment_of(many)["OMP_NUM_THREADS"] == "1"
+    assert environment_of(1)["OMP_NUM_THREADS"] == str(cores)
+    assert environment_of(2 * cores)["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert environment_of(one)["OMP_NUM_THREADS"] == "7"
-
-
-def test_addresses():
-    assert address_of("gpu-1:4000") == ("gpu-1", 4000)
-    assert address_of("[fd00::2]:4000") == ("fd00::2", 4000)
-    for wrong in ("gpu-1:x", "gpu 1:4000", "gpu-1:70000"):
-        with pytest.raises(ConfigError, match="where HOST:PORT of the first machine belongs"):
-            address_of(wrong)
-    assert is_here("localhost")
-    assert not is_here("192.0.2.77")  # reserved for documents: nobody's
-    assert interface_to("127.0.0.1") == "lo"
+    assert environment_of(1)["OMP_NUM_THREADS"] == "7"
 
 
 SRUN = {
@@ -282,15 +189,19 @@ def test_elsewhere_srun_names_nobody(environ):
 def test_ranks_end_with_their_launcher(tmp_path: Path):
     """Killed with SIGKILL, it cannot tell them; a rank of `toque train` asks for a SIGTERM."""
     body = f"""
-from toque.training.distributed.surroundings import follow_launcher
+from toque.training.distributed.launcher import follow_launcher
 follow_launcher()
 signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path / "told")!r}, "w"), sys.exit(75)))
 open({str(tmp_path / "there")!r}, "w").close()
 time.sleep(60)
 """
-    script = MACHINE.replace('f"127.0.0.1:{port}"', "None").replace("gpus=2", "gpus=1")
+    script = """
+import sys
+from toque.training.distributed.launcher import launch
+launch([sys.executable, "-c", sys.argv[1]], gpus=1, restarts=0, say=print)
+"""
     launcher = subprocess.Popen(
-        [sys.executable, "-c", script, "1", "0", RANK + body],
+        [sys.executable, "-c", script, RANK + body],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     when((tmp_path / "there").exists, launcher.kill).join()

@@ -1,4 +1,4 @@
-"""`toque train CONFIG --gpus N [--nodes M]` as a user types it: real runs on the CPU."""
+"""`toque train CONFIG --gpus N`, and torchrun, as a user types it: real runs on the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from conftest import REPOSITORY
 from fixtures.ports import free_port
-from fixtures.ranks import prepared_folder, rank, train, wait_for
+from fixtures.ranks import prepared_folder, rank, started, train, wait_for
 from toque.workflows.killed_sessions import differing, facts_of
 
 STEPS = 16
@@ -129,13 +129,29 @@ def test_srun_names_the_ranks(kitchen: Path, whole: Path) -> None:
     assert differing(facts_of(whole), facts_of(kitchen / "srun")) == []
 
 
+def two_machines(kitchen: Path, run: str, *last_words: str) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of two commands of torchrun, as they are typed on two machines."""
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", *where)
+    words = ("--nproc-per-node", "1", "-m", "toque", "train", "run.yaml", f"run_dir={run}")
+    both = [started(kitchen, *torchrun, *words), started(kitchen, *torchrun, *words, *last_words)]
+    said = [said_by(each) for each in both]
+    return [each.returncode for each in both], said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_machines_by_torchrun_train_to_the_same_bits(kitchen: Path, whole: Path) -> None:
+    codes, said = two_machines(kitchen, "machines")
+    assert codes == [0, 0], said
+    assert differing(facts_of(whole), facts_of(kitchen / "machines")) == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_machines_with_other_settings_are_refused_before_anything_is_written(kitchen: Path) -> None:
-    words = ("--gpus", "1", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}")
-    both = [train(kitchen, "unlike", *words, f"seed={seed}") for seed in (1, 2)]
-    said = [said_by(each) for each in both]
-    assert [each.returncode for each in both] == [2, 2], said
+    codes, said = two_machines(kitchen, "unlike", "seed=2")
+    assert 0 not in codes, said
     assert sum(text.count("The 2 ranks are not alike: the configuration") for text in said) == 1
     assert not (kitchen / "unlike").exists()
 

@@ -15,7 +15,7 @@ from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.saver import CheckpointLayout
 from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.parts import is_divided
+from toque.training.distributed.sharing import is_divided
 from toque.training.optim.factory import state_bytes
 
 MOST_OF_MEMORY: Final = 0.5

@@ -45,7 +45,7 @@ from toque.training.checkpoint.slices import shard_of
 from toque.training.checkpoint.state_tensors import bytes_of, model_tensors, write_tensors
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.parts import gathered
+from toque.training.distributed.sharing import gathered
 from toque.units import Progress
 
 _NICENESS: Final = 10

@@ -19,7 +19,7 @@ from torch import Tensor
 from toque.errors import CheckpointError
 from toque.training.checkpoint.shard_layout import CutTensor, ShardLayout
 from toque.training.checkpoint.state_tensors import opened_tensors
-from toque.training.distributed.parts import is_divided
+from toque.training.distributed.sharing import is_divided
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Shard

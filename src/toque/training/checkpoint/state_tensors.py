@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from toque.errors import CheckpointError
 from toque.storage.array_headers import check_safetensors_header
-from toque.training.distributed.parts import divided_like, own_part
+from toque.training.distributed.sharing import divided_like, own_part
 from toque.training.state_values import impossible_weights, refuse
 
 

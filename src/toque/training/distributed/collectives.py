@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from toque.errors import CheckpointError
 from toque.training.callbacks import Requests
-from toque.training.distributed.parts import own_part
 from toque.training.distributed.rank_failures import RankFailures
-from toque.training.distributed.sharing import Sharing
+from toque.training.distributed.sharing import Sharing, own_part
 from toque.units import Cursor, Progress
 
 _OF_COLLECTIVES: Final = ("gloo", "nccl", "connection", "process group", "pair closure")

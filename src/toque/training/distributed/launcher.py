@@ -1,190 +1,292 @@
-"""Launcher: the processes of a run that is shared by GPUs, on this machine and on others.
+"""Launcher: which rank this process is, and a supervisor of the ranks that one machine starts.
 
-Every process is the same command, told which rank it is; torch's elastic agent watches them
-(`agent.py`) and brings machines together (`meeting.py`).
+Every rank is the same command, told which one it is by the variables of `torchrun`, which starts
+ranks over several machines; srun says the same in variables of its own. Torch's launcher is not
+used on one machine: it ends every rank as soon as one has left, and so cuts off a rank that still
+saves or says why, starts again after errors that would only repeat, and ends with 1 whatever the
+ranks' exit codes were. Torch is loaded only where ranks are started.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import ctypes
+import math
 import os
+import re
+import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
-import torch
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-)
-
-from toque.errors import ConfigError, RankLost, argument
+from toque.errors import ConfigError, Interrupted, NonFiniteError, RankLost, argument
 from toque.hardware.processor import usable_cores
-from toque.training.distributed.agent import Agent, ending
-from toque.training.distributed.meeting import (
-    Meeting,
-    address_of,
-    alone,
-    interface_to,
-    met,
-    patience_seconds,
-)
-from toque.training.distributed.surroundings import LAUNCHER_VARIABLE
 
-_HEARD_SECONDS: Final = 3
-"""Seconds for the other machines to hear how the run ended, before the store goes with its host."""
+LAUNCHER_VARIABLE: Final = "TOQUE_LAUNCHER"
+"""Environment variable of a rank: the process of the launcher that started it."""
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Passed on to the ranks, which finish the step, save and leave."""
+_AGREED: Final = {0, Interrupted.exit_code}
+"""Exit codes of ranks that left together."""
+_FINAL: Final = {*range(ConfigError.exit_code, NonFiniteError.exit_code + 1)}
+"""Exit codes of errors that another attempt would only repeat."""
+_END_SECONDS: Final = 30
+"""Seconds from one rank's failure until the others, which mostly notice and say so, are killed."""
+_LOOK_SECONDS: Final = 0.1
+_PARENT_DEATH_SIGNAL: Final = 1
+"""PR_SET_PDEATHSIG of linux/prctl.h."""
+_FIRST_PORT: Final = 15_000
+_PORTS: Final = 15_000
+"""Ports that ranks under srun may meet at: below those that Linux gives to outgoing connections."""
 
-
-@dataclass(frozen=True)
-class Machines:
-    """The processes that share a run.
-
-    Args:
-        gpus: processes on each machine, one a GPU; without a GPU they share the CPU.
-        nodes: machines.
-        rendezvous: HOST:PORT of the first of several machines.
-        restarts: how often all start again from the newest checkpoint when one was lost.
-    """
-
-    gpus: int
-    nodes: int
-    rendezvous: str | None
-    restarts: int
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be meant.
-
-        Raises:
-            ConfigError: counts below their least, several machines without an address or one
-                with, or more GPUs than this machine has.
-        """
-        if self.gpus < 1 or self.nodes < 1 or self.restarts < 0:
-            raise ConfigError(
-                f"{argument(f'gpus={self.gpus}')}, {argument(f'nodes={self.nodes}')} and "
-                f"{argument(f'restarts={self.restarts}')} cannot be: GPUs and machines are "
-                "counted from 1, restarts from 0."
-            )
-        if (self.nodes > 1) != (self.rendezvous is not None):
-            raise ConfigError(
-                f"{argument('nodes')} is {self.nodes} and {argument('rendezvous')} "
-                f"{self.rendezvous or 'is not given'}: several machines meet at the first one's "
-                f"HOST:PORT, and one needs none. Give both, e.g. {argument('nodes=2')} "
-                f"{argument('rendezvous=node-1:29400')}, or neither."
-            )
-        found = torch.cuda.device_count()
-        if 0 < found < self.gpus:
-            raise ConfigError(
-                f"{argument('gpus')} is {self.gpus}, and this machine has {found} CUDA "
-                f"device{'s' if found > 1 else ''} (CUDA_VISIBLE_DEVICES is "
-                f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}); each process needs one of "
-                f"its own. Give {argument(f'gpus={found}')} or fewer."
-            )
+_TASKS_EACH: Final = re.compile(r"(\d{1,9}+)(?:\(x\d{1,9}+\))?\Z")
+_FIRST_HOST: Final = re.compile(r"(?:\[[^]\[]*+\]|[^,\[])*+")
+_HOST_NUMBERS: Final = re.compile(r"\[(\w{1,32}+)[^]\[]*+\]")
 
 
-def launch(machines: Machines, command: Sequence[str], *, say: Callable[[str], None]) -> int:
-    """Start the ranks of this machine, and wait until they have ended.
+def launch(command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[str], None]) -> int:
+    """Start the ranks, wait until they have ended, and start them again after a loss.
 
     Args:
-        machines: how many processes, and where.
         command: program and arguments of every rank.
-        say: takes a sentence for whoever watches.
+        gpus: number of ranks, one a GPU; without a GPU they share the CPU.
+        restarts: how often all start again from the newest checkpoint when one was lost.
+        say: takes a sentence for the user.
 
     Returns:
         the exit code of the command: what the ranks agree on, or that of the first that failed.
 
     Raises:
-        ConfigError: machines that do not fit each other.
-        RankLost: machines did not come, or ranks were killed and no rank is left to say so.
+        ConfigError: numbers below their least, or more GPUs than this machine has.
+        RankLost: ranks were killed, and none was left to say so.
     """
-    if "LOGLEVEL" not in os.environ:  # torch's variable: what it names is logged as torch does
-        elastic = logging.getLogger("torch.distributed.elastic")
-        elastic.propagate = False
-        elastic.addHandler(logging.NullHandler())
-    environment = environment_of(machines)
-    say(in_words(machines, environment))
-    restarts = machines.restarts
-    while True:
-        meeting = _meeting(machines)
-        agent = Agent(
-            meeting,
-            command=command,
-            environment=environment,
-            processes=machines.gpus,
-            restarts=restarts,
-            say=say,
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
+
+    refuse_impossible(gpus, restarts)
+    environment = environment_of(gpus)
+    say(in_words(gpus, environment["OMP_NUM_THREADS"]))
+    # The ranks meet, and tell of their ends, at a store that outlives each of them.
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    ranks = LaunchedRanks(command, environment | {"MASTER_PORT": str(store.port)}, gpus)
+    with ranks.passing_signals_on():
+        ranks.run(0)
+        for restart in range(1, restarts + 1):
+            if not ranks.may_start_again:
+                break
+            if killed := ranks.killed():
+                say(f"{killed}, out of memory perhaps")
+            say(f"starting again from the newest checkpoint: restart {restart} of {restarts}")
+            ranks.run(restart)
+    return ranks.exit_code()
+
+
+def refuse_impossible(gpus: int, restarts: int) -> None:
+    """Refuse numbers of processes that cannot be meant.
+
+    Raises:
+        ConfigError: they are below their least, or this machine has fewer GPUs.
+    """
+    import torch
+
+    if gpus < 1 or restarts < 0:
+        raise ConfigError(
+            f"{argument(f'gpus={gpus}')} and {argument(f'restarts={restarts}')} cannot be: GPUs "
+            "are counted from 1, restarts from 0."
         )
-        try:
-            return _ended(agent, meeting)
-        except RendezvousConnectionError as error:
-            if agent.restarts_left == 0 or agent.signal is not None:
-                raise RankLost(
-                    f"{meeting.host}:{meeting.store.port} cannot be reached any more: the command "
-                    "there has ended, or the network is gone. All ranks stop, and the last "
-                    "checkpoint stands. The same command on every machine continues from it."
-                ) from error
-            restarts = agent.restarts_left - 1
-            say(f"{meeting.host} cannot be reached any more: trying for {meeting.patience} s")
+    found = torch.cuda.device_count()
+    if 0 < found < gpus:
+        raise ConfigError(
+            f"{argument('gpus')} is {gpus}, and this machine has {found} CUDA "
+            f"device{'s' if found > 1 else ''} (CUDA_VISIBLE_DEVICES is "
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}); each process needs one of "
+            f"its own. Give {argument(f'gpus={found}')} or fewer."
+        )
 
 
-def _ended(agent: Agent, meeting: Meeting) -> int:
-    leaves = True
-    try:
-        with agent.passing_signals_on():
-            agent.run()
-        return ending(agent)
-    except RendezvousConnectionError:
-        leaves = False  # the others are to wait for this machine
-        raise
-    except RendezvousClosedError as error:
-        raise RankLost(
-            "The run was given up on another machine, whose message says why. All ranks stop, and "
-            "the last checkpoint stands."
-        ) from error
-    except SignalException as error:
-        return 128 + error.sigval  # the shell's convention
-    finally:
-        if leaves:
-            meeting.handler.shutdown()
-            time.sleep(_HEARD_SECONDS if meeting.is_host and meeting.nodes > 1 else 0)
+def environment_of(gpus: int) -> dict[str, str]:
+    """Environment that all ranks share; the machine's cores are divided unless the user has."""
+    threads = max(1, len(usable_cores()) // gpus)
+    ranks = {
+        "WORLD_SIZE": str(gpus),
+        "LOCAL_WORLD_SIZE": str(gpus),
+        "MASTER_ADDR": "localhost",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        LAUNCHER_VARIABLE: str(os.getpid()),
+    }
+    return {"OMP_NUM_THREADS": str(threads), **os.environ, **ranks}
 
 
-def environment_of(machines: Machines) -> dict[str, str]:
-    """Environment of every rank of this machine, without what tells it apart.
-
-    The cores of the machine are divided between its ranks; over several machines gloo is told the
-    network that leads to the first, as it would guess by the machine's name. Whatever is set
-    already stays.
-    """
-    threads = max(1, len(usable_cores()) // machines.gpus)
-    added = {"OMP_NUM_THREADS": str(threads)}
-    if machines.rendezvous is not None:
-        try:
-            interface = interface_to(address_of(machines.rendezvous)[0])
-        except OSError:  # not known yet; meeting there says so when it stays unknown
-            interface = None
-        if interface is not None:
-            added["GLOO_SOCKET_IFNAME"] = interface
-    return {**added, **os.environ, LAUNCHER_VARIABLE: str(os.getpid())}
-
-
-def in_words(machines: Machines, environment: dict[str, str]) -> str:
+def in_words(gpus: int, threads: str) -> str:
     """A sentence about what is about to start."""
-    count = f"{machines.gpus} process{'es' if machines.gpus > 1 else ''}"
+    import torch
+
+    count = f"{gpus} process{'es' if gpus > 1 else ''}"
     if torch.cuda.is_available():
-        here = f"{count}, one a GPU"
-    else:
-        here = (
-            f"{count} on the CPU, as this machine has no CUDA device "
-            f"(OMP_NUM_THREADS={environment['OMP_NUM_THREADS']} each)"
+        return f"{count}, one a GPU"
+    return (
+        f"{count} on the CPU, as this machine has no CUDA device (OMP_NUM_THREADS={threads} each)"
+    )
+
+
+class LaunchedRanks:
+    """The processes of the ranks: started together, watched, and told of signals.
+
+    Args:
+        command: program and arguments of every rank.
+        environment: of every rank; its number is added.
+        count: number of ranks.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], count: int) -> None:
+        self._command, self._environment, self._count = command, environment, count
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._codes: dict[int, int] = {}
+        """Exit codes by rank, in the order in which they ended; a signal's is negative."""
+        self._given_up: set[int] = set()
+        self._signal: signal.Signals | None = None
+        """The last signal that was passed on."""
+
+    def run(self, restart: int) -> None:
+        """Start all ranks and wait for their ends; `restart` counts the attempts before."""
+        self._codes, self._given_up, self._processes = {}, set(), []
+        try:
+            for rank in range(self._count):
+                own = {"RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RESTART_COUNT": restart}
+                environment = {**self._environment, **{name: str(own[name]) for name in own}}
+                # In the launcher's own process group: Ctrl-Z stops all of them.
+                started = subprocess.Popen(self._command, env=environment)  # noqa: S603 - our own
+                self._processes.append(started)
+            if self._signal is not None:  # it came while they started
+                self._pass_on(self._signal, None)
+            self._wait()
+        finally:
+            for process in self._processes:
+                process.kill()
+
+    def _wait(self) -> None:
+        deadline = math.inf
+        while len(self._codes) < self._count:
+            time.sleep(_LOOK_SECONDS)
+            for rank, process in enumerate(self._processes):
+                if rank not in self._codes and (code := process.poll()) is not None:
+                    self._codes[rank] = code
+                    if code not in _AGREED:
+                        deadline = min(deadline, time.monotonic() + _END_SECONDS)
+                elif rank not in self._codes and time.monotonic() > deadline:
+                    self._given_up.add(rank)
+                    process.kill()
+
+    @property
+    def may_start_again(self) -> bool:
+        """True after a loss that another attempt may mend, unless somebody asked for the end."""
+        codes = set(self._codes.values())
+        return not codes <= _AGREED and not codes & _FINAL and self._signal is None
+
+    def killed(self) -> str:
+        """Ranks that somebody else ended by a signal, in words.
+
+        Empty where there are none, or where a rank was left that has said so.
+        """
+        if any(code > 0 and code not in _AGREED for code in self._codes.values()):
+            return ""
+        return "; ".join(
+            f"Rank {rank} (process {self._processes[rank].pid} on {socket.gethostname()}) was "
+            f"killed by {signal.Signals(-code).name}"
+            for rank, code in self._codes.items()
+            if code < 0 and rank not in self._given_up
         )
-    if machines.nodes == 1:
-        return here
-    return f"{here}; waiting for {machines.nodes} machines at {machines.rendezvous}"
+
+    def exit_code(self) -> int:
+        """The exit code of a command whose ranks have ended.
+
+        Raises:
+            RankLost: ranks were killed, and none was left to say so.
+        """
+        codes = [code for code in self._codes.values() if code != 0]
+        if final := [code for code in codes if code in _FINAL]:
+            return final[0]
+        if killed := self.killed():
+            if self._signal is not None:
+                return 128 + self._signal  # the shell's convention
+            raise RankLost(
+                f"{killed}, out of memory perhaps: `dmesg` tells. All ranks stop, and the last "
+                "checkpoint stands. The same command continues from it."
+            )
+        lost = [code for code in codes if code > 0 and code != Interrupted.exit_code]
+        return lost[0] if lost else (Interrupted.exit_code if codes else 0)
+
+    @contextmanager
+    def passing_signals_on(self) -> Iterator[None]:
+        """While inside, signals go to the ranks; only the main thread can see to that."""
+        before: dict[signal.Signals, Any] = {}
+        with contextlib.suppress(ValueError):  # another thread
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    before[number] = signal.signal(number, self._pass_on)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _pass_on(self, number: int, frame: object) -> None:
+        self._signal = signal.Signals(number)
+        for process in self._processes:
+            process.send_signal(number)  # does nothing once the process has ended
 
 
-def _meeting(machines: Machines) -> Meeting:
-    if machines.rendezvous is None:
-        return alone()
-    return met(machines.rendezvous, nodes=machines.nodes, patience=patience_seconds())
+def is_launched() -> bool:
+    """True if our own launcher started this process."""
+    return LAUNCHER_VARIABLE in os.environ
+
+
+def follow_launcher() -> None:
+    """Ask for SIGTERM when the launcher is gone: no rank trains on unseen, holding the folder.
+
+    Only Linux has that.
+    """
+    if os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid()) and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def ranks_of_srun(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that torch wants, for a process that srun started as one of several.
+
+    Empty where something else has named the ranks already, and outside of srun: a batch script
+    has the variables of its job, but is no step of it.
+
+    >>> ranks_of_srun({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1",
+    ...                "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "5"})["MASTER_ADDR"]
+    'gpu07'
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks == "1" or "SLURM_PROCID" not in environ or "WORLD_SIZE" in environ:
+        return {}
+    job, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
+    found = {
+        "WORLD_SIZE": tasks,
+        "RANK": environ["SLURM_PROCID"],
+        # A task that sees its own GPU alone has it under the number 0.
+        "LOCAL_RANK": "0" if "SLURM_GPUS_PER_TASK" in environ else environ["SLURM_LOCALID"],
+        "MASTER_ADDR": first_host(environ.get("SLURM_STEP_NODELIST", "localhost")),
+        "MASTER_PORT": str(_FIRST_PORT + (31 * int(job) + int(step)) % _PORTS),
+    }
+    each = _TASKS_EACH.match(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if each is not None:  # as many on every machine
+        found["LOCAL_WORLD_SIZE"] = each[1]
+    return {name: value for name, value in found.items() if name not in environ}
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's list of hosts.
+
+    >>> first_host("gpu[07-09,12],fat1"), first_host("r[1-2]n[3,5]"), first_host("a,b")
+    ('gpu07', 'r1n3', 'a')
+    """
+    first = _FIRST_HOST.match(nodes)
+    assert first is not None
+    return _HOST_NUMBERS.sub(r"\1", first[0])

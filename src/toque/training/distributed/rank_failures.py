@@ -21,7 +21,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # public all 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from toque.errors import RankLost, ToqueError, argument
-from toque.training.distributed.surroundings import is_launched
+from toque.training.distributed.launcher import is_launched
 
 _ANSWER_SECONDS: Final = 3.0
 """Time for the others to say that they wait, too."""

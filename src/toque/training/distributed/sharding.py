@@ -28,8 +28,7 @@ from toque.errors import ConfigError
 from toque.models.forward.compile import blocks
 from toque.models.glibc_malloc import return_freed_memory
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.parts import whole
-from toque.training.distributed.sharing import Entered, LossFn
+from toque.training.distributed.sharing import Entered, LossFn, whole
 
 _BIAS = "relative_attention_bias"
 

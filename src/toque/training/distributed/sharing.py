@@ -9,9 +9,9 @@ DistributedDataParallel where every rank holds all weights (here), FSDP2 where e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, cast, final
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from toque.batch import Batch
 from toque.models.glibc_malloc import keep_freed_memory
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor  # loading it takes a second
 
 LossFn = Callable[[nn.Module, Batch], Tensor]
 BUCKET_MIB: Final = {"cpu": 4, "cuda": 25}
@@ -168,3 +171,51 @@ def _summed(bucket: Any) -> Any:
     """A communication hook: the sum over the ranks, where DDP would average."""
     work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
+
+
+def is_divided(tensor: Tensor) -> TypeGuard[DTensor]:
+    """True if ranks hold parts of `tensor`."""
+    return hasattr(tensor, "full_tensor")
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """This rank's part of `tensor`, without its gradient history; shares its memory."""
+    held = tensor.detach()
+    return held.to_local() if is_divided(held) else held
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of `tensor`; where it is divided, a collective that every rank takes part in."""
+    return tensor.full_tensor() if is_divided(tensor) else tensor
+
+
+def divided_like(own: Tensor, full: Tensor) -> Tensor:
+    """`full`, which every rank has, divided as `own` is, if it is not yet; exchanges nothing."""
+    if not is_divided(own) or is_divided(full):
+        return full
+    from torch.distributed.tensor import distribute_tensor
+
+    on_device = full.to(own.device)
+    # Nobody sends: each takes its own rows.
+    return distribute_tensor(on_device, own.device_mesh, own.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def gathered(
+    files: Mapping[str, Mapping[str, Tensor]], *, keep: bool
+) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a save, made whole one after another; a collective where any is divided.
+
+    Args:
+        files: by file and name, the same on every rank.
+        keep: on the rank that writes. It gets divided tensors in host memory, and those that are
+            whole as they are; the others hold one whole tensor at a time and get nothing.
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for file, tensors in files.items():
+        found[file] = {}
+        for name, tensor in tensors.items():
+            full = whole(tensor).cpu() if is_divided(tensor) else tensor
+            if keep:
+                found[file][name] = full
+    return found

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
-from toque.training.distributed.parts import own_part
+from toque.training.distributed.sharing import own_part
 from toque.training.observers.layer_groups import layer_groups
 from toque.training.observers.system_sampler import Record
 from toque.training.phases import UNWATCHED, Phase, Phases

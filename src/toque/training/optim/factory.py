@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.errors import ConfigError
-from toque.training.distributed.parts import divided_like, own_part
+from toque.training.distributed.sharing import divided_like, own_part
 from toque.training.optim.with_adamw import WithAdamW, adamw_8bit, muon
 from toque.training.state_values import all_finite, refuse
 

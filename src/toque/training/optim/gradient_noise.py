@@ -11,7 +11,7 @@ from torch import nn
 
 from toque.config.schema_methods import NoiseConfig
 from toque.keyed_random import key_of
-from toque.training.distributed.parts import divided_like
+from toque.training.distributed.sharing import divided_like
 
 _PURPOSE = 0x6E6F697365
 """Keeps these numbers apart from dropout's, which are keyed by (seed, step) too."""

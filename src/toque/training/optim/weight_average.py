@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.config.schema_methods import AveragingConfig
-from toque.training.distributed.parts import divided_like, own_part
+from toque.training.distributed.sharing import divided_like, own_part
 from toque.training.state_values import impossible_weights, refuse
 from toque.units import Duration, Progress
 
