@@ -35,11 +35,9 @@ from labelled_recipes import half_of
 
 from toque.cooking.ingredients.amounts import Amount, IngredientLine
 from toque.cooking.ingredients.names import stem
-from toque.cooking.ingredients.numbers import number
 from toque.cooking.ingredients.parser import parse_line
-from toque.cooking.ingredients.tokens import WORDS
-from toque.cooking.ingredients.units import SPELLINGS
-from toque.cooking.ingredients.vocabulary import SIZES
+from toque.cooking.ingredients.tokens import WORDS, number
+from toque.cooking.ingredients.vocabulary import SIZES, SPELLINGS
 
 TAGGER = "taggers/averaged_perceptron_tagger_eng"
 _MARKS = re.compile(r"[^\w\s'-]")

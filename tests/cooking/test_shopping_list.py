@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toque.cooking.ingredients.kitchen_amounts import write_amount
-from toque.cooking.ingredients.units import UNITS
+from toque.cooking.ingredients.vocabulary import UNITS
 from toque.cooking.shopping_list import shopping_list
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from toque.cooking.ingredients.names import forms_in_line, head_of_line, ingredient_name, stem
 from toque.cooking.ingredients.parser import parse_line
-from toque.cooking.ingredients.units import UNITS
+from toque.cooking.ingredients.vocabulary import UNITS
 from toque.cooking.labels.foods import find_food
 from toque.cooking.recipe import ParsedRecipe
 from toque.cooking.text_keys import words_of
@@ -43,11 +43,6 @@ _STRONG: Final = re.compile(
     r"|anise|sage)\b|\bcayenne(?! pepper sauce| sauce)\b|\bnutmeg\b|\bcinnamon$",
     re.IGNORECASE,
 )
-_STRONG_WORDS: Final = frozenset(
-    {"powder", "soda", "tartar", "extract", "essence", "saffron", "ground"}
-    | {"cayenne", "nutmeg", "cinnamon"}
-)
-"""Words of which every match of `_STRONG` contains one: a prefilter, since most lines have none."""
 DEGREES: Final = (30.0, 600.0)
 MINUTES: Final = (0.0, 3 * 24 * 60.0)
 """Plausible temperatures and times in steps."""
@@ -114,8 +109,7 @@ def ingredients_used(recipe: ParsedRecipe) -> float | None:
     if not recipe.ingredients:
         return None
     text = " ".join(recipe.steps)
-    lower = text.lower()
-    if ("ingredients" in lower or "everything" in lower) and _COLLECTIVE.search(lower) is not None:
+    if _COLLECTIVE.search(text.lower()):
         return 1.0
     return ingredient_coverage(recipe.ingredients, text)
 
@@ -135,7 +129,7 @@ def quantity_sanity(recipe: ParsedRecipe) -> float | None:
 
 @lru_cache(maxsize=1 << 16)
 def _is_sane(line: str) -> bool:
-    strong = not _STRONG_WORDS.isdisjoint(words_of(line)) and _STRONG.search(line) is not None
+    strong = _STRONG.search(line) is not None
     if not (strong or _MAY_BE_MANY.search(line)):
         return True
     for amount in parse_line(line).amounts:

@@ -13,8 +13,14 @@ from typing import Final
 
 from toque.cooking.ingredients.names import forms, stem
 from toque.cooking.ingredients.tokens import WORDS
-from toque.cooking.ingredients.units import LATE_SPELLINGS, SPELLINGS
-from toque.cooking.ingredients.vocabulary import ADVERBS, PREPARED, SEGMENT_PREPARED, SIZES
+from toque.cooking.ingredients.vocabulary import (
+    ADVERBS,
+    LATE_SPELLINGS,
+    PREPARED,
+    SEGMENT_PREPARED,
+    SIZES,
+    SPELLINGS,
+)
 
 MOST_MORE: Final = 5
 """Most ingredients that were not requested; a guess."""

@@ -9,8 +9,8 @@ from typing import Final
 from toque.cooking.ingredients.amounts import Amount, IngredientLine
 from toque.cooking.ingredients.kitchen_amounts import write_amount
 from toque.cooking.ingredients.names import one_name, stem
-from toque.cooking.ingredients.numbers import Range
 from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.ingredients.tokens import Range
 from toque.cooking.labels.features import read
 from toque.cooking.labels.nutrition import estimate
 from toque.cooking.recipe import Recipe

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import csv
-import itertools
 import json
 import os
 import subprocess
@@ -14,10 +12,9 @@ from hypothesis import strategies as st
 
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.ingredients.amounts import Amount
-from toque.cooking.ingredients.fast_path import plain_line
-from toque.cooking.ingredients.numbers import plain
-from toque.cooking.ingredients.parser import _Line, parse_line
-from toque.cooking.ingredients.units import UNITS
+from toque.cooking.ingredients.names import ingredient_name
+from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.ingredients.vocabulary import UNITS
 from toque.cooking.labels.foods import find_food
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -175,46 +172,6 @@ def test_labelled_lines(shared):
         assert result[half]["name"] >= 0.92
 
 
-FOODS = ("brown rice", "Flour", "garlic", "celery stalks", "dozen eggs", "chopped onion", "dried")
-TAILS = (
-    "",
-    ", rinsed and drained",
-    ", or stock",
-    ", broth or stock",
-    ", for dusting",
-    ", to taste",
-    ", a pinch",
-    ", peeled, cored, sliced",
-    ", at room temperature",
-    ", optional",
-    ", dry, red",
-)
-
-
-@pytest.mark.parametrize("number", ["2", "1/2", "1 1/2", "1 1/7", "10000", ""])
-@pytest.mark.parametrize("unit", ["cups", "T", "c", "cloves", "inch", ""])
-def test_plain_lines_are_read_as_by_the_reader_proper(number, unit):
-    n_plain = 0
-    for food, tail in itertools.product(FOODS, TAILS):
-        line = " ".join(part for part in (number, unit, food) if part) + tail
-        n_plain += plain_line(line) is not None
-        assert parse_line(line) == _Line(line).read(), line
-    if number in {"1 1/7", "10000"} or unit in {"T", "c"} or (unit and not number):
-        assert n_plain == 0
-    else:
-        assert n_plain > 0
-
-
-def test_plain_lines_among_real_ones(shared):
-    path = shared / "data" / "recipes" / "ingredient_lines_labelled.csv"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not in the shared data")
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = [" ".join(plain(row["input"]).split()) for row in csv.DictReader(file)]
-    assert sum(plain_line(line) is not None for line in lines) > 1000
-    assert [line for line in lines if parse_line(line) != _Line(line).read()] == []
-
-
 def test_a_flour_whose_name_is_a_number():
     assert parse_line("00 flour").name == "00 flour"
     assert parse_line("0 cups flour").quantity == (0.0, 0.0)
@@ -223,3 +180,39 @@ def test_a_flour_whose_name_is_a_number():
 @pytest.mark.parametrize("line", ["² eggs", "10 cm² nori", "2² cups", "① egg", "٣ eggs", "৪ cups"])
 def test_signs_that_count_as_digits_are_survived(line):
     assert parse_line(line).name
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "amounts"),
+    [
+        ("1 lb pasta (such as penne (or rigatoni))", "pasta", [(1.0, "pound")]),
+        ("2 cups pasta )", "pasta", [(2.0, "cup")]),
+        ("1/2 cup (1 stick (4 ounces)) butter", "butter",
+         [(0.5, "cup"), (1.0, "stick"), (4.0, "ounce")]),
+        ("1 cup milk (240 ml [8 oz])", "milk",
+         [(1.0, "cup"), (240.0, "millilitre"), (8.0, "ounce")]),
+        ("1 cup 10x sugar", "confectioners' sugar", [(1.0, "cup")]),
+        ("2 c. 10X powdered sugar, sifted", "confectioners' sugar", [(2.0, "cup")]),
+        ("1 box 10-x sugar", "confectioners' sugar", [(1.0, "box")]),
+        ("2 big red onions", "red onions", [(2.0, None)]),
+        ("1 can No.21 tomatoes", "tomatoes", [(1.0, "can")]),
+        ("1 No. 2 can pineapple", "pineapple", [(1.0, "can")]),
+        ("1 (No. 303) can peas", "peas", [(1.0, "can")]),
+        ("1 #10 can beans", "beans", [(1.0, "can")]),
+        ("10 x 2 inch sugar wafers", "sugar wafers", None),
+        ("1 cup Mexican sugar", "Mexican sugar", [(1.0, "cup")]),
+    ],
+)  # fmt: skip
+def test_rewritten_lines(line, name, amounts):
+    assert ingredient_name(line) == name
+    if amounts is not None:
+        found = [(a.quantity and a.quantity[0], a.unit) for a in parse_line(line).amounts]
+        assert found == amounts
+
+
+@pytest.mark.parametrize("depth", [2, 50, 5000])
+def test_brackets_of_any_depth(depth):
+    line = "1 cup rice " + "(white " * depth + "grain" + ")" * depth
+    assert parse_line(line).name == "rice"
+    assert ingredient_name("2 eggs " + "(" * depth) == ingredient_name("2 eggs (")
+    assert ingredient_name("2 eggs " + ")" * depth) == "eggs"

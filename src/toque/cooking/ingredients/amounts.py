@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from toque.cooking.ingredients.numbers import Range, number, read_number
-from toque.cooking.ingredients.tokens import CLOSING, WORDS, Tokens
-from toque.cooking.ingredients.units import CONTAINERS, SPELLINGS, STARTERS, UNITS, Unit
+from toque.cooking.ingredients.tokens import CLOSING, WORDS, Range, Tokens, number, read_number
 from toque.cooking.ingredients.vocabulary import (
     ABOUT,
+    CONTAINERS,
     PACKED,
     SIZE_ADVERBS,
     SIZES,
     SIZES_OF_MEASURES,
+    SPELLINGS,
+    STARTERS,
+    UNITS,
+    Unit,
 )
 
 Role = Literal["whole", "plus", "same", "each"]

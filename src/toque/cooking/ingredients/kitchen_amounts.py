@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from toque.cooking.ingredients.numbers import Range
+from toque.cooking.ingredients.tokens import Range
 
 _FRACTIONS: Final = (
     (0.0, ""), (1 / 8, "⅛"), (1 / 4, "¼"), (1 / 3, "⅓"), (1 / 2, "½"), (2 / 3, "⅔"), (3 / 4, "¾"),

@@ -15,9 +15,6 @@ from toque.cooking.ingredients.amounts import (
     IngredientLine,
     read_measures,
 )
-from toque.cooking.ingredients.fast_path import plain_line
-from toque.cooking.ingredients.numbers import plain
-from toque.cooking.ingredients.rewriting import rewritten
 from toque.cooking.ingredients.segments import (
     ENDS,
     SPECIAL_WORDS,
@@ -31,18 +28,20 @@ from toque.cooking.ingredients.segments import (
     remarks,
     segments,
 )
-from toque.cooking.ingredients.tokens import CLOSING, WORDS, Tokens
-from toque.cooking.ingredients.units import LATE, LATE_SPELLINGS, SPELLINGS
+from toque.cooking.ingredients.tokens import CLOSING, WORDS, Tokens, plain, rewritten
 from toque.cooking.ingredients.vocabulary import (
     ADVERBS,
     AFTER_NAME,
     BEFORE_NAME,
+    LATE,
+    LATE_SPELLINGS,
     PARTS,
     PREPARED,
     PURPOSES,
     QUALITIES,
     SIZES,
     SIZES_OF_MEASURES,
+    SPELLINGS,
     UNSAID,
 )
 
@@ -64,8 +63,7 @@ def parse_line(line: str) -> IngredientLine:
     >>> parse_line("2-3 large garlic cloves, minced (optional)").amounts
     (Amount(quantity=(2.0, 3.0), unit='clove', role='whole'),)
     """
-    text = " ".join(plain(line[:MAX_CHARS]).split())
-    return plain_line(text) or _Line(text).read()
+    return _Line(" ".join(plain(line[:MAX_CHARS]).split())).read()
 
 
 class _Line:

@@ -1,10 +1,18 @@
-"""Tokeniser of ingredient lines: numbers, words and marks."""
+"""Tokens of an ingredient line: the line rewritten, its numbers, words and marks, and their values.
+
+Before it is tokenised, a line loses what would be misread: nested brackets, numbers of cans, "10x
+sugar". Every function takes linear time; no line comes out longer than by a constant factor.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_right
+from functools import lru_cache
 from typing import Final
+
+from toque.cooking.ingredients.vocabulary import SPELLINGS
 
 # "1-1/2 cups" is one and a half to every cook; "15 1/2" too. Other slashes part two measures.
 NUMBER: Final = (
@@ -21,12 +29,6 @@ WORDS: Final[dict[str, float]] = {
 
 _TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{NUMBER}|\S")
 _KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
-_BRANDS: Final[dict[str, frozenset[str]]] = {
-    "big red": frozenset({"", "soda", "pop", "drink", "cola", "gum", "soft", ",", "("}),
-    "big mac": frozenset({"sauce", "style"}),
-}
-"""Names that begin with a size, and what may follow them: not "big red onions"."""
-_BRAND_OPENERS: Final = frozenset(name.partition(" ")[0] for name in _BRANDS)
 CLOSING: Final = {"(": ")", "[": "]"}
 """Opening brackets and their closing ones."""
 
@@ -36,19 +38,6 @@ def _kind(word: str) -> str:
     if word[0].isalpha() or word == "00":  # "00 flour"
         return "W"
     return "N" if word[-1].isdecimal() else "P"  # "²" is a digit but not a number
-
-
-def _with_brands(words: list[str]) -> list[str]:
-    """The words, a brand's first one capitalised and so no size.
-
-    >>> _with_brands(["big", "red", "soda"]), _with_brands(["big", "red", "onion"])
-    (['Big', 'red', 'soda'], ['big', 'red', 'onion'])
-    """
-    pairs = zip(words, [*words[1:], ""], [*words[2:], "", ""], strict=False)
-    return [
-        first.capitalize() if third in _BRANDS.get(f"{first} {second}", ()) else first
-        for first, second, third in pairs
-    ]
 
 
 class Tokens:
@@ -63,8 +52,6 @@ class Tokens:
         self.kinds = [_KINDS.get(word[0]) or _kind(word) for word in words]
         if "T" in originals:  # a tablespoon; "t" is a teaspoon
             words = [old if old == "T" else new for old, new in zip(originals, words, strict=True)]
-        if not _BRAND_OPENERS.isdisjoint(words):
-            words = _with_brands(words)
         self.kinds += ("E", "E", "E")
         words += ("", "", "")
         self.words = words
@@ -116,3 +103,210 @@ class Tokens:
         if not 0 < i < len(self._originals):
             return False
         return self.starts[i] == self.starts[i - 1] + len(self._originals[i - 1])
+
+
+Range = tuple[float, float]
+
+_TO: Final = frozenset({"to", "or", "-", "à", "bis", "tot"})
+_AFTER_A: Final = frozenset({"few", "couple", "half", "quarter"})
+_LITTLE: Final = frozenset({"little", "good", "bit"})
+_DOZEN: Final = 12.0
+_MARKS = {
+    "⁄": "/", "∕": "/", "’": "'", "‘": "'", "´": "'", "”": '"', "“": '"', "″": '"', "×": "x",
+} | dict.fromkeys("‐‑‒–—−", "-")  # fmt: skip
+# The space keeps the parts of "1½" apart.
+_GLYPHS = {
+    glyph: " " + unicodedata.normalize("NFKC", glyph).replace("⁄", "/")
+    for glyph in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+}
+_PLAIN = _MARKS | _GLYPHS
+_SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
+_FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
+_MOST: Final = 1e15
+"""Largest number read: exact in a float, and far beyond any kitchen."""
+_OVER: Final = re.compile(r"\d{16}")
+"""Digits of a larger one; over 4,300 Python refuses to make an integer of them."""
+
+
+def plain(text: str) -> str:
+    """`text` with fraction glyphs, dashes and quotation marks in ASCII.
+
+    >>> plain("1½–2 cups")
+    '1 1/2-2 cups'
+    """
+    return text if text.isascii() else _SPECIAL.sub(lambda mark: _PLAIN[mark.group()], text)
+
+
+@lru_cache(maxsize=4096)
+def number(text: str) -> float:
+    """The value of a text that matches `NUMBER`.
+
+    >>> number("1 1/2"), number("1,000"), number("1,5"), number(".25"), number("1,000,000")
+    (1.5, 1000.0, 1.5, 0.25, 1000000.0)
+    """
+    if _OVER.match(text):
+        return _MOST
+    fraction = _FRACTION.fullmatch(text)
+    if fraction:
+        whole, top, bottom = fraction.groups()
+        return int(whole or 0) + int(top) / int(bottom)
+    head, comma, tail = text.partition(",")
+    if comma and len(tail) < 3:
+        return float(f"{head}.{tail}")
+    return min(float(text.replace(",", "")), _MOST)
+
+
+def read_number(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
+    """The number or range at token `i` and the place after it; None when there is none."""
+    if tokens.kinds[i] == "N":
+        return _digits(tokens, i, end)
+    if tokens.words[i] in {"a", "an"}:
+        return _article(tokens, i, end)
+    return _number_words(tokens, i)
+
+
+def _digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
+    kinds, words = tokens.kinds, tokens.words
+    low = number(words[i])
+    i += 1
+    j = i
+    while words[j] in _TO:
+        j += 1
+    if i < j < end and kinds[j] == "N":
+        high = number(words[j])
+        if high > low:  # "2 to 3", "12- to 16-pound"; "2 - 1" is no range
+            return (low, high), j + 1
+    if words[i] == "and" and kinds[i + 1] == "N" and "/" in words[i + 1]:
+        part = number(words[i + 1])
+        if part < 1.0 and low == int(low):  # "1 and 1/2"
+            return (low + part, low + part), i + 2
+    return (low, low), i
+
+
+def _article(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
+    """Read "a pinch", "a 5-pound goose", "a few", "a dozen"; "a little oil" says no number."""
+    words = tokens.words
+    i += 1
+    following = words[i]
+    if following == "dozen":
+        return (_DOZEN, _DOZEN), i + 1
+    if tokens.kinds[i] == "N" or following in _AFTER_A:
+        return read_number(tokens, i, end)
+    if following in _LITTLE and words[i + 1] not in SPELLINGS:
+        return None
+    return (1.0, 1.0), i
+
+
+def _number_words(tokens: Tokens, i: int) -> tuple[Range, int] | None:
+    words = tokens.words
+    if words[i] == "half" and words[i + 1] in {"and", "&", "-"}:
+        return None  # "half & half"
+    value: float | None = None
+    while words[i] in WORDS:
+        value = WORDS[words[i]] * (1 if value is None else value)
+        i += 1
+    if value is None:
+        return None
+    if words[i] in {"a", "an"} and value < 1.0:
+        i += 1  # "half a lemon"
+    if words[i] == "dozen":
+        return (value * _DOZEN, value * _DOZEN), i + 1
+    if words[i] in _TO and words[i + 1] in WORDS:
+        return (value, WORDS[words[i + 1]]), i + 2
+    if words[i] == "of" and value in {2.0, 0.5}:
+        i += 1  # "a couple of eggs"
+    return (value, value), i
+
+
+_BRACKET: Final = re.compile(r"([()\[\]])")
+_PARTING: Final = frozenset({"(", "; "})
+_OPENING: Final = frozenset(CLOSING)
+_CLOSERS: Final = frozenset(CLOSING.values())
+_NUMBERED: Final = re.compile(
+    r"(?<![\w(#])(?:no\. ?|# ?)(\d{1,4}(?: ?1/2)?)(?![\w/.,%])", re.IGNORECASE
+)
+"""A can by its number ("No. 303", "#10"): a size of the trade, never an amount."""
+_TEN_X: Final = re.compile(
+    r"\b(?:10|6|4) ?-?x,? (?:(?:powdered|confectioners?'?s?|icing) )?sugar\b", re.IGNORECASE
+)
+"""Sugar by its fineness, of which 10x is the usual one."""
+_THICK: Final = re.compile(
+    r"(?<=\d)(?:-(inch|in|cm|mm)[ -](?:thick|long|wide|diameter|square|round)\b"
+    r"|\"(?:(?=[\s,)])|-(?:thick|long|wide|diameter)\b))"
+)
+"""A length and how it is measured: "1-inch-thick", 8\"."""
+
+_SPOON: Final = r"\b(?:c(?:uill?(?:[eè]res?)?)?|colh(?:er(?:es)?)?)\.?(?: ?[aà]\b| ?de\b)? ?\(?"
+_FOREIGN: Final = [
+    (marks, re.compile(pattern, re.IGNORECASE), right)
+    for marks, pattern, right in (
+        (("soupe", "sopa"), rf"{_SPOON}(?:soupe|sopa)\b\)?(?: de\b)?", "tbsp"),
+        (("café", "chá"), rf"{_SPOON}(?:chá|(?<=[àae] |.\()café)\b\)?(?: de\b)?", "tsp"),
+        (("c.s", ".à.s", "ст."), r"\bc\.(?:à\.)?s\b\.?(?: de\b)?|ст\. ?л\.", "tbsp"),
+        (("c.c", ".à.c", "ч."), r"\bc\.(?:à\.)?c\b\.?(?: de\b)?|ч\. ?л\.", "tsp"),
+        (("(s)", "(n)", "q.b", "q. b"), r"(?<=[^\W\d_])\([sn]\)|(?:\+ )?\bq\. ?b\b\.?", ""),
+        (("个", "根", "勺", "适量"), r"\A(?:适量|[一两三四五六半]+[个根勺]半?)\s", ""),
+        ((" 1/", " 3/"), r"(?<=\A\d) (?:e|i|y|og|und|et) (?=\d/)", " "),
+        ((" | ",), r" \| [^|]{1,30}? de\b", " de"),  # both numbers: "lata | latas de"
+        ((" *",), r" \*+ ?(?:in|or|see|if|use|you|can|optional)\b.*\Z", ""),
+        ((" - ",), r"(?<=\d) - (?=[^\W\d_]{3})|(?<=\)) - (?=[^\W\d_])", " "),
+        (('"-',), r'(?<=\d)"-(?=\d)', "-"),
+        (
+            ("jus d", "saft v", "zumo de", "suco de", "succo di"),
+            r"\A(?:le |il |o )?(?:jus|saft|zumo|suco|succo) (?:de?|von|di)[ '](?=\d)",
+            "",
+        ),
+        (("n/a ", "none "), r"(?<![^ ])(?:N/A|None) (?=[^\W\d_])", ""),
+        (
+            ("as you like ", "as needed ", "to your taste "),
+            r"\A(?:as you like|as needed|to your taste) (?=[^\W\d_(])",
+            "",
+        ),
+        ((" d'",), rf"\A(\d[\d /.,]{{0,9}}(?:{'|'.join(sorted(SPELLINGS))})) d'", r"\1 de "),
+    )
+]
+"""Words that databases and other languages write around a food, by marks of such a line."""
+
+
+def rewritten(text: str) -> str:
+    """A line in ASCII punctuation with what would be misread written in another way.
+
+    >>> rewritten("1 lb pasta (such as penne (or rigatoni))"), rewritten("1 cup pasta )")
+    ('1 lb pasta (such as penne ; or rigatoni)', '1 cup pasta')
+    >>> rewritten("1 cup 10x sugar"), rewritten("1 No.2 can peas")
+    ("1 cup confectioners' sugar", '1 (No. 2) can peas')
+    """
+    lower = text.lower()
+    if "x" in lower and "sugar" in lower:
+        text = _TEN_X.sub("confectioners' sugar", text)
+    if "no." in lower or "#" in lower:
+        text = _NUMBERED.sub(r"(No. \1)", text)
+    if "-" in lower or '"' in lower:
+        text = _THICK.sub(lambda length: f"-{length[1] or 'inch'}", text)
+    for marks, pattern, right in _FOREIGN:
+        if any(mark in lower for mark in marks):
+            text = pattern.sub(right, text).strip()
+    if not (_OPENING.isdisjoint(text) and _CLOSERS.isdisjoint(text)):
+        text = _level(text)
+    return text
+
+
+def _level(text: str) -> str:
+    """Brackets one deep: inner ones become parts of the outer, strays go.
+
+    So no later step has to recurse, however deep a line is nested.
+    """
+    depth = 0
+    out: list[str] = []
+    for part in filter(None, _BRACKET.split(text)):
+        if part in _OPENING:
+            if not (out and out[-1] in _PARTING):
+                out.append("(" if depth == 0 else "; ")
+            depth += 1
+        elif part in _CLOSERS:
+            depth -= 1
+            out.append(")" if depth == 0 else "")
+            depth = max(depth, 0)
+        else:
+            out.append(part)
+    return " ".join("".join(out).split())

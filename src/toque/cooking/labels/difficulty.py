@@ -56,43 +56,24 @@ TECHNIQUES: Final[dict[str, str]] = {
 }
 """Demanding techniques and the words that name them."""
 
-_PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
-    ("proof", "rise", r"(?:let|dough)\b.{0,40}\brise"),
-    ("ferment", "brine", r"brine (?:for|overnight)"),
-    ("ferment", "cure", r"\bcure (?:for|the)"),
-    ("pipe", "pastry", r"pastry bag"),
-    ("pipe", "pipe", r"pipe (?:the|onto|into|rosettes)"),
-    ("temper", "thermometer", r"candy thermometer"),
-    ("temper", "ball", r"(?:soft|hard)[- ]ball"),
-    ("temper", "crack", r"hard[- ]crack"),
-    ("bain-marie", "boiler", r"double boiler"),
-    ("bain-marie", "bath", r"water bath"),
-    ("bain-marie", "simmering", r"over (?:\w+ )?simmering water"),
-    ("deep-fry", "deep", r"deep[- ](?:fry|fried|fat|frying)"),
-    ("blanch", "ice", r"ice bath"),
-    ("bone", "butterfly", r"butterfly the"),
-    ("smoke", "chips", r"(?:wood|smoking) chips"),
-    (
-        "roll out",
-        "roll",
-        r"roll (?:out|dough|pastry|the (?:dough|pastry))|roll .{0,30} out (?:on|to)",
-    ),
+_WORDS: Final = {word: name for name, words in TECHNIQUES.items() for word in words.split()}
+_PHRASES: Final = tuple(
+    (name, re.compile(phrase))
+    for name, phrase in (
+        ("proof", r"(?:let|dough)\b.{0,40}\brise\b"),
+        ("ferment", r"\bbrine (?:for|overnight)|\bcure (?:for|the)"),
+        ("pipe", r"pastry bag|\bpipe (?:the|onto|into|rosettes)"),
+        ("temper", r"candy thermometer|(?:soft|hard)[- ]ball|hard[- ]crack"),
+        ("bain-marie", r"double boiler|water bath|over (?:\w+ )?simmering water"),
+        ("deep-fry", r"deep[- ](?:fry|fried|fat|frying)"),
+        ("blanch", r"ice bath"),
+        ("bone", r"\bbutterfly the"),
+        ("smoke", r"(?:wood|smoking) chips"),
+        ("roll out", r"\broll (?:out|dough|pastry|the (?:dough|pastry)|.{0,30} out (?:on|to))"),
+    )
 )
-"""Technique, a word that the phrase must contain, and the phrase."""
+"""Phrases that name them."""
 
-
-def _triggers() -> dict[str, list[tuple[str, re.Pattern[str] | None]]]:
-    triggers: dict[str, list[tuple[str, re.Pattern[str] | None]]] = {}
-    for name, words in TECHNIQUES.items():
-        for word in words.split():
-            triggers.setdefault(word, []).append((name, None))
-    for name, word, phrase in _PHRASES:
-        triggers.setdefault(word, []).append((name, re.compile(phrase)))
-    return triggers
-
-
-_TRIGGERS: Final = _triggers()
-_TRIGGER_WORDS: Final = frozenset(_TRIGGERS)
 # A set of characters first: a search then runs from one of them to the next.
 _TIME: Final = re.compile(
     r"([0-9](?<![0-9][0-9])\d*+(?:\.\d++)?+)(?:\s*+(?:-|to|or)\s*+(\d++(?:\.\d++)?+))?"
@@ -141,13 +122,9 @@ def _work(reading: Reading, minutes: float | None) -> float:
 
 
 def _techniques(reading: Reading) -> tuple[str, ...]:
-    found = {
-        name
-        for word in _TRIGGER_WORDS & reading.different
-        for name, phrase in _TRIGGERS[word]
-        if phrase is None or phrase.search(reading.text)
-    }
-    return tuple(name for name in TECHNIQUES if name in found) if found else ()
+    found = {_WORDS[word] for word in _WORDS.keys() & reading.different}
+    found |= {name for name, phrase in _PHRASES if phrase.search(reading.text)}
+    return tuple(name for name in TECHNIQUES if name in found)
 
 
 def _minutes_in(text: str) -> float | None:

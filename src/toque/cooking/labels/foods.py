@@ -17,7 +17,7 @@ from typing import Final
 
 from toque.cooking.ingredients.amounts import Amount, IngredientLine
 from toque.cooking.ingredients.names import stem
-from toque.cooking.ingredients.units import UNITS
+from toque.cooking.ingredients.vocabulary import UNITS
 
 _TABLE: Final = Path(__file__).with_name("foods.tsv")
 _WORD: Final = re.compile(r"[^\W\d_]+|(?<!\d)\d++%")

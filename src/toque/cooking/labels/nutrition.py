@@ -273,17 +273,14 @@ _VESSELS: Final = (
 _EACH: Final = "(?:each of )?(?:the )?"
 _UP_TO_3: Final = "(?:[a-z-]+ ){0,3}"
 _DIVIDED: Final = tuple(
-    (frozenset(needed.split()), re.compile(pattern))
-    for needed, pattern in (
-        (
-            _VESSELS.replace("servings?", "serving|servings").replace("|", " "),
-            rf"\b(?:among|between|into|onto|in|on|to) {_EACH}{_NUMBER} {_UP_TO_3}(?:{_VESSELS})\b",
-        ),
-        ("serves makes", rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)"),
-        ("servings portions", rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b"),
+    re.compile(pattern)
+    for pattern in (
+        rf"\b(?:among|between|into|onto|in|on|to) {_EACH}{_NUMBER} {_UP_TO_3}(?:{_VESSELS})\b",
+        rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)",
+        rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b",
     )
 )
-"""Words of which the steps must contain one, and the patterns they may match."""
+"""Sentences that divide a dish."""
 _EATEN_WHOLE: Final = frozenset(
     {"chicken", "chicken breast", "steak", "pork loin", "salmon", "cod", "tuna", "veal", "duck",
      "bun", "hot dog", "rabbit", "pita", "crab", "tortilla", "mackerel"}
@@ -327,13 +324,9 @@ def servings_of(
 
 
 def _divided_by(reading: Reading) -> float | None:
-    for needed, pattern in _DIVIDED:
-        if needed.isdisjoint(reading.different):
-            continue
-        match = pattern.search(reading.text)
-        if match is not None:
-            word = match.group(1)
-            number = _NUMBERS.get(word) or int(word)
+    for pattern in _DIVIDED:
+        if match := pattern.search(reading.text):
+            number = _NUMBERS.get(match[1]) or int(match[1])
             if 1 <= number <= _MOST:
                 return float(number)
     return None

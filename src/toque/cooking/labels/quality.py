@@ -27,7 +27,7 @@ from operator import mul
 from typing import Final
 
 from toque.cooking.ingredients.names import stem
-from toque.cooking.ingredients.units import SPELLINGS
+from toque.cooking.ingredients.vocabulary import SPELLINGS
 from toque.cooking.labels.features import Reading, may_be_dirty
 from toque.cooking.recipe import Recipe
 from toque.cooking.text_keys import ACTION_VERBS, VERB_FORMS, share, share_different, words_of
@@ -130,14 +130,8 @@ def _used(reading: Reading) -> float:
         return 0.0
     stems = set(map(stem, reading.different - _FUNCTION_WORDS))
     missing = sum(stems.isdisjoint(line.stems) for line in lines)
-    taken_up = COLLECTIVE_CREDIT if missing and _takes_up_all(reading) else 0.0
+    taken_up = COLLECTIVE_CREDIT if missing and _COLLECTIVE.search(reading.text) else 0.0
     return (len(lines) - missing + taken_up * missing) / len(lines)
-
-
-def _takes_up_all(reading: Reading) -> bool:
-    maybe = not reading.different.isdisjoint(("ingredients", "everything"))
-    maybe = maybe or "all together" in reading.text
-    return maybe and _COLLECTIVE.search(reading.text) is not None
 
 
 def _length(n_words: int) -> float:

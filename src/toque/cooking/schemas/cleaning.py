@@ -57,8 +57,6 @@ _STEP_NUMBER = re.compile(
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[^\W\d_]")
-_PLAIN_STARTS: Final = frozenset("ABCDFGHIJLMNOQRTUVWXYZabcdfghijlmnoqrtuvwxyz")
-"""First letters of a step without bullet or number: all but those of "Step 1", "Etape 1" ..."""
 _HEADING_CHARS: Final = 24
 _BARE_HEADING: Final = re.compile(
     r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)\s*\d{0,2}"
@@ -223,12 +221,10 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
     if len(parted) > 1 and all(s.startswith(f"{n} ") for n, s in enumerate(parted, 1)):
         parted = [step.partition(" ")[2] for step in parted]  # numbers without a point
     for text in parted:
-        bare = text.strip()
-        if bare[:1] not in _PLAIN_STARTS:
-            bare = _unnumbered(bare)
-            if not _WORD.search(bare):
-                notes["steps without a word"] += 1
-                continue
+        bare = _unnumbered(text.strip())
+        if not _WORD.search(bare):
+            notes["steps without a word"] += 1
+            continue
         if len(bare) <= _HEADING_CHARS and _BARE_HEADING.fullmatch(bare):
             notes["step lines that only say Step 1, Method or the like"] += 1
             continue

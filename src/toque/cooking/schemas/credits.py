@@ -166,21 +166,6 @@ PART_NOUNS: Final = frozenset(
 )
 _FOR_THE: Final = re.compile(r"(?:for|to make) (?:the )?[a-z][a-z '&-]{2,32}", re.IGNORECASE)
 _ANNOUNCED: Final = _BARE | {"directions", "instructions", "method", "preparation", "steps"}
-_SUSPECTS: Final = frozenset(
-    """
-    adapted advertisement analysis archives astuce astuces author available blog book by c cal
-    calories carbo carbohydrate carbohydrates carbs cholesterol click comment como consejo consejos
-    contributed cookbook copyright courtesy credit credits cómo dica dicas epi excerpted fat feeds
-    file files found get hint hints hinweis how http https illustration illustrations image images
-    info inspired kcal kitchen kitchens makes myrecipes nightly nota note notes nutrition
-    nutritional of originally pages per photo photograph photographs photography photos picture
-    pictures pin points posted print printed protein published rate read recipe recipes reprinted
-    reproduced rights save serves serving servings share sodium sold source storage styled styling
-    stylist stylists submitted substitution substitutions suggestion suggestions tag tags text time
-    times tip tipp tipps tips variation variations video view watch www yield yields
-    """.split()  # noqa: SIM905
-).union(_WINE_WORDS, (word for bare in _ANNOUNCED for word in words_of(bare)[-1:]))
-"""Words of which every credit or notice has one: a prefilter."""
 _SHORT: Final = 40
 _BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
 _SMALL: Final = frozenset({"and", "by", "de", "del", "di", "of", "the", "von", "&"})
@@ -238,8 +223,7 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     >>> without_credits(("Boil the peas. Photograph by Ann Lee", "Watch Now"), notes), notes.total()
     (('Boil the peas.',), 2)
     """
-    short = any(step[-1:] not in _STOPS or step[0] == "*" for step in steps)
-    if not short and _SUSPECTS.isdisjoint(words_of("\n".join(steps))):
+    if not steps:
         return steps
     kept: list[str] = []
     heading = ""

@@ -68,7 +68,7 @@ class RecipeReader:
 
     columns: Mapping[str, str] = field(default_factory=dict)
     tasks: tuple[Task, ...] = ("write",)
-    version: int = 8
+    version: int = 9
     encoding: str = UTF_8
 
     @property

@@ -98,24 +98,6 @@ _PAIRS: Final[dict[str, frozenset[str]]] = {
         "tin": "cake loaf muffin tart",
     }.items()
 }
-_TOOL_WORDS: Final = frozenset(
-    form
-    for noun in (_SURELY | _WITHOUT_FOOD | _PAIRS.keys())
-    for form in (noun, noun + "s", noun + "es", noun[:-1] + "ves", noun[:-2] + "ves")
-)
-_SUSPECTS: Final = (
-    _TOOL_WORDS
-    | SECTION_NOUNS
-    | frozenset(
-        """
-        accompaniment accompaniments adapted add are available can copyright courtesy decorations
-        equipment finish info ingredient ingredients ins is makes note notes options photo
-        photograph serve serving sold supplies tip tips tools utensils variation variations we
-        yield yields
-        """.split()  # noqa: SIM905
-    )
-)
-"""Words of which an examined line holds one, unless it is in capitals; most lists hold none."""
 
 
 def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
@@ -127,7 +109,7 @@ def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
     >>> notes[EQUIPMENT], notes[BEFORE_FOOD]
     (2, 1)
     """
-    if _SUSPECTS.isdisjoint(words_of("\n".join(lines))) and not any(map(str.isupper, lines)):
+    if not lines:
         return lines
     found: Counter[str] = Counter()
     kept: list[str] = []
@@ -179,7 +161,7 @@ def _is_tool(line: str) -> bool:
     >>> [_is_tool(x) for x in ("12 bamboo skewers", "a pastry bag", "8 chicken skewers")]
     [True, True, False]
     """
-    if len(line) > _MOST_CHARS or _TOOL_WORDS.isdisjoint(words_of(line)):
+    if len(line) > _MOST_CHARS:
         return False
     name = ingredient_name(line)
     words = [stem(word) for word in words_of(name)] or [""]
