@@ -17,8 +17,8 @@ from pathlib import Path
 import toque
 from line_reader import LineReader
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
-from toque.data.prepare.shard_workers import has_one_thread
+from toque.data.prepare.shards import has_one_thread
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import DataError
 from toque.sources import source_files
 from toque.sources.records import Block, BlockExamples, Source

@@ -8,7 +8,7 @@ import pytest
 
 from line_reader import LineReader
 from toque.data.prepare.pipeline import PrepareResult, prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.sources.records import Source
 
 READER = LineReader()

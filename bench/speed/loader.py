@@ -43,7 +43,7 @@ from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import choose_shape
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.sources.records import Source
 from toque.units import Cursor

@@ -56,8 +56,8 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     from tokenizers import Tokenizer
 
     from toque.cooking.schemas import reader_for
-    from toque.data.prepare.example_rows import prompt_bounds
     from toque.data.store.token_store import TokenStore
+    from toque.data.tokenizer.codec import prompt_bounds
 
     store = TokenStore.open(store_folder)
     codec = store.codec()

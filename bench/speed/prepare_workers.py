@@ -35,7 +35,7 @@ def case(a: argparse.Namespace) -> dict[str, Any]:
     """One `prepare`: its seconds, those of its parts, and the hash of what it wrote."""
     from toque.cooking.schemas import reader_for
     from toque.data.prepare.pipeline import prepare
-    from toque.data.prepare.prepare_settings import PrepareSettings
+    from toque.data.prepare.store_plan import PrepareSettings
     from toque.sources.records import Source
 
     folder = Path(a.case)

@@ -17,7 +17,7 @@ from toque.cooking.prompts import CLASSES, REQUESTS, TASKS, asks_for_a_recipe
 from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
 from toque.sources.records import Source

@@ -14,7 +14,7 @@ from toque.cooking.labels.origins import CUISINES
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.data_report import Report
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.evaluation.classification import WIDEST, class_scores
 from toque.reports.page import STYLE
 from toque.reports.run_page import SECTIONS, run_page

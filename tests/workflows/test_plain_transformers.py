@@ -14,8 +14,7 @@ from transformers import AutoTokenizer
 import toque
 from plain_transformers import plain
 from tiny import shape_of
-from toque.data.prepare.example_rows import asking_bounds
-from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.codec import Codec, asking_bounds, load_codec
 from toque.data.tokenizer.portable import files_of_model
 from toque.errors import CheckpointError
 from toque.models.loading.card_usage import with_usage

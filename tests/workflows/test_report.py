@@ -9,7 +9,7 @@ import pytest
 
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import ConfigError, DataError
 from toque.runs.history import METRICS
 from toque.sources.records import Source

@@ -12,13 +12,15 @@ from toque.cooking.labels.origins import CUISINES
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
 from toque.data.prepare.data_report import (
     ENCODING_HINT,
+    ColumnReport,
+    Excerpt,
+    Histogram,
     Lengths,
     Report,
     SourceReport,
     is_of_another_encoding,
     unused_in_words,
 )
-from toque.data.prepare.row_statistics import ColumnReport, Excerpt, Histogram
 from toque.reports.page import (
     Figure,
     Figures,

@@ -9,10 +9,8 @@ from typing import Final
 
 from transformers import PreTrainedModel
 
-from toque.data.prepare.example_rows import prompt_ids
-from toque.data.prepare.prepare_settings import FamilyKind
 from toque.data.tokenizer.chat import ChatTemplate
-from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_ids
 from toque.models.families import family_of, max_positions
 from toque.models.loading.provenance import Provenance, form_named
 from toque.serving.server import RequestError

@@ -14,11 +14,9 @@ from toque.cooking.prompts import (
     dish_and_foods,
     write_prompt,
 )
-from toque.data.prepare.example_rows import asking_bounds, prompt_ids
-from toque.data.prepare.prepare_settings import FamilyKind
 from toque.data.store.store_manifest import NAME, StoreManifest, form_of, read_manifest
 from toque.data.store.token_store import TokenStore
-from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, load_codec, prompt_ids
 from toque.data.tokenizer.portable import files_of_model
 from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
 from toque.errors import CheckpointError, ConfigError, DataError

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS, write_prompt
-from toque.data.prepare.example_rows import asking_bounds, prompt_ids
-from toque.data.prepare.prepare_settings import FamilyKind
 from toque.data.tokenizer.chat import chat_template_of, template_text
-from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, prompt_ids
 from toque.data.tokenizer.tokenizer_folder import is_toques, read_folder
 from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.models.loading.card_usage import with_gguf_usage, with_usage

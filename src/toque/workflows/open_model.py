@@ -10,10 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig, load_config
-from toque.data.prepare.example_rows import prompt_ids
-from toque.data.prepare.prepare_settings import FamilyKind
 from toque.data.store.token_store import TokenStore, check_tokenizer
-from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_ids
 from toque.data.tokenizer.portable import tokenizer_differences
 from toque.errors import CheckpointError, DataError
 from toque.models.forward.attention_choice import use_attention

@@ -8,8 +8,7 @@ from typing import Final, Literal, TypeVar
 
 from toque.config import RunConfig, SourceConfig
 from toque.cooking.schemas import reader_for
-from toque.data.prepare.prepare_settings import TRAINED, PrepareSettings
-from toque.data.prepare.store_plan import store_differences
+from toque.data.prepare.store_plan import TRAINED, PrepareSettings, store_differences
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument

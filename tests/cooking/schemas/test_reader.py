@@ -12,7 +12,7 @@ from toque.cooking.schemas import (
     reader_for,
 )
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import ConfigError, DataError
 from toque.sources.documents import DocumentReader
 from toque.sources.layouts import UnknownFormatError

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toque.data.prepare.duplicates import Division, RowKeys, divide
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 
 Row = tuple[int, int, int]  # record_key, task, 1 where a record starts
 

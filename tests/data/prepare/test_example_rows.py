@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.data.prepare.example_rows import TokenRows, pieces, wrap
+from toque.data.prepare.shard_builder import TokenRows, pieces, wrap
 
 ROWS = st.lists(st.lists(st.integers(5, 99), max_size=9), max_size=6)
 

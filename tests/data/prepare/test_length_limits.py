@@ -13,7 +13,7 @@ import pytest
 
 from store_checks import content, prepared
 from toque.data.prepare.pipeline import PrepareResult, prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import DataError
 from toque.sources.documents import TextReader

@@ -12,9 +12,9 @@ from store_checks import content, interrupted_after, prepared
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.cooking.schemas import reader_for
 from toque.data.prepare import duplicates as near
-from toque.data.prepare.duplicates import band_keys, find_clusters, signatures, similarity
+from toque.data.prepare.duplicates import find_clusters, signatures, similarity
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.sources.records import Source
 
 Make = Callable[..., PrepareSettings]
@@ -42,7 +42,7 @@ def jaccard(a: str, b: str) -> float:
 
 def clusters(texts: list[str]) -> list[int]:
     found = signatures(texts)
-    return find_clusters(found, band_keys(found)).first.tolist()
+    return find_clusters(found).first.tolist()
 
 
 def test_the_estimate_is_the_jaccard_similarity() -> None:
@@ -96,10 +96,9 @@ def test_a_crowded_bucket_is_counted_when_it_is_cut_short(monkeypatch: pytest.Mo
     rng = np.random.default_rng(0)
     found = rng.integers(0, 2**16, (40, near.HASHES)).astype(np.uint16)
     found[:, :6] = 7  # all share the first band and nothing else
-    keys = band_keys(found)
-    assert find_clusters(found, keys).unchecked == 40 - near.ROUNDS
+    assert find_clusters(found).unchecked == 40 - near.ROUNDS
     monkeypatch.setattr(near, "ROUNDS", 40)
-    assert find_clusters(found, keys).unchecked == 0
+    assert find_clusters(found).unchecked == 0
 
 
 def near_lines(tmp_path: Path) -> Path:

@@ -16,7 +16,7 @@ from line_reader import ForgetfulReader, LineReader, ReaderOfTasks
 from store_checks import READER, content, prepared
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
 from toque.sources.documents import TextReader
@@ -333,17 +333,7 @@ def test_documents_and_recipes_in_one_store(
     assert result.report.kept == 31
 
 
-def test_settings_no_data_could_meet_are_refused() -> None:
-    for change, message in (
-        ({"family_kind": "encoder"}, r"family_kind is 'encoder'; it can be decoder, encoder-"),
-        ({"on_overlong": "wrap"}, "on_overlong is 'wrap'; it can be error, drop, truncate"),
-        ({"dedup": "fuzzy"}, "dedup is 'fuzzy'; it can be none, exact, near"),
-        ({"max_target_tokens": 3}, "fewer than 4 tokens"),
-        ({"validation_fraction": 1.0}, "below 1"),
-        ({"max_examples": 0}, "give a positive number"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            PrepareSettings(**({"family_kind": "decoder", "tokenizer": "x"} | change))
+def test_a_vocabulary_is_a_number() -> None:
     trained = PrepareSettings(family_kind="decoder", tokenizer="trained:8k")
     with pytest.raises(ConfigError, match="after trained: comes the size"):
         _ = trained.trained_vocab_size

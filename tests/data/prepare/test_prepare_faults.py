@@ -15,7 +15,7 @@ import pytest
 
 from prepare_child import started
 from store_checks import content, interrupted_after, many_lines, prepared, whole_shards
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import DataError
 from toque.storage.atomic import save_array
 

@@ -12,7 +12,7 @@ import pytest
 
 from prepare_child import started
 from store_checks import content, many_lines
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.tokenizer.tokenizer_training import interruptible
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from store_checks import content, prepared
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import ConfigError, DataError
 
 Make = Callable[..., PrepareSettings]

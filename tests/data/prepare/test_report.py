@@ -7,11 +7,16 @@ import pytest
 
 from store_checks import prepared
 from toque.cli import main
-from toque.data.prepare.data_report import Report
-from toque.data.prepare.prepare_settings import PrepareSettings
-from toque.data.prepare.row_statistics import Excerpt, Histogram, column_reports, sampled, spread
-from toque.data.prepare.shard_workers import SIDECAR
-from toque.data.prepare.shards import read_sidecar
+from toque.data.prepare.data_report import (
+    Excerpt,
+    Histogram,
+    Report,
+    column_reports,
+    sampled,
+    spread,
+)
+from toque.data.prepare.shards import SIDECAR, read_sidecar
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.sources.records import MAX_CHARS, shortened
 
 Make = Callable[..., PrepareSettings]

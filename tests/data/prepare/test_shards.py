@@ -11,8 +11,8 @@ import pytest
 from fixtures.stores import recipe_text
 from store_checks import READER, content, interrupted_after
 from toque.data.prepare.pipeline import PrepareResult, prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.prepare.shards import NOT_READ
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.sources.records import Source
 
 Make = Callable[..., PrepareSettings]

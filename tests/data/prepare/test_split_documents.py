@@ -9,7 +9,7 @@ import pytest
 
 from toque.data.loader.collate import decoder_batch
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.tokenizer_training import train_codec

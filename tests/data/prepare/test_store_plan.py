@@ -11,8 +11,7 @@ import pytest
 
 from store_checks import prepared
 from toque.cooking.schemas import RecipeReader
-from toque.data.prepare.prepare_settings import PrepareSettings
-from toque.data.prepare.store_plan import plan_of, store_differences
+from toque.data.prepare.store_plan import PrepareSettings, plan_of, store_differences
 from toque.data.store.store_manifest import SourceEntry, StoreManifest
 from toque.errors import DataError
 from toque.sources.documents import DocumentReader, TextReader

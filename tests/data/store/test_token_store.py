@@ -9,7 +9,7 @@ import pytest
 
 from line_reader import LineReader
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.errors import DataError
 from toque.sources.records import Source

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from store_checks import prepared
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.portable import tokenizer_differences
 from toque.data.tokenizer.tokenizer_folder import hash_of_folder

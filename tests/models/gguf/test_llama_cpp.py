@@ -15,8 +15,7 @@ from tiny import shape_of
 from toque.api import configure, export, train
 from toque.cooking.cookbook.recipes import recipes, write_cookbook
 from toque.cooking.prompts import write_prompt
-from toque.data.prepare.example_rows import prompt_ids
-from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.codec import Codec, load_codec, prompt_ids
 from toque.models.gguf.file import write_gguf
 from toque.models.gguf.gguf_vocabulary import Asking
 from toque.models.gguf.layout import suit

@@ -8,18 +8,17 @@ recipe. One of a cluster of near-duplicates is kept, so they cannot be in both s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from toque.data.prepare.data_report import BEYOND
-from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES
 from toque.keyed_random import mixed
 
@@ -145,7 +144,6 @@ bucket of a million look-alikes would cost 10^12 comparisons. Rows left over are
 
 _WORD = re.compile(r"\w+")
 _CHUNK = 1 << 16
-_KEY_BYTES = 8
 _DRAWN = mixed(np.arange(1, 2 * HASHES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 _OFFSETS = (_DRAWN >> np.uint64(32)).astype(np.uint32)[HASHES:]
 _FACTORS = (_DRAWN >> np.uint64(32)).astype(np.uint32)[:HASHES] | np.uint32(1)
@@ -222,28 +220,25 @@ class Clusters:
     """Records of crowded buckets that were compared with `ROUNDS` others only, over all bands."""
 
 
-def band_keys(part: Signatures) -> U64:
-    """One key per band, uint64 [BANDS, rows]: equal if all six entries are."""
-    keys = np.zeros((BANDS, len(part)), np.uint64)
-    for band in range(BANDS):
-        for column in range(band * BAND, (band + 1) * BAND):
-            keys[band] = mixed(keys[band] ^ part[:, column]) + np.uint64(0x9E3779B97F4A7C15)
-    return keys
+def band_key(found: Signatures, band: int) -> U64:
+    """[records] a key that is equal where all six entries of a band are."""
+    part = np.array(found[:, band * BAND : (band + 1) * BAND])
+    key = np.zeros(len(part), np.uint64)
+    for column in part.T:
+        key = mixed(key ^ column) + np.uint64(0x9E3779B97F4A7C15)
+    return key
 
 
-def find_clusters(found: Signatures, keys: Iterable[U64]) -> Clusters:
+def find_clusters(found: Signatures) -> Clusters:
     """Clusters of records whose estimated similarity reaches the threshold.
 
-    Memory: about fifty bytes a record besides the signatures, which may be a memory map.
-
-    Args:
-        found: [records, HASHES] signatures.
-        keys: [records] of each band, one band after another.
+    Memory: about sixty bytes a record besides the signatures [records, HASHES], which may be a
+    memory map.
     """
     first = np.arange(len(found), dtype=np.int64)
     unchecked = 0
-    for of_band in keys:
-        rows, bucket = _crowded(of_band)
+    for band in range(BANDS):
+        rows, bucket = _crowded(band_key(found, band))
         for _ in range(ROUNDS):
             if not len(rows):
                 break
@@ -310,29 +305,16 @@ def _unite(first: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64])
 def clusters_of(store: Path, folders: Sequence[Path]) -> Clusters:
     """Clusters of all records of a store, in the order of the shards' `folders`.
 
-    While a store is made, the signatures lie in its shards. They are joined in one scratch file and
-    their band keys written to another, 400 bytes a record in all. U64 are read one band at a time,
-    and only the pages of candidates are read from the mapped signatures.
+    While a store is made, the signatures lie in its shards. They are joined in one scratch file,
+    240 bytes a record, of which one band is read at a time and the pages of candidates.
     """
-    paths = [folder / f"{NEAR}.npy" for folder in folders]
-    n_records = sum(len(np.load(path, mmap_mode="r", allow_pickle=False)) for path in paths)
-    if not n_records:
-        return Clusters(np.zeros(0, np.int64), 0)
-    with TemporaryFile(dir=store) as joined, TemporaryFile(dir=store) as keys:
-        at = 0
-        for path in paths:
-            rows = np.load(path, allow_pickle=False)
+    n_records = 0
+    with TemporaryFile(dir=store) as joined:
+        for folder in folders:
+            rows = np.load(folder / f"{NEAR}.npy", allow_pickle=False)
             joined.write(rows.tobytes())
-            for band, part in enumerate(band_keys(rows)):
-                keys.seek((band * n_records + at) * _KEY_BYTES)
-                keys.write(part.tobytes())
-            at += len(rows)
+            n_records += len(rows)
+        if not n_records:
+            return Clusters(np.zeros(0, np.int64), 0)
         joined.flush()
-        found = np.memmap(joined, np.uint16, "r", shape=(n_records, HASHES))
-        return find_clusters(found, _bands(keys, n_records))
-
-
-def _bands(keys: IO[bytes], n_records: int) -> Iterator[U64]:
-    for band in range(BANDS):
-        keys.seek(band * n_records * _KEY_BYTES)
-        yield np.frombuffer(keys.read(n_records * _KEY_BYTES), np.uint64)
+        return find_clusters(np.memmap(joined, np.uint16, "r", shape=(n_records, HASHES)))

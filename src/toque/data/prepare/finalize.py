@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -15,23 +16,19 @@ import numpy as np
 from toque.data.prepare.data_report import (
     ENCODING_HINT,
     MOST_UNKNOWN,
+    Histogram,
     Lengths,
     Report,
     SourceReport,
-    reasons_in_words,
-)
-from toque.data.prepare.duplicates import NEAR, Clusters, Division, RowKeys, clusters_of, divide
-from toque.data.prepare.row_statistics import (
-    Histogram,
     column_reports,
     dropped_excerpts,
     kept_excerpts,
+    reasons_in_words,
     source_rows,
 )
-from toque.data.prepare.shard_workers import ShardResult, file_entry, read_column, shard_folder
-from toque.data.prepare.shards import NOT_READ
-from toque.data.prepare.source_sample import LengthLimits
-from toque.data.prepare.store_plan import StorePlan
+from toque.data.prepare.duplicates import NEAR, Division, RowKeys, clusters_of, divide
+from toque.data.prepare.shards import NOT_READ, ShardResult, file_entry, read_column, shard_folder
+from toque.data.prepare.store_plan import PrepareSettings, StorePlan, named
 from toque.data.store.store_manifest import (
     FORMAT,
     NAME,
@@ -61,27 +58,23 @@ _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 @dataclass(frozen=True)
 class StoreFinalizer:
-    """Turns a complete set of shards into a store.
-
-    Args:
-        plan: of the store.
-        limits: the plan's settings with their limits known.
-        codec: the tokenizer.
-        shards: in group order.
-        not_read: bytes of the sources left unread because `max_examples` were found.
-    """
+    """Turns a complete set of shards into a store."""
 
     plan: StorePlan
-    limits: LengthLimits
     codec: Codec
+    settings: PrepareSettings
+    """The plan's settings with their limits known."""
+    limits: Sequence[str]
+    """Sentences on the limits that were chosen."""
     shards: Sequence[ShardResult]
-    not_read: int = 0
+    """The shards in group order."""
+    not_read: int
+    """Bytes of the sources left unread because `max_examples` were found."""
+    started: float
+    """Time at which preparing began, by `time.perf_counter`."""
 
-    def finish(self, *, started: float) -> Report:
+    def finish(self) -> Report:
         """Write the split, the report and, last, the manifest.
-
-        Args:
-            started: when preparing began, by `time.perf_counter`.
 
         Raises:
             DataError: its reader refused too large a share of a source, or nothing
@@ -90,8 +83,16 @@ class StoreFinalizer:
         folder = self.plan.store
         refuse_bad_sources(self.plan, self.shards)
         self._refuse_missing_tasks()
-        alike = self._clusters() if self.plan.settings.dedup == "near" else None
-        division = self._division(alike)
+        alike = None
+        if self.plan.settings.dedup == "near":
+            names = [shard_folder(folder, shard.group) for shard in self.shards]
+            alike = clusters_of(folder, names)
+        keys = ("key", "title_key", "record_key", "task", "starts_record")
+        columns = {name: read_column(folder, self.shards, name) for name in keys}
+        division = divide(
+            RowKeys(**columns, first_alike=None if alike is None else alike.first),
+            self.plan.settings,
+        )
         dropped, lines = _dropped(self.shards)
         dropped.update(division.dropped)
         read = sum(block.read for shard in self.shards for block in shard.blocks)
@@ -106,8 +107,7 @@ class StoreFinalizer:
             write_array(file, division.split)
         manifest = self._manifest(division, dropped, read=read)
         notes = self._notes(alike.unchecked if alike else 0)
-        store = TokenStore(folder, manifest)
-        report = self._report(store, division, dropped, lines, notes, started=started)
+        report = self._report(TokenStore(folder, manifest), division, dropped, lines, notes)
         if report.unknown_share > MOST_UNKNOWN:
             raise DataError(
                 f"{report.unknown_notice()} Above {MOST_UNKNOWN:.0%} no store is written: nothing "
@@ -119,16 +119,6 @@ class StoreFinalizer:
         manifest = msgspec.structs.replace(manifest, tokens=tokens)
         atomic_write(folder / NAME, manifest_bytes(manifest))
         return report
-
-    def _clusters(self) -> Clusters:
-        folders = [shard_folder(self.plan.store, shard.group) for shard in self.shards]
-        return clusters_of(self.plan.store, folders)
-
-    def _division(self, alike: Clusters | None) -> Division:
-        names = ("key", "title_key", "record_key", "task", "starts_record")
-        columns = {name: read_column(self.plan.store, self.shards, name) for name in names}
-        first = None if alike is None else alike.first
-        return divide(RowKeys(**columns, first_alike=first), self.plan.settings)
 
     def _refuse_missing_tasks(self) -> None:
         """Raise if no record has an example of one of the tasks."""
@@ -148,8 +138,7 @@ class StoreFinalizer:
                 )
 
     def _named_sources(self) -> str:
-        names = [Path(file.name).name for file in self.plan.files]
-        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return named(Path(file.name).name for file in self.plan.files)
 
     def _summed(self, field: str) -> Counter[str]:
         total: Counter[str] = Counter()
@@ -159,16 +148,17 @@ class StoreFinalizer:
 
     def _per_file(self) -> list[tuple[SourceFile, int, int, Counter[str]]]:
         """Each file with its records read and kept, and the fields that no example holds."""
-        read: Counter[tuple[int, str]] = Counter()
-        kept: Counter[tuple[int, str]] = Counter()
-        unused: defaultdict[tuple[int, str], Counter[str]] = defaultdict(Counter)
-        for shard in self.shards:
-            for block in shard.blocks:
-                read[block.source, block.path] += block.read
-                kept[block.source, block.path] += block.kept
-                unused[block.source, block.path].update(block.unused)
-        keys = [(file, (file.source, file.name)) for file in self.plan.files]
-        return [(file, read[key], kept[key], unused[key]) for file, key in keys]
+        blocks = defaultdict(list)
+        for block in chain.from_iterable(shard.blocks for shard in self.shards):
+            blocks[block.source, block.path].append(block)
+        found = []
+        for file in self.plan.files:
+            own = blocks[file.source, file.name]
+            unused = Counter[str]()
+            for block in own:
+                unused.update(block.unused)
+            found.append((file, sum(b.read for b in own), sum(b.kept for b in own), unused))
+        return found
 
     def _notes(self, n_unchecked: int) -> dict[str, int]:
         notes = self._summed("notes")
@@ -186,8 +176,6 @@ class StoreFinalizer:
         dropped: Counter[str],
         lines: dict[str, list[str]],
         notes: dict[str, int],
-        *,
-        started: float,
     ) -> Report:
         used = division.split != LEFT_OUT
         prompts, targets = store.prompt_lengths[used], store.target_lengths[used]
@@ -225,17 +213,15 @@ class StoreFinalizer:
             columns=column_reports(manifest.columns, lambda name: store.column(name)[used]),
             kept_examples=kept_excerpts(store, self.codec),
             dropped_examples=dropped_excerpts(store, self.codec, excerpts, division.dropped),
-            limits=list(self.limits.sentences),
-            seconds=round(time.perf_counter() - started, 2),
+            limits=list(self.limits),
+            seconds=round(time.perf_counter() - self.started, 2),
         )
 
     def _manifest(self, division: Division, dropped: Counter[str], *, read: int) -> StoreManifest:
         """The manifest, in which the tokens of the rows in use are still to be counted."""
-        folder, settings = self.plan.store, self.limits.settings
+        folder, settings = self.plan.store, self.settings
         tokenizer = sorted(p for p in (folder / "tokenizer").iterdir() if p.is_file())
-        columns: dict[str, str] = {}
-        for shard in self.shards:
-            columns |= shard.columns
+        columns = {name: kind for shard in self.shards for name, kind in shard.columns.items()}
         n_train, n_validation = (
             int((division.split == SPLIT_CODES[side]).sum()) for side in SPLIT_CODES
         )
@@ -288,7 +274,7 @@ def refuse_bad_sources(plan: StorePlan, shards: Sequence[ShardResult]) -> None:
             f"than the share of {most:g} that is allowed: {reasons_in_words(dropped, lines)}. "
             + (f"{ENCODING_HINT} " if 2 * dropped[NOT_UTF_8] > bad else _NAME_THE_FIELDS)
             + f"To use the {read - bad:,} good ones all the same, set "
-            f"data.max_bad_share={_rounded_up(bad / read):g}."
+            f"data.max_bad_share={math.ceil(bad / read * 100) / 100:g}."
         )
 
 
@@ -310,15 +296,6 @@ def _dropped(
                 shown = lines.setdefault(reason, [])
                 shown += [f"{name}:{n}" for n in numbers[: _SHOWN - len(shown)]]
     return dropped, lines
-
-
-def _rounded_up(share: float) -> float:
-    """A share with two digits that is not below it.
-
-    >>> _rounded_up(0.501), _rounded_up(1.0)
-    (0.51, 1.0)
-    """
-    return math.ceil(share * 100) / 100
 
 
 def _schema(file: SourceFile) -> str:

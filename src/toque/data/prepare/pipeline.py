@@ -21,11 +21,16 @@ import msgspec
 from toque.data.prepare.data_report import Report
 from toque.data.prepare.duplicates import NEAR
 from toque.data.prepare.finalize import StoreFinalizer, refuse_bad_sources
-from toque.data.prepare.prepare_settings import PrepareSettings
-from toque.data.prepare.shard_workers import SIDECAR, ForkedState, Job, shard_folder
-from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
-from toque.data.prepare.source_sample import LengthLimits, choose_limits, learn_tokenizer
-from toque.data.prepare.store_plan import StorePlan, plan_of
+from toque.data.prepare.shards import (
+    SIDECAR,
+    Engine,
+    ShardWriter,
+    ShardWriting,
+    read_sidecar,
+    shard_folder,
+)
+from toque.data.prepare.source_sample import choose_limits, learn_tokenizer
+from toque.data.prepare.store_plan import PrepareSettings, StorePlan, plan_of
 from toque.data.store.store_manifest import NAME, read_manifest
 from toque.data.store.token_store import TokenStore, check_files, store_to_write
 from toque.data.tokenizer.codec import Codec, load_codec
@@ -94,17 +99,19 @@ def prepare(
             if lock.note is not None:
                 progress(0, 0, lock.note)
             codec = _tokenizer(plan, progress)
-            limits = LengthLimits(settings, [])
+            limited, limits = settings, list[str]()
             if settings.open_limits:
                 progress(0, 0, "measuring the lengths of a sample")
-                limits = choose_limits(plan.files, codec, settings)
+                limited, limits = choose_limits(plan.files, codec, settings)
             readers = {(file.source, file.name): file.reader for file in plan.files}
-            job = Job(plan.store, fingerprint, readers, limits.settings)
-            writing = ShardWriting(job, plan.files, ForkedState(codec))
+            writer = ShardWriter(plan.store, fingerprint, readers, limited, codec)
+            writing = ShardWriting(writer, plan.files)
             shards = writing.write(progress, workers=workers, engine=engine)
             progress(0, 0, "finding duplicates, splitting and writing the report")
-            finalizer = StoreFinalizer(plan, limits, codec, shards, writing.not_read)
-            report = finalizer.finish(started=started)
+            finalizer = StoreFinalizer(
+                plan, codec, limited, limits, shards, writing.not_read, started
+            )
+            report = finalizer.finish()
             _remove_leftovers(plan.store, len(shards))
     return PrepareResult(TokenStore.open(plan.store), report, reused=False)
 

@@ -1,45 +1,58 @@
-"""Scheduling of a store's shards: reuse those of an earlier start, write the others, stop early.
+"""Shards: groups of blocks, parsed, tokenised and written by workers.
 
-With `max_examples`, files take turns, one block each, and reading ends at the first group after
-which the groups hold enough distinct examples. That group is determined from the content of the
-groups in their order, so the store is the same for every number of workers; groups finished beyond
-it are discarded.
+A shard depends on its group and the settings alone: not on the worker, the number of workers, or
+earlier shards. `shard.json` is written with it and marks it as whole for a later start.
+
+Workers are processes of this machine or actors of a Ray cluster. In either case one process reads
+the sources and sends blocks, so memory is bounded by the number of workers.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
+from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
-from toque.data.prepare.duplicates import first_of_kind
-from toque.data.prepare.shard_workers import (
-    SIDECAR,
-    ForkedState,
-    Job,
-    ShardResult,
-    read_column,
-    shard_folder,
-    usable_cores,
-    write_shards,
-    write_shards_on_ray,
-)
+from toque.data.prepare.data_report import Excerpt
+from toque.data.prepare.duplicates import NEAR, first_of_kind
+from toque.data.prepare.shard_builder import BlockCounts, ShardBuilder
+from toque.data.prepare.store_plan import PrepareSettings
+from toque.data.store.store_manifest import StoreFile
 from toque.data.store.token_store import check_files
-from toque.errors import DataError
-from toque.sources import source_files as sources
-from toque.sources.records import Block
+from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.tokenizer_training import one_tokenizer_thread
+from toque.errors import ConfigError, DataError, ToqueError
+from toque.sources import source_files
+from toque.sources.records import Block, RecordReader
 from toque.sources.source_files import SourceFile, blocks_of, plain_bytes
+from toque.storage.atomic import atomic_folder, disk_faults, save_array, sync_folder
+from toque.storage.checksums import sha256_of
 from toque.storage.json_files import decode_json
 from toque.storage.progress import ProgressSink
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 Engine = Literal["local", "ray"]
+Groups = Iterator[tuple[int, list[Block]]]
+SIDECAR = "shard.json"
 NOT_READ = "bytes of the sources not read, max_examples was reached"
 _SMALL = 4 << 20
 """Below this many plain bytes, one process is done before others have started."""
@@ -47,21 +60,124 @@ _OPEN_FILES = 16
 """Files read in turn at the same time; the next is opened when one ends."""
 _BYTES_AN_EXAMPLE = 2048
 """Guess for sizing groups if few examples are wanted, so that a small run reads little."""
+_AHEAD = 1
+"""Groups queued beyond one per process: enough to keep them busy, few enough for memory."""
+_QUEUED = 2
+"""Groups sent to an actor of Ray at a time: one in progress and one queued."""
+
+
+class ShardResult(msgspec.Struct):
+    """A shard's sidecar: enough to finalize a store without reading the group again."""
+
+    fingerprint: str
+    group: int
+    rows: int
+    records: int
+    blocks: list[BlockCounts]
+    dropped: dict[str, int]
+    """Records dropped after reading: without target, over a limit, below the quality."""
+    notes: dict[str, int]
+    cut: dict[str, int]
+    unknown: dict[str, int]
+    lost_characters: dict[str, int]
+    columns: dict[str, str]
+    files: list[StoreFile]
+    excerpts: list[Excerpt] = []
+    """A few dropped records as they were, for the report."""
+    content: str = ""
+    """Hash of the blocks it was made from, and of their readers."""
+
+
+@dataclass(frozen=True)
+class ShardWriter:
+    """Writes the shards of one `prepare`; every worker gets a copy.
+
+    Attributes:
+        store: folder of the store.
+        fingerprint: of the plan; shards with another one are written again.
+        readers: by source index and file name.
+        settings: with their limits known.
+        loaded: the tokenizer, where the process has it; else it is loaded from the store.
+    """
+
+    store: Path
+    fingerprint: str
+    readers: Mapping[tuple[int, str], RecordReader]
+    settings: PrepareSettings
+    loaded: Codec | None = None
+
+    @cached_property
+    def codec(self) -> Codec:
+        """The tokenizer."""
+        return self.loaded or load_codec(self.store / "tokenizer")
+
+    def content_of(self, blocks: Sequence[Block]) -> str:
+        """Hash of what a group holds and of how it is read; with `fingerprint` all of its shard."""
+        content = xxhash.xxh3_128()
+        for block in blocks:
+            reader = self.readers[block.source, block.path].recorded_name
+            place = (block.source, block.path, block.first_line, block.last, reader)
+            content.update(msgspec.json.encode((*place, len(block.payload))))
+            content.update(block.payload)
+        return content.hexdigest()
+
+    def write(self, group: int, blocks: list[Block]) -> ShardResult:
+        """Write shard number `group` and return its counts.
+
+        Raises:
+            DataError: the disk is full, or an example is over its limit and the settings say
+                that this is an error.
+            ConfigError: the settings ask to split pairs.
+        """
+        builder = ShardBuilder(self.codec, self.settings)
+        for block in blocks:
+            builder.read(block, self.readers[block.source, block.path])
+        rows = builder.rows()
+        folder = shard_folder(self.store, group)
+        with disk_faults(self.store, f"writing {folder.name}"), atomic_folder(folder) as writer:
+            for name, array in rows.items():
+                save_array(writer.folder / f"{name}.npy", array)
+            n_rows = len(rows["prompt_ends"])
+            place = f"shards/{folder.name}"
+            result = ShardResult(
+                fingerprint=self.fingerprint,
+                group=group,
+                rows=n_rows,
+                columns={
+                    name: str(array.dtype)
+                    for name, array in sorted(rows.items())
+                    if not name.endswith(("_tokens", "_ends")) and name != NEAR
+                },
+                files=[
+                    file_entry(writer.folder / f"{name}.npy", f"{place}/{name}.npy", n_rows)
+                    for name in sorted(rows)
+                ],
+                content=self.content_of(blocks),
+                **builder.counts(),
+            )
+            writer.put(SIDECAR, msgspec.json.encode(result, order="deterministic"))
+        sync_folder(folder)
+        return result
+
+    def missing(self) -> str:
+        """Folder of the shared file system that this machine lacks; "" if it has all."""
+        folder = self.store / "tokenizer"
+        return "" if folder.is_dir() else str(folder)
 
 
 @dataclass
 class ShardWriting:
-    """The shards of one store.
+    """The shards of one store: reuse those of an earlier start, write the others, stop early.
 
-    Args:
-        job: the store's; shards with another fingerprint are written again.
-        files: to read, in order.
-        inherited: state for forked workers.
+    With `max_examples`, files take turns, one block each, and reading ends at the first group
+    after which the groups hold enough distinct examples. That group is determined from the content
+    of the groups in their order, so the store is the same for every number of workers; groups
+    finished beyond it are discarded.
     """
 
-    job: Job
+    writer: ShardWriter
     files: Sequence[SourceFile]
-    inherited: ForkedState
+    """Files to read, in order."""
     not_read: int = 0
     """Bytes left unread once `max_examples` were found."""
     _results: dict[int, ShardResult] = field(default_factory=dict)
@@ -82,13 +198,8 @@ class ShardWriting:
         if workers is None and engine == "local":
             workers = 1 if total <= _SMALL else usable_cores()
         coming = self._groups()
-        if engine == "ray":
-            written = write_shards_on_ray(self.job, self._to_do(coming), workers=workers)
-        else:
-            written = write_shards(
-                self.job, self._to_do(coming), workers=workers or 1, inherited=self.inherited
-            )
-        with closing(written):  # when interrupted here, its workers end now
+        write_shards = _write_on_ray if engine == "ray" else _write_here
+        with closing(write_shards(self.writer, self._to_do(coming), workers)) as written:
             for result in written:
                 self._take(result)
                 done = sum(self._sizes[number] for number in self._results)
@@ -100,17 +211,15 @@ class ShardWriting:
             self.not_read = max(1, total - sum(self._sizes[n] for n in range(self._needed)))
         return [self._results[number] for number in range(self._needed)]
 
-    def _groups(self) -> Iterator[tuple[int, list[Block]]]:
-        wanted = self.job.settings.max_examples
+    def _groups(self) -> Groups:
+        wanted = self.writer.settings.max_examples
         if wanted is None:
             blocks = chain.from_iterable(map(blocks_of, self.files))
-            return grouped(blocks, most=sources.GROUP_BYTES)
-        size = min(sources.GROUP_BYTES, max(1 << 20, wanted * _BYTES_AN_EXAMPLE))
+            return grouped(blocks, most=source_files.GROUP_BYTES)
+        size = min(source_files.GROUP_BYTES, max(1 << 20, wanted * _BYTES_AN_EXAMPLE))
         return grouped(in_turns(self.files), most=size)
 
-    def _to_do(
-        self, coming: Iterator[tuple[int, list[Block]]]
-    ) -> Iterator[tuple[int, list[Block]]]:
+    def _to_do(self, coming: Groups) -> Groups:
         while self._needed is None and (group := next(coming, None)) is not None:
             number, blocks = group
             self._sizes[number] = sum(len(block.payload) for block in blocks)
@@ -122,7 +231,7 @@ class ShardWriting:
 
     def _take(self, result: ShardResult) -> None:
         self._results[result.group] = result
-        wanted = self.job.settings.max_examples
+        wanted = self.writer.settings.max_examples
         if wanted is None or self._needed is not None:
             return
         n_rows, number = 0, 0
@@ -137,23 +246,25 @@ class ShardWriting:
     def _different(self, n_groups: int) -> int:
         """Rows of the first groups without exact duplicates."""
         shards = [self._results[number] for number in range(n_groups)]
-        if self.job.settings.dedup == "none":
+        if self.writer.settings.dedup == "none":
             return sum(shard.rows for shard in shards)
         key, task, starts = (
-            read_column(self.job.store, shards, name)
+            read_column(self.writer.store, shards, name)
             for name in ("record_key", "task", "starts_record")
         )
         return int(first_of_kind(key, task, np.cumsum(starts, dtype=np.int64)).sum())
 
     def _kept(self, number: int, blocks: list[Block]) -> ShardResult | None:
         """The shard of an earlier start, if it is whole and of these blocks."""
-        result = read_sidecar(shard_folder(self.job.store, number) / SIDECAR)
-        if result is None or result.fingerprint != self.job.fingerprint:
-            return None
-        if result.content != self.job.content_of(blocks):
+        result = read_sidecar(shard_folder(self.writer.store, number) / SIDECAR)
+        if (
+            result is None
+            or result.fingerprint != self.writer.fingerprint
+            or result.content != self.writer.content_of(blocks)
+        ):
             return None
         try:
-            check_files(self.job.store, result.files, verify=True)
+            check_files(self.writer.store, result.files, verify=True)
         except DataError:
             return None
         return result
@@ -173,7 +284,7 @@ def in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
             reading.append(stream)
 
 
-def grouped(blocks: Iterator[Block], *, most: int) -> Iterator[tuple[int, list[Block]]]:
+def grouped(blocks: Iterator[Block], *, most: int) -> Groups:
     """(number, blocks) of at most `most` bytes, or of one larger block."""
     number, size, group = 0, 0, list[Block]()
     for block in blocks:
@@ -192,3 +303,206 @@ def read_sidecar(path: Path) -> ShardResult | None:
         return decode_json(path.read_bytes(), ShardResult)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def shard_folder(store: Path, group: int) -> Path:
+    """Folder of shard number `group`."""
+    return store / "shards" / f"{group:05d}"
+
+
+def read_column(store: Path, shards: Sequence[ShardResult], name: str) -> NDArray[Any]:
+    """A column of all rows of these shards, NaN in those that lack it."""
+    parts = [
+        np.load(shard_folder(store, shard.group) / f"{name}.npy", allow_pickle=False)
+        if name in shard.columns
+        else np.full(shard.rows, np.nan, np.float32)
+        for shard in shards
+    ]
+    return np.concatenate(parts)
+
+
+def file_entry(path: Path, name: str, n_rows: int) -> StoreFile:
+    """The manifest's entry of a file that the store will hold under `name`."""
+    return StoreFile(name, path.stat().st_size, sha256_of(path), n_rows)
+
+
+def usable_cores() -> int:
+    """CPU cores this process may use, at most 16: the one reading process feeds no more."""
+    return min(16, len(os.sched_getaffinity(0)))
+
+
+def has_one_thread() -> bool:
+    """True if this process certainly has no other thread, of Python or of any library."""
+    threads = Path("/proc/self/task")
+    return sys.platform == "linux" and threads.is_dir() and len(list(threads.iterdir())) == 1
+
+
+def _write_here(
+    writer: ShardWriter, groups: Groups, workers: int | None
+) -> Generator[ShardResult, None, None]:
+    """Shards as they are finished, in any order.
+
+    Raises:
+        DataError: a worker was killed; finished shards are kept.
+    """
+    if workers is None or workers <= 1:
+        for number, blocks in groups:
+            yield writer.write(number, blocks)
+        return
+    try:
+        with one_tokenizer_thread():  # or every worker would start one per core
+            yield from _write_in_processes(writer, groups, workers)
+    except BrokenProcessPool as error:
+        raise DataError(
+            "A worker process ended, most likely killed by the system for want of memory. Run the "
+            "same command again: finished shards are kept. With less memory, use fewer workers. "
+            '(A Python script that calls prepare needs `if __name__ == "__main__":` around it.)'
+        ) from error
+
+
+def _write_in_processes(writer: ShardWriter, groups: Groups, workers: int) -> Iterator[ShardResult]:
+    pool: ProcessPoolExecutor | None = None
+    running: set[Future[ShardResult]] = set()
+    before = set(active_children())
+
+    def finished(*, left: int) -> Iterator[ShardResult]:
+        nonlocal running
+        while len(running) > left:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+
+    try:
+        for number, blocks in groups:
+            pool = pool or _pool(writer, workers)
+            running.add(pool.submit(_write, number, blocks))
+            yield from finished(left=workers + _AHEAD - 1)
+        yield from finished(left=0)
+    except (KeyboardInterrupt, GeneratorExit):
+        # Ctrl-C is answered now: a shard under way may take a minute, and is written again.
+        for worker in set(active_children()) - before:
+            worker.kill()
+        raise
+    finally:
+        # Also on an error: running shards are finished, queued ones cancelled.
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _pool(writer: ShardWriter, workers: int) -> ProcessPoolExecutor:
+    """The workers; made after the first group is read, when libraries have their threads."""
+    # A fork starts at once, with the tokenizer loaded. A lock that another thread holds during a
+    # fork stays locked, so with several threads workers are spawned.
+    forked = has_one_thread()
+    context = get_context("fork" if forked else "spawn")
+    # All are forked at the first task, before the pool starts a thread of its own.
+    given = writer if forked else replace(writer, loaded=None)
+    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(given,))
+
+
+_writer: ShardWriter | None = None
+
+
+def _start(writer: ShardWriter) -> None:
+    """Initialise this worker process."""
+    global _writer  # noqa: PLW0603 - a pool's worker has no other place for its tools
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what Ctrl-C means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _writer = writer
+
+
+def _write(number: int, blocks: list[Block]) -> ShardResult:
+    assert _writer is not None
+    return _writer.write(number, blocks)
+
+
+def _end_with_parent() -> None:
+    """Exit when the main process is gone: if it is killed, it does not close its queue."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _write_on_ray(
+    writer: ShardWriter, groups: Groups, workers: int | None
+) -> Generator[ShardResult, None, None]:
+    """Shards as they are finished, in any order, by `workers` actors of one core each.
+
+    Joins the cluster that RAY_ADDRESS names, or one that this machine belongs to, or starts one
+    here. `workers` None takes all of its cores. The store's folder, the readers' code and the
+    tokenizer must lie under the same paths on every node: a shared file system.
+
+    Raises:
+        ConfigError: ray is not installed.
+        DataError: a node cannot access the store's folder, or was lost.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "data.engine is ray, and Ray is not installed. Install it with "
+            "`pip install 'toque[ray]'`, or prepare on this machine with data.engine=local."
+        ) from error
+    ours = not ray.is_initialized()
+    if ours:
+        _join(ray, workers)
+    try:
+        workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        yield from _write_by_actors(ray, writer, groups, workers)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ToqueError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayError as error:
+        raise DataError(
+            f"The Ray cluster failed while preparing: {str(error).splitlines()[0]}. Run the same "
+            "command again: finished shards are kept."
+        ) from error
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _write_by_actors(
+    ray: ModuleType, writer: ShardWriter, groups: Groups, workers: int
+) -> Iterator[ShardResult]:
+    remote: Any = ray.remote(num_cpus=1)(ShardWriter)
+    job = (writer.store, writer.fingerprint, writer.readers, writer.settings)
+    actors = [remote.remote(*job) for _ in range(workers)]
+    for lacking in ray.get([actor.missing.remote() for actor in actors]):
+        if lacking:
+            raise DataError(
+                f"A node of the Ray cluster does not see {lacking}. data.engine=ray needs a "
+                "data.store on a file system that every node has under the same path; point it "
+                "there, or prepare with data.engine=local."
+            )
+    free = [actor for actor in actors for _ in range(_QUEUED)]
+    running: dict[Any, Any] = {}
+
+    def finished() -> Iterator[ShardResult]:
+        for reference in ray.wait(list(running), num_returns=1)[0]:
+            free.append(running.pop(reference))
+            yield ray.get(reference)
+
+    try:
+        for number, blocks in groups:
+            actor = free.pop(0)
+            running[actor.write.remote(number, blocks)] = actor
+            while not free:
+                yield from finished()
+        while running:
+            yield from finished()
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+def _join(ray: ModuleType, workers: int | None) -> None:
+    # By default Ray reports usage figures and serves a dashboard.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options = {"log_to_driver": False, "include_dashboard": False, "logging_level": "error"}
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="error")
+    except ConnectionError:  # there is no cluster to join
+        ray.init(num_cpus=workers, **options)

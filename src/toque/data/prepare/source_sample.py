@@ -8,21 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.prepare.data_report import ENCODING_HINT, reasons_in_words
-from toque.data.prepare.example_rows import ids_of, prompt_bounds
-from toque.data.prepare.prepare_settings import (
-    USUAL_PROMPT,
-    USUAL_TARGET,
-    FamilyKind,
-    PrepareSettings,
-)
-from toque.data.tokenizer.codec import Codec
+from toque.data.prepare.shard_builder import ids_of
+from toque.data.prepare.store_plan import USUAL_PROMPT, USUAL_TARGET, PrepareSettings
+from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_bounds
 from toque.data.tokenizer.tokenizer_training import Kind, train_codec
 from toque.errors import DataError
 from toque.sources.decompress import CHUNK_BYTES
@@ -121,18 +116,10 @@ def spread_blocks(
                 wanted = at * n // total + 1
 
 
-@dataclass(frozen=True)
-class LengthLimits:
-    """The settings with their limits as numbers, and a sentence on each that was chosen."""
-
-    settings: PrepareSettings
-    sentences: list[str]
-
-
 def choose_limits(
     files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings
-) -> LengthLimits:
-    """Fill in the limits that `settings` leaves open.
+) -> tuple[PrepareSettings, list[str]]:
+    """The settings with the limits that they leave open, and a sentence on each that was chosen.
 
     Documents that are split lose nothing: where there is nothing else, the usual limits stay.
     """
@@ -150,8 +137,7 @@ def choose_limits(
         )
         if given is None and len(lengths)
     ]
-    chosen = replace(settings, max_prompt_tokens=prompt, max_target_tokens=target)
-    return LengthLimits(chosen, sentences)
+    return replace(settings, max_prompt_tokens=prompt, max_target_tokens=target), sentences
 
 
 def _measured(
@@ -160,7 +146,7 @@ def _measured(
     """Tokens of each sampled prompt and target, with what begins and ends them."""
     chosen = list(spread_blocks(files, _places(files)))
     around = sum(i is not None for i in prompt_bounds(codec, settings.family_kind))
-    splits = settings.splits_documents
+    splits = settings.on_overlong in ("auto", "split")
     prompts: list[Lengths] = [np.empty(0, np.int64)]
     targets: list[Lengths] = [np.empty(0, np.int64)]
     for file, block in chosen:

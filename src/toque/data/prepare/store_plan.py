@@ -1,25 +1,34 @@
-"""Store plan: the store that is asked for, its fingerprint, and how one on disk differs from it."""
+"""Store plan: the settings of the store that is asked for, its fingerprint, and differences."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
-from toque.data.prepare.prepare_settings import DEFAULT_BAD_SHARE, LIMITS, PrepareSettings
 from toque.data.store.store_manifest import FORMAT, SourceEntry, StoreManifest
-from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.codec import FamilyKind, load_codec
 from toque.data.tokenizer.portable import tokenizer_differences
 from toque.data.tokenizer.tokenizer_folder import hash_of_folder, resolve_tokenizer
-from toque.errors import DataError
+from toque.errors import ConfigError, DataError
 from toque.sources.records import Source, encoding_in
 from toque.sources.source_files import SourceFile, find_files
 from toque.sources.token_arrays import TokenReader
+
+OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
+Dedup = Literal["none", "exact", "near"]
+TRAINED = "trained:"
+USUAL_PROMPT, USUAL_TARGET = 256, 512
+"""Limits where nothing else decides."""
+LIMITS = ("max_prompt_tokens", "max_target_tokens")
+DEFAULT_BAD_SHARE = 0.5
+"""Over half of the records unusable: the file is likely of another format."""
+
 
 CODE_VERSION = 2
 """Raised when the same inputs and settings would give other rows: older stores are not reused."""
@@ -30,6 +39,70 @@ _IN_WORDS: Final = {
     "reader_versions": "the version of each reader",
     "room": "the model's room in tokens",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareSettings:
+    """Everything that changes what a store holds, checked by the configuration.
+
+    `on_overlong` "auto" truncates pairs and splits documents. `max_bad_share` is the largest share
+    of a source's records that its reader may refuse; above it, the source is an error.
+    """
+
+    family_kind: FamilyKind
+    tokenizer: str
+    max_prompt_tokens: int | None = USUAL_PROMPT
+    """None: chosen from the data (`source_sample`)."""
+    max_target_tokens: int | None = USUAL_TARGET
+    room: int | None = None
+    """Tokens that a prompt and its target may have together, for limits that are chosen; no
+    setting, and not recorded where none is."""
+    on_overlong: OnOverlong = "auto"
+    validation_fraction: float = 0.1
+    max_examples: int | None = None
+    min_quality: float = 0.0
+    dedup: Dedup = "exact"
+    tasks: tuple[str, ...] = ("write",)
+    max_bad_share: float = DEFAULT_BAD_SHARE
+    max_files: tuple[int | None, ...] = ()
+    """Files read of each source; recorded where a source has a limit, to compare sources that are
+    not on this machine."""
+
+    @property
+    def open_limits(self) -> list[str]:
+        """The limits that are chosen from the data, by name."""
+        return [name for name in LIMITS if getattr(self, name) is None]
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Longest prompt and target, once both are known."""
+        assert self.max_prompt_tokens is not None and self.max_target_tokens is not None  # noqa: PT018
+        return self.max_prompt_tokens, self.max_target_tokens
+
+    def as_recorded(self) -> dict[str, Any]:
+        """The settings as manifests record them and fingerprints cover them."""
+        values = {**asdict(self), "tasks": list(self.tasks), "max_files": list(self.max_files)}
+        del values["room"]
+        if not self.max_files:
+            del values["max_files"]
+        return values
+
+    @property
+    def trained_vocab_size(self) -> int | None:
+        """Vocabulary size of the tokenizer to train; None if it is given.
+
+        Raises:
+            ConfigError: "trained:" is not followed by a whole number.
+        """
+        if not self.tokenizer.startswith(TRAINED):
+            return None
+        size = self.tokenizer.removeprefix(TRAINED)
+        if not size.isdecimal():
+            raise ConfigError(
+                f"model.tokenizer is {self.tokenizer!r}; after trained: comes the size of the "
+                'vocabulary, e.g. "trained:8192".'
+            )
+        return int(size)
 
 
 @dataclass(frozen=True)
@@ -129,7 +202,8 @@ def store_differences(
         more: other recorded values to compare.
     """
     was = manifest.settings
-    asked = msgspec.to_builtins(settings.filled_from(was).as_recorded() | dict(more or {}))
+    chosen = {name: was[name] for name in settings.open_limits if name in was.get("chosen", ())}
+    asked = msgspec.to_builtins(replace(settings, **chosen).as_recorded() | dict(more or {}))
     asked |= {name: "auto" for name in LIMITS if asked[name] is None}
     if sources:
         asked.setdefault("max_files", None)

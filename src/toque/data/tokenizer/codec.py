@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,10 @@ from tokenizers.decoders import DecodeStream
 from toque.data.tokenizer.char_fallbacks import Rewriter
 from toque.data.tokenizer.tokenizer_folder import TokenizerFolder, read_folder, tokenizer_faults
 from toque.data.tokenizer.word_cache import Encoded, WordTable, kind_of
+from toque.models.loading.provenance import Form
 from toque.storage.no_follow import write_new
 
+FamilyKind = Literal["decoder", "encoder-decoder"]
 NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
 _PROBE = "Fold\n\n- 2 eggs\n1. Stir."
@@ -317,6 +319,31 @@ def _size_of(tokenizer: Tokenizer) -> int:
     if None not in map(tokenizer.id_to_token, range(n)):
         return n
     return max(tokenizer.get_vocab().values()) + 1  # there are gaps
+
+
+def prompt_bounds(codec: Codec, family_kind: FamilyKind) -> tuple[int | None, int | None]:
+    """The tokens that begin and end a prompt."""
+    if family_kind == "encoder-decoder":
+        return None, codec.eos_id
+    return codec.bos_id, codec.break_id
+
+
+def asking_bounds(
+    codec: Codec, family_kind: FamilyKind, form: Form
+) -> tuple[int | None, int | None]:
+    """The tokens that begin and end what a model is asked with.
+
+    A decoder that was trained on documents continues a text, so nothing ends it.
+    """
+    begin, end = prompt_bounds(codec, family_kind)
+    return begin, None if form == "documents" and family_kind == "decoder" else end
+
+
+def prompt_ids(codec: Codec, text: str, family_kind: FamilyKind, form: Form) -> list[int]:
+    """A prompt encoded as in the store, for generating in the form the model was trained on."""
+    begin, end = asking_bounds(codec, family_kind, form)
+    ids = codec.encode(codec.normalise(text))
+    return [i for i in (begin, *ids, end) if i is not None]
 
 
 class TextStream:
