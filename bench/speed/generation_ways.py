@@ -33,10 +33,12 @@ import transformers
 from generate import Answers, model_and_prompts
 from transformers import PreTrainedModel
 
-from toque.models.generation import decoding, live_rows, packed_products
+from toque.models.forward.packed import output_head
+from toque.models.generation import kv_cache, live_rows, packed_products
 from toque.models.generation.engine import generate, precision_here
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.glibc_malloc import keep_freed_memory
+from toque.models.onednn import PackedLinear
 
 
 def _never(*_: object) -> bool:
@@ -57,21 +59,20 @@ class Way:
 
 def _packs(model: PreTrainedModel, precision: str) -> bool:
     twin = packed_products.with_packed_products(model, "bf16" if precision == "bf16" else "float32")
-    return any(isinstance(m, packed_products.PackedLinear) and m.is_packed for m in twin.modules())
+    return any(isinstance(m, PackedLinear) and m.is_packed for m in twin.modules())
 
 
 def _gathers(model: PreTrainedModel, precision: str) -> bool:
     twin = packed_products.with_packed_products(model, "bf16" if precision == "bf16" else "float32")
-    return decoding.gathers(twin)
+    return kv_cache.gathers(twin)
 
 
 def _bounds(model: PreTrainedModel, _precision: str) -> bool:
-    head = live_rows.Head(model, 1)
-    return live_rows.supports_int8(head.weight, head.bias)
+    return live_rows.supports_int8(*output_head(model))
 
 
 WAYS = {
-    "gathered": Way(((decoding, "can_gather"),), _gathers, exact=False),
+    "gathered": Way(((kv_cache, "can_gather"),), _gathers, exact=False),
     "int8": Way(((live_rows, "supports_int8"),), _bounds, exact=True),
     "packed": Way(
         ((packed_products, "onednn_is_faster"), (packed_products, "has_fast_bf16")),

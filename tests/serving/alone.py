@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
-from toque.models.generation.sampling import TokenChooser
+from toque.models.generation import engine
+from toque.models.generation.options import GenerationOptions
 from toque.serving.served_models import ServedModel
-from written import generate
 
-GREEDY = TokenChooser()
+GREEDY = GenerationOptions()
 
 
 def prompts(served: ServedModel, n: int) -> list[list[int]]:
@@ -19,12 +20,11 @@ def prompts(served: ServedModel, n: int) -> list[list[int]]:
 
 
 def alone(
-    served: ServedModel, prompt: list[int], chooser: TokenChooser = GREEDY, most: int = 24
+    served: ServedModel, prompt: list[int], options: GenerationOptions = GREEDY, most: int = 24
 ) -> list[int]:
     """What `toque generate` writes for one prompt."""
-    settings = vars(chooser)
-    (ids,) = generate(
-        served.model, [prompt], max_new_tokens=most, eos_id=served.codec.eos_id,
-        pad_id=served.codec.pad_id, **settings,
+    (ids,) = engine.generate(
+        served.model, [prompt], replace(options, max_new_tokens=most), eos_id=served.codec.eos_id,
+        pad_id=served.codec.pad_id,
     )  # fmt: skip
     return ids

@@ -10,7 +10,7 @@ import pytest
 
 from serving.alone import GREEDY, alone, prompts
 from toque.models.generation.live_rows import Order
-from toque.models.generation.sampling import TokenChooser
+from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import Batcher
 from toque.serving.served_models import ServedModels
 from toque.serving.server import RequestError
@@ -88,15 +88,15 @@ def test_requests_that_join_a_running_batch_get_what_they_get_alone(served):
 
 def test_draws_are_those_of_generate_beside_greedy_neighbours(served):
     (prompt,) = prompts(served, 1)
-    chooser = TokenChooser(0.8, None, 0.9, seed=5)
+    options = GenerationOptions(temperature=0.8, top_p=0.9, seed=5)
     three = generate(
-        served.model, [prompt] * 3, max_new_tokens=24, eos_id=served.codec.eos_id,
-        pad_id=served.codec.pad_id, **vars(chooser),
+        served.model, [prompt] * 3, eos_id=served.codec.eos_id, pad_id=served.codec.pad_id,
+        **(vars(options) | {"max_new_tokens": 24}),
     )  # fmt: skip
     assert three[0] != three[1]
 
     async def work(batcher):
-        orders = [Order(prompt, 24, chooser, number) for number in range(3)]
+        orders = [Order(prompt, 24, options, number) for number in range(3)]
         greedy = [Order(one, 24, GREEDY) for one in prompts(served, 4)]
         both = (written(batcher, served, part) for part in (orders, greedy))
         return await asyncio.gather(*both)

@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _INTEL: Final = "GenuineIntel"
 _KERNELS: Final = "256"
 _KERNEL_CACHES: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """oneDNN's cache of compiled products and torch's above it."""
+_USUAL_ROWS: Final = 64
+"""Rows of a product that the packed order of a layer is chosen for; any number runs."""
 
 
 @cache
@@ -60,6 +63,31 @@ def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 def packed(weight: Tensor, usual_rows: int) -> Tensor:
     """A weight [out, in] in the order in which oneDNN reads it, best for so many rows of states."""
     return cast("Tensor", torch.ops.mkldnn._reorder_linear_weight(weight, usual_rows))  # noqa: SLF001
+
+
+class PackedLinear(nn.Module):
+    """A linear layer [..., in] -> [..., out] whose product has a precision of its own.
+
+    Args:
+        weight: [out, in]; left as it is beside a copy.
+        bias: [out], if any.
+        dtype: Of the product; the output has the input's.
+        is_packed: Lay the weight as oneDNN reads it, once.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, is_packed: bool
+    ) -> None:
+        super().__init__()
+        self.dtype, self.is_packed = dtype, is_packed
+        rounded = weight.detach().to(dtype).contiguous()
+        self.weight = packed(rounded, _USUAL_ROWS) if is_packed else rounded
+        self.bias = None if bias is None else bias.detach().to(dtype)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in the precision of the input."""
+        multiplied = product if self.is_packed else functional.linear
+        return multiplied(states.to(self.dtype), self.weight, self.bias).to(states.dtype)
 
 
 def _vendor() -> str | None:

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from transformers import PreTrainedModel
 
-from toque.models.generation.decoding import PREFILL_TOKENS
+from toque.models.generation.kv_cache import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.packed_products import Packs, with_packed_products
 from toque.models.lora.adapter_files import use_adapter

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 
 from toque.errors import DataError
 from toque.models.generation.live_rows import End, NewToken
-from toque.models.generation.sampling import TokenChooser
+from toque.models.generation.options import GenerationOptions
 from toque.serving.served_models import ServedModel
 from toque.serving.server import RequestError
 
@@ -145,11 +145,13 @@ class TextRequest(Part, ABC):
         """True where a stream shall end with what it cost."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def chooser(self) -> TokenChooser:
+    def options(self) -> GenerationOptions:
         """The choice of tokens; without a seed, every request draws another."""
         temperature = 1.0 if self.temperature is None else self.temperature
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        return TokenChooser(temperature, self.top_k, self.top_p or 1.0, seed)
+        return GenerationOptions(
+            temperature=temperature, top_k=self.top_k, top_p=self.top_p or 1.0, seed=seed
+        )
 
     def opening(self, n: int) -> list[Json]:
         """Choices of the events that a stream of n texts begins with, one each."""

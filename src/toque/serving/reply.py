@@ -110,10 +110,10 @@ def orders_of(
             "request. Ask several times.",
             param="n" if n > 1 else param,
         )
-    chooser, most = request.chooser(), request.most_tokens
+    options, most = request.options(), request.most_tokens
     longest = [served.most_tokens(prompt, most, param=param) for prompt in prompts]
     return [
-        Order(prompt, limit, chooser, i * n + number, request.n_likeliest)
+        Order(prompt, limit, options, i * n + number, request.n_likeliest)
         for i, (prompt, limit) in enumerate(zip(prompts, longest, strict=True))
         for number in range(n)
     ]

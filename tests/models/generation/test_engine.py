@@ -11,7 +11,7 @@ from tiny import EOS, PAD, VOCAB, model_of
 from toque.errors import ConfigError
 from toque.models.forward.packed import output_head
 from toque.models.generation import kv_cache
-from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, supports_int8
+from toque.models.generation.sampling import WORTHWHILE_STEPS, Int8Argmax, supports_int8
 from toque.models.loading.pretrained import load_model
 from written import generate
 
@@ -276,7 +276,7 @@ def test_rows_of_unlike_length_attend_in_parts(kind, tiny, monkeypatch):
     monkeypatch.setattr(kv_cache, "MOST_WASTED_COLUMNS", 2)
     model = tiny(kind)
     make_eager_to_end(model)
-    assert len(kv_cache.length_groups([12, 12, 3, 1], torch.device("cpu"))) > 1
+    assert len(list(kv_cache.neighbours([12, 12, 3, 1], most_wasted=2))) > 1
     expected = [stock(model, prompt, 16) for prompt in prompts()]
     for rows in (3, 7):
         assert generate(model, prompts(), max_new_tokens=16, batch_rows=rows, **IDS) == expected

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
-from toque.models.generation.cache_buffers import TILE, buffer_pair
-from toque.models.generation.gathered_attention import DTYPE, can_gather
-from toque.models.generation.kv_cache import KVCache, attend, gathered_window
+from toque.models.generation.gathered_attention import DTYPE, TILE, can_gather
+from toque.models.generation.kv_cache import KVCache
 
 pytestmark = pytest.mark.skipif(
     not can_gather(torch.device("cpu")), reason="gathered only with AVX-512"
 )
 CPU = torch.device("cpu")
-WIDTH = 3 * TILE
 CLOSE = {"atol": 3e-3, "rtol": 3e-3}
 """Three roundings to 11 bits: of the query, the scores and the shares."""
 
@@ -33,77 +32,100 @@ def fresh_memory_holds_nans():
     torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
-def stored(rows=5, heads=2, size=8):
-    """Numbers that float16 holds, as they are and in a cache's buffers."""
-    torch.manual_seed(0)
-    pair = buffer_pair((rows, heads, WIDTH, size), DTYPE, CPU, gathers=True)
-    whole = torch.randn(2, rows, heads, WIDTH, size).to(DTYPE)
-    for buffer, many in zip(pair, whole, strict=True):
-        buffer.store(slice(0, rows), slice(0, WIDTH), many)
-    return pair, whole.double()
+def both(shape, rows, columns=0):
+    """A cache that multiplies, and one that gathers."""
+    return [
+        KVCache(shape, rows=rows, columns=columns, dtype=dtype, device=CPU, gathers=dtype == DTYPE)
+        for dtype in (torch.float32, DTYPE)
+    ]
+
+
+def stepped(cache, *, group=1, scale=0.5, bias=None):
+    """The attention of one step of drawn numbers."""
+    n, (_, heads, size) = len(cache.starts), cache._shape
+    query = torch.randn(n, heads * group, size)
+    windows = cache.begin()
+    if bias is not None:
+        windows = [with_bias(part, bias) for part in windows]
+    cache.append(0, *torch.randn(2, n, heads, size))
+    seen = cache.attend(0, query, windows=windows, scale=scale)
+    cache.advance()
+    return seen
+
+
+def with_bias(window, bias):
+    """A window with a number for each head and each distance in its mask."""
+    distance = (
+        window.columns.stop - 1 - torch.arange(window.masked.start, window.masked.stop)
+    ).abs()
+    own = bias[:, distance][None, :, None]
+    return replace(window, mask=own if window.mask is None else window.mask + own)
+
+
+def filled(cache, lengths):
+    """Rows whose prompts are drawn numbers."""
+    heads, size = cache._shape[1:]
+    for length, (row, columns) in zip(lengths, cache.admit(lengths), strict=True):
+        if length:
+            cache.store(0, row, columns, *torch.randn(2, heads, length, size))
 
 
 @pytest.mark.parametrize("group", [1, 3])
-@pytest.mark.parametrize("rows", [slice(0, 5), slice(2, 4), slice(4, 5)])
-@pytest.mark.parametrize("columns", [slice(0, WIDTH), slice(5, 40), slice(TILE, TILE + 1)])
+@pytest.mark.parametrize("lengths", [[70, 61, 33, 32, 1], [5], [TILE] * 2])
 @pytest.mark.parametrize("biased", [False, True])
-def test_it_is_that_of_the_products(group, rows, columns, biased):
-    (keys, values), whole = stored()
-    n = rows.stop - rows.start
-    # Every row ends where the window does, and begins somewhere in it.
-    starts = [min(columns.start + 9 * row, columns.stop - 1) for row in range(n)]
-    blocked = torch.zeros(5, WIDTH)
-    for row, start in enumerate(starts, start=rows.start):
-        blocked[row, :start] = -torch.inf
-    used = [slice(start, columns.stop) for start in starts]
-    window = gathered_window(rows, columns, used, blocked)
-    mask, query = window.mask, torch.randn(n, 2 * group, 8)
-    if biased:
-        mask = mask + torch.randn(1, 2, 1, mask.shape[-1])
-    got = window.gather.attend(query, keys.data, values.data, mask, 0.3)
-    parts = [part[rows, :, window.masked] for part in whole]
-    want = attend(query.double(), *parts, mask, 0.3)
-    torch.testing.assert_close(got.double(), want, **CLOSE)
+def test_it_is_that_of_the_products(group, lengths, biased):
+    outputs = []
+    for cache in both((1, 2, 8), len(lengths)):
+        torch.manual_seed(0)
+        bias = torch.randn(2, 200) if biased else None
+        filled(cache, lengths)
+        outputs.append([stepped(cache, group=group, scale=0.3, bias=bias) for _ in range(40)])
+    for got, want in zip(*reversed(outputs), strict=True):
+        torch.testing.assert_close(got, want, **CLOSE)
 
 
 def test_sums_are_exact_before_they_are_rounded():
     """Whole numbers whose float16 running sum would stand still at 2048."""
-    keys, values = buffer_pair((1, 1, 2 * TILE, 64), DTYPE, CPU, gathers=True)
-    for buffer in (keys, values):
-        buffer.store(slice(0, 1), slice(0, 2 * TILE), torch.full((1, 1, 2 * TILE, 64), 6.0))
-    values.append(2 * TILE - 1, torch.full((1, 1, 64), 1006.0))
-    blocked = torch.zeros(1, 2 * TILE)
-    window = gathered_window(slice(0, 1), slice(0, 2 * TILE), [slice(0, 2 * TILE)], blocked)
-    mask = torch.full((1, 1, 1, 2 * TILE), -64.0 * 6.0 * 6.0)
-    seen = window.gather.attend(torch.full((1, 1, 64), 6.0), keys.data, values.data, mask, 1.0)
-    assert seen.tolist() == [[(6.0 * (2 * TILE - 1) + 1006.0) / (2 * TILE)] * 64]
+    cache = both((1, 1, 64), 1)[1]
+    ((row, columns),) = cache.admit([2 * TILE - 1])
+    cache.store(0, row, columns, *torch.full((2, 1, 2 * TILE - 1, 64), 6.0))
+    (window,) = cache.begin()
+    mask = torch.full((1, 1, 1, window.masked.stop - window.masked.start), -64.0 * 6.0 * 6.0)
+    cache.append(0, torch.full((1, 1, 64), 6.0), torch.full((1, 1, 64), 1006.0))
+    windows = [replace(window, mask=window.mask + mask)]
+    seen = cache.attend(0, torch.full((1, 1, 64), 6.0), windows=windows, scale=1.0)
+    torch.testing.assert_close(
+        seen, torch.full((1, 64), (6.0 * (2 * TILE - 1) + 1006) / (2 * TILE))
+    )
 
 
 def test_one_window_serves_layers_of_other_buffers():
     """What is read is found once a step; what stands there is each layer's own."""
-    (keys, values), whole = stored()
-    used = [slice(3, 40)] * 5
-    blocked = torch.zeros(5, WIDTH)
-    blocked[:, :3] = -torch.inf
-    window = gathered_window(slice(0, 5), slice(3, 40), used, blocked)
-    query = torch.randn(5, 2, 8)
-    window.gather.attend(query, keys.data, values.data, window.mask, 1.0)
-    got = window.gather.attend(query, keys.data + 1.0, values.data - 2.0, window.mask, 1.0)
-    parts = [(part + shift)[:, :, 3:40] for part, shift in zip(whole, (1.0, -2.0), strict=True)]
-    want = attend(query.double(), *parts, None, 1.0)
-    torch.testing.assert_close(got.double(), want, **CLOSE)
+    outputs = []
+    for cache in both((2, 2, 8), 3):
+        torch.manual_seed(3)
+        for (row, columns), length in zip(cache.admit([40, 9, 3]), [40, 9, 3], strict=True):
+            for layer in (0, 1):
+                cache.store(layer, row, columns, *torch.randn(2, 2, length, 8))
+        windows = cache.begin()
+        for layer in (0, 1):
+            cache.append(layer, *torch.randn(2, 3, 2, 8))
+            query = torch.randn(3, 2, 8)
+            outputs.append(cache.attend(layer, query, windows=windows, scale=1.0))
+    for want, got in zip(outputs[:2], outputs[2:], strict=True):
+        torch.testing.assert_close(got, want, **CLOSE)
 
 
 def test_what_is_read_is_found_once_a_tile():
     """As long as the same rows read the same tiles, and no longer."""
-    cache = KVCache((1, 1, 8), rows=3, dtype=DTYPE, device=CPU, gathers=True)
+    cache = both((1, 1, 8), 3)[1]
     cache.admit([TILE - 3, 5, 4])
     found = []
-    for _ in range(6):
+    for _ in range(TILE + 3):
         (window,) = cache.begin()
         found.append(window.gather)
         cache.advance()
-    within, beyond = found[:3], found[3:]
+    within, beyond = found[:TILE], found[TILE:]
     assert all(one is within[0] for one in within)
     assert all(one is beyond[0] for one in beyond)
     assert within[0] is not beyond[0]
@@ -115,19 +137,12 @@ def test_what_is_read_is_found_once_a_tile():
 def test_a_cache_gathers_what_it_would_multiply():
     """Rows of three lengths that join, leave and outgrow the buffer."""
     outputs = []
-    for gathers in (False, True):
+    for cache in both((1, 2, 8), 4):
         torch.manual_seed(1)
-        dtype = DTYPE if gathers else torch.float32
-        cache = KVCache((1, 2, 8), rows=4, dtype=dtype, device=CPU, gathers=gathers)
         seen = []
         for lengths, steps in (([40, 39, 3], 70), ([5], 3), ([200], 9)):
-            for length, (row, columns) in zip(lengths, cache.admit(lengths), strict=True):
-                cache.store(0, row, columns, *torch.randn(2, 2, length, 8))
-            for _ in range(steps):
-                windows = cache.begin()
-                query, key, value = torch.randn(3, len(cache.starts), 2, 8)
-                seen.append(cache.attend(0, query, key, value, windows=windows, scale=0.5))
-                cache.advance()
+            filled(cache, lengths)
+            seen += [stepped(cache) for _ in range(steps)]
             cache.drop(0)
         outputs.append(seen)
     for got, want in zip(*reversed(outputs), strict=True):
@@ -137,22 +152,15 @@ def test_a_cache_gathers_what_it_would_multiply():
 def test_rows_move_to_the_left_in_their_buffers_tile_by_tile():
     """Short texts that come and go for long, in a cache made for long ones."""
     outputs = []
-    for gathers in (False, True):
+    for cache in both((1, 2, 8), 4, columns=600):
         torch.manual_seed(2)
-        dtype = DTYPE if gathers else torch.float32
-        cache = KVCache((1, 2, 8), rows=4, columns=600, dtype=dtype, device=CPU, gathers=gathers)
         seen, ends = [], []
         for number in range(120):
-            lengths = [1 + 7 * number % 12]
-            ((row, columns),) = cache.admit(lengths)
-            cache.store(0, row, columns, *torch.randn(2, 2, lengths[0], 8))
+            filled(cache, [1 + 7 * number % 12])
             if number == 0:
                 first = [buffer.data.data_ptr() for buffer in cache._layers[0]]
             for _ in range(5):
-                windows = cache.begin()
-                query, key, value = torch.randn(3, len(cache.starts), 2, 8)
-                seen.append(cache.attend(0, query, key, value, windows=windows, scale=0.5))
-                cache.advance()
+                seen.append(stepped(cache))
                 ends.append(cache.end)
             while len(cache.starts) == 4 or (number % 50 == 49 and cache.starts):
                 cache.drop(cache.starts.index(cache.first))
@@ -167,18 +175,12 @@ def test_rows_move_to_the_left_in_their_buffers_tile_by_tile():
 def test_rows_without_a_prompt_begin_anywhere_in_a_tile():
     """A T5's answers, which begin where those that are being written stand."""
     outputs = []
-    for gathers in (False, True):
+    for cache in both((1, 2, 8), 3, columns=80):
         torch.manual_seed(3)
-        dtype = DTYPE if gathers else torch.float32
-        cache = KVCache((1, 2, 8), rows=3, columns=80, dtype=dtype, device=CPU, gathers=gathers)
         seen = []
         for number in range(40):
-            cache.admit([0] * ((3 if number else 1) - len(cache.starts)))
-            for _ in range(1 + 11 * number % 9):
-                windows = cache.begin()
-                query, key, value = torch.randn(3, len(cache.starts), 2, 8)
-                seen.append(cache.attend(0, query, key, value, windows=windows, scale=0.5))
-                cache.advance()
+            filled(cache, [0] * ((3 if number else 1) - len(cache.starts)))
+            seen += [stepped(cache) for _ in range(1 + 11 * number % 9)]
             if number:
                 cache.drop(number % 3)
         outputs.append(seen)

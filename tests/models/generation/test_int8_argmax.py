@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from toque.models.generation.int8_argmax import (
-    BLOCK,
-    Int8Argmax,
-    supports_int8,
-)
+from toque.models.generation.sampling import BLOCK, Int8Argmax, supports_int8
 
 VOCAB, SIZE = 70 * BLOCK + 5, 48
 

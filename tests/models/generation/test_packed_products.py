@@ -10,14 +10,12 @@ from torch import nn
 
 from tiny import EOS, PAD, VOCAB
 from toque.models.generation import packed_products
-from toque.models.generation.decoding import cache_dtype, gathers
-from toque.models.generation.packed_products import (
-    PackedLinear,
-    has_bf16_products,
-    with_packed_products,
-)
+from toque.models.generation.kv_cache import cache_dtype, gathers
+from toque.models.generation.packed_products import has_bf16_products, with_packed_products
 from toque.models.lora.adapter_files import use_adapter
 from toque.models.lora.layers import attach, resolve
+from toque.models.onednn import PackedLinear
+from toque.models.precision import has_fast_bf16
 from written import generate
 
 PROMPTS = [[5, 9, 7, 3, 8, 6, 4], [12, 5], [9, 9, 30, 11], [7]]
@@ -32,7 +30,8 @@ def test_a_product_is_that_of_rounded_factors():
     torch.manual_seed(0)
     layer = nn.Linear(48, 40)
     states = torch.randn(3, 48)
-    got = PackedLinear(layer.weight, layer.bias, torch.bfloat16)(states)
+    fast = has_fast_bf16(layer.weight.device)
+    got = PackedLinear(layer.weight, layer.bias, torch.bfloat16, is_packed=fast)(states)
     rounded = [t.detach().bfloat16().double() for t in (states, layer.weight, layer.bias)]
     exact = rounded[0] @ rounded[1].T + rounded[2]
     assert got.dtype == torch.float32

@@ -11,7 +11,7 @@ from tiny import EOS, FAMILIES, PAD, model_of, shape_of
 from toque.errors import ConfigError
 from toque.models.forward.compile import blocks
 from toque.models.generation.causal import CausalDecoding
-from toque.models.generation.decoding import layer_devices
+from toque.models.generation.kv_cache import layer_devices
 from toque.models.generation.t5 import T5Decoding
 from toque.models.loading.device_map import (
     Parts,

@@ -8,6 +8,7 @@ own module, whatever has replaced it: a LoRA adapter works as in training.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -18,21 +19,11 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb
 
 from toque.models.families import family_of
-from toque.models.generation.decoding import (
-    Decoding,
-    cache_argument,
-    cache_dtype,
-    cache_shape,
-    gathers,
-    groups,
-    layer_devices,
-    padded,
-)
-from toque.models.generation.kv_cache import KVCache, Window
+from toque.models.generation.kv_cache import AttentionWindow, KVCache, padded, prefilled_together
 
 
-class CausalDecoding(Decoding):
-    """Prefill reads a prompt but for its last token, which the first decoding step reads.
+class CausalDecoding:
+    """Live rows; prefill reads all but a prompt's last token, which the first step reads.
 
     Args:
         core: The model.
@@ -44,22 +35,14 @@ class CausalDecoding(Decoding):
     def __init__(self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> None:
         self.core, self.pad_id = core, pad_id
         self._forward = _STEPS[family_of(core.config).name]
-        self.cache = KVCache(
-            cache_shape(core),
-            rows=rows,
-            columns=columns,
-            dtype=cache_dtype(core),
-            device=core.device,
-            devices=layer_devices(core),
-            gathers=gathers(core),
-        )
+        self.cache = KVCache.of_model(core, rows=rows, columns=columns)
         self.positions: list[int] = []
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Prefill all but the last token of each prompt; returns those."""
+        """Prefill new rows, numbered after the live ones; returns the first token of each step."""
         places = self.cache.admit([len(prompt) - 1 for prompt in prompts])
         read = [prompt[:-1] for prompt in prompts]
-        for part in groups([len(prompt) for prompt in read], self.core.device):
+        for part in prefilled_together(read, self.core.device):
             self._prefill(read[part], places[part])
         self.positions += [len(prompt) - 1 for prompt in prompts]
         return [prompt[-1] for prompt in prompts]
@@ -76,7 +59,7 @@ class CausalDecoding(Decoding):
         self.core.base_model(
             inputs_embeds=self.core.get_input_embeddings()(tokens),
             use_cache=True,
-            **cache_argument(self.core, prefilled),
+            **self._cache_argument(prefilled),
         )
         for number, layer in enumerate(cast("list[DynamicLayer]", prefilled.layers)):
             for i, (row, columns) in enumerate(places):
@@ -84,8 +67,16 @@ class CausalDecoding(Decoding):
                 keys, values = cast("Tensor", layer.keys), cast("Tensor", layer.values)
                 self.cache.store(number, row, columns, keys[i, :, :length], values[i, :, :length])
 
+    def _cache_argument(self, cache: DynamicCache) -> dict[str, DynamicCache]:
+        """The cache under the name that this version's stock forward gives it.
+
+        transformers 5.24 calls it `cache`, earlier ones `past_key_values`, which 5.40 drops.
+        """
+        takes = inspect.signature(type(self.core.base_model).forward).parameters
+        return {"cache" if "cache" in takes else "past_key_values": cache}
+
     def step(self, tokens: Tensor) -> Tensor:
-        """One token of every row through the layers."""
+        """One decoding step: a token of every live row [n] to the output head's input [n, D]."""
         windows = self.cache.begin()
         positions = torch.tensor(self.positions, device=tokens.device)
         hidden = self._forward(self.core, self.cache, tokens, positions, windows)
@@ -100,7 +91,7 @@ class CausalDecoding(Decoding):
         self.positions.pop()
 
 
-Windows = Sequence[Window]
+Windows = Sequence[AttentionWindow]
 Step = Callable[[PreTrainedModel, KVCache, Tensor, Tensor, Windows], Tensor]
 """(model, cache, tokens [n], positions [n], windows) -> hidden states [n, D]."""
 
@@ -116,7 +107,8 @@ def gpt2(
         attention = block.attn
         joint = attention.c_attn(block.ln_1(hidden))
         query, key, value = joint.view(len(joint), 3, -1, attention.head_dim).unbind(1)
-        seen = cache.attend(number, query, key, value, windows=windows, scale=attention.scaling)
+        cache.append(number, key, value)
+        seen = cache.attend(number, query, windows=windows, scale=attention.scaling)
         hidden = hidden + attention.c_proj(seen)
         hidden = hidden + block.mlp(block.ln_2(hidden))
     return cast("Tensor", base.ln_f(hidden))
@@ -136,7 +128,8 @@ def neox(
         split = joint.view(len(joint), -1, 3 * attention.head_size)
         query, key, value = split.chunk(3, dim=-1)
         query, key = _rotated(query, key, cosine, sine)
-        seen = cache.attend(number, query, key, value, windows=windows, scale=attention.scaling)
+        cache.append(number, key, value)
+        seen = cache.attend(number, query, windows=windows, scale=attention.scaling)
         attended = attention.dense(seen)
         if layer.use_parallel_residual:
             hidden = layer.mlp(layer.post_attention_layernorm(hidden)) + attended + hidden
@@ -164,7 +157,8 @@ def llama(
         if hasattr(attention, "q_norm"):
             query, key = attention.q_norm(query), attention.k_norm(key)
         query, key = _rotated(query, key, cosine, sine)
-        seen = cache.attend(number, query, key, value, windows=windows, scale=attention.scaling)
+        cache.append(number, key, value)
+        seen = cache.attend(number, query, windows=windows, scale=attention.scaling)
         hidden = hidden + attention.o_proj(seen)
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
     return cast("Tensor", base.norm(hidden))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -30,21 +30,6 @@ Patterns are those that `re` and Rust's regex crate read alike, without anchors;
 "\n", and what is no line break is ".". Every part but the last ends where its pattern first
 matches, and must not match earlier by chance.
 """
-
-
-class Constraint(Protocol):
-    """Takes away the tokens that may not come next."""
-
-    def __call__(
-        self, logits: Tensor, *, prompts: Sequence[int], answers: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """The logits [n, V], minus infinity where a token may not be; may write into them.
-
-        Args:
-            logits: [n, V].
-            prompts: The rows' prompt numbers.
-            answers: The tokens that each row has so far; they only grow between calls.
-        """
 
 
 @dataclass(frozen=True)
@@ -85,7 +70,13 @@ class FormConstraint:
     def __call__(
         self, logits: Tensor, *, prompts: Sequence[int], answers: Sequence[Sequence[int]]
     ) -> Tensor:
-        """See `Constraint`."""
+        """The logits [n, V], minus infinity where a token may not be; written into them.
+
+        Args:
+            logits: [n, V].
+            prompts: The rows' prompt numbers.
+            answers: The tokens that each row has so far; they only grow between calls.
+        """
         from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 
         rows = [self._advanced(i, answer) for i, answer in zip(prompts, answers, strict=True)]

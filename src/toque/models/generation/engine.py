@@ -16,13 +16,11 @@ from toque.errors import ConfigError, argument
 from toque.hardware.memory import BESIDE_TRAINING, free_bytes, is_out_of_memory, release_memory
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward.compile import compile_disabled
-from toque.models.generation.constraints import Constraint
-from toque.models.generation.decoding import cache_dtype, cache_shape, layer_devices
-from toque.models.generation.kv_cache import SPARE
+from toque.models.generation.constraints import FormConstraint
+from toque.models.generation.kv_cache import SPARE, cache_dtype, cache_shape, layer_devices
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.generation.packed_products import with_packed_products
-from toque.models.generation.sampling import TokenChooser
 from toque.models.precision import has_fast_bf16
 from toque.reporter import Count, uncounted
 
@@ -36,10 +34,6 @@ from memory at every step), those with 256 no more.
 """
 
 
-def _unheard(*_: object) -> None:
-    """Callback of callers that wait for whole answers: it does nothing."""
-
-
 def generate(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
@@ -47,10 +41,10 @@ def generate(
     *,
     eos_id: int,
     pad_id: int,
-    constraint: Constraint | None = None,
+    constraint: FormConstraint | None = None,
     on_progress: Count = uncounted,
     on_token: OnToken | None = None,
-    on_notice: Callable[[str], object] = _unheard,
+    on_notice: Callable[[str], object] = lambda _: None,
 ) -> list[list[int]]:
     """The tokens a model writes after each prompt, without the end token.
 
@@ -77,18 +71,22 @@ def generate(
     Raises:
         ConfigError: an empty prompt, one that leaves no room, or too little memory for one row.
     """
-    core = unwrapped(model)
-    longest = _max_new_tokens(options)
+    core, longest = unwrapped(model), options.max_new_tokens
+    if longest is None:
+        raise ConfigError(f"{argument('max_new_tokens')} is missing; it must be at least 1.")
     limits = _limits(core, prompts, longest)
-    chooser = TokenChooser.of(options)
-    answers = _Answers(limits, on_progress, on_token or _unheard)
+    orders = [
+        Order(prompt, limit, options, number)
+        for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+    ]
+    answers = _Answers(limits, on_progress, on_token)
     with torch.inference_mode(), compile_disabled(model), _evaluating(model):
         core = with_packed_products(core, precision_here(options.precision, core))
-        batch_rows = options.batch_rows
-        if batch_rows is None:
+        n_rows = options.batch_rows
+        if n_rows is None:
             most = MOST_ROWS["cuda" if core.device.type == "cuda" else "cpu"]
             most = min(most, affordable_rows(core, prompts, longest))
-            batch_rows = evened(most, len(prompts))
+            n_rows = evened(most, len(prompts))
         begin = partial(
             LiveRows,
             core,
@@ -97,12 +95,7 @@ def generate(
             pad_id=pad_id,
             constraint=constraint,
         )
-        orders = [
-            Order(prompt, limit, chooser, number)
-            for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
-        ]
-        most = min(batch_rows, len(prompts) or 1)
-        for news in _written(begin, orders, answers.ids, most, on_notice):
+        for news in _written(begin, orders, answers.ids, min(n_rows, len(prompts) or 1), on_notice):
             answers.take(news)
     return answers.ids
 
@@ -117,18 +110,13 @@ def precision_here(asked: Precision, model: PreTrainedModel) -> Literal["bf16", 
     return "bf16" if asked == "bf16" or has_fast_bf16(model.device) else "float32"
 
 
-def _max_new_tokens(options: GenerationOptions) -> int:
-    if options.max_new_tokens is None:
-        raise ConfigError(f"{argument('max_new_tokens')} is missing; it must be at least 1.")
-    return options.max_new_tokens
-
-
 class _Answers:
     """The answers as they grow, and who is told of them."""
 
-    def __init__(self, limits: Sequence[int], on_progress: Count, on_token: OnToken) -> None:
+    def __init__(self, limits: Sequence[int], on_progress: Count, on_token: OnToken | None) -> None:
         self.ids: list[list[int]] = [[] for _ in limits]
-        self._limits, self._on_progress, self._on_token = limits, on_progress, on_token
+        self._limits, self._on_progress = limits, on_progress
+        self._on_token = on_token or (lambda *_: None)
         self._done, self._covered = 0, 0
         on_progress(0, len(limits), 0.0)
 
@@ -174,7 +162,11 @@ def _written(
             yield news
             continue
         # Here what the failed step had computed, which the exception held, is freed.
-        _refuse_one(n_rows, reason)
+        if n_rows == 1:
+            raise ConfigError(
+                f"One text at a time does not fit into memory: {reason} Ask for a shorter one "
+                f"({argument('max_new_tokens')}), or end what else uses the memory."
+            )
         unfinished = [replace(o, begun=tuple(answers[o.number])) for o in rows.orders]
         waiting = _longest_first([*unfinished, *waiting])
         on_notice(
@@ -188,14 +180,6 @@ def _written(
 
 def _longest_first(orders: Sequence[Order]) -> list[Order]:
     return sorted(orders, key=lambda order: -len(order.prompt))
-
-
-def _refuse_one(n_rows: int, reason: str) -> None:
-    if n_rows == 1:
-        raise ConfigError(
-            f"One text at a time does not fit into memory: {reason} Ask for a shorter one "
-            f"({argument('max_new_tokens')}), or end what else uses the memory."
-        )
 
 
 @contextmanager

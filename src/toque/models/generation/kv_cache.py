@@ -9,22 +9,29 @@ finished row is overwritten by the last one, so the live rows are always the fir
 computes nothing else. On a CPU, where attention takes as long as reading keys and values does,
 neighbours of similar length attend together and read no further back than the longest of them.
 
-Letters: R rows, n live rows, H key-value heads, G query heads of one key-value head, W columns
-of the buffer, K columns of the window, d head size.
+Letters, also in `causal.py` and `t5.py`: R rows, n live rows, D hidden size, H key-value heads, G
+query heads of one key-value head, W columns of the buffer, K columns of the window, d head size, P
+longest prompt of a prefill.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+import mmap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
-from toque.models.generation.cache_buffers import TILE, Columns, buffer_pair, whole_tiles
-from toque.models.generation.gathered_attention import MOST_EMPTY_COLUMNS, Gather
+from toque.models.families import family_of, head_size
+from toque.models.generation.gathered_attention import DTYPE as GATHERED
+from toque.models.generation.gathered_attention import TILE, Gather, Tiles, can_gather, whole_tiles
+from toque.models.generation.packed_products import has_bf16_products
 
 SPARE = 64
 """Columns allocated beyond what is needed now."""
@@ -39,43 +46,121 @@ MOST_WASTED_COLUMNS = 192
 
 About what one more attention call costs: 40 us, at 3 kB a column and 8 GB/s.
 """
+PREFILL_TOKENS = 4096
+"""Prompt tokens, padding included, that one forward of the prefill reads; bounds its memory."""
+WASTED_TOKENS = 128
+"""Padding of one forward of the prefill on a CPU. A token of a 30 M model costs 0.15 ms in float32
+there, and a forward more of few tokens 2 to 3 ms."""
 
 
-@dataclass(frozen=True)
-class LengthGroup:
-    """Neighbouring rows that attend together."""
-
-    rows: slice
-    columns: int
-    """Length of the longest."""
-    even: bool
-    """True if all have the same length."""
+def cache_dtype(core: PreTrainedModel) -> torch.dtype:
+    """Precision of the KV cache: that of the matrix products, but for one that is gathered."""
+    if has_bf16_products(core):
+        return GATHERED if gathers(core) else torch.bfloat16
+    kind = core.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else core.dtype
 
 
-def length_groups(
-    lengths: Sequence[int], device: torch.device, *, gathers: bool = False
-) -> list[LengthGroup]:
-    """Split the rows, where that saves time, into neighbours of similar length.
+def gathers(core: PreTrainedModel) -> bool:
+    """True if a step's attention is gathered: beside bf16 products; float32 keeps its sums."""
+    return has_bf16_products(core) and can_gather(core.device)
 
-    >>> [part.rows for part in length_groups([900, 880, 100, 100], torch.device("cpu"))]
+
+def cache_shape(core: PreTrainedModel) -> tuple[int, int, int]:
+    """Layers, key-value heads and head size of the decoder's KV cache."""
+    config = core.config
+    if family_of(config).is_encoder_decoder:
+        return config.num_decoder_layers, config.num_heads, config.d_kv
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return config.num_hidden_layers, heads, head_size(config)
+
+
+def layer_devices(core: PreTrainedModel) -> list[torch.device]:
+    """The device of each layer of the decoder."""
+    encoder = family_of(core.config).is_encoder_decoder
+    decoder = core.get_submodule("decoder") if encoder else core.base_model
+    layers = next(child for child in decoder.children() if isinstance(child, nn.ModuleList))
+    return [next(layer.parameters()).device for layer in layers]
+
+
+def neighbours(
+    lengths: Sequence[int], *, most_wasted: float, most: float = math.inf
+) -> Iterator[slice]:
+    """Consecutive rows of similar length, at least one each.
+
+    Padded to their longest, they hold at most `most` tokens, `most_wasted` of which are padding.
+
+    >>> list(neighbours([900, 880, 100, 90], most_wasted=128))
     [slice(0, 2, None), slice(2, 4, None)]
     """
-    most_wasted = MOST_EMPTY_COLUMNS if gathers else MOST_WASTED_COLUMNS
-    parts: list[LengthGroup] = []
-    first, longest, total = 0, 0, 0
+    start, longest, total = 0, 0, 0
     for row, length in enumerate(lengths):
-        together = max(longest, length) * (row + 1 - first)
-        if device.type == "cpu" and together - total - length > most_wasted:
-            parts.append(LengthGroup(slice(first, row), longest, total == longest * (row - first)))
-            first, longest, total = row, 0, 0
+        together = max(longest, length) * (row + 1 - start)
+        if row > start and (together > most or together - total - length > most_wasted):
+            yield slice(start, row)
+            start, longest, total = row, 0, 0
         longest, total = max(longest, length), total + length
-    n = len(lengths)
-    parts.append(LengthGroup(slice(first, n), longest, total == longest * (n - first)))
-    return parts
+    if start < len(lengths):
+        yield slice(start, len(lengths))
+
+
+def prefilled_together(prompts: Sequence[Sequence[int]], device: torch.device) -> Iterator[slice]:
+    """Consecutive prompts that are prefilled by one forward."""
+    most_wasted = WASTED_TOKENS if device.type == "cpu" else PREFILL_TOKENS
+    return neighbours([*map(len, prompts)], most_wasted=most_wasted, most=PREFILL_TOKENS)
+
+
+def padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Tensor:
+    """[prompts, P] token ids, padded on the right."""
+    width = max(map(len, prompts))
+    rows = [list(prompt) + [pad_id] * (width - len(prompt)) for prompt in prompts]
+    return torch.tensor(rows, device=device)
+
+
+class Columns:
+    """A layer's keys, or values, [R, H, W, d]."""
+
+    def __init__(
+        self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.data = zeroed(shape, dtype, device)  # a masked column must not hold a NaN
+
+    def append(self, column: int, new: Tensor) -> None:
+        """Write one column of the first n rows, [n, H, d]."""
+        self.data[: len(new), :, column] = new
+
+    def begin(self, row: int, column: int) -> None:
+        """Make ready a row whose first column this will be."""
+
+    def store(self, row: int, columns: slice, many: Tensor) -> None:
+        """Write columns of a row, [H, columns, d]."""
+        self.data[row, :, columns] = many
+
+    def copy_row(self, row: int, source: int, columns: slice) -> None:
+        """Overwrite columns of a row with those of another."""
+        self.data[row, :, columns] = self.data[source, :, columns]
+
+    def take(self, other: Tensor, rows: int, columns: slice, at: int) -> None:
+        """Copy columns of the first rows of a buffer's data to the columns from `at` on."""
+        length, taken = columns.stop - columns.start, other[:rows, :, columns]
+        self.data[:rows, :, at : at + length] = taken.clone() if other is self.data else taken
+
+
+def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU, pages take time and memory only when first touched.
+
+    `torch.zeros` writes all of them. NumPy's ask for huge pages, and a short row in a buffer made
+    for a long one then clears 2 MiB where it needs 16 KiB: a fifth of the time of 96 rows of 80
+    tokens, the longest of 512.
+    """
+    if device.type != "cpu" or not math.prod(shape):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 @dataclass(frozen=True)
-class Window:
+class AttentionWindow:
     """The columns some rows attend to at a step."""
 
     rows: slice
@@ -90,54 +175,13 @@ class Window:
         """The K columns of the mask."""
         return self.columns if self.gather is None else self.gather.columns
 
-
-def gathered_window(
-    rows: slice,
-    columns: slice,
-    used: Sequence[slice],
-    blocked: Tensor,
-    last: Gather | None = None,
-) -> Window:
-    """A window of which each row reads its own columns.
-
-    Args:
-        rows: Of the cache.
-        columns: What the rows use, all together.
-        used: What each of them does.
-        blocked: [R, W] -inf where a row uses no column, up to the last of `columns`.
-        last: These rows' at the step before, in the same buffers; serves again if it may.
-    """
-    gather = Gather(rows, columns, used)
-    if last is not None and gather.reads_as(last):
-        gather = last
-    mask = blocked[rows, gather.columns].clone()
-    mask[:, columns.stop - gather.columns.start :] = -torch.inf
-    return Window(rows, columns, mask[:, None, None], gather)
-
-
-def windows_on(device: torch.device, windows: Sequence[Window]) -> list[Window]:
-    """The windows with their masks on another device."""
-    masks = [None if part.mask is None else part.mask.to(device) for part in windows]
-    return [replace(part, mask=mask) for part, mask in zip(windows, masks, strict=True)]
-
-
-def windowed_attention(
-    windows: Sequence[Window], query: Tensor, keys: Tensor, values: Tensor, scale: float
-) -> Tensor:
-    """`attend`, window by window, [n, H * G * d]."""
-    seen = [
-        attend(
-            query[part.rows],
-            keys[part.rows, :, part.columns],
-            values[part.rows, :, part.columns],
-            part.mask,
-            scale,
-        )
-        if part.gather is None
-        else part.gather.attend(query[part.rows], keys, values, part.mask, scale)
-        for part in windows
-    ]
-    return seen[0] if len(seen) == 1 else torch.cat(seen)
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """Attention of these rows among all of a query [n, H * G, d] and of a layer's buffers."""
+        query = query[self.rows]
+        if self.gather is not None:
+            return self.gather.attend(query, keys, values, self.mask, scale)
+        keys, values = (part[self.rows, :, self.columns] for part in (keys, values))
+        return attend(query, keys, values, self.mask, scale)
 
 
 def attend(
@@ -188,7 +232,17 @@ def _flat(part: Tensor) -> Tensor:
 
 
 class KVCache:
-    """Keys and values of every layer for the live rows."""
+    """Keys and values of every layer for the live rows; nothing is allocated before the first.
+
+    Args:
+        shape: Layers, key-value heads and head size.
+        rows: The most rows that can live at once.
+        columns: What the longest row will need, where known: growing a buffer copies it.
+        dtype: Of keys and values; where they are gathered, as `Gather` takes them.
+        device: Of masks.
+        devices: Of each layer's keys and values, where a model lies on several.
+        gathers: Attention reads its columns as `Gather` does; only on a CPU.
+    """
 
     def __init__(
         self,
@@ -201,31 +255,32 @@ class KVCache:
         devices: Sequence[torch.device] = (),
         gathers: bool = False,
     ) -> None:
-        """Nothing is allocated yet.
-
-        Args:
-            shape: Layers, key-value heads and head size.
-            rows: The most rows that can live at once.
-            columns: What the longest row will need, where known: growing a buffer copies it.
-            dtype: Of keys and values; where they are gathered, as `Gather` takes them.
-            device: Of keys and values, and of masks.
-            devices: Of each layer's keys and values, where a model lies on several.
-            gathers: Attention reads its columns as `Gather` does; only on a CPU.
-        """
         layers, heads, size = shape
-        self._shape = (layers, rows, heads, size)
+        self._shape = (rows, heads, size)
         self._dtype, self._device, self._gathers = dtype, device, gathers
         self._devices = tuple(devices) or (device,) * layers
-        self._layers: list[tuple[Columns, Columns]] = []  # keys and values
+        self._layers: list[tuple[Columns | Tiles, Columns | Tiles]] = []  # keys and values
         self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
         self.starts: list[int] = []
         """The first column of every live row."""
         self.end = 0
         """The column the next token is written to."""
         self._width = self._whole(min(columns, AT_ONCE))
-        self._groups: list[LengthGroup] = []  # empty when the rows have changed
-        self._since = 0  # the newest token's column when they were grouped
-        self._gathered: dict[int, Gather] = {}  # the last step's, by their first rows
+        self._groups: list[slice] = []  # of rows; empty when they have changed
+        self._gather: Gather | None = None  # the last step's
+
+    @classmethod
+    def of_model(cls, core: PreTrainedModel, *, rows: int, columns: int = 0) -> Self:
+        """The cache of a model's decoder."""
+        return cls(
+            cache_shape(core),
+            rows=rows,
+            columns=columns,
+            dtype=cache_dtype(core),
+            device=core.device,
+            devices=layer_devices(core),
+            gathers=gathers(core),
+        )
 
     @property
     def first(self) -> int:
@@ -238,82 +293,81 @@ class KVCache:
         if not self._layers or not self.starts or self.end < needed:
             self._place(needed)
         places = []
-        for length in lengths:
-            places.append((len(self.starts), slice(self.end - length, self.end)))
+        for row, length in enumerate(lengths, start=len(self.starts)):
+            places.append((row, slice(self.end - length, self.end)))
             self.starts.append(self.end - length)
+            self._mask_row(row)
             if not length:
-                row = len(self.starts) - 1
-                for buffer in itertools.chain(*self._layers):
-                    buffer.begin(slice(row, row + 1), self.end)
-        self._mask_rows(range(len(self.starts) - len(lengths), len(self.starts)))
+                for buffer in self._buffers():
+                    buffer.begin(row, self.end)
         self._groups = []
         return places
 
     def store(self, layer: int, row: int, columns: slice, keys: Tensor, values: Tensor) -> None:
         """Store the keys and values of a new row's prompt, [H, tokens, d] each."""
         for buffer, many in zip(self._layers[layer], (keys, values), strict=True):
-            buffer.store(slice(row, row + 1), columns, many[None])
+            buffer.store(row, columns, many)
 
     def drop(self, row: int) -> None:
         """Free a row; the last live one takes its place."""
         last = len(self.starts) - 1
         if row != last:
             columns = slice(self.starts[last], self.end)
-            for buffer in itertools.chain(*self._layers):
+            for buffer in self._buffers():
                 buffer.copy_row(row, last, columns)
             self.starts[row] = self.starts[last]
-            self._mask_rows([row])
+            self._mask_row(row)
         self.starts.pop()
         self._groups = []
 
-    def begin(self) -> list[Window]:
-        """Make room for one more token a row.
+    def begin(self) -> list[AttentionWindow]:
+        """Make room for one more token a row; returns the windows that end with it.
 
-        Returns:
-            The windows of this step; masks are [rows, 1, 1, K] of 0 and -inf.
+        Their masks are [rows, 1, 1, K] of 0 and -inf.
         """
         kept = self.end - self.first
         # A move copies fewer columns than steps and prompts have left behind since the last one.
         if self.end == self._width or self.first >= kept + SPARE:
             self._place(kept)
-        if not self._groups:
-            lengths = [self.end + 1 - start for start in self.starts]
-            self._groups = length_groups(lengths, self._device, gathers=self._gathers)
-            self._since = self.end
-        # Since the grouping every row has grown by as much.
-        return [
-            self._window(part, slice(self._since + 1 - part.columns, self.end + 1))
-            for part in self._groups
-        ]
+        return self.windows(self.end + 1)
 
-    def _window(self, part: LengthGroup, columns: slice) -> Window:
-        if not self._gathers:
-            mask = None if part.even else self._blocked[part.rows, None, None, columns]
-            return Window(part.rows, columns, mask)
-        used = [slice(start, columns.stop) for start in self.starts[part.rows]]
-        last = self._gathered.get(part.rows.start)
-        window = gathered_window(part.rows, columns, used, self._blocked, last)
-        if window.gather is not None:
-            self._gathered[part.rows.start] = window.gather
-        return window
+    def windows(self, end: int) -> list[AttentionWindow]:
+        """Windows over the rows' columns before `end`."""
+        if self._gathers:
+            rows, columns = slice(0, len(self.starts)), slice(self.first, end)
+            gather = Gather(columns, [slice(start, end) for start in self.starts])
+            if self._gather is not None and gather.reads_as(self._gather):
+                gather = self._gather
+            self._gather = gather
+            blocked = self._blocked[rows, None, None, gather.columns].clone()
+            blocked[..., end - gather.columns.start :] = -torch.inf
+            return [AttentionWindow(rows, columns, blocked, gather)]
+        if not self._groups:
+            most_wasted = MOST_WASTED_COLUMNS if self._device.type == "cpu" else math.inf
+            lengths = [end - start for start in self.starts]
+            self._groups = list(neighbours(lengths, most_wasted=most_wasted))
+        found = []
+        for rows in self._groups:
+            first = min(starts := self.starts[rows])
+            mask = self._blocked[rows, None, None, first:end] if max(starts) > first else None
+            found.append(AttentionWindow(rows, slice(first, end), mask))
+        return found
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write the new token's key and value, [n, H, d] each."""
+        for buffer, new in zip(self._layers[layer], (key, value), strict=True):
+            buffer.append(self.end, new)
 
     def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        windows: Sequence[Window],
-        scale: float,
+        self, layer: int, query: Tensor, *, windows: Sequence[AttentionWindow], scale: float
     ) -> Tensor:
-        """Append the new token's key and value [n, H, d], then attend: [n, H * G * d]."""
-        keys, values = self._layers[layer]
-        keys.append(self.end, key)
-        values.append(self.end, value)
-        if keys.data.device != self._device:
-            windows = windows_on(keys.data.device, windows)
-        return windowed_attention(windows, query, keys.data, values.data, scale)
+        """Attention of one token a row, [n, H * G, d] to [n, H * G * d]."""
+        keys, values = (buffer.data for buffer in self._layers[layer])
+        if keys.device != self._device:
+            masks = [None if part.mask is None else part.mask.to(keys.device) for part in windows]
+            windows = [replace(part, mask=m) for part, m in zip(windows, masks, strict=True)]
+        seen = [part.attend(query, keys, values, scale) for part in windows]
+        return seen[0] if len(seen) == 1 else torch.cat(seen)
 
     def near(self, layer: int, hidden: Tensor) -> Tensor:
         """Hidden states on the device of a layer."""
@@ -323,39 +377,40 @@ class KVCache:
         """End of a step: the next token goes one column further."""
         self.end += 1
 
+    def _buffers(self) -> Iterator[Columns | Tiles]:
+        return itertools.chain(*self._layers)
+
     def _place(self, end: int) -> None:
         """Move the rows so that they end before column `end`; into new buffers if needed.
 
-        A row of tiles may end up to one tile later: its tiles move as they are.
+        Where columns lie in tiles, rows may end up to one tile later: tiles move as they are.
         """
         first, live, kept = self.first, len(self.starts), self.end - self.first
-        if live and self._gathers:
-            end += (self.end - end) % TILE
+        if self._gathers:
+            end += ((self.end if live else 0) - end) % TILE
         source, at = slice(first, self.end), end - kept
         if self._layers and end + SPARE <= self._width:
-            for buffer in itertools.chain(*self._layers):
-                buffer.take(buffer, live, source, at)
+            for buffer in self._buffers():
+                buffer.take(buffer.data, live, source, at)
         else:
             self._allocate(source, at)
         self.starts = [start - first + at for start in self.starts]
-        self._since += end - self.end
-        self.end = end
-        self._mask_rows(range(live))
+        self.end, self._gather = end, None
+        for row in range(live):
+            self._mask_row(row)
 
     def _allocate(self, source: slice, at: int) -> None:
         """New buffers, wider if needed, with the live rows' columns `source` from `at` on."""
-        live, end = len(self.starts), at + source.stop - source.start
+        end = at + source.stop - source.start
         if end + (SPARE if self._layers else 0) > self._width:
             self._width = self._whole(end + max(SPARE, end // 4))
-        _, rows, heads, size = self._shape
+        rows, heads, size = self._shape
         shape = (rows, heads, self._width, size)
-        old, self._layers, self._gathered = self._layers, [], {}
-        for layer, device in enumerate(self._devices):
-            pair = buffer_pair(shape, self._dtype, device, gathers=self._gathers)
-            self._layers.append(pair)
-            if old:
-                for new, before in zip(pair, old[layer], strict=True):
-                    new.take(before, live, source, at)
+        old, self._layers = self._layers, []
+        for device in self._devices:
+            self._layers.append(buffer_pair(shape, self._dtype, device, gathers=self._gathers))
+        for new, before in zip(self._buffers(), itertools.chain(*old), strict=False):
+            new.take(before.data, len(self.starts), source, at)
         dtype = torch.float32 if self._gathers else self._dtype
         self._blocked = torch.zeros(rows, self._width, dtype=dtype, device=self._device)
 
@@ -363,7 +418,15 @@ class KVCache:
         """A buffer's width, at least this."""
         return whole_tiles(slice(0, width)).stop if self._gathers else width | 1
 
-    def _mask_rows(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            self._blocked[row] = 0.0
-            self._blocked[row, : self.starts[row]] = -torch.inf
+    def _mask_row(self, row: int) -> None:
+        self._blocked[row] = 0.0
+        self._blocked[row, : self.starts[row]] = -torch.inf
+
+
+def buffer_pair(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, *, gathers: bool
+) -> tuple[Columns | Tiles, Columns | Tiles]:
+    """A layer's keys and values; in tiles where they are gathered."""
+    if gathers:
+        return Tiles(shape, keys=True), Tiles(shape, keys=False)
+    return Columns(shape, dtype, device), Columns(shape, dtype, device)

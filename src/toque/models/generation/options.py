@@ -38,6 +38,11 @@ class GenerationOptions:
     batch_rows: int | None = None
     """Prompts at a time; None for as many as a quarter of the free memory holds, up to a limit."""
 
+    @property
+    def is_greedy(self) -> bool:
+        """True where no token is drawn."""
+        return self.temperature == 0.0
+
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
             raise ConfigError(

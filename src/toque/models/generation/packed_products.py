@@ -18,54 +18,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import MutableMapping
-from functools import cached_property
+from functools import partial
 from typing import Final, Literal, cast
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.onednn import onednn_is_faster, packed, product
+from toque.models.onednn import PackedLinear, onednn_is_faster
 from toque.models.precision import has_fast_bf16
 
-_USUAL_ROWS: Final = 64
-"""Rows of a product that the packed order is chosen for; any number runs."""
 _MOST_BYTES: Final = 2 << 30
 """Largest model in bytes of which float32 keeps a packed copy."""
-
-
-class PackedLinear(nn.Module):
-    """A linear layer with its weight packed; the output has the input's precision."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        """Keep the weight.
-
-        Args:
-            weight: [out, in]; left as it is beside the copy.
-            bias: [out], if any.
-            dtype: Of the product.
-        """
-        super().__init__()
-        fast = has_fast_bf16(weight.device) if dtype == torch.bfloat16 else onednn_is_faster()
-        self.is_packed = weight.device.type == "cpu" and fast
-        self.dtype = dtype
-        self.of = weight.detach()
-        """Weight as it was given."""
-        self.bias = None if bias is None else bias.detach().to(dtype)
-
-    @cached_property
-    def weight(self) -> Tensor:
-        """Rounded and packed when first needed."""
-        rounded = self.of.to(self.dtype).contiguous()
-        return packed(rounded, _USUAL_ROWS) if self.is_packed else rounded
-
-    def forward(self, states: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        multiplied = product if self.is_packed else functional.linear
-        found = multiplied(states.to(self.dtype), self.weight, self.bias)
-        return found.to(states.dtype)
 
 
 Packs = MutableMapping[nn.Module, nn.Module]
@@ -86,10 +51,39 @@ def with_packed_products(
         precision: Of the products. float32 gives the model itself where packing does not pay.
         packs: Keeps what is packed, so that adapters on one base share its copy.
     """
-    if precision == "float32" and not _pays_float32(core):
-        return core
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return _with_packed(core, dtype, {} if packs is None else packs)
+    if precision == "float32":
+        if not _pays_float32(core):
+            return core
+        layer = partial(PackedLinear, dtype=torch.float32, is_packed=True)
+    else:
+        packs_here = core.device.type == "cpu" and has_fast_bf16(core.device)
+        layer = partial(PackedLinear, dtype=torch.bfloat16, is_packed=packs_here)
+    packs = {} if packs is None else packs
+    head: nn.Module | None = core.get_output_embeddings()  # type: ignore[no-untyped-call]
+    twins: dict[nn.Module, nn.Module] = {} if head is None else {head: head}
+
+    def twin_of(module: nn.Module) -> nn.Module:
+        """`twins` keeps what stands in several places (a shared embedding) one module."""
+        if module in twins:
+            return twins[module]
+        if isinstance(module, nn.Linear | Conv1D):
+            if module not in packs:
+                weight = module.weight if isinstance(module, nn.Linear) else module.weight.T
+                packs[module] = layer(weight, module.bias)
+            twins[module] = packs[module]
+        elif getattr(module, "lora_variant", None):
+            twins[module] = module  # DoRA reads the weight itself
+        else:
+            # Shallow: parameters, hooks and settings are the model's own.
+            twin = twins[module] = copy.copy(module)
+            twin._compiled_call_impl = None  # noqa: SLF001  # it would run the original's layers
+            twin._modules = {  # noqa: SLF001
+                name: None if child is None else twin_of(child)
+                for name, child in module._modules.items()  # noqa: SLF001
+            }
+        return twins[module]
+
+    return cast("PreTrainedModel", twin_of(core))
 
 
 def _pays_float32(core: PreTrainedModel) -> bool:
@@ -107,31 +101,3 @@ def _pays_float32(core: PreTrainedModel) -> bool:
 def has_bf16_products(core: nn.Module) -> bool:
     """True if the model came from `with_packed_products` in bf16."""
     return any(isinstance(m, PackedLinear) and m.dtype == torch.bfloat16 for m in core.modules())
-
-
-def _with_packed(core: PreTrainedModel, dtype: torch.dtype, packs: Packs) -> PreTrainedModel:
-    """The model with a packed layer in place of each linear one."""
-    head: nn.Module | None = core.get_output_embeddings()  # type: ignore[no-untyped-call]
-    twins: dict[nn.Module, nn.Module] = {} if head is None else {head: head}
-
-    def twin_of(module: nn.Module) -> nn.Module:
-        """`twins` keeps what stands in several places (a shared embedding) one module."""
-        if module not in twins:
-            if isinstance(module, nn.Linear | Conv1D):
-                if module not in packs:
-                    weight = module.weight if isinstance(module, nn.Linear) else module.weight.T
-                    packs[module] = PackedLinear(weight, module.bias, dtype)
-                twins[module] = packs[module]
-            elif getattr(module, "lora_variant", None):
-                twins[module] = module  # DoRA reads the weight itself
-            else:
-                # Shallow: parameters, hooks and settings are the model's own.
-                twin = twins[module] = copy.copy(module)
-                twin._compiled_call_impl = None  # noqa: SLF001  # it would run the original's layers
-                twin._modules = {  # noqa: SLF001
-                    name: None if child is None else twin_of(child)
-                    for name, child in module._modules.items()  # noqa: SLF001
-                }
-        return twins[module]
-
-    return cast("PreTrainedModel", twin_of(core))

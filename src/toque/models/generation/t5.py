@@ -1,6 +1,6 @@
 """Decoding with a KV cache for T5: the source is encoded once, then only the decoder runs.
 
-Letters as in `base.py`; S longest live source. Self- and cross-attention have H heads each.
+Letters as in `kv_cache.py`. Self- and cross-attention have H heads each.
 """
 
 from __future__ import annotations
@@ -15,28 +15,17 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from toque.models.forward.packed import scale_decoder_outputs
-from toque.models.generation.cache_buffers import Columns, buffer_pair, whole_tiles
-from toque.models.generation.decoding import (
-    Decoding,
-    cache_dtype,
-    cache_shape,
-    gathers,
-    groups,
-    layer_devices,
-    padded,
-)
 from toque.models.generation.kv_cache import (
+    AttentionWindow,
     KVCache,
-    Window,
-    gathered_window,
-    length_groups,
-    windowed_attention,
-    windows_on,
+    cache_dtype,
+    padded,
+    prefilled_together,
 )
 
 
-class T5Decoding(Decoding):
-    """Prefill encodes the sources and computes their keys and values once a layer.
+class T5Decoding:
+    """Live rows; prefill encodes the sources, and computes their keys and values once a layer.
 
     Args:
         core: The model.
@@ -46,59 +35,28 @@ class T5Decoding(Decoding):
     """
 
     def __init__(self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> None:
-        self.core, self.pad_id, self.rows = core, pad_id, rows
+        self.core, self.pad_id = core, pad_id
         start = core.config.decoder_start_token_id
         self.start = pad_id if start is None else int(start)
         self.decoder: Any = core.get_submodule("decoder")
-        self.dtype, self.gathers = cache_dtype(core), gathers(core)
-        self.cache = KVCache(
-            cache_shape(core),
-            rows=rows,
-            columns=columns,
-            dtype=self.dtype,
-            device=core.device,
-            devices=layer_devices(core),
-            gathers=self.gathers,
-        )
-        self.sources: list[int] = []
-        self._cross: list[tuple[Columns, Columns]] = []
-        self._source_mask = torch.empty(0)  # [R, S]: -inf after a row's source
+        self.cache = KVCache.of_model(core, rows=rows, columns=columns)
+        self.sources = KVCache.of_model(core, rows=rows)
+        """Keys and values of the cross-attention."""
+        self._over_sources: list[AttentionWindow] = []  # empty when the rows have changed
         self._position_bias = torch.empty(0)
-        self._source_windows: list[Window] = []  # empty when the rows have changed
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Encode the prompts; every answer begins with the start token."""
-        self._widen(max(map(len, prompts)))
-        lengths = [len(prompt) for prompt in prompts]
-        for part in groups(lengths, self.core.device):
-            self._encode(prompts[part])
-            self._add_sources(prompts[part])
+        """Encode the prompts of new rows, numbered after the live ones; returns start tokens."""
+        places = self.sources.admit([*map(len, prompts)])
+        for part in prefilled_together(prompts, self.core.device):
+            self._encode(prompts[part], places[part])
         self.cache.admit([0] * len(prompts))
+        self._over_sources = []
         return [self.start] * len(prompts)
 
-    def _widen(self, width: int) -> None:
-        """Grow the cross-attention's buffers to `width` source tokens in every row."""
-        have = self._source_mask.shape[-1] if self._cross else 0
-        if width <= have:
-            return
-        if self.gathers:
-            width = whole_tiles(slice(0, width)).stop
-        live, config = len(self.sources), self.core.config
-        device = self.core.device
-        shape = (self.rows, config.num_heads, width, config.d_kv)
-        old, self._cross = self._cross, []
-        for layer, own in enumerate(layer_devices(self.core)):
-            pair = buffer_pair(shape, self.dtype, own, gathers=self.gathers)
-            if old:
-                for new, before in zip(pair, old[layer], strict=True):
-                    new.take(before, live, slice(0, have), 0)
-            self._cross.append(pair)
-        dtype = torch.float32 if self.gathers else self.dtype
-        self._source_mask = torch.zeros(self.rows, width, dtype=dtype, device=device)
-        for row, length in enumerate(self.sources):
-            self._source_mask[row, length:] = -torch.inf
-
-    def _encode(self, prompts: Sequence[Sequence[int]]) -> None:
+    def _encode(
+        self, prompts: Sequence[Sequence[int]], places: Sequence[tuple[int, slice]]
+    ) -> None:
         tokens = padded(prompts, self.pad_id, self.core.device)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=tokens.device)
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
@@ -106,53 +64,47 @@ class T5Decoding(Decoding):
         source = self.core.get_submodule("encoder")(
             input_ids=tokens, attention_mask=mask
         ).last_hidden_state
-        first, width = len(self.sources), tokens.shape[1]
-        rows = slice(first, first + len(prompts))
         size = self.core.config.d_kv
-        for block, (keys, values) in zip(self.decoder.block, self._cross, strict=True):
+        for number, block in enumerate(self.decoder.block):
             attention = block.layer[1].EncDecAttention
-            for buffer, project in ((keys, attention.k), (values, attention.v)):
-                new = project(source).view(len(prompts), width, -1, size)
-                buffer.store(rows, slice(0, width), new.transpose(1, 2))
-
-    def _add_sources(self, prompts: Sequence[Sequence[int]]) -> None:
-        for row, prompt in enumerate(prompts, start=len(self.sources)):
-            self._source_mask[row, : len(prompt)] = 0.0
-            self._source_mask[row, len(prompt) :] = -torch.inf
-            self.sources.append(len(prompt))
-        self._source_windows = []
+            keys, values = (
+                project(source).view(*tokens.shape, -1, size).transpose(1, 2)
+                for project in (attention.k, attention.v)
+            )
+            for i, (row, columns) in enumerate(places):
+                length = len(prompts[i])
+                self.sources.store(number, row, columns, keys[i, :, :length], values[i, :, :length])
 
     def step(self, tokens: Tensor) -> Tensor:
-        """One token of every row through the decoder."""
+        """One decoding step: a token of every live row [n] to the output head's input [n, D]."""
         windows = self._biased(self.cache.begin())
-        over_source, live = self._windows_over_source(), len(self.sources)
+        if not self._over_sources:
+            self._over_sources = self.sources.windows(self.sources.end)
         hidden = self.decoder.embed_tokens(tokens)
-        size = self.core.config.d_kv
+        shape = (len(tokens), -1, self.core.config.d_kv)
         for number, block in enumerate(self.decoder.block):
             hidden = self.cache.near(number, hidden)
             layer = block.layer[0]
             attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
             query, key, value = (
-                project(normed).view(live, -1, size)
-                for project in (attention.q, attention.k, attention.v)
+                project(normed).view(shape) for project in (attention.q, attention.k, attention.v)
             )
+            self.cache.append(number, key, value)
             # No 1/sqrt(d): T5's query initialiser carries it (Raffel et al. 2020).
-            seen = self.cache.attend(number, query, key, value, windows=windows, scale=1.0)
+            seen = self.cache.attend(number, query, windows=windows, scale=1.0)
             hidden = hidden + attention.o(seen)
 
             layer = block.layer[1]
             attention = layer.EncDecAttention
-            query = attention.q(layer.layer_norm(hidden)).view(live, -1, size)
-            if query.device != self.core.device:
-                over_source = windows_on(query.device, over_source)
-            keys, values = (buffer.data for buffer in self._cross[number])
-            hidden = hidden + attention.o(windowed_attention(over_source, query, keys, values, 1.0))
+            query = attention.q(layer.layer_norm(hidden)).view(shape)
+            seen = self.sources.attend(number, query, windows=self._over_sources, scale=1.0)
+            hidden = hidden + attention.o(seen)
 
             hidden = block.layer[2](hidden)
         self.cache.advance()
         return scale_decoder_outputs(self.core, self.decoder.final_layer_norm(hidden))
 
-    def _biased(self, windows: Sequence[Window]) -> list[Window]:
+    def _biased(self, windows: Sequence[AttentionWindow]) -> list[AttentionWindow]:
         """The windows with T5's relative position bias in their masks, [1 or rows, H, 1, K]."""
         widest = max(part.columns.stop - part.masked.start for part in windows)
         if self._position_bias.shape[-1] < widest:
@@ -161,40 +113,18 @@ class T5Decoding(Decoding):
             columns = widest + 256
             bias = attention.compute_bias(1, columns, past_seen_tokens=columns - 1)
             # A CPU adds it to float32 scores; SDPA wants the keys' precision.
-            self._position_bias = bias if bias.device.type == "cpu" else bias.to(self.dtype)
+            on_cpu = bias.device.type == "cpu"
+            self._position_bias = bias if on_cpu else bias.to(cache_dtype(self.core))
         biased = []
         for part in windows:
             bias = self._position_bias[..., part.masked.start - part.columns.stop :]
             if part.masked.stop > part.columns.stop:  # masked: whatever is added there
                 bias = functional.pad(bias, (0, part.masked.stop - part.columns.stop))
-            mask = bias if part.mask is None else bias + part.mask
-            biased.append(replace(part, mask=mask))
+            biased.append(replace(part, mask=bias if part.mask is None else bias + part.mask))
         return biased
-
-    def _windows_over_source(self) -> list[Window]:
-        """Windows of the cross-attention, over the sources."""
-        if not self._source_windows:
-            device, gathers = self.core.device, self.gathers
-            for part in length_groups(self.sources, device, gathers=gathers):
-                columns = slice(0, part.columns)
-                if gathers:
-                    used = [slice(0, length) for length in self.sources[part.rows]]
-                    window = gathered_window(part.rows, columns, used, self._source_mask)
-                else:
-                    masked = self._source_mask[part.rows, None, None, columns]
-                    window = Window(part.rows, columns, None if part.even else masked)
-                self._source_windows.append(window)
-        return self._source_windows
 
     def drop(self, row: int) -> None:
         """Free a row; the last live one takes its number."""
         self.cache.drop(row)
-        last = len(self.sources) - 1
-        if row != last:
-            for pair in self._cross:
-                for buffer in pair:
-                    buffer.copy_row(row, last, slice(0, self.sources[last]))
-            self._source_mask[row] = self._source_mask[last]
-            self.sources[row] = self.sources[last]
-        self.sources.pop()
-        self._source_windows = []
+        self.sources.drop(row)
+        self._over_sources = []
