@@ -14,7 +14,7 @@ from conftest import REPOSITORY
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError, ToqueError
 from toque.models.precision import has_fast_bf16
-from toque.reporter import Silent
+from toque.reporter import Reporter
 
 TINY = {
     "model": {
@@ -146,12 +146,9 @@ def test_what_only_commands_show_is_a_value_too(run, capfd):
 
 @pytest.mark.usefixtures("run")
 def test_a_reporter_hears_what_a_command_prints(capfd):
-    class Heard:
+    class Heard(Reporter):
         def __init__(self):
             self.notices = []
-
-        def __getattr__(self, name):
-            raise AssertionError(f"a reporter has no {name}")
 
         def line(self, text):
             raise AssertionError("training has no result to print")
@@ -161,11 +158,6 @@ def test_a_reporter_hears_what_a_command_prints(capfd):
 
         def progress(self, text, *, done=0, total=0, keep=False):
             self.notices.append(text) if keep else None
-
-        def working(self, text):
-            from contextlib import nullcontext
-
-            return nullcontext()
 
     heard = Heard()
     toque.train(toque.configure(configuration(), run_dir="heard"), reporter=heard)
@@ -180,7 +172,7 @@ def test_a_reporter_hears_what_a_command_prints(capfd):
     assert err.startswith("toque ")
 
 
-class Noticing(Silent):
+class Noticing(Reporter):
     def __init__(self) -> None:
         self.notices: list[str] = []
 

@@ -10,11 +10,24 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 
-class Reporter(Protocol):
-    """Takes what a workflow has to say; nothing of it changes what the workflow does."""
+class Reporter:
+    """Takes what a workflow has to say, and drops it; those that show it override the methods.
+
+    Nothing of it changes what the workflow does.
+    """
+
+    @property
+    def heard(self) -> bool:
+        """True if a person sees the reports; False for a log file alone."""
+        return self is not SILENT
+
+    @property
+    def lost(self) -> str | None:
+        """Reason why something could not be shown; None while everything was."""
+        return None
 
     def line(self, text: str) -> None:
         """Take a line of the result, which a command prints on standard output."""
@@ -34,50 +47,10 @@ class Reporter(Protocol):
 
     def working(self, text: str) -> AbstractContextManager[object]:
         """Take what is being done for as long as the context lasts."""
-
-
-class Losing(Protocol):
-    """A reporter that drops what it fails to show."""
-
-    @property
-    def lost(self) -> str | None:
-        """Reason in words; None while nothing was lost."""
-
-
-def losing(reporter: Reporter) -> Losing | None:
-    """The reporter as one that knows what it lost; None where its class has no `lost`."""
-    return cast("Losing", reporter) if hasattr(type(reporter), "lost") else None
-
-
-def heard(reporter: Reporter) -> bool:
-    """True if a person sees the reports; False for a log file alone."""
-    if hasattr(type(reporter), "heard"):
-        return cast("_Logs", reporter).heard
-    return reporter is not SILENT
-
-
-class _Logs(Protocol):
-    """A reporter that also records what another one shows."""
-
-    @property
-    def heard(self) -> bool:
-        """True if a person sees what the other reports."""
-
-
-class Silent:
-    """Says nothing."""
-
-    def line(self, text: str) -> None:
-        """Drop it."""
-
-    notice = line
-
-    def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
-        """Drop it."""
-
-    def working(self, text: str) -> AbstractContextManager[object]:
-        """Drop it."""
         return nullcontext()
+
+
+SILENT: Final = Reporter()
 
 
 @contextmanager
@@ -138,10 +111,7 @@ def size_text(n_bytes: float) -> str:
     return f"{n_bytes:,.1f} TB"
 
 
-SILENT: Final[Reporter] = Silent()
-
-
-class LogReporter(Silent):
+class LogReporter(Reporter):
     """Appends lines, notices and the progress worth keeping to a text file."""
 
     def __init__(self, path: Path) -> None:

@@ -175,7 +175,10 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
         (["model.family=auto"], ["scratch", "Name one of"]),
         (["model.start_from=folder"], ["`model.shape`", "brings its own shape"]),
         (["train.precision=fp16"], ["65504", "bf16"]),
-        (["optim.min_lr=1"], ["above `optim.peak_lr`"]),
+        (
+            ["optim.min_lr=1"],
+            ["`optim.min_lr` is 1 and `optim.peak_lr` is", "Lower `optim.min_lr`"],
+        ),
         (["optim.schedule=constant", "optim.min_lr=1e-6"], ["constant"]),
         (["optim.warmup=10 epochs"], ["would end before"]),
         (["optim.warmup=100 %"], ["would end before"]),

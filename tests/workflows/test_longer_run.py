@@ -13,7 +13,7 @@ from toque.config import load_config, resolve_values
 from toque.config.longer_run import lengthened
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import CheckpointError
-from toque.reporter import SILENT
+from toque.reporter import Reporter
 from toque.storage.checksums import sha256_of
 from toque.units import Progress
 from toque.workflows.configure import with_origins
@@ -60,7 +60,7 @@ def configuration(folder: Path, run: str, **sections) -> toque.RunConfig:
     return toque.configure(base, **sections)
 
 
-class Heard:
+class Heard(Reporter):
     """A reporter that keeps notices."""
 
     def __init__(self) -> None:
@@ -70,12 +70,6 @@ class Heard:
         self.notices.append(text)
 
     notice = line
-
-    def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
-        """Nothing is kept of it."""
-
-    def working(self, text: str):
-        return SILENT.working(text)
 
 
 def to(steps: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 from toque.config import load_config
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
-from toque.reporter import Silent
+from toque.reporter import Reporter
 from toque.training.time_limit import CommandClock
 from toque.workflows.prepare import prepare
 from toque.workflows.train import train
@@ -41,7 +41,7 @@ class Ticking:
         self.now += 1.0
 
 
-class Notices(Silent):
+class Notices(Reporter):
     def __init__(self) -> None:
         self.told: list[str] = []
 

@@ -26,7 +26,7 @@ from rich.progress import TimeRemainingColumn as TimeLeft
 from rich.table import Table
 from rich.text import Text
 
-from toque.reporter import clock_text
+from toque.reporter import Reporter, clock_text
 
 if TYPE_CHECKING:
     from toque.data.prepare.data_report import Report
@@ -190,7 +190,7 @@ def _standard_error() -> TextIO:
     return below
 
 
-class ConsoleReporter:
+class ConsoleReporter(Reporter):
     """Lines on standard output; notices and what is under way on standard error.
 
     What is under way is drawn on a terminal. In a pipe or a file a line tells of it after two

@@ -172,7 +172,7 @@ def explain(error: ValidationError, given: Mapping[str, Any], origin: Origin) ->
 
 def explain_combination(problem: Problem, given: Mapping[str, Any], origin: Origin) -> str:
     """One paragraph about values that are each allowed and together impossible."""
-    paths: list[Path] = [tuple(name.split(".")) for name in problem.paths]
+    paths: list[Path] = [tuple(name.split(".")) for name in problem.settings]
     absent = object()
     written = [path for path in paths if _at(given, path, absent) is not absent]
     prefix = f"{origin(written[0])}: " if written else ""

@@ -12,7 +12,7 @@ from toque.evaluation.by_text import ByText, TextTable
 from toque.evaluation.differences import FEWEST_TEXTS, Interval, over_texts
 from toque.reporter import clock_text
 from toque.reports.figures import MOST_OVER, figures_over, losses_over
-from toque.reports.page import Figures, Grid, Head, Page, Part, Section, Sentence, written
+from toque.reports.page import Figures, Grid, Head, Page, Part, Section, Sentence, aligned, written
 from toque.runs.history import metric_named
 from toque.runs.run_record import RunRecord
 from toque.runs.run_state import state_of
@@ -29,8 +29,6 @@ _PRIMARY: Final = ("loss", "bits_per_byte", "recipe_score")
 _NONE: Final = "-"
 _COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})
 """Numbers of evaluation.json that are no scores."""
-_LONGEST: Final = 40
-"""Characters of a setting's value in a terminal."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ class Comparison:
         """Tables and the sentence for a terminal."""
         lines: list[str] = []
         for grid in self._grids():
-            lines += [grid.title, *_aligned(grid), ""] if grid.rows else []
+            lines += [grid.title, *aligned(grid), ""] if grid.rows else []
         if not self._settings():
             lines.append("All settings are the same.")
         where = f"{self.page} is a page of it, with the curves over each other."
@@ -351,20 +349,3 @@ def _all(found: Sequence[ScoreDifference], *, worse: bool = False) -> str:
 
 def _title(measure: str) -> str:
     return "held-out loss" if measure == "loss" else metric_named(measure).title
-
-
-def _aligned(grid: Grid) -> Iterator[str]:
-    """Columns of one width each, cut where a value is long."""
-    rows = [[_short(cell) for cell in row] for row in (grid.heads, *grid.rows)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(grid.heads))]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column in grid.numeric else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield ("  " + "  ".join(cells)).rstrip()
-
-
-def _short(cell: str) -> str:
-    shown = "".join(c if c.isprintable() else "?" for c in cell)
-    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"

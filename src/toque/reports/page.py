@@ -7,7 +7,7 @@ sections of the first one by one while they change.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,6 +25,8 @@ STYLE: Final = Path(__file__).parent / "templates" / "page.css"
 """Style sheet of every page."""
 _MARK: Final = b"default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Text in the head of every page."""
+_LONGEST: Final = 40
+"""Characters of a cell in a terminal."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,23 @@ def written(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4f}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def aligned(grid: Grid) -> Iterator[str]:
+    """Lines of a table for a terminal: columns of one width each, cut where a value is long."""
+    rows = [[_short(cell) for cell in row] for row in (grid.heads, *grid.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(grid.heads))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in grid.numeric else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield ("  " + "  ".join(cells)).rstrip()
+
+
+def _short(cell: str) -> str:
+    shown = "".join(c if c.isprintable() else "?" for c in cell)
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
 
 
 @cache

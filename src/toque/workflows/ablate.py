@@ -23,7 +23,7 @@ from toque.config.user_code import refuse_foreign_code
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.differences import paired
 from toque.reporter import SILENT, Reporter
-from toque.reports.page import Grid, Head, Page, Section, Sentence
+from toque.reports.page import Grid, Head, Page, Section, Sentence, aligned
 from toque.runs.history import METRICS, read_metrics
 from toque.storage.atomic import atomic_write
 from toque.storage.locks import file_lock
@@ -32,6 +32,7 @@ from toque.units import Duration
 from toque.version import __version__
 from toque.workflows.ablation_plan import AblationPlan, Variant, plan_ablation
 from toque.workflows.configure import Configured, configure, with_origins
+from toque.workflows.prepare import prepare
 
 SHARE_FOR_TRAINING: Final = 0.7
 """Share of a budget in minutes; the rest goes to starting, evaluating and writing. A guess."""
@@ -88,8 +89,11 @@ class Ablation:
 
     def __str__(self) -> str:
         """The table for people."""
+        failed = [
+            f"failed: {name} (its log is in the folder logs)" for name in self.record["failed"]
+        ]
         where = f"{self.json} holds every number, {self.page} is a page of it."
-        return "\n".join([*table(self.record), where])
+        return "\n".join([*aligned(_effects(self.record)), *failed, _METHOD, where])
 
 
 def ablate(
@@ -126,8 +130,10 @@ def ablate(
     plan = plan_ablation(config, words, seeds=seeds)
     for name, why in plan.left_out.items():
         reporter.line(f"left out: {name}: {why}")
-    _prepare(config, words)
-    results, runs = {}, plan.runs
+    if (settings := load_config(config, words).config).data.sources:
+        prepare(settings)
+    results: dict[str, Result] = {}
+    runs = plan.runs
     with _alone(out):
         for i, (key, variant) in enumerate(runs.items(), start=1):
             results[key] = _done(out, key) or _run(config, variant, out, trust_code=trust_code)
@@ -137,7 +143,7 @@ def ablate(
         record = summary(plan, results) | {"config": config, "overrides": list(words)}
         found = Ablation(out / "ablation.json", out / "ablation.html", record)
         atomic_write(found.json, json.dumps(record, indent=1).encode())
-        atomic_write(found.page, _page(plan, record).html().encode())
+        atomic_write(found.page, _page(plan, record, results).html().encode())
     return found
 
 
@@ -166,7 +172,7 @@ def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]
     """The differences with their intervals, and what they are made from, as JSON."""
 
     def values(name: str, measure: str) -> list[float | None]:
-        return [_measure(results[plan.key(name, seed)], measure) for seed in plan.seeds]
+        return [_measure(results[key], measure) for key in plan.keys(name)]
 
     effects: dict[str, dict[str, dict[str, Any]]] = {}
     for improvement in plan.improvements:
@@ -181,23 +187,13 @@ def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]
             }
     return {
         "toque": __version__,
-        "seeds": plan.seeds,
+        "seeds": sorted({v.seed for v in plan.variants}),
         "effects": effects,
         "left_out": dict(plan.left_out),
         "runs": [{"name": v.name, "seed": v.seed, **asdict(results[v.key])} for v in plan.variants],
         "failed": sorted({v.name for v in plan.variants if results[v.key].code != 0}),
         "method": _METHOD,
     }
-
-
-def table(record: Mapping[str, Any]) -> Iterator[str]:
-    """The differences as lines for a terminal."""
-    yield f"{'improvement':18}{'':20}" + "".join(f"{head:>22}" for _, head, _, _ in SHOWN)
-    for name, way, *cells in _effect_rows(record):
-        yield f"{name:18}{way:20}" + "".join(f"{cell:>22}" for cell in cells)
-    for name in record["failed"]:
-        yield f"failed: {name} (its log is in the folder logs)"
-    yield record["method"]
 
 
 def _length(
@@ -219,11 +215,8 @@ def _length(
         raise ConfigError(
             f"{argument('budget')} is {budget!r}. Give a time, such as {argument(_EXAMPLE)}."
         )
-    each = (
-        whole.in_minutes().amount
-        * SHARE_FOR_TRAINING
-        / len(plan_ablation(config, overrides, seeds=seeds).runs)
-    )
+    runs = len(plan_ablation(config, overrides, seeds=seeds).runs)
+    each = whole.in_minutes().amount * SHARE_FOR_TRAINING / runs
     return [f"train.stop_after={each:.4g} minutes"]
 
 
@@ -243,14 +236,6 @@ def _named(config: Configured, overrides: Sequence[str], out: Path, *, trust_cod
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(out / "ablation.yaml", resolved_yaml(with_origins(settings)).encode())
     return str(out / "ablation.yaml")
-
-
-def _prepare(config: str, overrides: Sequence[str]) -> None:
-    from toque.workflows.prepare import prepare
-
-    resolved = load_config(config, overrides).config
-    if resolved.data.sources:
-        prepare(resolved)
 
 
 def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Result:
@@ -278,12 +263,12 @@ def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Resul
             f"A run of the ablation was stopped by a signal and saved. The same command goes on; "
             f"{out} holds what is done."
         )
-    said_last = log.read_text(errors="replace").strip().splitlines()[-1:] if code else []
-    result = Result(variant.key, code, _measures(run), peak, "".join(said_last))
-    if code == 0:
-        text = json.dumps(asdict(result)).encode()
-        (out / "results").mkdir(exist_ok=True)
-        atomic_write(out / "results" / f"{variant.key}.json", text)
+    if code:
+        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        return Result(variant.key, code, {}, peak, "".join(last))
+    result = Result(variant.key, code, _measures(run), peak)
+    (out / "results").mkdir(exist_ok=True)
+    atomic_write(out / "results" / f"{variant.key}.json", json.dumps(asdict(result)).encode())
     return result
 
 
@@ -311,8 +296,6 @@ def _done(out: Path, key: str) -> Result | None:
 
 
 def _measures(run: Path) -> dict[str, float]:
-    if not (run / "evaluation.json").exists():
-        return {}
     record = json.loads((run / "evaluation.json").read_text())
     ends = [e for e in read_metrics(run / METRICS) if e["event"] == "end"]
     found = {**record["heldout"], **record["generated"]}
@@ -322,7 +305,7 @@ def _measures(run: Path) -> dict[str, float]:
 
 
 def _measure(result: Result, name: str) -> float | None:
-    if result.code != 0:
+    if result.code:
         return None
     return float(result.peak_bytes) if name == "peak_bytes" else result.measures.get(name)
 
@@ -334,12 +317,14 @@ def _in_words(result: Result) -> str:
     return f"held-out loss {result.measures['loss']:.4f}, {seconds:.1f} s"
 
 
-def _effect_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    return [
+def _effects(record: Mapping[str, Any]) -> Grid:
+    heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
+    rows = [
         (name, way, *(_cell(found.get(m), digits, unit) for m, _, digits, unit in SHOWN))
         for name, ways in record["effects"].items()
         for way, found in ways.items()
     ]
+    return Grid(heads, rows, frozenset(range(2, len(heads))), _METHOD)
 
 
 def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
@@ -351,21 +336,14 @@ def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
     return text + ("*" if found["decided"] else " ")
 
 
-def _page(plan: AblationPlan, record: Mapping[str, Any]) -> Page:
-    heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
-    runs = [
-        (r["name"], str(r["seed"]), _in_words(Result(**{k: r[k] for k in Result.__match_args__})))
-        for r in record["runs"]
-    ]
-    numeric = frozenset(range(2, len(heads)))
-    count = (
-        f"{len(plan.improvements)} improvements, {len(plan.seeds)} seeds, {len(plan.runs)} runs."
-    )
-    effects = Grid(heads, _effect_rows(record), numeric, _METHOD)
+def _page(plan: AblationPlan, record: Mapping[str, Any], results: Mapping[str, Result]) -> Page:
+    runs = [(v.name, str(v.seed), _in_words(results[v.key])) for v in plan.variants]
+    seeds = len(record["seeds"])
+    count = f"{len(plan.improvements)} improvements, {seeds} seeds, {len(plan.runs)} runs."
     left_out = [Sentence(f"Left out: {name}. {why}", "warn")
-                for name, why in record["left_out"].items()]  # fmt: skip
+                for name, why in plan.left_out.items()]  # fmt: skip
     sections = (
-        Section("effects", "What each improvement changes", [effects, *left_out]),
+        Section("effects", "What each improvement changes", [_effects(record), *left_out]),
         Section("runs", "Runs", [Grid(("run", "seed", "result"), runs)]),
     )
     return Page(Head("Ablation", f"Ablation of {record['config']}", count), sections)

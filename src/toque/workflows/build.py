@@ -28,7 +28,7 @@ from toque.models.families import max_positions
 from toque.models.forward.compile import CompileSeconds
 from toque.models.loading.to_train import family_to_train, model_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
-from toque.reporter import SILENT, Reporter, heard, losing
+from toque.reporter import SILENT, Reporter
 from toque.runs.peak_flops import peak_of_ranks
 from toque.training.arithmetic import arithmetic_of
 from toque.training.autotune.fitting import Fitted, fit_to_machine
@@ -137,7 +137,7 @@ def build_run(
 
     # Evaluations, which a signal interrupts; what they take decides how long a run may train.
     launched = ranks.is_distributed or is_launched()
-    interrupt = Interrupt.in_run(silent=not heard(reporter), launched=launched)
+    interrupt = Interrupt.in_run(silent=not reporter.heard, launched=launched)
     evaluator = build_evaluator(
         config, store, model, stream.layout, runtime, sharing, interrupt, reporter
     )
@@ -383,8 +383,7 @@ def build_observers(
         computing = Computing.of_run(runtime, fitted, arithmetic, peak)
         told = None if uploads is None else uploads.counts.in_words
         callbacks.append(Summary(observe.summary, reporter, computing, told, gpu_use))
-    if (shown := losing(reporter)) is not None:
-        callbacks.append(ConsoleLoss(shown, warn=warn))
+    callbacks.append(ConsoleLoss(reporter, warn=warn))
     if (asked := config.train.early_stopping) is not None:
         callbacks.append(Patience(**dict(asked), rises=goal_of(asked.metric).rises))
     return [*callbacks, *watchers.callbacks(warn), *feeds]

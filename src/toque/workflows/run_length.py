@@ -16,7 +16,7 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.evaluation.evaluator import Evaluator
 from toque.evaluation.text_samples import Sampler
-from toque.reporter import Reporter, clock_text, heard
+from toque.reporter import Reporter, clock_text
 from toque.runs.time_left import TimeLeft
 from toque.training.autotune.micro_batch import least_of
 from toque.training.time_limit import CommandClock, TimeLimit
@@ -84,7 +84,7 @@ def length_of(
     """
     asked, ranks = config.train.stop_after, evaluator.ranks
     whole = asked.seconds if asked.total else None
-    if whole is None and not ranks.broadcast(heard(reporter)):
+    if whole is None and not ranks.broadcast(reporter.heard):
         return Length(asked)
     with reporter.working("finding out how long evaluating and writing take"):
         after = measure_end(config, store, evaluator, scored)

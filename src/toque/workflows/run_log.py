@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, TextIO
 
-from toque.reporter import Reporter, heard, losing
+from toque.reporter import Reporter
 from toque.storage.no_follow import open_append
 
 LOG: Final = "training.log"
 
 
-class LoggedReporter:
+class LoggedReporter(Reporter):
     """Passes everything on, and keeps what stays as lines of `training.log`.
 
     Lines from before `writing` began wait for it. A line that the disk does not take is dropped: a
@@ -34,13 +34,12 @@ class LoggedReporter:
     @property
     def heard(self) -> bool:
         """True if a person sees the lines, besides the log."""
-        return heard(self._reporter)
+        return self._reporter.heard
 
     @property
     def lost(self) -> str | None:
         """Reason why something could not be shown; None while all was shown."""
-        shown = losing(self._reporter)
-        return shown.lost if shown is not None else None
+        return self._reporter.lost
 
     @contextmanager
     def writing(self, folder: Path) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.hostile_texts import HUGE, LARGEST, superlinear
 from toque.cooking.ingredients.names import has_quantity, ingredient_name
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.labels.difficulty import difficulty_of
@@ -125,12 +125,6 @@ UNITS = (
     "\x85",
 )
 ENDS = ("", "x")
-MOST_GROWTH = 2.5
-FLOOR_SECONDS = 0.02
-MOST_SECONDS = 4.0
-"""Of processor time for one text: what is worse than quadratic is not doubled again."""
-SMALLEST, LARGEST, HUGE = 1 << 8, 1 << 13, 1 << 17
-"""Characters; the slow tests go on to the last."""
 
 
 def on_recipe(label: Callable[[Any], object]) -> Callable[[str], object]:
@@ -174,30 +168,13 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
 }
 
 
-def seconds(work: Callable[[str], object], text: str) -> float:
-    before = time.process_time()
-    work(text)
-    return time.process_time() - before
-
-
 def slow_growth(
     work: Callable[[str], object], unit: str, end: str = "", *, largest: int = LARGEST
 ) -> str:
-    """Where doubling the text twice more than doubles the time; "" where it does not."""
-    size, before = SMALLEST, 0.0
-    while size <= largest:
-        now = seconds(work, unit * (size // len(unit)) + end)
-        if before > FLOOR_SECONDS and now > MOST_GROWTH * before:
-            again = min(seconds(work, unit * (size // len(unit)) + end) for _ in "12")
-            half = max(seconds(work, unit * (size // 2 // len(unit)) + end) for _ in "12")
-            twice = seconds(work, unit * (2 * size // len(unit)) + end)
-            # Twice in a row: a text longer than what a format is told by is read another way.
-            if again > MOST_GROWTH * half and twice > MOST_GROWTH * again:
-                return f"{unit!r}: {half:.3f} s, then {again:.3f} s at {size} characters"
-        if now > MOST_SECONDS:
-            return f"{unit!r}: {now:.2f} s for {size} characters"
-        size, before = size * 2, now
-    return ""
+    def text_of(size: int) -> str:
+        return unit * (size // len(unit)) + end
+
+    return superlinear(work, text_of, largest=largest, noise_seconds=0.02)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -9,25 +9,16 @@ import ast
 import importlib
 import pkgutil
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import toque
-from fixtures.hostile_texts import hostile_texts
+from fixtures.hostile_texts import HUGE, LARGEST, hostile_texts, superlinear
 
 SRC = Path(toque.__file__).parent
-SMALLEST, LARGEST, HUGE = 1 << 6, 1 << 13, 1 << 20
-"""Characters. Quadratic work is seen at a thousand already; the slow test goes on to a megabyte."""
-FLOOR_SECONDS = 0.004
-"""Less is noise."""
-MOST_GROWTH = 2.5
-MOST_SECONDS = 4.0
-"""Of processor time for one text: exponential work is not doubled again."""
 
 
 def modules() -> list[str]:
@@ -55,43 +46,6 @@ def _inside(value: object, depth: int = 0) -> Iterator[re.Pattern[Any]]:
     elif depth < 5 and isinstance(value, tuple | list | set | frozenset):
         for item in value:
             yield from _inside(item, depth + 1)
-
-
-def seconds(work: Callable[[], object], *, times: int = 1) -> float:
-    """Processor seconds, the least of several."""
-    taken = []
-    for _ in range(times):
-        before = time.process_time()
-        work()
-        taken.append(time.process_time() - before)
-    return min(taken)
-
-
-def superlinear(
-    work: Callable[[Any], object], text_of: Callable[[int], Any], *, largest: int = LARGEST
-) -> str:
-    """How a work's time grows where it more than doubles with its text; "" where it does not.
-
-    The text is doubled until the time can be measured; growth is believed when it is seen at two
-    doublings, each measured again.
-    """
-    size, before = SMALLEST, 0.0
-    while size <= largest:
-        text = text_of(size)
-        now = seconds(partial(work, text))
-        if before > FLOOR_SECONDS and now > MOST_GROWTH * before:
-            shorter, longer = text_of(size // 2), text_of(2 * size)
-            first = seconds(partial(work, shorter), times=3)
-            second = seconds(partial(work, text), times=3)
-            if second > MOST_GROWTH * first and (
-                second > MOST_SECONDS / 4
-                or seconds(partial(work, longer), times=2) > MOST_GROWTH * second
-            ):
-                return f"{first:.4f} s, then {second:.4f} s at {size} characters of {text[:40]!r}"
-        if now > MOST_SECONDS:
-            return f"{now:.2f} s for {size} characters of {text[:40]!r}"
-        size, before = 2 * size, now
-    return ""
 
 
 def ways_of(module: str, attribute: str) -> frozenset[str]:
@@ -146,10 +100,8 @@ def test_fault_55_every_pattern_takes_linear_time_up_to_a_megabyte(name: str) ->
 def slow_growth(pattern: re.Pattern[Any], ways: frozenset[str], *, most: int, largest: int) -> str:
     """The first hostile text whose time grows too fast, in words; "" when there is none."""
     work = work_of(pattern, ways)
-    for text_of in hostile_texts(pattern, most=most):
-        if growth := superlinear(work, text_of, largest=largest):
-            return f"{pattern.pattern!r} ({', '.join(sorted(ways))}): {growth}"
-    return ""
+    texts = hostile_texts(pattern, most=most)
+    return next((g for text_of in texts if (g := superlinear(work, text_of, largest=largest))), "")
 
 
 def test_the_texts_find_what_is_not_linear() -> None:

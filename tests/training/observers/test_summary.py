@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from toque.reporter import Silent
+from toque.reporter import Reporter
 from toque.runs.peak_flops import Peak
 from toque.training.callbacks import RunStart, StepInfo
 from toque.training.observers.summary import Computing, GpuUse, Summary
 from toque.units import Duration, Progress
 
 
-class Told(Silent):
+class Told(Reporter):
     def __init__(self) -> None:
         self.texts: list[str] = []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toque.reporter import SILENT, LogReporter, heard, losing
+from toque.reporter import SILENT, LogReporter
 from toque.workflows.run_log import LOG, LoggedReporter
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  (.*)")
@@ -31,10 +31,10 @@ def test_what_stays_is_kept_with_its_time_and_passed_on(tmp_path: Path) -> None:
 
 
 def test_a_log_watches_nobody(tmp_path: Path) -> None:
-    assert not heard(SILENT)
-    assert not heard(LoggedReporter(SILENT))
-    assert heard(LoggedReporter(LogReporter(tmp_path / "shown")))
-    assert losing(LoggedReporter(SILENT)).lost is None
+    assert not SILENT.heard
+    assert not LoggedReporter(SILENT).heard
+    assert LoggedReporter(LogReporter(tmp_path / "shown")).heard
+    assert LoggedReporter(SILENT).lost is None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from toque.reporter import Losing, Reporter, clock_text
+from toque.reporter import Reporter, clock_text
 from toque.runs.time_left import TimeLeft
 from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
@@ -152,7 +152,7 @@ class ConsoleLoss(Callback):
         warn: takes the warning.
     """
 
-    def __init__(self, reporter: Losing, *, warn: Callable[[Progress, str], None]) -> None:
+    def __init__(self, reporter: Reporter, *, warn: Callable[[Progress, str], None]) -> None:
         self._reporter, self._warn, self._warned = reporter, warn, False
 
     def on_step(self, info: StepInfo) -> None:
