@@ -59,7 +59,7 @@ class Rates:
 def products_of_run(config: Any) -> Mapping[tuple[int, int], float]:
     """The products of one token of a prepared run, by its configuration file."""
     from toque.config import load_config
-    from toque.training.arithmetic import arithmetic_of
+    from toque.training.placement import arithmetic_of
     from toque.workflows.build import build_language_model, build_stream
     from toque.workflows.prepared_store import open_store
 

@@ -22,8 +22,8 @@ from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.prepare.pipeline import prepare
 from toque.models.forward.attention_choice import use_attention
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.training.arithmetic import arithmetic_of
 from toque.training.optim.factory import build_optimizer
+from toque.training.placement import arithmetic_of
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.workflows.build import build_language_model, build_stream

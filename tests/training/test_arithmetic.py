@@ -11,7 +11,7 @@ from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import Cursor, EpochPlan
 from toque.data.loader.packing import RowShape
 from toque.models.flops import flops_per_token
-from toque.training.arithmetic import arithmetic_of
+from toque.training.placement import arithmetic_of
 
 PAIRS = [([5] * (n % 3 * 4), [6] * (2 + n % 5)) for n in range(30)]
 """Of uneven length; every third has no prompt."""

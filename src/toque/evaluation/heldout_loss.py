@@ -138,7 +138,9 @@ class HeldOut:
         """
         refuse_empty(store, "validation")
         rows, encoder = store.rows("validation"), trained.shape.source > 0
-        spans = SpanCorruption.from_settings(span_corruption, store, encoder=encoder)
+        spans = None
+        if span_corruption is not None:
+            spans = SpanCorruption.from_settings(span_corruption, store, encoder=encoder)
         lengths = ExampleLengths.of(store, rows, encoder=encoder, spans=spans)
         shape = choose_shape(*lengths.sample(), encoder=encoder)
         everything = store.prompt_lengths.astype(np.int64), store.target_lengths.astype(np.int64)

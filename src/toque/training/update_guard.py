@@ -20,13 +20,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
 
 from toque.batch import Batch
-from toque.config.schema_methods import OutliersConfig
 from toque.errors import NonFiniteError
 from toque.storage.atomic import atomic_write
 from toque.storage.json_files import append_json_lines
@@ -69,13 +68,6 @@ class SkipStep:
     _seen: int = 0
     _past: Tensor | None = None
     """[window, 2] float64, a ring buffer; NaN where an update was not finite."""
-
-    @classmethod
-    def from_settings(cls, section: OutliersConfig | None) -> Self | None:
-        """The limits that the settings ask for."""
-        if section is None:
-            return None
-        return cls(section.sigma, section.window, section.roll_back_after)
 
     def limits(self, values: Tensor) -> Tensor:
         """[2] limits for an update's `values`, which then enter the window; NaN for no limit.

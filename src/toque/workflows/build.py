@@ -30,7 +30,6 @@ from toque.models.loading.to_train import family_to_train, model_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
 from toque.runs.peak_flops import peak_of_ranks
-from toque.training.arithmetic import arithmetic_of
 from toque.training.autotune.fitting import Fitted, fit_to_machine
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
@@ -56,6 +55,7 @@ from toque.training.optim.weight_average import WeightAverage
 from toque.training.part_clock import PartClock
 from toque.training.placement import (
     PlacedModel,
+    arithmetic_of,
     attention_in,
     place_model,
     prefetching,
@@ -98,7 +98,7 @@ def build_run(
     reporter: Reporter,
     found: Checkpoint | None = None,
 ) -> Run:
-    """Build everything a run consists of, and measure how it is best computed on this machine.
+    """Build everything a run consists of, continued from `found`, as this machine computes it best.
 
     Args:
         config: of the run.
@@ -108,7 +108,7 @@ def build_run(
         uploads: copies checkpoints to a bucket; None without checkpoint.upload.
         clock: runs since the command began.
         reporter: told of progress.
-        found: the checkpoint that will be continued from, which holds how it was computed.
+        found: the checkpoint to continue from, which holds how it was computed, too.
 
     Raises:
         ConfigError: settings that do not fit each other, the model or the data.
@@ -170,6 +170,8 @@ def build_run(
         observers.extend([length.limit])  # after those that write at an evaluation
     if uploads is not None:
         observers.extend([UploadProgress(uploads, run, observers.on_warning)])
+    if found is not None:
+        trainer.load(found)
     lines = banner(config, store, model, stream, runtime, sharing.strategy, fitted, length)
     return Run(config, store, trainer, evaluator, scored, lines)
 
@@ -188,6 +190,8 @@ def build_stream(
         ConfigError: the store is empty, or its examples fit neither the model nor the settings.
     """
     rows, encoder = store.rows("train"), model.config.is_encoder_decoder
+    corruption = config.span_corruption
+    spans = SpanCorruption.from_settings(corruption, store, encoder=encoder) if corruption else None
     rewriting = Rewriting.from_settings(config.augmentation, store, rows, encoder=encoder)
     return BatchStream.from_settings(
         config.train,
@@ -197,7 +201,7 @@ def build_stream(
         model.config,
         seed=config.seed,
         positions=max_positions(model.config),
-        spans=SpanCorruption.from_settings(config.span_corruption, store, encoder=encoder),
+        spans=spans,
         varied=None if rewriting is None else rewriting.varied,
         rank=rank,
         world_size=ranks,
@@ -288,8 +292,9 @@ def build_trainer(
     model, sharing = placed.model, placed.sharing
     callbacks, goal, ranks = Callbacks(), goal_of(train.best_by), runtime.ranks
     optimizer = build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay)
-    average = WeightAverage.from_settings(optim.averaging, length.stop_after)
-    skip = SkipStep.from_settings(optim.outliers)
+    averaging, outliers, noise = optim.averaging, optim.outliers, optim.gradient_noise
+    average = WeightAverage.from_settings(averaging, length.stop_after) if averaging else None
+    skip = SkipStep(**dict(outliers)) if outliers else None
     loss_fn = training_loss(train.optimisations, smoothing=optim.label_smoothing)
     slower = turned_off(train.optimisations)
     return Trainer(
@@ -321,7 +326,7 @@ def build_trainer(
         notes=[*placed.notes, *fitted.warnings, *slower, *attention_in(model, runtime).notes],
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
-        noise=GradientNoise.from_settings(optim.gradient_noise, seed=config.seed),
+        noise=GradientNoise(**dict(noise), seed=config.seed) if noise else None,
         average=average,
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=placed.base_sha256,

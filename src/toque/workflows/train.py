@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -65,8 +65,7 @@ def train(
     Arguments and errors are those of `toque.api.train`; `clock` runs since the command began.
     """
     clock = clock or CommandClock()
-    _refuse_resume(config.config, resume, start, upload=upload)
-    _refuse_code(config.config)
+    _refuse_early(config.config, resume, start, upload=upload)
     with joined(strategy=config.config.train.strategy) as ranks:
         if ranks.is_distributed:
             said = config_sha256(config.config)[:12]
@@ -88,14 +87,16 @@ def train(
                 stack.enter_context(logged.writing(folder))
             if ranks.is_distributed:
                 refuse_unshared_folder(folder, ranks)
-            back, on = None, upload and ranks.is_main
-            if resume is not None and ranks.is_main:
-                back = partial(go_back, config, store, resume, say)
+            # Going back, fetching and uploading are the first rank's.
+            on, older = upload and ranks.is_main, resume if ranks.is_main else None
+            back = None if older is None else partial(go_back, config, store, older, say)
             uploads = stack.enter_context(uploading(config.config, say=say, on=on, go_back=back))
             if watchers is not None:
                 stack.enter_context(tracked(watchers, reporter))
 
-            found = _to_continue(config.config, store, ranks, start, say)
+            newest = partial(checkpoint_to_continue, config.config, store, say)
+            found = broadcast_checkpoint(newest, ranks)  # the same on all ranks
+            _refuse_another_start(folder, start, found)
             run = build_run(
                 config.config,
                 store,
@@ -107,7 +108,11 @@ def train(
                 found=found,
             )
             say(run.banner)
-            _begin(run, config, found, start)
+            if start is not None:
+                load_start(run.trainer.model, start)
+            if ranks.is_main:
+                refuse_small_disk(run.trainer, run.config)
+                write_config(config)
             end = run.trainer.fit()
             result = TrainedRun(folder, end.progress.step, end.reason)
             if not result.interrupted:
@@ -122,32 +127,12 @@ def train(
     return result
 
 
-def _to_continue(
-    config: RunConfig,
-    store: TokenStore,
-    ranks: Ranks,
-    start: Model | None,
-    say: Callable[[str], None],
-) -> Checkpoint | None:
-    """The checkpoint that the session continues from, the same on all ranks; None to begin."""
-    found = broadcast_checkpoint(partial(checkpoint_to_continue, config, store, say), ranks)
+def _refuse_another_start(folder: Path, start: Model | None, found: Checkpoint | None) -> None:
     if start is not None and found is not None:
         raise CheckpointError(
-            f"{config.run_dir} already holds a run at step {found.step}, and {argument('start')} "
+            f"{folder} already holds a run at step {found.step}, and {argument('start')} "
             "begins a new one. Choose another folder: run_dir=runs/another."
         )
-    return found
-
-
-def _begin(run: Run, config: Resolved, found: Checkpoint | None, start: Model | None) -> None:
-    """Load what the session begins with, and write the run's configuration."""
-    if found is not None:
-        run.trainer.load(found)
-    elif start is not None:
-        load_start(run.trainer.model, start)
-    if run.evaluator.ranks.is_main:
-        refuse_small_disk(run.trainer, run.config)
-        write_config(config)
 
 
 def _finish(run: Run, step: int, reporter: Reporter) -> None:
@@ -161,15 +146,12 @@ def _finish(run: Run, step: int, reporter: Reporter) -> None:
         write_after(folder, {"finishing": time.perf_counter() - began})
 
 
-def _refuse_code(config: RunConfig) -> None:
-    """Refuse code that nobody vouches for, and metrics that cannot be imported."""
-    refuse_foreign_code(config.foreign_code)
-    TextScores.from_settings(config.evaluation, config.foreign_code)
-
-
-def _refuse_resume(
+def _refuse_early(
     config: RunConfig, resume: str | None, start: Model | None, *, upload: bool
 ) -> None:
+    """Refuse code that nobody vouches for or that cannot be imported, and words at odds."""
+    refuse_foreign_code(config.foreign_code)
+    TextScores.from_settings(config.evaluation, config.foreign_code)
     if resume is None:
         return
     if start is not None:

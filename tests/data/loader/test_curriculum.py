@@ -1,11 +1,13 @@
 """Stages of a run: what each sees, where it ends, and continuing within and across them."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from toque.data.loader.curriculum import Bound, StagedPlan, stage_seed
+from toque.config.schema_methods import StageFilters
+from toque.data.loader.curriculum import StagedPlan, selected, stage_seed
 from toque.data.loader.epoch_plan import EpochPlan, Update
 from toque.data.loader.packing import RowShape
 from toque.errors import ConfigError
@@ -107,6 +109,10 @@ def test_a_stage_without_an_update_is_refused() -> None:
 
 
 def test_a_bound_is_rounded_as_the_values_are_and_lets_the_unknown_pass() -> None:
-    values = np.array([0.7, 0.6999, np.nan], np.float32)
-    assert Bound("quality", least=0.7).passes(values).tolist() == [True, False, True]
-    assert Bound("n_steps", most=6).passes(np.array([6.0, 7.0])).tolist() == [True, False]
+    columns = {
+        "quality": np.array([0.7, 0.6999, np.nan, 0.9], np.float32),
+        "n_steps": np.array([6, 6, 6, 7]),
+    }
+    store, rows = SimpleNamespace(column=columns.get), np.arange(4)
+    assert selected(store, rows, StageFilters(min_quality=0.7)).tolist() == [0, 2, 3]
+    assert selected(store, rows, StageFilters(min_quality=0.7, max_steps=6)).tolist() == [0, 2]

@@ -34,57 +34,39 @@ _DIFFICULTIES: Final = get_args(DifficultyName)
 """Codes of a store's column `difficulty`, the easiest first."""
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A filter over one column; an example whose value is missing passes."""
-
-    column: str
-    least: float = -np.inf
-    most: float = np.inf
-
-    def passes(self, values: NDArray[np.generic]) -> NDArray[np.bool_]:
-        """[n] whether each value lies within.
-
-        Stored as float32, 0.7 is less than 0.7; so bounds are rounded as the values were.
-        """
-        numbers = values.astype(np.float32)
-        inside = (numbers >= np.float32(self.least)) & (numbers <= np.float32(self.most))
-        result: NDArray[np.bool_] = inside | np.isnan(numbers)
-        return result
-
-
-def bounds_of(stage: StageFilters) -> list[tuple[Bound, str]]:
-    """A stage's filters over the store's columns, each with its words."""
-    found = []
-    if stage.max_difficulty is not None:
-        bound = Bound("difficulty", most=_DIFFICULTIES.index(stage.max_difficulty))
-        found.append((bound, f"difficulty up to {stage.max_difficulty}"))
+def _bounds_of(stage: StageFilters) -> list[tuple[str, float, float, str]]:
+    """The least and most that columns may hold in a stage, each with its words."""
+    found: list[tuple[str, float, float, str]] = []
+    if (hardest := stage.max_difficulty) is not None:
+        most = _DIFFICULTIES.index(hardest)
+        found.append(("difficulty", -np.inf, most, f"difficulty up to {hardest}"))
     if stage.min_quality > 0:
-        bound = Bound("quality", least=stage.min_quality)
-        found.append((bound, f"quality from {stage.min_quality:g}"))
+        words = f"quality from {stage.min_quality:g}"
+        found.append(("quality", stage.min_quality, np.inf, words))
     for what in ("ingredients", "steps"):
         most = getattr(stage, f"max_{what}")
         if most is not None:
-            found.append((Bound(f"n_{what}", most=most), f"up to {most} {what}"))
+            found.append((f"n_{what}", -np.inf, most, f"up to {most} {what}"))
     return found
 
 
 def stage_in_words(stage: StageFilters) -> str:
     """The filters of a stage, for people."""
-    return ", ".join(words for _, words in bounds_of(stage)) or "everything"
+    return ", ".join(words for *_, words in _bounds_of(stage)) or "everything"
 
 
-def selected(
-    store: TokenStore, rows: NDArray[np.int64], bounds: Sequence[Bound]
-) -> NDArray[np.int64]:
-    """Positions in `rows` of the examples that pass every bound.
+def selected(store: TokenStore, rows: NDArray[np.int64], stage: StageFilters) -> NDArray[np.int64]:
+    """Positions in `rows` of the examples of a stage; a value that is missing passes its filter.
 
     Raises:
         DataError: the store has no such column.
     """
     keep = np.ones(len(rows), np.bool_)
-    for bound in bounds:
-        keep &= bound.passes(np.asarray(store.column(bound.column))[rows])
+    for column, least, most, _ in _bounds_of(stage):
+        # Stored as float32, 0.7 is less than 0.7; so bounds are rounded as the values were.
+        values = np.asarray(store.column(column))[rows].astype(np.float32)
+        inside = (values >= np.float32(least)) & (values <= np.float32(most))
+        keep &= inside | np.isnan(values)
     return np.flatnonzero(keep)
 
 
@@ -142,7 +124,7 @@ class StagedPlan:
             DataError: the store lacks a column that a stage filters by.
         """
         stages = curriculum.stages
-        chosen = [selected(store, rows, [bound for bound, _ in bounds_of(s)]) for s in stages]
+        chosen = [selected(store, rows, stage) for stage in stages]
         if not all(map(len, chosen)):
             empty = next(i for i, positions in enumerate(chosen) if not len(positions))
             counts = ", ".join(f"stage {i}: {len(p):,}" for i, p in enumerate(chosen, start=1))

@@ -56,15 +56,13 @@ class SpanCorruption:
 
     @classmethod
     def from_settings(
-        cls, section: SpanCorruptionConfig | None, store: TokenStore, *, encoder: bool
-    ) -> Self | None:
-        """The corruption of a run's texts; None when there is none.
+        cls, section: SpanCorruptionConfig, store: TokenStore, *, encoder: bool
+    ) -> Self:
+        """The corruption of a run's texts.
 
         Raises:
             ConfigError: a model without an encoder, or a vocabulary with too few sentinels.
         """
-        if section is None:
-            return None
         if not encoder:
             raise ConfigError(
                 "span_corruption is set, and the model has no encoder to read what is left of a "

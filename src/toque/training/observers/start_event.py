@@ -15,10 +15,9 @@ from toque.data.loader.batch_stream import BatchStream
 from toque.hardware.processor import usable_cores
 from toque.models.flops import parameter_counts
 from toque.models.precision import has_fast_bf16
-from toque.training.arithmetic import Arithmetic, rate_of_bf16
 from toque.training.autotune.resources import Resources
 from toque.training.distributed.sharing import Sharing
-from toque.training.placement import attention_in
+from toque.training.placement import Arithmetic, attention_in, rate_of_bf16
 from toque.training.runtime import Runtime
 from toque.version import __version__
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from toque.reporter import Reporter
 from toque.runs.peak_flops import Peak
-from toque.training.arithmetic import Arithmetic
 from toque.training.autotune.fitting import Fitted
 from toque.training.callbacks import Callback, RunStart, StepInfo
 from toque.training.observers.step_window import Window
+from toque.training.placement import Arithmetic
 from toque.training.runtime import Runtime
 from toque.units import Duration, Progress
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import nn
 
-from toque.config.schema_methods import NoiseConfig
 from toque.keyed_random import key_of
 from toque.training.distributed.sharing import divided_like
 
@@ -29,11 +27,6 @@ class GradientNoise:
     eta: float
     gamma: float
     seed: int
-
-    @classmethod
-    def from_settings(cls, section: NoiseConfig | None, *, seed: int) -> Self | None:
-        """The noise that the settings ask for."""
-        return None if section is None else cls(section.eta, section.gamma, seed)
 
     def deviation(self, step: int) -> float:
         """Standard deviation of the noise of update `step`, counted from 0.

@@ -42,10 +42,8 @@ class WeightAverage:
     """ema: {"ema": weights}; last: {"000": oldest, ...}, by parameter name."""
 
     @classmethod
-    def from_settings(cls, section: AveragingConfig | None, whole: Duration) -> Self | None:
+    def from_settings(cls, section: AveragingConfig, whole: Duration) -> Self:
         """The average that the settings ask for, over a run of length `whole`."""
-        if section is None:
-            return None
         asked = {name: value for name, value in section if value is not None}
         return cls(**asked, whole=whole)
 

@@ -13,7 +13,7 @@ from toque.models.families import family_of, max_positions
 from toque.models.flops import flops_per_token, products_of
 from toque.models.forward.outline import OutlinedRows
 from toque.runs.estimate import Work
-from toque.training.arithmetic import arithmetic_of
+from toque.training.placement import arithmetic_of
 from toque.units import Cursor
 from toque.workflows.build import build_stream
 
