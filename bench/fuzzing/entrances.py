@@ -76,7 +76,7 @@ def check_paragraph(text: str) -> None:
 
 def sealed_again(folder: Path) -> None:
     """Make every size and hash of a store's or checkpoint's manifest fit, as a forger would."""
-    from toque.storage.checksums import sealed
+    from toque.storage.json_files import sealed
 
     path = folder / "manifest.json"
     held = json.loads(path.read_bytes())
@@ -91,7 +91,7 @@ def sealed_again(folder: Path) -> None:
 
 def manifest_damage(data: bytes, chance: Random) -> bytes:
     """Half of the time with a hash of itself that fits."""
-    from toque.storage.checksums import sealed
+    from toque.storage.json_files import sealed
 
     if chance.random() < 0.3:
         return mutations.of_bytes(data, chance)

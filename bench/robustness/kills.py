@@ -33,7 +33,7 @@ import harness
 import peers
 from s3_emulator import BUCKET, s3_emulator
 
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import sha256_of
 from toque.workflows.killed_sessions import Kills, Session, facts_of, kill_and_continue, preload
 
 SAVE_EVERY = 3
@@ -89,12 +89,10 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
         return session(run, work, a, upload=a.upload)
 
     def wipe(run: Path, kills: int) -> None:
+        print(f"{kills} kills after {time.perf_counter() - began:.0f} s", file=sys.stderr)
         if a.upload and kills % 10 == 0:
             shutil.rmtree(run)
             run.mkdir()
-
-    def say(kills: int) -> None:
-        print(f"{kills} kills after {time.perf_counter() - began:.0f} s", file=sys.stderr)
 
     whole = work / "whole"
     calm = session(whole, work, a, upload=False)
@@ -103,8 +101,7 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
     calm_seconds = time.perf_counter() - began
     found = kill_and_continue(
         start, fresh, facts(whole), kills=a.kills, span=calm_seconds,
-        chance=random.Random(a.seed), facts=facts, after_kill=wipe, say=say,
-        stop_when_wrong=own,
+        chance=random.Random(a.seed), facts=facts, after_kill=wipe,
     )  # fmt: skip
     exact = not found.wrong and found.kills == a.kills
     return harness.Result(

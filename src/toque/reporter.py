@@ -7,10 +7,17 @@ that writes somewhere; `toque.cli.console.ConsoleReporter` is the one of the com
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final, Protocol
+
+ProgressSink = Callable[[int, int, str], None]
+"""Function called with (bytes done, bytes in total, what is being done)."""
+
+
+def no_progress(_done: int, _total: int, _message: str) -> None:
+    """The default sink: reports nothing."""
 
 
 class Reporter:

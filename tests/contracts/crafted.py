@@ -26,7 +26,7 @@ from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.store.token_store import TokenStore
 from toque.errors import ToqueError
 from toque.models.loading.pretrained import load_model
-from toque.storage.checksums import sealed
+from toque.storage.json_files import sealed
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore
 

@@ -28,7 +28,7 @@ from toque.training.checkpoint.state_tensors import model_tensors
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import joined
 from toque.training.distributed.sharding import Sharded
-from toque.training.distributed.sharing import Alone, Replicated, Sharing, gathered
+from toque.training.distributed.sharing import Replicated, Sharing, gathered
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import Runtime
@@ -60,7 +60,7 @@ class Numbers(Callback):
 
 def shared(model: nn.Module, strategy: str, ranks: Ranks) -> Sharing:
     if strategy == "single":
-        return Alone(model)
+        return Sharing(model)
     if strategy == "ddp":
         return Replicated(model)
     # Two ranks of a machine each, as two machines of one rank: copies are summed then.

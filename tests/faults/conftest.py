@@ -89,7 +89,7 @@ def service(request, monkeypatch) -> Service:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-tests")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv(found.variable, f"http://127.0.0.1:{found.port}")
-    monkeypatch.setattr("toque.storage.retry.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("toque.storage.bucket_access.FIRST_WAIT", 0.01)
     monkeypatch.setattr("toque.storage.bucket_lock._SETTLE", 0.01)
     return found
 

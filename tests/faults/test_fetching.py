@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from toque.errors import CheckpointError
-from toque.storage.bucket_access import BucketError
-from toque.storage.retry import Retry
+from toque.storage.bucket_access import BucketError, Retry
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.store import CheckpointStore
 

@@ -13,14 +13,14 @@ import torch
 from toque.cli import main
 from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import sha256_of
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.fetch import fetch_run, fetch_step
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.saver import Saves
-from toque.training.checkpoint.set_aside import named_step, set_aside
 from toque.training.distributed.collectives import Ranks
 from toque.units import Progress
+from toque.workflows.run_folder import named_step, set_aside
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -18,7 +18,7 @@ import pytest
 
 from toque.config import load_config
 from toque.errors import CheckpointError
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import sha256_of
 from toque.training.checkpoint.store import CheckpointStore
 from toque.workflows.train import train
 

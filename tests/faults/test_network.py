@@ -56,8 +56,8 @@ UPLOAD = """
 import os, sys
 from pathlib import Path
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
-from toque.storage import bucket_lock, retry
-retry.FIRST_WAIT, bucket_lock._SETTLE = 0.01, 0.01
+from toque.storage import bucket_access, bucket_lock
+bucket_access.FIRST_WAIT, bucket_lock._SETTLE = 0.01, 0.01
 from toque.storage.bucket import open_bucket
 from toque.storage.bucket_access import RUNS
 from toque.storage.bucket_lock import BucketLock

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from toque.runs.history import read_metrics
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import sha256_of
 from toque.training.checkpoint.saved import verify_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -20,8 +20,7 @@ from toque.errors import CheckpointError
 from toque.models.forward.loss import loss_sum
 from toque.training.checkpoint.manifest import SHARDED, OtherFormatError
 from toque.training.checkpoint.saved import verify_checkpoint
-from toque.training.checkpoint.shard_layout import LAYOUT, CutTensor, joined, shard_name
-from toque.training.checkpoint.slices import shard_of
+from toque.training.checkpoint.shards import LAYOUT, CutTensor, joined_layout, shard_name, shard_of
 from toque.training.checkpoint.state_tensors import (
     load_model_tensors,
     model_tensors,
@@ -105,7 +104,7 @@ def write_in_shards() -> None:
             file = shard_name(rank, 2)
             files.append(writer.write(file, partial(write_tensors, shard.tensors)))
             cuts[file] = shard.cut
-        files.append(writer.put(LAYOUT, joined(cuts).to_json()))
+        files.append(writer.put(LAYOUT, joined_layout(cuts).to_json()))
         store.seal(writer, STEP, files, state=STATE, metrics={}, version=SHARDED)
 
 

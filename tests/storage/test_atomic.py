@@ -10,9 +10,9 @@ from toque.storage.atomic import (
     atomic_write,
     no_hook,
     remove_folder,
+    sha256_of,
     sweep,
 )
-from toque.storage.checksums import sha256_of
 
 
 def write_folder(target, content, after=no_hook):

@@ -21,13 +21,12 @@ from store_checks import READER
 from toque.config import load_config
 from toque.data.prepare.pipeline import prepare
 from toque.errors import DataError
-from toque.sources.records import Source
-from toque.storage import download, retry
+from toque.reporter import no_progress
+from toque.sources.records import Located, Source
+from toque.storage import bucket_access, download
 from toque.storage.bucket import RemoteFile, is_remote
-from toque.storage.cache_folder import cache_folder
-from toque.storage.download import fetch, listing, place_of
-from toque.storage.located import Located
-from toque.storage.progress import no_progress
+from toque.storage.bucket_access import MismatchError, Retry, is_transient
+from toque.storage.download import cache_folder, fetch, listing, place_of
 from toque.workflows.prepared_store import sources_of
 
 # Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
@@ -71,7 +70,7 @@ def service(running, monkeypatch, tmp_path) -> Service:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{found.port}")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{found.port}")
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(bucket_access, "FIRST_WAIT", 0.01)
     for name, data in OBJECTS.items():
         found.put(name, data)
     return found
@@ -86,7 +85,8 @@ def fetched(address: str) -> tuple[list[Located], list[str]]:
     said: list[str] = []
     bucket, files = listing(address, said.append)
     told: list[tuple[int, int, str]] = []
-    found = fetch(bucket, files, progress=lambda *at: told.append(at), say=said.append)
+    places = fetch(bucket, files, progress=lambda *at: told.append(at), say=said.append)
+    found = [Located(f.address, *whole) for f, whole in zip(files, places, strict=True)]
     assert told[-1][0] == told[-1][1] == sum(file.bytes for file in files)
     return found, said
 
@@ -151,8 +151,8 @@ def test_a_partial_file_is_resumed_and_a_wrong_one_is_not_believed(service):
         place.unlink(missing_ok=True)
         partial.write_bytes(start)
         record.write_text(json.dumps(known | ({} if of_this_version else {"tag": "older"})))
-        found = fetch(bucket, files, progress=lambda *_: None, say=said.append)
-        assert found[0].path.read_bytes() == BIG
+        found = fetch(bucket, files, progress=no_progress, say=said.append)
+        assert found[0][0].read_bytes() == BIG
         assert f"1 fetched ({words}" in said[-1], said
         assert not partial.exists()
 
@@ -214,7 +214,7 @@ def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(ser
     monkeypatch.setattr(download, "CHUNK_BYTES", 50_000)
     address = f"{service.scheme}://pantry/dumps/big.bin"
     bucket, files = listing(address, print)
-    bucket = replace(bucket, retry=retry.Retry(deadline=0.0))
+    bucket = replace(bucket, retry=Retry(deadline=0.0))
     read = type(bucket).read_range
 
     def failing(self, file, start, end):
@@ -225,7 +225,7 @@ def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(ser
     with monkeypatch.context() as patched:
         patched.setattr(type(bucket), "read_range", failing)
         with pytest.raises(DataError, match=r"big.bin: .*: the line broke.*already is kept"):
-            fetch(bucket, files, progress=lambda *_: None, say=print)
+            fetch(bucket, files, progress=no_progress, say=print)
     _, said = fetched(address)
     assert "1 fetched (0.1 MB" in said[-1]
     assert "1 resumed" in said[-1]
@@ -246,8 +246,8 @@ def test_requests_that_fail_are_repeated_and_counted(service, monkeypatch):
 
     monkeypatch.setattr(type(bucket), "read_range", failing)
     said: list[str] = []
-    found = fetch(bucket, files, progress=lambda *_: None, say=said.append)
-    assert found[0].path.read_bytes() == BIG
+    found = fetch(bucket, files, progress=no_progress, say=said.append)
+    assert found[0][0].read_bytes() == BIG
     assert said[-1].endswith("3 requests repeated.")
 
 
@@ -350,7 +350,7 @@ def test_an_object_that_changes_after_it_was_listed_is_refused_and_named(service
     assert not (cache / "a.json").exists()
     bucket, files = listing(address, print)
     found = fetch(bucket, files, progress=no_progress, say=print)
-    assert found[0].path.read_bytes() == b"[1, 1]"
+    assert found[0][0].read_bytes() == b"[1, 1]"
 
 
 def test_what_is_not_there_is_said(service):
@@ -390,3 +390,79 @@ def test_two_objects_that_need_one_name_are_refused(tmp_path):
     (tmp_path / "s3" / "b" / "a").write_bytes(b"x")
     with pytest.raises(DataError, match=r"cannot hold .*"), download._cache_faults(tmp_path):
         place_of(files[1], tmp_path).parent.mkdir(parents=True)
+
+
+@pytest.mark.parametrize("kind", ["sources", "measured", "runs"])
+def test_each_kind_has_its_folder_in_the_one_root(kind, monkeypatch, tmp_path):
+    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "cache"))
+    assert cache_folder(kind) == tmp_path / "cache" / kind
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TOQUE_CACHE", "~/here")
+    assert cache_folder(kind) == tmp_path / "here" / kind
+    monkeypatch.delenv("TOQUE_CACHE")
+    assert cache_folder(kind) == Path.home() / ".cache" / "toque" / kind
+
+
+class Failing:
+    """Fails with each of its errors in turn, then answers."""
+
+    def __init__(self, *errors):
+        self.errors, self.asked = list(errors), 0
+
+    def __call__(self):
+        self.asked += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return "answer"
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(bucket_access, "FIRST_WAIT", 0.001)
+
+
+@pytest.mark.usefixtures("soon")
+def test_waits_double_and_are_counted():
+    ask, again = Failing(*[ConnectionResetError("x")] * 4), Retry()
+    assert again(ask, (OSError,)) == "answer"
+    assert ask.asked == 5
+    assert len(again.waits) == 4
+    for attempt, seconds in enumerate(again.waits):
+        assert 0.0005 * 2**attempt <= seconds <= 0.001 * 2**attempt
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (ConnectionResetError("reset"), True),
+        (TimeoutError(), True),
+        (OSError("Slow Down: 503"), True),
+        (MismatchError("a has 403 bytes in the bucket; 401 were sent"), True),
+        (OSError("MD5 9f403ab2 differs"), True),
+        (FileNotFoundError("gone"), False),
+        (PermissionError("Access Denied"), False),
+        (OSError("Forbidden: https://host/o"), False),
+        (OSError("An error occurred (403) when calling PutObject"), False),
+        (ValueError("InvalidAccessKeyId"), False),
+    ],
+)
+@pytest.mark.usefixtures("soon")
+def test_only_what_may_pass_is_asked_again(error, transient):
+    assert is_transient(error) == transient
+    ask, again = Failing(error), Retry()
+    if transient:
+        assert again(ask, (OSError, ValueError)) == "answer"
+        return
+    with pytest.raises(type(error)):
+        again(ask, (OSError, ValueError))
+    assert ask.asked == 1
+
+
+def test_a_deadline_or_a_stop_ends_it():
+    with pytest.raises(ConnectionResetError):
+        Retry(deadline=0.0)(Failing(ConnectionResetError()), (OSError,))
+    stopped, ask = Retry(), Failing(ConnectionResetError())
+    stopped.stop.set()
+    with pytest.raises(ConnectionResetError):
+        stopped(ask, (OSError,))
+    assert ask.asked == 1

@@ -14,7 +14,7 @@ from toque.config.longer_run import lengthened
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import CheckpointError
 from toque.reporter import Reporter
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import sha256_of
 from toque.units import Progress
 from toque.workflows.configure import with_origins
 from toque.workflows.results import TrainedRun

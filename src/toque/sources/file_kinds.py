@@ -25,10 +25,9 @@ from toque.sources.layouts import (
     is_pickle,
     refuse_pickle,
 )
-from toque.sources.records import RecordReader, Source
+from toque.sources.records import Located, RecordReader, Source
 from toque.sources.source_files import is_documentation, named
 from toque.sources.token_arrays import TokenReader, is_array_file
-from toque.storage.located import Located
 
 DOCUMENTATION = "documentation"
 NO_TEXT = "no text, such as a picture"

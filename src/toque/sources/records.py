@@ -19,7 +19,6 @@ import xxhash
 
 from toque.errors import DataError, ToqueError, argument
 from toque.sources.decompress import UTF_8
-from toque.storage.located import Located
 
 _ENCODING = ";encoding="
 _T = TypeVar("_T")
@@ -258,6 +257,17 @@ def encoding_in(recorded_name: str) -> str:
     ('utf-8', 'latin-1')
     """
     return recorded_name.rpartition(_ENCODING)[2] if _ENCODING in recorded_name else UTF_8
+
+
+@dataclass(frozen=True)
+class Located:
+    """A file to read, and its name in reports and errors."""
+
+    name: str
+    """The path, or the remote address it was fetched from."""
+    path: Path
+    sha256: str | None = None
+    """Checksum of its bytes, if it was already computed."""
 
 
 @dataclass(frozen=True)

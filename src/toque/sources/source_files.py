@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import DataError
-from toque.sources.records import Block, RecordReader, Source
+from toque.sources.records import Block, Located, RecordReader, Source
+from toque.storage.atomic import sha256_of
 from toque.storage.bucket import is_remote
-from toque.storage.checksums import sha256_of
-from toque.storage.located import Located
 
 GROUP_BYTES = 8 << 20
 """Raw bytes per shard: about 6,000 recipes; small enough to hold several in memory."""

@@ -12,6 +12,7 @@ Each system call of a folder's write is followed by `after(stage)`, where tests 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -26,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.errors import DataError, ToqueError
-from toque.storage.checksums import sha256_of
 from toque.storage.no_follow import open_new, refuse_moved, write_new
 
 AfterStage = Callable[[str], None]
@@ -97,6 +97,18 @@ def write_array(file: BinaryIO, array: NDArray[np.generic]) -> None:
     header = np.lib.format.header_data_from_array_1_0(array)
     np.lib.format.write_array_header_1_0(file, header)
     file.write(array.tobytes())
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, hashlib.sha256).hexdigest()
+
+
+def md5_of(path: Path) -> str:
+    """MD5 of a file's bytes, in hexadecimal: what buckets compare by, no proof against forgery."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 @dataclass(frozen=True)

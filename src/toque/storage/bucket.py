@@ -20,10 +20,18 @@ from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Final, TypeVar, final
 
 from toque.errors import CheckpointError
-from toque.storage.bucket_access import BucketUse, SourceBucketError, open_filesystem, refusal
-from toque.storage.checksums import md5_of
+from toque.storage.atomic import md5_of
+from toque.storage.bucket_access import (
+    DEADLINE,
+    BucketUse,
+    MismatchError,
+    Retry,
+    SourceBucketError,
+    mentions,
+    open_filesystem,
+    refusal,
+)
 from toque.storage.no_follow import open_plain
-from toque.storage.retry import DEADLINE, MismatchError, Retry, mentions
 
 SCHEMES: Final = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
 _PART_BYTES: Final = 16 << 20

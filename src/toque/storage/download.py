@@ -20,21 +20,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Final, Literal
 
 import msgspec
 
-from toque.storage.atomic import PARTIAL, atomic_write, disk_faults
+from toque.reporter import ProgressSink
+from toque.storage.atomic import PARTIAL, atomic_write, disk_faults, md5_of, sha256_of
 from toque.storage.bucket import Bucket, RemoteFile, open_bucket
-from toque.storage.bucket_access import SOURCES, SourceBucketError
-from toque.storage.cache_folder import CACHE_VARIABLE, cache_folder
-from toque.storage.checksums import md5_of, sha256_of
+from toque.storage.bucket_access import SOURCES, MismatchError, Retry, SourceBucketError
 from toque.storage.json_files import decode_json
-from toque.storage.located import Located
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
-from toque.storage.progress import ProgressSink
-from toque.storage.retry import MismatchError, Retry
 
+CACHE_VARIABLE: Final = "TOQUE_CACHE"
+"""Environment variable: the one root of all that may be made again; ~/.cache/toque without it."""
 CHUNK_BYTES = 8 << 20
 """One range request; a cut connection costs at most this."""
 THREADS = 8
@@ -53,6 +52,17 @@ class _Record(msgspec.Struct):
     tag: str
     sha256: str | None = None
     """Known when the file is whole."""
+
+
+def cache_folder(kind: Literal["sources", "measured", "runs"]) -> Path:
+    """The folder of one kind of cached data.
+
+    Args:
+        kind: "sources" for files fetched from buckets, "measured" for measurements of this
+            machine, "runs" for the working folders of runs whose `run_dir` is a bucket's address.
+    """
+    root = os.environ.get(CACHE_VARIABLE)
+    return (Path(root).expanduser() if root else Path.home() / ".cache" / "toque") / kind
 
 
 def listing(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
@@ -91,8 +101,8 @@ def fetch(
     progress: ProgressSink,
     say: Say,
     cache: Path | None = None,
-) -> list[Located]:
-    """The files in the cache, whole, in the order given.
+) -> list[tuple[Path, str]]:
+    """The places of the files in the cache, whole, and their SHA-256, in the order given.
 
     A whole file is not fetched again: its size, tag and SHA-256 are compared.
 
@@ -128,10 +138,7 @@ def fetch(
             bucket.retry.stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
     say(session.summary(time.monotonic() - started))
-    return [
-        Located(file.address, place, job.result())
-        for file, place, job in zip(files, places, jobs, strict=True)
-    ]
+    return [(place, job.result()) for place, job in zip(places, jobs, strict=True)]
 
 
 def place_of(file: RemoteFile, cache: Path) -> Path:

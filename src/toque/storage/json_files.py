@@ -1,17 +1,28 @@
-"""JSON files: decoding that fails in one way, and lines that are appended whole or not at all."""
+"""JSON files: decoding that fails in one way, a checksum of itself, lines appended whole.
+
+The last member of a sealed JSON object is `"self_sha256": "<64 hex digits>"`: SHA-256 of the file's
+bytes with these digits left out, white space and all. It finds damage, a single flipped bit too;
+whoever forges a file can compute it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, final
+from typing import Final, Literal, TypeVar, final
 
 import msgspec
 
 from toque.storage.no_follow import open_append
 
+KEY: Final = "self_sha256"
+_SEAL: Final = re.compile(rb'"self_sha256": "([0-9a-f]{64})"\s*}\s*\Z')
+
+SealState = Literal["whole", "damaged", "absent"]
 Kind = TypeVar("Kind")
 
 
@@ -31,6 +42,33 @@ def decode_json(text: bytes | str, kind: type[Kind]) -> Kind:
         raise msgspec.DecodeError(f"byte {error.start:,} is not UTF-8") from error
     except RecursionError as error:
         raise msgspec.DecodeError("it is nested too deeply") from error
+
+
+def sealed(blank: bytes) -> bytes:
+    """`blank` with its hash filled in.
+
+    Args:
+        blank: JSON text of an object whose last member is `"self_sha256": ""`.
+    """
+    before, key, after = blank.rpartition(f'"{KEY}": "'.encode())
+    return before + key + hashlib.sha256(blank).hexdigest().encode() + after
+
+
+def seal_of(text: bytes) -> SealState:
+    """State of a text's seal: the hash in it is right, is another, or is not in its place.
+
+    >>> seal_of(sealed(b'{"a": 1, "self_sha256": ""}'))
+    'whole'
+    >>> seal_of(sealed(b'{"a": 1, "self_sha256": ""}').replace(b"1", b"3"))
+    'damaged'
+    >>> seal_of(b'{"a": 1}')
+    'absent'
+    """
+    found = _SEAL.search(text)
+    if found is None:
+        return "absent"
+    blank = text[: found.start(1)] + text[found.end(1) :]
+    return "whole" if hashlib.sha256(blank).hexdigest().encode() == found.group(1) else "damaged"
 
 
 @final

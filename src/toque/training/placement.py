@@ -31,7 +31,7 @@ from toque.models.loading.from_scratch import stock_activations
 from toque.models.loading.to_train import SpecialTokens, placed_model
 from toque.models.precision import has_fast_bf16
 from toque.runs.peak_flops import peak_of
-from toque.training.distributed.sharing import Alone, LossFn, Replicated, Sharing
+from toque.training.distributed.sharing import LossFn, Replicated, Sharing
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.runtime import Runtime
 from toque.units import Cursor
@@ -115,7 +115,7 @@ def place_model(
             on_this_machine=_on_this_machine(runtime.ranks.world_size),
         )
     else:
-        sharing = Replicated(model) if strategy == "ddp" else Alone(model)
+        sharing = Replicated(model) if strategy == "ddp" else Sharing(model)
     return PlacedModel(model, sharing, base_sha256, numerics, (note,) if note else ())
 
 

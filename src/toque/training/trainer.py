@@ -31,7 +31,7 @@ from toque.training.checkpoint import resume
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import CheckpointLayout, Saves
 from toque.training.checkpoint.store import MOVED, CheckpointStore
-from toque.training.distributed.sharing import Alone, LossFn, Sharing
+from toque.training.distributed.sharing import LossFn, Sharing
 from toque.training.nan_tracer import find_nonfinite_origin
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
@@ -107,7 +107,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self._ranks = self.runtime.ranks
         assert self.sharing is not None or not self._ranks.is_distributed
-        self._sharing = self.sharing or Alone(self.model)
+        self._sharing = self.sharing or Sharing(self.model)
         self._stateful: dict[str, resume.Stateful] = {
             "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
         }  # fmt: skip

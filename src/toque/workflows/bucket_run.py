@@ -12,7 +12,7 @@ from toque.errors import ConfigError
 from toque.storage.bucket import Bucket, is_remote, open_bucket
 from toque.storage.bucket_access import RUNS, BucketError
 from toque.storage.bucket_lock import BucketLock
-from toque.storage.cache_folder import cache_folder
+from toque.storage.download import cache_folder
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads
 

@@ -33,8 +33,8 @@ from toque.runs.peak_flops import peak_of_ranks
 from toque.training.autotune.fitting import Fitted, fit_to_machine
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
-from toque.training.checkpoint.layout_choice import chosen_layout
 from toque.training.checkpoint.saved import Checkpoint
+from toque.training.checkpoint.saver import chosen_layout
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks

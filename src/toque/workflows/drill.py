@@ -6,7 +6,6 @@ run that was left alone: the same weights, optimizer and losses, bit for bit.
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import random
@@ -16,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -31,7 +30,6 @@ from toque.workflows.killed_sessions import (
     events,
     facts_of,
     kill_and_continue,
-    newest_bytes,
     newest_checkpoint,
     newest_step,
     preload,
@@ -155,34 +153,16 @@ def drill(
             "steps are needed, so that there is something to save in between, and kills cannot be "
             "negative."
         )
-    save_every = steps // SAVES
-    _refuse_small_disk(folder)
+    needed = _COPIES * sum(file.stat().st_size for file in newest_checkpoint(folder).glob("*"))
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise CheckpointError(
+            f"The drill needs space for about {_COPIES} checkpoints beside {folder}: {needed:,} "
+            f"bytes, and {free:,} are free. Make space first."
+        )
     preload()
-    # With torch, which refusing does without.
-    from toque.training.autotune.resources import RESOURCES
-    from toque.workflows.train import train_in_child
-
     with _scratch_beside(folder) as scratch:
-        logs, numbers = scratch / "logs", itertools.count()
-        logs.mkdir()
-
-        def start(copy: Path) -> Session:
-            log = logs / f"{next(numbers)}.log"
-            settings = load_config(
-                folder / "config.yaml",
-                [*QUIET, f"run_dir={copy}", f"train.save_every={save_every} steps",
-                 f"train.evaluate_every={2 * save_every + 1} steps"],
-            )  # fmt: skip
-            stop = StopAt(steps)
-            return Session(lambda: train_in_child(settings, log, callbacks=[stop]), log)
-
-        def begin(copy: Path) -> None:
-            # How updates are computed was measured by the run; another choice is other bits.
-            if (folder / RESOURCES).exists():
-                shutil.copy(folder / RESOURCES, copy / RESOURCES)
-
-        chance = random.Random(seed)
-        faults = _Faults(start, begin, scratch, steps, save_every, kills, chance, reporter)
+        faults = _Faults(folder, scratch, steps, kills, random.Random(seed), reporter.notice)
         return DrillResult(folder, tuple(faults.run()))
 
 
@@ -203,36 +183,24 @@ def _scratch_beside(run: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _refuse_small_disk(run: Path) -> None:
-    size = newest_bytes(run)
-    free = shutil.disk_usage(run).free
-    if free < _COPIES * size:
-        raise CheckpointError(
-            f"The drill needs space for about {_COPIES} checkpoints beside {run}: "
-            f"{_COPIES * size:,} bytes, and {free:,} are free. Make space first."
-        )
-
-
-@dataclass
 class _Faults:
-    """The faults, one after another, in `scratch`."""
+    """The faults, one after another, done to copies of `model` in `scratch`."""
 
-    start: Callable[[Path], Session]
-    """Starts, or continues, the training of a run folder."""
-    begin: Callable[[Path], None]
-    """Makes an empty folder ready for a run."""
-    scratch: Path
-    steps: int
-    save_every: int
-    kills: int
-    chance: random.Random
-    reporter: Reporter
-    _whole: Facts = field(default_factory=dict)
-    _life: float = 0.0
-    """Seconds of the undisturbed run."""
-    _training: float = 0.0
-    """Seconds of it from its first event on."""
-    _sessions: list[Session] = field(default_factory=list)
+    def __init__(
+        self,
+        model: Path,
+        scratch: Path,
+        steps: int,
+        kills: int,
+        chance: random.Random,
+        say: Callable[[str], None],
+    ) -> None:
+        self.model, self.scratch, self.steps, self.kills = model, scratch, steps, kills
+        self.chance, self.say = chance, say
+        self.save_every = steps // SAVES
+        self.sessions: list[Session] = []
+        self.whole: Facts = {}
+        """Facts of the undisturbed run."""
 
     def run(self) -> Iterator[Outcome]:
         """Do everything; what a fault leaves is removed before the next.
@@ -242,10 +210,10 @@ class _Faults:
             CheckpointError: the run does not even train undisturbed; its last words are given.
         """
         try:
-            self._undisturbed()
+            life, training = self._undisturbed()
             for fault in (
                 self._two_runs,
-                self._killed,
+                lambda: self._killed(life, training),
                 self._terminated,
                 lambda: self._damaged("a flipped bit", "model.safetensors", self._flip),
                 lambda: self._damaged("a file cut short", "optimizer.safetensors", self._cut),
@@ -254,58 +222,72 @@ class _Faults:
                 outcome = fault()
                 yield replace(outcome, seconds=round(time.monotonic() - began, 1))
         finally:
-            for session in self._sessions:
-                session.stop()
+            for session in self.sessions:
+                session.send(signal.SIGKILL)
+                session.wait()
 
     def _started(self, run: Path) -> Session:
-        session = self.start(run)
-        self._sessions = [s for s in self._sessions if s.code is None] + [session]
+        """A session that begins or continues the training of a run folder."""
+        from toque.workflows.train import train_in_child  # with torch, which refusing does without
+
+        log, stop = self.scratch / f"{len(self.sessions)}.log", StopAt(self.steps)
+        settings = load_config(
+            self.model / "config.yaml",
+            [*QUIET, f"run_dir={run}", f"train.save_every={self.save_every} steps",
+             f"train.evaluate_every={2 * self.save_every + 1} steps"],
+        )  # fmt: skip
+        session = Session(lambda: train_in_child(settings, log, callbacks=[stop]), log)
+        self.sessions.append(session)
         return session
 
     def _fresh(self, name: str) -> Path:
+        from toque.training.autotune.resources import RESOURCES
+
         run = self.scratch / name
         run.mkdir()
-        self.begin(run)
+        # How updates are computed was measured by the run; another choice is other bits.
+        if (self.model / RESOURCES).exists():
+            shutil.copy(self.model / RESOURCES, run / RESOURCES)
         return run
 
-    def _undisturbed(self) -> None:
-        self.reporter.notice("a run that is left alone")
+    def _undisturbed(self) -> tuple[float, float]:
+        """Train a copy and note what it comes to; its seconds, all and from its first event on."""
+        self.say("a run that is left alone")
         run, began = self._fresh("whole"), time.monotonic()
         session = self._started(run)
         session.wait_until(lambda: bool(events(run)))
-        starting = time.monotonic() - began
+        reported = time.monotonic()
         code = session.wait()
-        self._life = time.monotonic() - began
-        self._training = self._life - starting
+        ended = time.monotonic()
         if code != 0:
             raise CheckpointError(
                 f"The run does not train here even undisturbed (exit code {code}): "
                 f"{_last_words(session)} Mend that first; start the drill in the folder the run "
                 "was started in."
             )
-        self._whole = facts_of(run)
-        if self._whole["last step"] < self.steps:
+        self.whole = facts_of(run)
+        if self.whole["last step"] < self.steps:
             raise ConfigError(
-                f"The run ends after {self._whole['last step']} steps, and the drill takes "
+                f"The run ends after {self.whole['last step']} steps, and the drill takes "
                 f"{self.steps}. Set {argument('steps')} to that, or drill a longer run."
             )
         shutil.rmtree(run)
+        return ended - began, ended - reported
 
-    def _ends_the_same(self, run: Path, session: Session | None = None) -> list[str]:
-        """Continue `run` to its end; what is wrong with it then. The folder is removed."""
-        session = session or self._started(run)
+    def _ends_the_same(self, run: Path, session: Session) -> list[str]:
+        """Wait for the end of a run; what is wrong with it then. The folder is removed."""
         code = session.wait()
         if code != 0:
             return [f"continuing ended with exit code {code}: {_last_words(session)}"]
-        wrong = [f"other {name}" for name in differing(self._whole, facts_of(run))]
+        wrong = [f"other {name}" for name in differing(self.whole, facts_of(run))]
         shutil.rmtree(run)
         return wrong
 
     def _two_runs(self) -> Outcome:
-        self.reporter.notice("two runs in one folder")
+        fault, refused = "two runs in one folder", CheckpointError.exit_code
+        self.say(fault)
         run, wrong = self._fresh("shared"), []
         first = self._started(run)
-        refused = CheckpointError.exit_code
         if first.wait_until(lambda: steps_done(run) >= 1):
             first.send(signal.SIGSTOP)  # or it may be done before the second has begun
             second = self._started(run)
@@ -314,60 +296,47 @@ class _Faults:
             if code != refused or "in use" not in second.said():
                 wrong.append(f"the second ended with exit code {code}: {_last_words(second)}")
         wrong += self._ends_the_same(run, first)
-        return _judged(
-            "two runs in one folder",
-            "started a second one while the first trained",
-            f"second refused (exit code {refused}), first undisturbed, {_SAME}",
-            wrong,
-            f"second refused, first finished, {_SAME}",
-        )
+        done = "started a second one while the first trained"
+        expected = f"second refused (exit code {refused}), first undisturbed, {_SAME}"
+        return _judged(fault, done, expected, wrong, f"second refused, first finished, {_SAME}")
 
-    def _killed(self) -> Outcome:
+    def _killed(self, life: float, training: float) -> Outcome:
         def fresh(n: int) -> Path:
             for old in self.scratch.glob("killed-*"):
                 shutil.rmtree(old)
             return self._fresh(f"killed-{n}")
 
         found = kill_and_continue(
-            self._started, fresh, self._whole,
-            kills=self.kills, span=self._life, training=self._training, chance=self.chance,
-            say=lambda n: self.reporter.notice(f"SIGKILL {n} of {self.kills}"),
+            self._started, fresh, self.whole,
+            kills=self.kills, span=life, training=training, chance=self.chance,
+            after_kill=lambda _run, n: self.say(f"SIGKILL {n} of {self.kills}"),
         )  # fmt: skip
-        for old in self.scratch.glob("killed-*"):
-            shutil.rmtree(old)
         doing = ", ".join(f"{count} while {name}" for name, count in found.while_.items() if count)
-        return _judged(
-            "killed (SIGKILL)",
-            f"at {found.kills} random moments ({doing}), continued each time",
-            _SAME,
-            found.wrong,
-            f"{found.finished} finished {'run' if found.finished == 1 else 'runs'}: {_SAME}",
-        )
+        done = f"at {found.kills} random moments ({doing}), continued each time"
+        runs = f"{found.finished} finished {'run' if found.finished == 1 else 'runs'}"
+        return _judged("killed (SIGKILL)", done, _SAME, found.wrong, f"{runs}: {_SAME}")
 
     def _terminated(self) -> Outcome:
         """SIGTERM; leaves a copy of the interrupted run for the faults that damage it."""
-        self.reporter.notice("SIGTERM")
+        self.say("SIGTERM")
         run, wrong = self._fresh("stopped"), []
         after = self.chance.randrange(2 * self.save_every + 1, 3 * self.save_every + 1)
         session = self._started(run)
         if session.wait_until(lambda: steps_done(run) >= after):
             session.send(signal.SIGTERM)
-        code = session.wait()
+        code, interrupted = session.wait(), Interrupted.exit_code
         saved, reached = newest_step(run), steps_done(run)
-        if code != Interrupted.exit_code:
+        if code != interrupted:
             wrong.append(f"it ended with exit code {code}")
         elif saved != reached:
             wrong.append(f"step {reached} was reached and {saved} saved")
         else:
             shutil.copytree(run, self.scratch / "interrupted", symlinks=True)
-        wrong += self._ends_the_same(run)
-        return _judged(
-            "told to stop (SIGTERM)",
-            f"after step {after}, continued",
-            f"step finished and saved, exit code {Interrupted.exit_code}, {_SAME}",
-            wrong,
-            f"saved at step {saved}, exit code {code}, {_SAME}",
-        )
+        wrong += self._ends_the_same(run, self._started(run))
+        expected = f"step finished and saved, exit code {interrupted}, {_SAME}"
+        said = f"saved at step {saved}, exit code {code}, {_SAME}"
+        done = f"after step {after}, continued"
+        return _judged("told to stop (SIGTERM)", done, expected, wrong, said)
 
     def _flip(self, path: Path) -> str:
         data = bytearray(path.read_bytes())
@@ -378,13 +347,12 @@ class _Faults:
 
     def _cut(self, path: Path) -> str:
         size = self.chance.randrange(path.stat().st_size)
-        with path.open("r+b") as file:
-            file.truncate(size)
+        os.truncate(path, size)
         return f"cut {path.name} at {size:,} bytes"
 
     def _damaged(self, fault: str, name: str, damage: Callable[[Path], str]) -> Outcome:
         """The newest checkpoint of the interrupted run is damaged, and the run continued."""
-        self.reporter.notice(fault)
+        self.say(fault)
         expected = f"the damage named, the checkpoint before it used, {_SAME}"
         mould, run = self.scratch / "interrupted", self.scratch / "damaged"
         if not mould.exists():

@@ -8,103 +8,84 @@ computed must not be forked: its threads are not there in the child.)
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from toque.runs.history import METRICS, read_metrics
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import sha256_of
 from toque.storage.no_follow import open_append
 
-_STANDARD: Final = (1, 2)
-"""Output and errors."""
 _LOOK_EVERY: Final = 0.002
 """Seconds between two looks at a session that is waited for."""
 
-Body = Callable[[], int]
-"""Function that a session runs; returns its exit code."""
 Facts = Mapping[str, Any]
 """Results of training by name, for comparing: hashes, and the loss of every step."""
 
 
 class Session:
-    """One training process."""
+    """One training process.
 
-    def __init__(self, body: Body, log: Path) -> None:
+    Args:
+        body: what it does; returns its exit code.
+        log: file that its output and errors are appended to.
+    """
+
+    def __init__(self, body: Callable[[], int], log: Path) -> None:
         self.log = log
-        self.code: int | None = None
-        """Exit code, negative for the signal it died of; None while it runs."""
-        self.pid = os.fork()
-        if self.pid == 0:
-            _be_the_session(body, log)
+        self._process = multiprocessing.get_context("fork").Process(target=_run, args=(body, log))
+        self._process.start()
 
-    def ended(self) -> bool:
-        """True if it is over; never waits."""
-        if self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.code = os.waitstatus_to_exitcode(status) if pid else None
-        return self.code is not None
+    @property
+    def code(self) -> int | None:
+        """Exit code, negative for the signal it died of; None while it runs."""
+        return self._process.exitcode
 
     def wait(self) -> int:
         """Wait for the end; the exit code."""
-        if self.code is None:
-            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._process.join()
+        assert self.code is not None
         return self.code
 
     def wait_until(self, true: Callable[[], bool]) -> bool:
         """Wait until `true()`; False when the session ended before."""
         while not true():
-            if self.ended():
+            if self.code is not None:
                 return False
             time.sleep(_LOOK_EVERY)
         return True
 
-    def send(self, number: signal.Signals) -> bool:
-        """Send a signal; False when the session was over."""
-        if self.ended():
-            return False
-        os.kill(self.pid, number)
-        return True
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        if self.code is None and self._process.pid is not None:
+            os.kill(self._process.pid, number)
 
     def killed_after(self, seconds: float) -> bool:
         """True if SIGKILL met it that long from now; False when it ended by itself before."""
         until = time.monotonic() + seconds
-        if not self.wait_until(lambda: time.monotonic() >= until):
-            return False
-        self.send(signal.SIGKILL)
+        if self.wait_until(lambda: time.monotonic() >= until):
+            self.send(signal.SIGKILL)
         return self.wait() == -signal.SIGKILL
 
     def said(self) -> str:
         """The text that it printed."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
-    def stop(self) -> None:
-        """End it at once, if it runs."""
-        if not self.ended():
-            self.send(signal.SIGKILL)
-            self.wait()
 
-
-def _be_the_session(body: Body, log: Path) -> None:
-    code = 1
-    try:
-        file = open_append(log)
-        for standard in _STANDARD:
-            os.dup2(file, standard)
-        code = body()
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        # Neither the parent's clean-up nor what it had not printed yet is ours.
-        os._exit(code)
+def _run(body: Callable[[], int], log: Path) -> None:
+    file = open_append(log)
+    for standard in (1, 2):  # output and errors
+        os.dup2(file, standard)
+    sys.exit(body())
 
 
 def preload() -> None:
@@ -120,20 +101,19 @@ def preload() -> None:
         importlib.import_module(name)
 
 
-def newest_step(run: Path) -> int:
-    """The step of the newest checkpoint folder, whole or not; 0 for none."""
-    steps = [path.name.rpartition("-")[2] for path in (run / "checkpoints").glob("step-*")]
-    return max(map(int, steps), default=0)
-
-
 def newest_checkpoint(run: Path) -> Path:
-    """The folder of the newest checkpoint, which need not be there."""
-    return run / "checkpoints" / f"step-{newest_step(run):08d}"
+    """The folder of the newest checkpoint, whole or not; that of step 0, which is absent, if none.
+
+    >>> newest_checkpoint(Path("no-run")).name
+    'step-00000000'
+    """
+    steps = [path.name.rpartition("-")[2] for path in (run / "checkpoints").glob("step-*")]
+    return run / "checkpoints" / f"step-{max(map(int, steps), default=0):08d}"
 
 
-def newest_bytes(run: Path) -> int:
-    """Bytes of the newest checkpoint; 0 without one."""
-    return sum(file.stat().st_size for file in newest_checkpoint(run).glob("*"))
+def newest_step(run: Path) -> int:
+    """The step of the newest checkpoint folder; 0 for none."""
+    return int(newest_checkpoint(run).name.rpartition("-")[2])
 
 
 def events(run: Path) -> list[dict[str, Any]]:
@@ -165,8 +145,11 @@ def facts_of(run: Path) -> Facts:
 
 
 def _log_bytes(run: Path) -> int:
-    log = run / METRICS
-    return log.stat().st_size if log.exists() else 0
+    return (run / METRICS).stat().st_size if (run / METRICS).exists() else 0
+
+
+def _reports_more(run: Path, before: int) -> bool:
+    return _log_bytes(run) > before
 
 
 def differing(whole: Facts, other: Facts) -> list[str]:
@@ -212,8 +195,6 @@ def kill_and_continue(
     chance: random.Random,
     facts: Callable[[Path], Facts] = facts_of,
     after_kill: Callable[[Path, int], None] = lambda _run, _kills: None,
-    say: Callable[[int], None] = lambda _kills: None,
-    stop_when_wrong: bool = True,
 ) -> Kills:
     """SIGKILL at moments drawn evenly from each session's life.
 
@@ -225,32 +206,24 @@ def kill_and_continue(
         whole: facts of a run that was left alone.
         kills: how many.
         span: seconds; the life of an undisturbed run.
-        training: seconds of it after training began. If not 0, every other kill is drawn from
+        training: seconds of it after its first event. If not 0, every other kill is drawn from
             these: where starting takes longest, most kills would meet a session that starts.
         chance: where the moments come from.
         facts: how a finished run is described.
-        after_kill: told of each kill before the run continues.
-        say: told the number of kills so far.
-        stop_when_wrong: at the first difference; otherwise the next run begins, too.
+        after_kill: called with the folder and the number of kills before the run continues.
     """
-    found = Kills()
-    run = fresh(0)
+    found, run = Kills(), fresh(0)
     while True:
-        began, told = time.time(), _log_bytes(run)
+        began, before = time.time(), _log_bytes(run)
         session = start(run)
         late = training > 0 and found.kills % 2 == 1
-
-        def training_began(run: Path = run, told: int = told) -> bool:
-            return _log_bytes(run) > told
-
         if (
             found.kills < kills
-            and (not late or session.wait_until(training_began))
+            and (not late or session.wait_until(partial(_reports_more, run, before)))
             and session.killed_after(chance.uniform(0.0, training if late else span))
         ):
             found.note(run, began)
             after_kill(run, found.kills)
-            say(found.kills)
             continue
         code = session.wait()
         found.finished += 1
@@ -259,6 +232,6 @@ def kill_and_continue(
             found.wrong.append(f"a session ended with {code}: {' '.join(last)}")
         else:
             found.wrong += [f"other {name}" for name in differing(whole, facts(run))]
-        if found.kills >= kills or (found.wrong and stop_when_wrong):
+        if found.kills >= kills or code != 0:
             return found
         run = fresh(found.finished)

@@ -32,7 +32,7 @@ from toque.errors import CheckFailed
 from toque.hardware.processor import WORTH_WHILE, others_now, usable_cores
 from toque.models.precision import has_fast_bf16
 from toque.reporter import SILENT, Reporter
-from toque.storage.cache_folder import cache_folder
+from toque.storage.download import cache_folder
 from toque.version import __version__
 
 _PYTHON: Final = (3, 11)

@@ -14,8 +14,9 @@ from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.model_folder import read_config_json
+from toque.reporter import ProgressSink, no_progress
 from toque.sources.file_kinds import FileJudge
-from toque.sources.records import Source
+from toque.sources.records import Located, Source
 from toque.sources.source_files import (
     SourceFile,
     find_files,
@@ -25,8 +26,6 @@ from toque.sources.source_files import (
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import RemoteFile, is_remote
 from toque.storage.download import fetch, listing
-from toque.storage.located import Located
-from toque.storage.progress import ProgressSink, no_progress
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
 """Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
@@ -79,7 +78,11 @@ def sources_of(
             files = _first(located(source.path), source, say)
         else:
             wanted = _first(remote[1], source, say)
-            files = fetch(remote[0], wanted, progress=progress, say=say)
+            fetched = fetch(remote[0], wanted, progress=progress, say=say)
+            files = [
+                Located(file.address, place, sha256)
+                for file, (place, sha256) in zip(wanted, fetched, strict=True)
+            ]
         sources.append(_judged(config, source, say, files))
     return sources
 

@@ -17,8 +17,7 @@ from toque.evaluation.text_scores import TextScores
 from toque.reporter import SILENT, LogReporter, Reporter
 from toque.reports.verdict import verdict_of
 from toque.storage.no_follow import place_of, refuse_links
-from toque.training.checkpoint.layout_choice import refuse_unshared_folder
-from toque.training.checkpoint.resume import broadcast_checkpoint
+from toque.training.checkpoint.resume import broadcast_checkpoint, refuse_unshared_folder
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import (

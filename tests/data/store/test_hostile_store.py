@@ -16,7 +16,7 @@ from toque.data.store.token_column import mapped_array
 from toque.data.store.token_store import TokenStore
 from toque.errors import DataError
 from toque.sources.records import Source
-from toque.storage.checksums import sealed
+from toque.storage.json_files import sealed
 
 
 @pytest.fixture

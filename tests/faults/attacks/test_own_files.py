@@ -13,8 +13,7 @@ from toque.errors import CheckpointError
 from toque.runs.places import FolderPlace
 from toque.storage import atomic
 from toque.storage.bucket_lock import BucketLock
-from toque.training.checkpoint.fetch import fetch_run
-from toque.training.checkpoint.own_files import MODEL_FILES, is_own
+from toque.training.checkpoint.fetch import MODEL_FILES, fetch_run, is_own
 from toque.training.checkpoint.upload import Uploads
 from toque.workflows.train import train
 

@@ -13,7 +13,7 @@ import pytest
 from toque.cli import main
 from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import sha256_of
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore, run_lock
 

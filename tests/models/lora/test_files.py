@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load, save
 
 from toque.storage.array_headers import with_sorted_metadata
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import sha256_of
 
 WRITE = """
 import sys

@@ -26,9 +26,8 @@ from torch.distributed.tensor import DTensor
 from toque.errors import CheckpointError, RankLost
 from toque.training.callbacks import Callback, Callbacks, Saved
 from toque.training.checkpoint import resume
-from toque.training.checkpoint.layout_choice import chosen_layout, refuse_unshared_folder
 from toque.training.checkpoint.saved import verify_checkpoint
-from toque.training.checkpoint.saver import Saves
+from toque.training.checkpoint.saver import Saves, chosen_layout
 from toque.training.checkpoint.state_tensors import write_tensors
 from toque.training.checkpoint.store import CheckpointStore, SaveError
 from toque.training.distributed.collectives import Ranks
@@ -233,11 +232,11 @@ def choices(ranks: Ranks, folder: Path) -> dict[str, Any]:
         found[name] = chosen_layout(
             "auto", parts.model, parts.optimizer, averages=True, ranks=ranks
         )
-    refuse_unshared_folder(folder / "shared", ranks)
+    resume.refuse_unshared_folder(folder / "shared", ranks)
     ranks.broadcast()
     left = list((folder / "shared" / "checkpoints").iterdir())
     try:
-        refuse_unshared_folder(folder / f"own{ranks.rank}", ranks)
+        resume.refuse_unshared_folder(folder / f"own{ranks.rank}", ranks)
         said = ""
     except CheckpointError as error:
         said = str(error)

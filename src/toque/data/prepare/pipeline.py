@@ -35,10 +35,10 @@ from toque.data.store.store_manifest import NAME, read_manifest
 from toque.data.store.token_store import TokenStore, check_files, store_to_write
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import DataError, argument
+from toque.reporter import ProgressSink, no_progress
 from toque.sources.records import Source
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
 from toque.storage.no_follow import refuse_links
-from toque.storage.progress import ProgressSink, no_progress
 
 BUILDING = "building.json"
 _BEGUN = re.compile(

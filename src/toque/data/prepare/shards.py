@@ -39,13 +39,12 @@ from toque.data.store.token_store import check_files
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.tokenizer_training import one_tokenizer_thread
 from toque.errors import ConfigError, DataError, ToqueError
+from toque.reporter import ProgressSink
 from toque.sources import source_files
 from toque.sources.records import Block, RecordReader
 from toque.sources.source_files import SourceFile, blocks_of, plain_bytes
-from toque.storage.atomic import atomic_folder, disk_faults, save_array, sync_folder
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import atomic_folder, disk_faults, save_array, sha256_of, sync_folder
 from toque.storage.json_files import decode_json
-from toque.storage.progress import ProgressSink
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -14,8 +14,7 @@ from toque.models.loading.provenance import Form
 from toque.sources.documents import DOCUMENTS, TextReader
 from toque.sources.prompt_target import PAIRS
 from toque.sources.token_arrays import TokenReader
-from toque.storage.checksums import KEY, seal_of, sealed
-from toque.storage.json_files import decode_json
+from toque.storage.json_files import KEY, decode_json, seal_of, sealed
 
 FORMAT = 1
 """Format version; goes up when older code could not read a newly written store."""

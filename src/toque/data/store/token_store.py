@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from toque.data.store.store_manifest import StoreFile, StoreManifest, read_manifest
 from toque.data.store.token_column import Pieces, TokenColumn, mapped_array
 from toque.errors import DataError
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import sha256_of
 from toque.storage.locks import Held, file_lock, is_shared, shared_lock
 from toque.storage.no_follow import refuse_links
 

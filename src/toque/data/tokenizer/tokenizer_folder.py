@@ -24,7 +24,7 @@ from tokenizers.normalizers import Replace
 from toque.errors import DataError
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import FOLDER, tokenizer_files_in
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import sha256_of
 
 _KEPT = ("model_max_length", "chat_template", "toque_words_cut")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""

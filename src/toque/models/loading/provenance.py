@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, cast, get_args
 import msgspec
 
 from toque.errors import CheckpointError
-from toque.storage.checksums import sha256_of
+from toque.storage.atomic import sha256_of
 
 Form = Literal["recipes", "pairs", "documents", "gaps"]
 """Kinds of training: requests for recipes and questions about them; prompts of

@@ -23,7 +23,7 @@ from toque.models.forward.packed import output_head
 from toque.models.lora.quantised import quantised_layers
 from toque.reporter import SILENT, Reporter
 from toque.runs.estimate import evenly, largest_rows
-from toque.storage.cache_folder import cache_folder
+from toque.storage.download import cache_folder
 from toque.training.autotune.machine_cache import MachineCache, machine_facts
 from toque.training.autotune.micro_batch import MemoryNeeds, Probe, WorstBatch, least_of
 from toque.training.autotune.resources import Resources, earlier_choices

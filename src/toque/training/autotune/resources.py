@@ -21,8 +21,7 @@ import msgspec
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_write
-from toque.storage.checksums import KEY, seal_of, sealed
-from toque.storage.json_files import decode_json
+from toque.storage.json_files import KEY, decode_json, seal_of, sealed
 from toque.training.checkpoint.saved import Checkpoint
 
 RESOURCES: Final = "resources.json"

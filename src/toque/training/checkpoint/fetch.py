@@ -1,15 +1,19 @@
 """Fetching a run from its bucket: the newest checkpoint that verifies, and what belongs to it.
 
 Everything is fetched aside, verified, and only then put in the place of what lies here. The
-checkpoint comes last: a start that a broken line ended finds it missing and fetches again.
+checkpoint comes last: a start that a broken line ended finds it missing and fetches again. Whatever
+else lies in the folder or the bucket stays there: a key, a dump of memory, a page with a script. A
+report is made anew by `toque report`.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_folder, atomic_path
@@ -25,10 +29,24 @@ from toque.training.checkpoint.manifest import (
     read_manifest,
     verify_files,
 )
-from toque.training.checkpoint.own_files import grows, is_own
 from toque.training.checkpoint.saved import step_name, verify_checkpoint
 
 Say = Callable[[str], None]
+
+OUTBOX: Final = "outbox"
+"""Folder of a run with the checkpoints that wait for their upload."""
+_GROWING: Final = r"(metrics|samples|skipped_updates)\.jsonl|scores_by_text\.json|training\.log"
+_SMALL: Final = r"config\.yaml|(end|evaluation|non_finite|resources(-rank\d+)?)\.json"
+_OWN: Final = re.compile(rf"{_SMALL}|(?P<growing>{_GROWING})", re.ASCII)
+_TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json")
+_MODEL: Final = (
+    *("README.md", "config.json", "generation_config.json", "model.safetensors"),
+    *("adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"),
+    *(*_TOKENIZER, "special_tokens_map.json", "added_tokens.json", "toque/model.json"),
+    *(f"toque/{name}" for name in _TOKENIZER),
+)
+MODEL_FILES: Final = tuple(f"model/{name}" for name in _MODEL)
+"""Files of the finished model or adapter."""
 
 
 def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
@@ -88,7 +106,7 @@ def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
     here = _newest_here(run)
     if here is not None and steps:
         _refuse_another_run(bucket, steps, here)
-    if step_name(step) not in steps or _is_whole(run / place):
+    if step_name(step) not in steps or _whole_here(run / place) is not None:
         return
     with _fetched(bucket, place, run):
         if here is None or here.step < _step(steps[0]):
@@ -107,16 +125,19 @@ def _step(name: str) -> int:
     return int(name.removeprefix("step-"))
 
 
+def _whole_here(folder: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None for a damaged one, of which a bucket may hold a copy."""
+    try:
+        return verify_checkpoint(folder).manifest
+    except OtherFormatError:
+        raise
+    except CheckpointError:
+        return None
+
+
 def _newest_here(run: Path) -> Manifest | None:
-    """The newest one here that is whole: of a damaged one the bucket may hold a good copy."""
-    for path in sorted((run / "checkpoints").glob("step-*"), reverse=True):
-        try:
-            return verify_checkpoint(path).manifest
-        except OtherFormatError:
-            raise
-        except CheckpointError:
-            continue  # the user reads why when the run continues
-    return None
+    folders = sorted((run / "checkpoints").glob("step-*"), reverse=True)
+    return next(filter(None, map(_whole_here, folders)), None)
 
 
 def _refuse_another_run(bucket: Bucket, steps: list[str], here: Manifest) -> None:
@@ -191,7 +212,8 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
     """
     for best in complete_steps(names, "best"):
         try:
-            if not _is_here(bucket, f"best/{best}", run):
+            here, there = run / "best" / best, bucket.read(f"best/{best}/{MANIFEST}")
+            if _whole_here(here) is None or (here / MANIFEST).read_bytes() != there:
                 with _fetched(bucket, f"best/{best}", run):
                     pass
         except (OtherFormatError, BucketError):
@@ -209,20 +231,11 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
             bucket.get_file(name, temporary, most=most)
 
 
-def _is_whole(folder: Path) -> bool:
-    try:
-        verify_checkpoint(folder)
-    except OtherFormatError:
-        raise
-    except CheckpointError:
-        return False
-    return True
+def is_own(name: str) -> bool:
+    """True if a file of this name in a run's folder is the run's."""
+    return _OWN.fullmatch(name) is not None
 
 
-def _is_here(bucket: Bucket, place: str, run: Path) -> bool:
-    """True if a whole copy of it lies here already."""
-    try:
-        here = verify_checkpoint(run / place)
-    except CheckpointError:
-        return False
-    return bucket.read(f"{place}/{MANIFEST}") == (here.path / MANIFEST).read_bytes()
+def grows(name: str) -> bool:
+    """True if a run's file has no bound but the disk's."""
+    return bool((found := _OWN.fullmatch(name)) and found["growing"])

@@ -16,9 +16,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import FileEntry
-from toque.storage.checksums import KEY, seal_of, sealed, sha256_of
-from toque.storage.json_files import decode_json
+from toque.storage.atomic import FileEntry, sha256_of
+from toque.storage.json_files import KEY, decode_json, seal_of, sealed
 
 WHOLE: Final = 1
 SHARDED: Final = 2

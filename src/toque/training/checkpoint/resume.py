@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from toque.data.loader.prefetch import Batches
 from toque.errors import CheckpointError
+from toque.storage.atomic import atomic_write
 from toque.training.callbacks import Best, State
 from toque.training.checkpoint.manifest import SHARDED, differences, verify_sizes
 from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
@@ -183,6 +185,39 @@ def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) ->
         return verify_checkpoint(path)
     verify_sizes(path, manifest)
     return Checkpoint(path, manifest)
+
+
+def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
+    """Make sure, before the first update, that all ranks see the run folder of the first.
+
+    Raises:
+        CheckpointError: on every rank, when some do not, or it cannot be written.
+    """
+    folder, name, fault = run / "checkpoints", f"probe-{os.urandom(8).hex()}", ""
+    if ranks.is_main:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(folder / name, b"Which ranks see this?\n")
+        except OSError as error:
+            fault = error.strerror or str(error)
+    name, fault = ranks.broadcast((name, fault))
+    if fault:
+        raise CheckpointError(
+            f"{folder} cannot be written ({fault}). Choose another run_dir, or mend its "
+            "permissions."
+        )
+    seen = ranks.all_gather((folder / name).exists())
+    if ranks.is_main:
+        (folder / name).unlink()
+    if not all(seen):
+        blind = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
+        raise CheckpointError(
+            f"Rank {blind} does not see what rank 0 writes in {folder}. A run over several "
+            "machines needs a folder that all of them see: put run_dir on a file system that they "
+            "share, to continue from there whichever machine is lost. Where run_dir is a bucket's "
+            "address, set TOQUE_CACHE to a shared folder on every machine: its working files lie "
+            "there."
+        )
 
 
 def newest_checkpoint(store: CheckpointStore, ranks: Ranks) -> Checkpoint | None:

@@ -21,8 +21,14 @@ from toque.errors import CheckpointError
 from toque.storage.atomic import ASIDE_PREFIX
 from toque.storage.json_files import decode_json
 from toque.training.checkpoint.manifest import Manifest, read_manifest, verify_files
-from toque.training.checkpoint.shard_layout import LAYOUT, ShardLayout, parse_layout
-from toque.training.checkpoint.slices import Like, read_sharded, read_whole
+from toque.training.checkpoint.shards import (
+    LAYOUT,
+    Like,
+    ShardLayout,
+    parse_layout,
+    read_sharded,
+    read_whole,
+)
 
 STATE: Final = "state.json"
 STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")

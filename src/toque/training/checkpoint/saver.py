@@ -40,12 +40,12 @@ from toque.storage.atomic import FileEntry, FolderWriter, sync_file
 from toque.training.callbacks import Callbacks, SaveCounts, Saved
 from toque.training.checkpoint.manifest import SHARDED
 from toque.training.checkpoint.saved import step_name
-from toque.training.checkpoint.shard_layout import LAYOUT, CutTensor, joined, shard_name
-from toque.training.checkpoint.slices import shard_of
+from toque.training.checkpoint.shards import LAYOUT, CutTensor, joined_layout, shard_name, shard_of
 from toque.training.checkpoint.state_tensors import bytes_of, model_tensors, write_tensors
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.sharing import gathered
+from toque.training.distributed.sharing import gathered, is_divided
+from toque.training.optim.factory import state_bytes
 from toque.units import Progress
 
 _NICENESS: Final = 10
@@ -53,7 +53,7 @@ _LOOK_EVERY: Final = 1.0
 """Seconds between two looks of all ranks at a save that they wait for; each look is a collective,
 so that writing may take longer than ranks wait for each other."""
 SHARE_OF_MEMORY: Final = 0.5
-"""A snapshot may take so much of the free memory; a larger one is not taken."""
+"""Share of the free memory that a snapshot may take, or the whole tensors that rank 0 gathers."""
 
 SKIPPED: Final = (
     "the save due at step {step} is skipped: the one before it is still being written. The disk is "
@@ -62,6 +62,34 @@ SKIPPED: Final = (
 
 CheckpointLayout = Literal["whole", "sharded"]
 Tensors = Mapping[str, NamedTensors]
+
+
+def chosen_layout(
+    asked: Literal["auto", "whole", "sharded"],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    averages: bool,
+    ranks: Ranks,
+) -> CheckpointLayout:
+    """The layout of the run's checkpoints; the same on all ranks.
+
+    Args:
+        asked: auto takes shards where weights are sharded and do not fit rank 0 whole.
+        model: with its parameters as the strategy holds them.
+        optimizer: of the run.
+        averages: whether averaged weights are saved besides.
+        ranks: the processes that share the run.
+    """
+    if asked != "auto":
+        return asked
+    if not any(is_divided(p) for p in model.parameters()):
+        return "whole"
+    weights = bytes_of(model_tensors(model))  # a DTensor counts as the whole of it
+    needed = weights * (2 if averages else 1) + state_bytes(optimizer)
+    fits = needed <= SHARE_OF_MEMORY * psutil.virtual_memory().available
+    told: CheckpointLayout = ranks.broadcast("whole" if fits else "sharded")
+    return told
 
 
 @final
@@ -358,7 +386,7 @@ class Saves:
         if faults:
             raise OSError("; ".join(faults))
         cuts = {entry.file: cut for entry, (_, cut) in zip(files, parts, strict=True)}
-        files.append(writer.put(LAYOUT, joined(cuts).to_json()))
+        files.append(writer.put(LAYOUT, joined_layout(cuts).to_json()))
         return self.store.seal(writer, step, files, state=state, metrics=metrics, version=SHARDED)
 
     def _fits(self, needed: int) -> bool:

@@ -22,12 +22,10 @@ from toque.storage.bucket import Bucket
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.no_follow import refuse_moved
 from toque.training.callbacks import Callback, Requests, Saved, StepInfo
-from toque.training.checkpoint.fetch import complete_steps
+from toque.training.checkpoint.fetch import MODEL_FILES, OUTBOX, complete_steps, grows, is_own
 from toque.training.checkpoint.manifest import MANIFEST, read_manifest
-from toque.training.checkpoint.own_files import MODEL_FILES, grows, is_own
 from toque.units import Progress
 
-OUTBOX: Final = "outbox"
 QUEUE: Final = 2
 """Checkpoints that wait at most, best models not counted."""
 _KINDS: Final = ("best", "checkpoints")

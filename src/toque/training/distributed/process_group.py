@@ -190,12 +190,15 @@ def refuse_unlike(ranks: Ranks, facts: Mapping[str, str]) -> None:
         ConfigError: on every rank, when they differ; says which machine has which.
     """
     held = ranks.all_gather((socket.gethostname(), dict(facts)))
-    differing = {name: _who_has(name, held) for name in facts}
-    told = [
-        f"{name} is " + ", ".join(f"{value} on {who}" for value, who in found.items())
-        for name, found in differing.items()
-        if len(found) > 1
-    ]
+    told = []
+    for name in facts:
+        having: dict[str, dict[str, list[str]]] = {}
+        for rank, (host, own) in enumerate(held):
+            places = having.setdefault(own.get(name, "not known"), {})
+            places.setdefault(host, []).append(str(rank))
+        if len(having) > 1:
+            values = (f"{value} on {_in_words(places)}" for value, places in having.items())
+            told.append(f"{name} is {', '.join(values)}")
     if told:
         raise ConfigError(
             f"The {ranks.world_size} ranks are not alike: {'; '.join(told)}. They share every "
@@ -204,22 +207,8 @@ def refuse_unlike(ranks: Ranks, facts: Mapping[str, str]) -> None:
         )
 
 
-def _who_has(name: str, held: list[tuple[str, dict[str, str]]]) -> dict[str, str]:
-    """Machines by the value that they have; ranks beside it where one machine has several."""
-    found: dict[str, list[int]] = {}
-    for rank, (_, facts) in enumerate(held):
-        found.setdefault(facts.get(name, "not known"), []).append(rank)
-    return {
-        value: " and ".join(_machines([(held[rank][0], rank) for rank in having]))
-        for value, having in found.items()
-    }
-
-
-def _machines(having: list[tuple[str, int]]) -> list[str]:
-    by_host: dict[str, list[str]] = {}
-    for host, rank in having:
-        by_host.setdefault(host, []).append(str(rank))
-    return [
-        f"{host} (rank{'s' if len(found) > 1 else ''} {', '.join(found)})"
-        for host, found in by_host.items()
-    ]
+def _in_words(ranks_by_host: Mapping[str, list[str]]) -> str:
+    return " and ".join(
+        f"{host} (rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)})"
+        for host, ranks in ranks_by_host.items()
+    )

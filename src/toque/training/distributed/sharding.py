@@ -28,7 +28,7 @@ from toque.errors import ConfigError
 from toque.models.forward.compile import blocks
 from toque.models.glibc_malloc import return_freed_memory
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.sharing import Entered, LossFn, whole
+from toque.training.distributed.sharing import Entered, LossFn, Sharing, whole
 
 _BIAS = "relative_attention_bias"
 
@@ -57,7 +57,7 @@ def mesh_shape(strategy: str, ranks: int, on_this_machine: int) -> tuple[int, in
 
 
 @final
-class Sharded:
+class Sharded(Sharing):
     """A model whose weights are divided among the ranks.
 
     Args:
@@ -71,8 +71,6 @@ class Sharded:
     """
 
     is_sharded = True
-    may_repeat = False
-    """The others wait in the middle of a forward or backward."""
 
     def __init__(
         self,
@@ -84,8 +82,8 @@ class Sharded:
         dtype: torch.dtype,
         on_this_machine: int,
     ) -> None:
-        self.strategy: str = strategy
-        self.model, self._ranks, self._device = model, ranks, device
+        super().__init__(model)
+        self.strategy, self._ranks, self._device = strategy, ranks, device
         self._outline = _outline(model, device)
         shape = mesh_shape(strategy, ranks.world_size, on_this_machine)
         mesh = _mesh(device, shape, strategy, ranks)
@@ -94,6 +92,11 @@ class Sharded:
         self._root = _divided(model, mesh, device, dtype)
         if device.type == "cpu":
             return_freed_memory()  # of the whole weights now, and of gathered ones later
+
+    @property
+    def may_repeat(self) -> bool:
+        """Never: the others wait in the middle of a forward or backward."""
+        return False
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
         """The same number on every rank, that of the one with most: all gather weights together."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast, final
 
 import torch
 import torch.distributed as dist
@@ -30,36 +30,49 @@ BUCKET_MIB: Final = {"cpu": 4, "cuda": 25}
 gloo smaller ones begin earlier, and less is left when backward ends (lab/performance.md)."""
 
 
-class Sharing(Protocol):
-    """The model of a run as its ranks hold it."""
+class Sharing:
+    """The model of a run as its ranks hold it: here whole, by one process.
 
-    model: nn.Module
-    """The model as it is updated and saved."""
-    strategy: str
+    Args:
+        model: as it is updated and saved.
+    """
+
+    strategy = "single"
     """single, ddp, fsdp or hsdp."""
-    is_sharded: bool
+    is_sharded = False
     """True if a rank holds parts of the weights, so that all ranks must compute together."""
-    part: int
+    part = 0
     """Number of the part of the weights; ranks of one number hold the same."""
 
-    def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
-        """A new attempt at an update: this rank's share of it, at most `rows` rows at once."""
-
-    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
-        """[] `loss_fn(model, batch)`; once `last`, backward sums the gradients over the ranks."""
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
 
     @property
     def may_repeat(self) -> bool:
         """True if this rank alone may begin the attempt again, unseen by the others."""
+        return True
+
+    def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
+        """A new attempt at an update: this rank's share of it, at most `rows` rows at once."""
+        return batch.split(rows)
+
+    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
+        """[] `loss_fn(model, batch)`; once `last`, backward sums the gradients over the ranks."""
+        del last
+        return loss_fn(self.model, batch)
 
     def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
         """[] `loss_fn(model, batch)` without gradients."""
+        with torch.no_grad():
+            return loss_fn(self.model, batch)
 
     def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
         """Sums over the parts of the weights, of which each rank gives its own's."""
+        return values
 
     def whole(self) -> AbstractContextManager[nn.Module]:
         """The model with all weights, for this rank alone to compute with; all ranks enter."""
+        return nullcontext(self.model)
 
 
 class Entered(nn.Module):
@@ -82,47 +95,8 @@ class _Unreached(Entered):
         self.idle = nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))
 
 
-class _Whole:
-    """The answers of a rank that has all weights."""
-
-    is_sharded = False
-    part = 0
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
-        """[] `loss_fn(model, batch)` without gradients, by this rank alone."""
-        with torch.no_grad():
-            return loss_fn(self.model, batch)
-
-    def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
-        """The values: every rank has the whole."""
-        return values
-
-    def whole(self) -> AbstractContextManager[nn.Module]:
-        """The model itself."""
-        return nullcontext(self.model)
-
-
 @final
-class Alone(_Whole):
-    """One process: nothing is shared."""
-
-    strategy = "single"
-    may_repeat = True
-
-    def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
-        """The micro-batches of the whole update."""
-        return batch.split(rows)
-
-    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
-        """[] `loss_fn(model, batch)`."""
-        return loss_fn(self.model, batch)
-
-
-@final
-class Replicated(_Whole):
+class Replicated(Sharing):
     """All weights on every rank; DistributedDataParallel sums the gradients during backward.
 
     Buckets stay as they were laid out first (`find_unused_parameters`, which also leaves a

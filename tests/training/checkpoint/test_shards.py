@@ -23,8 +23,15 @@ from torch.distributed.tensor import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from toque.errors import CheckpointError
-from toque.training.checkpoint.shard_layout import ShardLayout, joined, parse_layout, shard_name
-from toque.training.checkpoint.slices import read_sharded, read_whole, shard_of
+from toque.training.checkpoint.shards import (
+    ShardLayout,
+    joined_layout,
+    parse_layout,
+    read_sharded,
+    read_whole,
+    shard_name,
+    shard_of,
+)
 from toque.training.checkpoint.state_tensors import write_tensors
 
 WHOLE = {
@@ -68,7 +75,7 @@ def write(
         name = shard_name(rank, world_size)
         write_tensors(shard.tensors, folder / name)
         cuts[name] = shard.cut
-    layout = joined(cuts)
+    layout = joined_layout(cuts)
     text = layout.to_json()
     return parse_layout(text, "shards.json", set(cuts))
 

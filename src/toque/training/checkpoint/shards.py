@@ -1,0 +1,342 @@
+"""Shards: which slice of which tensor each file of a sharded checkpoint holds, and reading them.
+
+FSDP holds a parameter as a DTensor: cut along one dimension over the ranks of a mesh, and under
+HSDP copied along another. `shards.json` says which file holds which slice (torch's distributed
+checkpoints say it in a pickle, which can run code while it loads); the manifest holds its SHA-256
+beside those of the shards. Only the bytes that a rank needs are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+
+import msgspec
+import torch
+from torch import Tensor
+
+from toque.errors import CheckpointError
+from toque.storage.json_files import decode_json
+from toque.training.checkpoint.state_tensors import opened_tensors
+from toque.training.distributed.sharing import is_divided
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Shard
+
+LAYOUT: Final = "shards.json"
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    str(found).removeprefix("torch."): found
+    for found in vars(torch).values()
+    if isinstance(found, torch.dtype)
+}
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+def shard_name(rank: int, world_size: int) -> str:
+    """The file of one rank.
+
+    >>> shard_name(0, 4)
+    'shard-00000-of-00004.safetensors'
+    """
+    return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+class CutTensor(msgspec.Struct, frozen=True):
+    """A tensor as one process has it, and where its slices are."""
+
+    dtype: str
+    """The dtype by torch's name, e.g. float32."""
+    shape: tuple[Count, ...]
+    dim: Count
+    """Along which it is cut; 0 of a whole one."""
+    slices: tuple[tuple[Count, Count, Count], ...]
+    """(number of the file, start, stop along `dim`), which adjoin and cover the tensor."""
+
+    @property
+    def length(self) -> int:
+        """Size along `dim`; 1 of a scalar, which is one slice [0, 1)."""
+        return self.shape[self.dim] if self.shape else 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all slices."""
+        return math.prod(self.shape) * self.torch_dtype.itemsize
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype that `dtype` names."""
+        return DTYPES[self.dtype]
+
+    def refuse_nonsense(self, n_files: int) -> None:
+        """Refuse slices that overlap, leave a gap, or are in files there are not.
+
+        Raises:
+            ValueError: naming the first such.
+        """
+        if self.dtype not in DTYPES:
+            raise ValueError(f"{self.dtype!r:.40} is no dtype")
+        if self.dim and self.dim >= len(self.shape):
+            raise ValueError(f"it is cut along dimension {self.dim} of {len(self.shape)}")
+        at = 0
+        for file, start, stop in self.slices:
+            if file >= n_files:
+                raise ValueError(f"a slice is in file {file} of {n_files}")
+            if start != at or stop < start:
+                raise ValueError(f"after {at:,} comes the slice from {start:,} to {stop:,}")
+            at = stop
+        if at != self.length:
+            raise ValueError(f"its slices end at {at:,} of {self.length:,}")
+
+
+class ShardLayout(msgspec.Struct, frozen=True):
+    """The content of `shards.json`."""
+
+    files: tuple[str, ...]
+    tensors: dict[str, CutTensor]
+    """The tensors by `<stem>/<name>`, their name in the files, e.g. `model/wte.weight`."""
+
+    def to_json(self) -> bytes:
+        """One line; a manifest that people read stays short."""
+        return msgspec.json.encode(self) + b"\n"
+
+    def of(self, stem: str) -> dict[str, CutTensor]:
+        """The tensors saved as `stem`, by their own names."""
+        start = f"{stem}/"
+        return {k.removeprefix(start): t for k, t in self.tensors.items() if k.startswith(start)}
+
+    def bytes_of(self, stem: str) -> int:
+        """Bytes of the tensors saved as `stem`."""
+        return sum(tensor.bytes for tensor in self.of(stem).values())
+
+
+def parse_layout(text: bytes, place: str, listed: set[str]) -> ShardLayout:
+    """The layout in `text`, which was read from `place`, held to the files the manifest lists.
+
+    Raises:
+        CheckpointError: it is of another form, or names slices or files that cannot be.
+    """
+    try:
+        layout = decode_json(text, ShardLayout)
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{place} is not the layout of shards: {error}.") from error
+    missing = [name for name in layout.files if name not in listed]
+    if missing:
+        raise CheckpointError(
+            f"{place} names {missing[0]!r}, which the manifest beside it does not: they are of two "
+            "saves. Put a whole copy in its place, or move it away to continue from the one "
+            "before it."
+        )
+    for name, tensor in layout.tensors.items():
+        try:
+            tensor.refuse_nonsense(len(layout.files))
+        except ValueError as error:
+            raise CheckpointError(
+                f"{place} is wrong about {name}: {error}. Put a whole copy in its place, or move "
+                "it away to continue from the one before it."
+            ) from error
+    return layout
+
+
+def joined_layout(shards: Mapping[str, Mapping[str, CutTensor]]) -> ShardLayout:
+    """The layout of all ranks' shards.
+
+    Args:
+        shards: by file, what it holds: each tensor with that one slice, its file number 0.
+    """
+    found: dict[str, CutTensor] = {}
+    for number, held in enumerate(shards.values()):
+        for name, part in held.items():
+            ((_, start, stop),) = part.slices
+            before = found[name].slices if name in found else ()
+            slices = tuple(sorted([*before, (number, start, stop)], key=lambda s: s[1]))
+            found[name] = msgspec.structs.replace(part, slices=slices)
+    return ShardLayout(tuple(shards), found)
+
+
+Region = tuple[slice, ...]
+"""Part of a tensor: one range for each dimension."""
+Like = Callable[[str], Tensor | None]
+"""The tensor of this run that a stored one belongs to, by the stored one's name."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a tensor that a rank holds: [start, stop) along `dim`."""
+
+    dim: int
+    start: int
+    stop: int
+    copy: int = 0
+    """Number of this copy among the equal ones on all ranks."""
+    copies: int = 1
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...], copy: int = 0, copies: int = 1) -> Part:
+        """All of a tensor; of a scalar [0, 1)."""
+        return cls(0, 0, shape[0] if shape else 1, copy, copies)
+
+    @classmethod
+    def of(cls, tensor: DTensor) -> Part:
+        """This rank's part of a DTensor."""
+        where = tensor.device_mesh.get_coordinate()
+        assert where is not None, "every rank is in the mesh"
+        held, cut = cls.whole(tuple(tensor.shape)), False
+        copy, copies = 0, 1
+        sizes = tensor.device_mesh.shape
+        for placement, index, size in zip(tensor.placements, where, sizes, strict=True):
+            if placement.is_replicate():
+                copy, copies = copy * size + index, copies * size
+                continue
+            # Alone `Shard` itself; what FSDP makes of a tensor that was cut before is another.
+            assert type(placement).__name__ == "Shard", "cut along one dimension of the tensor"
+            assert not cut, "over one of the mesh"
+            cut, dim = True, cast("Shard", placement).dim % tensor.ndim
+            length = tensor.shape[dim]
+            most = -(-length // size)  # as torch.chunk, by which DTensor cuts
+            held = cls(dim, min(length, most * index), min(length, most * (index + 1)))
+        return cls(held.dim, held.start, held.stop, copy, copies)
+
+    def region(self, shape: tuple[int, ...]) -> Region:
+        """The part as a region of a tensor of `shape`."""
+        ranges = [slice(0, length) for length in shape]
+        if shape:
+            ranges[self.dim] = slice(self.start, self.stop)
+        return tuple(ranges)
+
+
+@dataclass(frozen=True)
+class OwnShard:
+    """The slices that one rank writes, by `<stem>/<name>`, and what they are slices of."""
+
+    tensors: dict[str, Tensor]
+    cut: dict[str, CutTensor]
+    """Each with that one slice, in file 0."""
+
+
+def shard_of(
+    tensors: Mapping[str, Mapping[str, Tensor]], *, rank: int, world_size: int
+) -> OwnShard:
+    """The shard of one rank: each slice is in one rank's, and copies are dealt out by their bytes.
+
+    All ranks know the same tensors in the same order, so all deal alike. A plain tensor is equal
+    on all of them.
+    """
+    dealt: defaultdict[int, list[int]] = defaultdict(list)  # copies -> bytes dealt to each
+    shard = OwnShard({}, {})
+    for stem, named in tensors.items():
+        for name, tensor in named.items():
+            shape, local = tuple(tensor.shape), tensor
+            part = Part.whole(shape, rank, world_size)
+            if is_divided(tensor):
+                part, local = Part.of(tensor), tensor.to_local()
+            loads = dealt[part.copies] or [0] * part.copies
+            owner = loads.index(min(loads))
+            loads[owner] += tensor.numel() * tensor.element_size()
+            dealt[part.copies] = loads
+            if owner != part.copy or (part.start == part.stop and tensor.numel()):
+                continue
+            key, dtype = f"{stem}/{name}", str(tensor.dtype).removeprefix("torch.")
+            shard.tensors[key] = local
+            shard.cut[key] = CutTensor(dtype, shape, part.dim, ((0, part.start, part.stop),))
+    return shard
+
+
+def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
+    """The tensors of a file that holds whole ones, or this rank's slices of them.
+
+    Raises:
+        CheckpointError: the file is missing or is not a safetensors file.
+    """
+    with opened_tensors(path) as file:
+        return {
+            name: _as_held(like(name), tuple(file.get_slice(name).get_shape()), read)
+            for name in file.keys()  # noqa: SIM118 - no mapping
+            for read in [partial(_region, file, name)]
+        }
+
+
+def read_sharded(folder: Path, layout: ShardLayout, stem: str, like: Like) -> dict[str, Tensor]:
+    """The tensors that `folder` holds in shards, or this rank's slices of them.
+
+    Raises:
+        CheckpointError: there are none of `stem`, or a file holds another slice than it should.
+    """
+    cut = layout.of(stem)
+    if not cut:
+        raise CheckpointError(f"{folder} has no tensors of the {stem}.")
+    with ExitStack() as stack:
+        opened = cache(lambda n: stack.enter_context(opened_tensors(folder / layout.files[n])))
+        return {
+            name: _as_held(
+                like(name), tensor.shape, partial(_joined_region, stem, name, tensor, opened)
+            )
+            for name, tensor in cut.items()
+        }
+
+
+def _as_held(
+    own: Tensor | None, shape: tuple[int, ...], read: Callable[[Region], Tensor]
+) -> Tensor:
+    """A stored tensor whole, or divided as this run's own is where that has the same shape."""
+    if own is None or not is_divided(own) or tuple(own.shape) != shape:
+        return read(Part.whole(shape).region(shape))
+    from torch.distributed.tensor import DTensor  # loading it takes a second
+
+    return DTensor.from_local(
+        read(Part.of(own).region(shape)),
+        own.device_mesh,
+        own.placements,
+        run_check=False,
+        shape=own.shape,
+        stride=own.stride(),
+    )
+
+
+def _joined_region(
+    stem: str, name: str, tensor: CutTensor, opened: Callable[[int], Any], wanted: Region
+) -> Tensor:
+    """A region of a tensor from the slices that it overlaps."""
+    result = torch.empty([r.stop - r.start for r in wanted], dtype=tensor.torch_dtype)
+    for number, start, stop in tensor.slices:
+        stored = Part(tensor.dim, start, stop).region(tensor.shape)
+        common = [
+            slice(max(a.start, b.start), min(a.stop, b.stop))
+            for a, b in zip(stored, wanted, strict=True)
+        ]
+        if any(r.start >= r.stop for r in common):
+            continue
+        found = _region(opened(number), f"{stem}/{name}", _within(common, stored))
+        into = result[_within(common, wanted)]
+        if found.shape != into.shape or found.dtype != into.dtype:
+            raise CheckpointError(
+                f"The slice of {name} from {start:,} to {stop:,} is not as the layout beside it "
+                f"says: {found.dtype} {tuple(found.shape)}. The files are of two saves; put a "
+                "whole copy in their place, or move the checkpoint away."
+            )
+        into.copy_(found)
+    return result
+
+
+def _within(common: Sequence[slice], region: Region) -> Region:
+    """The ranges of `common`, counted from the beginning of `region`."""
+    pairs = zip(common, region, strict=True)
+    return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in pairs)
+
+
+def _region(file: Any, name: str, region: Region) -> Tensor:
+    """A region of a tensor in an open safetensors file."""
+    stored = file.get_slice(name)
+    if region == tuple(slice(0, length) for length in stored.get_shape()):
+        whole: Tensor = file.get_tensor(name)
+        return whole
+    if any(r.start >= r.stop for r in region):
+        return torch.empty([r.stop - r.start for r in region], dtype=stored[:1].dtype)
+    part: Tensor = stored[region]
+    return part.contiguous()
