@@ -41,14 +41,15 @@ import hashlib, json, resource, sys, torch
 from toque.models.loading.pretrained import load_frame, matrix_of
 from toque.models.loading.pretrained import check_folder, load_model
 from toque.models.lora.frozen import base_sha256, hold_frozen, read_frozen
-from toque.models.lora.layers import attach, resolve
+from toque.config.schema_methods import AdapterConfig
+from toque.models.lora.layers import attach
 from toque.models.lora.quantised import form_named
 import peft
 way, path, name = sys.argv[1:]
 form = None if name == "bf16" else form_named(name)
 told = {}
 def adapt(model):
-    attach(model, resolve(model, kind="lora", r=16), base="bench", seed=1)
+    attach(model, AdapterConfig(r=16, dropout=0.0), base="bench", seed=1)
 if way == "whole":
     model = load_model(path)
     adapt(model)

@@ -24,10 +24,11 @@ import torch
 from transformers import PreTrainedModel
 from updates import batch_of, update
 
+from toque.config.schema_methods import AdapterConfig
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.loading.from_scratch import build_model
 from toque.models.lora.frozen import hold_frozen
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 
@@ -71,8 +72,7 @@ class Side:
             batch_of(family, rows=ROWS, source=LENGTH, target=LENGTH, vocabulary=VOCABULARY),
         )
         if rank is not None:
-            shape = resolve(self.model, kind="lora", r=rank, dropout=0.0)
-            attach(self.model, shape, base="bench", seed=1)
+            attach(self.model, AdapterConfig(r=rank, dropout=0.0), base="bench", seed=1)
             hold_frozen(self.model, runtime.dtype)
         self.optimizer = build_optimizer(self.model)
         share = 0.5 if family == "t5" else 0.0

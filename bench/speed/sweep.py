@@ -33,13 +33,14 @@ import torch
 from transformers import PreTrainedModel
 from updates import batch_of, update
 
+from toque.config.schema_methods import AdapterConfig
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.activation_checkpointing import recompute_blocks
 from toque.models.forward.attention_choice import attention_of, use_attention
 from toque.models.forward.compile import compile_blocks
 from toque.models.loading.from_scratch import build_model
 from toque.models.lora.frozen import hold_frozen
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 
@@ -91,7 +92,7 @@ def made(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
         )
     torch.set_default_dtype(torch.float32)
     if a.lora:
-        attach(model, resolve(model, kind="lora", r=a.lora, dropout=0.0), base="bench", seed=1)
+        attach(model, AdapterConfig(r=a.lora, dropout=0.0), base="bench", seed=1)
         hold_frozen(model, runtime.dtype)
     model.to(runtime.device)
     model.train()

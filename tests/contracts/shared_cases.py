@@ -21,8 +21,9 @@ from torch.distributed.tensor import DTensor
 
 from fixtures.trainers import small_trainer
 from tiny import model_of, shape_of, stream_of, uneven_examples
+from toque.config.schema_methods import AdapterConfig
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.lora.layers import attach, refuse_unreached, resolve
+from toque.models.lora.layers import attach, refuse_unreached
 from toque.training.callbacks import Callback, Requests, StepInfo
 from toque.training.checkpoint.state_tensors import model_tensors
 from toque.training.distributed.collectives import Ranks
@@ -82,7 +83,7 @@ def run_of(
     family, strategy, weights, share = case.split("/")
     model = model_of(family, seed=5, shape=shape_of(family, dropout=0.0)).train()
     if weights == "lora":
-        attach(model, resolve(model, kind="lora", r=4), base="tiny", seed=3)
+        attach(model, AdapterConfig(r=4, dropout=0.0), base="tiny", seed=3)
     use_cpu_layers(model, "float32")
     runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
     sharing, seen = shared(model, strategy, ranks), Numbers(stop_at)

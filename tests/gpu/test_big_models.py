@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from tiny import make, pack, uneven_examples
+from toque.config.schema_methods import AdapterConfig
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.model_export import save_model
 from toque.models.loading.pretrained import check_folder, load_frame, load_model, matrix_of
 from toque.models.lora.frozen import base_sha256, hold_frozen, read_frozen
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 from toque.models.lora.quantised import FormName, form_named
 
 pytestmark = [
@@ -27,7 +28,7 @@ def read(folder: Path, name: FormName | None):
     found = check_folder(str(folder))
     model = load_frame(found)
     assert model is not None
-    attach(model, resolve(model, kind="lora", r=4), base="nowhere", seed=3)
+    attach(model, AdapterConfig(r=4, dropout=0.0), base="nowhere", seed=3)
     base = read_frozen(
         model,
         lambda n: matrix_of(found, model, n),
@@ -46,7 +47,7 @@ def test_read_to_the_device_as_if_moved_there(kind, name, tmp_path):
     save_model(make(kind), tmp_path, tmp_path / "m", card="")
     model, base = read(tmp_path / "m", name)
     whole = load_model(str(tmp_path / "m"))
-    attach(whole, resolve(whole, kind="lora", r=4), base="nowhere", seed=3)
+    attach(whole, AdapterConfig(r=4, dropout=0.0), base="nowhere", seed=3)
     assert base_sha256(whole) == base
     whole.to("cuda")
     hold_frozen(whole, torch.bfloat16, None if name is None else form_named(name))

@@ -11,13 +11,14 @@ import torch
 
 from fixtures.servers import in_a_thread
 from tiny import shape_of
+from toque.config.schema_methods import AdapterConfig
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import write_adapter
 from toque.models.lora.frozen import base_sha256
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 from toque.serving.application import build_app
 from toque.serving.served_models import ServedModel, ServedModels
 from toque.serving.server import Limits, Server
@@ -103,8 +104,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, codecs: dict[str, Codec]) 
     base = base_sha256(model)
     for number, name in enumerate(("one", "two", "stranger")):
         adapted = build(codec)
-        shape = resolve(adapted, kind="lora", r=2, target_modules="auto")
-        attach(adapted, shape, base=str(root / "base"), seed=number)
+        attach(adapted, AdapterConfig(r=2, dropout=0.0), base=str(root / "base"), seed=number)
         with torch.no_grad():  # B begins at zero, and the adapter would change nothing
             for key, tensor in adapted.named_parameters():
                 if ".lora_B" in key:

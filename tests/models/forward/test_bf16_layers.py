@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from toque.config.schema_methods import AdapterConfig
 from toque.models.forward import varlen_attention
 from toque.models.forward.bf16_head import add_in_pieces, even_chunks, input_gradient
 from toque.models.forward.bf16_layers import use_bf16_layers
@@ -16,7 +17,7 @@ from toque.models.forward.grouped_attention import groups_of
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import embed_both, position_bias
 from toque.models.lora.frozen import hold_frozen
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 from toque.training.runtime import Runtime
 
 
@@ -105,7 +106,7 @@ def test_dropout_draws_by_the_seed_and_keeps_the_mean(tiny, some_examples, packe
 def test_an_adapter_trains_and_the_base_gets_no_gradient(family_kind, tiny, some_examples, packed):
     model, made = tiny(family_kind), some_examples(5)
     batch = packed(family_kind, [made[:2], made[2:]])
-    attach(model, resolve(model, kind="lora", r=4), base="tiny", seed=0)
+    attach(model, AdapterConfig(r=4, dropout=0.0), base="tiny", seed=0)
     hold_frozen(model, torch.bfloat16)
     with torch.no_grad():  # B is zero at first, and so is A's gradient
         for name, parameter in model.named_parameters():

@@ -6,8 +6,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tiny import model_of
+from toque.config.schema_methods import AdapterConfig
 from toque.models.forward.fast_dropout import Dropout, keep_mask, use_fast_dropout
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -68,7 +69,7 @@ def test_what_is_computed_again_is_dropped_again():
 
 def test_a_models_and_its_adapters_are_replaced():
     model = model_of("gpt2")
-    attach(model, resolve(model, kind="lora", r=2, dropout=0.25), base="none", seed=1)
+    attach(model, AdapterConfig(r=2, dropout=0.25), base="none", seed=1)
     model.train()
     model.transformer.h[1].mlp.dropout.eval()
     plain = [m for m in model.modules() if type(m) is nn.Dropout]

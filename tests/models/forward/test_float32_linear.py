@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from toque.config.schema_methods import AdapterConfig
 from toque.models import onednn
 from toque.models.forward import cpu_layers
 from toque.models.forward.cross_entropy import cross_entropy_sum
 from toque.models.forward.loss import loss_sum
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +66,7 @@ def test_loss_and_gradients_of_a_packed_batch(kind, tiny, some_examples, packed)
 
 def test_an_adapter_trains_and_the_base_does_not(family_kind, tiny, some_examples, packed):
     model, made = tiny(family_kind), some_examples(4)
-    attach(model, resolve(model, kind="lora", r=4), base="tiny", seed=0)
+    attach(model, AdapterConfig(r=4, dropout=0.0), base="tiny", seed=0)
     cpu_layers.use_cpu_layers(model, "float32")
     torch.autograd.backward(loss_sum(model, packed(family_kind, [made[:2], made[2:]])))
     for name, parameter in model.named_parameters():

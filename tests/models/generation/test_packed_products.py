@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from tiny import EOS, PAD, VOCAB
+from toque.config.schema_methods import AdapterConfig
 from toque.models.generation import packed_products
 from toque.models.generation.kv_cache import cache_dtype, gathers
 from toque.models.generation.packed_products import has_bf16_products, with_packed_products
 from toque.models.lora.adapter_files import use_adapter
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 from toque.models.onednn import PackedLinear
 from toque.models.precision import has_fast_bf16
 from written import generate
@@ -105,7 +106,7 @@ def test_an_adapter_writes_as_in_the_model(family_kind, tiny, adapter, precision
     if torch.backends.mkldnn.is_available():
         monkeypatch.setattr(packed_products, "onednn_is_faster", lambda: True)
     model = tiny(family_kind)
-    attach(model, resolve(model, kind=adapter, r=4), base="tiny", seed=0)
+    attach(model, AdapterConfig(kind=adapter, r=4, dropout=0.0), base="tiny", seed=0)
     with torch.no_grad():  # B is zero at first
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tiny import make, pack
+from toque.config.schema_methods import AdapterConfig
 from toque.errors import CheckpointError
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.model_export import save_model
@@ -22,7 +23,7 @@ from toque.models.loading.pretrained import (
     matrix_of,
 )
 from toque.models.lora.frozen import base_sha256, frozen_matrices, hold_frozen, read_frozen
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 from toque.models.lora.quantised import Form, Int8
 
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ def folder(tmp_path: Path, kind: str) -> Path:
 
 def adapted(model: PreTrainedModel) -> PreTrainedModel:
     grow_vocabulary(model, 63)
-    attach(model, resolve(model, kind="lora", r=4, tokens=(61, 62)), base="nowhere", seed=3)
+    attach(model, AdapterConfig(r=4, dropout=0.0), base="nowhere", seed=3, tokens=(61, 62))
     return model
 
 

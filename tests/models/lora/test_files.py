@@ -11,6 +11,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load, save
 
+import tiny
+from toque.config.schema_methods import AdapterConfig
+from toque.models.lora.adapter_files import write_adapter
+from toque.models.lora.layers import attach
 from toque.storage.array_headers import with_sorted_metadata
 from toque.storage.atomic import sha256_of
 
@@ -18,32 +22,31 @@ WRITE = """
 import sys
 from pathlib import Path
 
-import tiny
-from toque.models.lora.adapter_files import write_adapter
-from toque.models.lora.layers import attach, resolve
+from models.lora.test_files import write
 
-model = tiny.make(sys.argv[1])
-attach(model, resolve(model, kind="lora", r=2, target_modules="auto"), base="nowhere", seed=3)
-for name in ("a", "b"):
-    folder = Path(sys.argv[2]) / name
-    folder.mkdir()
-    write_adapter(model, folder, base_hash="c0ffee")
+write(Path(sys.argv[1]))
 """
 
 
+def write(folder: Path) -> None:
+    """An adapter whose configuration names more modules than a set keeps in order."""
+    model = tiny.make("t5")
+    attach(model, AdapterConfig(r=2, target_modules="all"), base="nowhere", seed=3)
+    folder.mkdir()
+    write_adapter(model, folder, base_hash="c0ffee")
+
+
 def test_fault_61_equal_adapters_are_equal_files(tmp_path: Path) -> None:
-    found = []
-    for number in range(2):
-        (tmp_path / str(number)).mkdir()
-        path = os.pathsep.join([*sys.path, str(Path(__file__).parent.parent.parent)])
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(number)}
-        words = [sys.executable, "-c", WRITE, "t5", str(tmp_path / str(number))]
-        subprocess.run(words, env=environment, check=True)
-        for folder in sorted((tmp_path / str(number)).iterdir()):
-            found.append({file.name: sha256_of(file) for file in folder.iterdir()})
+    write(tmp_path / "here")
+    path = os.pathsep.join([*sys.path, str(Path(__file__).parent.parent.parent)])
+    words = [sys.executable, "-c", WRITE, str(tmp_path / "another process")]
+    subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, check=True)
+    found = [
+        {file.name: sha256_of(file) for file in folder.iterdir()} for folder in tmp_path.iterdir()
+    ]
     assert sorted(found[0]) == ["adapter_config.json", "adapter_model.safetensors"]
-    assert found == [found[0]] * 4
-    with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
+    assert found == [found[0]] * 2
+    with safe_open(tmp_path / "here/adapter_model.safetensors", framework="pt") as file:
         assert file.metadata()["toque_base_sha256"] == "c0ffee"
 
 

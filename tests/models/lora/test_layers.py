@@ -19,6 +19,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from tiny import KINDS
+from toque.config.schema_methods import AdapterConfig
 from toque.errors import CheckpointError, ConfigError
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.loss import loss_sum
@@ -33,7 +34,7 @@ from toque.models.lora.adapter_files import (
     use_adapter,
 )
 from toque.models.lora.frozen import base_sha256, hold_frozen
-from toque.models.lora.layers import AdapterShape, attach, is_linear, refuse_unreached, resolve
+from toque.models.lora.layers import attach, refuse_unreached
 from written import generate
 
 NEW = (59, 60)
@@ -45,19 +46,19 @@ def trained(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def adapter_parameters(model: PreTrainedModel, shape: AdapterShape) -> int:
+def adapter_parameters(model: PreTrainedModel, kind: str, r: int) -> int:
     """r (in + out) for each adapted layer, DoRA's `out` more; a row of each table for each token.
 
     FLAN-T5-large, r = 16 on q and v: 16 * 2048 * 144 = 4.72 million.
     """
     total = 0
-    for name, module in model.named_modules():
-        if name.rsplit(".", 1)[-1] in shape.targets and is_linear(module):
-            sides = module.weight.shape
-            n_out = sides[1 if isinstance(module, Conv1D) else 0]
-            total += shape.r * sum(sides) + (n_out if shape.kind == "dora" else 0)
-    table, head = model.get_input_embeddings().weight, model.get_submodule("lm_head").weight
-    return total + table.shape[1] * len(shape.tokens) * (1 if head is table else 2)
+    for module in model.modules():
+        if hasattr(module, "lora_A"):
+            weight = module.get_base_layer().weight
+            n_out = weight.shape[1 if isinstance(module.get_base_layer(), Conv1D) else 0]
+            total += r * sum(weight.shape) + (n_out if kind == "dora" else 0)
+    rows = sum(map(len, (model.peft_config["default"].trainable_token_indices or {}).values()))
+    return total + rows * model.config.hidden_size
 
 
 def disturb(model: PreTrainedModel, seed: int = 1) -> None:
@@ -70,8 +71,8 @@ def disturb(model: PreTrainedModel, seed: int = 1) -> None:
 
 def adapted(tiny, name, *, tokens=NEW, targets="auto") -> PreTrainedModel:
     model = tiny(name)
-    shape = resolve(model, kind="lora", r=4, target_modules=targets, tokens=tokens)
-    attach(model, shape, base="nowhere", seed=3)
+    adapter = AdapterConfig(r=4, dropout=0.0, target_modules=targets)
+    attach(model, adapter, base="nowhere", seed=3, tokens=tokens)
     return model
 
 
@@ -88,50 +89,46 @@ def saved(
     """A trained adapter of a new model of `kind`, written to the folder `to`."""
     model = tiny(kind)
     digest = base_sha256(model)
-    attach(model, resolve(model, kind=variant, r=r, tokens=tokens), base=str(base_folder), seed=3)
+    attach(
+        model,
+        AdapterConfig(kind=variant, r=r, dropout=0.0),
+        base=str(base_folder),
+        seed=3,
+        tokens=tokens,
+    )
     assert base_sha256(model) == digest  # attaching changes no weight of the model
     disturb(model, seed)
     save_adapter(model, base_folder, to, card="", base_hash=digest)
     return model.eval()
 
 
-@pytest.mark.parametrize(("r", "million", "share"), [(16, 4.72, 0.0060), (8, 2.36, 0.0030)])
-def test_the_sizes_of_flan_t5_large(r, million, share):
+@pytest.mark.parametrize(
+    ("width", "inner", "heads", "r"), [(1024, 2816, 16, 16), (2048, 5120, 32, 8)]
+)
+def test_the_sizes_of_flan_t5_large_and_xl(width, inner, heads, r):
+    """A model of 3B gets a smaller rank."""
     with torch.device("meta"):
         config = T5Config(
-            d_model=1024, d_kv=64, d_ff=2816, num_layers=24, num_heads=16, vocab_size=32128,
+            d_model=width, d_kv=64, d_ff=inner, num_layers=24, num_heads=heads, vocab_size=32128,
             feed_forward_proj="gated-gelu",
         )  # fmt: skip
         model = T5ForConditionalGeneration(config)
-    shape = resolve(model, kind="lora", r=r)
-    count = adapter_parameters(model, shape)
-    assert count / 1e6 == pytest.approx(million, abs=0.005)
-    whole = sum(p.numel() for p in model.parameters()) + 32128 * 1024  # FLAN's own head
-    assert count / whole == pytest.approx(share, abs=0.00005)
-
-
-def test_a_model_of_3b_gets_a_smaller_rank():
-    with torch.device("meta"):
-        config = T5Config(
-            d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_heads=32, vocab_size=32128,
-            feed_forward_proj="gated-gelu",
-        )  # fmt: skip
-        model = T5ForConditionalGeneration(config)
-    shape = resolve(model, kind="lora")
-    assert (shape.r, shape.alpha) == (8, 16)
-    assert adapter_parameters(model, shape) / 1e6 == pytest.approx(4.72, abs=0.005)
+        attach(model, AdapterConfig(), base="nowhere", seed=1)
+    assert (model.peft_config["default"].r, model.peft_config["default"].lora_alpha) == (r, 2 * r)
+    assert parameter_counts(model).trainable / 1e6 == pytest.approx(4.72, abs=0.005)
 
 
 @each_family
 @pytest.mark.parametrize("variant", ["lora", "dora", "rslora"])
-def test_predicted_and_real_size_agree_and_training_starts_from_the_model(kind, tiny, variant):
-    plain = tiny(kind)
-    shape = resolve(plain, kind=variant, r=3, target_modules="all", tokens=NEW)
-    before, predicted = sample_logits(plain), adapter_parameters(plain, shape)
-    attach(plain, shape, base="nowhere", seed=3)
-    assert sum(p.numel() for p in trained(plain).values()) == predicted
-    assert parameter_counts(plain).trainable == predicted
-    torch.testing.assert_close(sample_logits(plain), before, rtol=1e-5, atol=1e-5)
+def test_training_starts_from_the_model_with_as_many_weights_as_the_paper_says(kind, tiny, variant):
+    model = tiny(kind)
+    before = sample_logits(model)
+    adapter = AdapterConfig(kind=variant, r=3, dropout=0.0, target_modules="all")
+    attach(model, adapter, base="nowhere", seed=3, tokens=NEW)
+    predicted = adapter_parameters(model, variant, 3)
+    assert sum(p.numel() for p in trained(model).values()) == predicted
+    assert parameter_counts(model).trainable == predicted
+    torch.testing.assert_close(sample_logits(model), before, rtol=1e-5, atol=1e-5)
 
 
 @each_family
@@ -169,7 +166,7 @@ def test_an_adapter_that_nothing_reaches_is_named(tiny, packed, some_examples):
 
 def test_unknown_targets_are_refused_with_those_there_are(tiny):
     with pytest.raises(ConfigError) as error:
-        resolve(tiny("gpt2"), kind="lora", target_modules=("q_proj",))
+        attach(tiny("gpt2"), AdapterConfig(target_modules=("q_proj",)), base="nowhere", seed=3)
     assert "q_proj" in str(error.value)
     assert "c_attn, c_fc, c_proj" in str(error.value)
 

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from tiny import make, pack
+from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.activation_checkpointing import recompute_blocks
 from toque.models.forward.loss import loss_sum
 from toque.models.lora.frozen import hold_frozen
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 from toque.models.lora.quantised import (
     FormName,
     Outlined,
@@ -84,7 +85,7 @@ def test_an_outline_has_the_bytes_of_the_real_one(name):
 
 def quantised(kind: str, name: FormName | None, dtype: torch.dtype = torch.float32):
     model = make(kind)
-    attach(model, resolve(model, kind="lora", r=4), base="nowhere", seed=3)
+    attach(model, AdapterConfig(r=4, dropout=0.0), base="nowhere", seed=3)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for p in model.parameters():

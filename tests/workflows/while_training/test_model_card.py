@@ -8,6 +8,7 @@ import pytest
 
 from tiny import model_of
 from toque.config import load_config
+from toque.config.schema_methods import AdapterConfig
 from toque.data.store.store_manifest import (
     Records,
     SourceEntry,
@@ -18,7 +19,7 @@ from toque.data.store.store_manifest import (
 )
 from toque.evaluation.bootstrap import Estimate
 from toque.models.loading.provenance import Provenance
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 from toque.runs.history import RunHistory
 from toque.training.callbacks import Goal
 from toque.units import Progress
@@ -103,7 +104,7 @@ def test_a_run_that_measured_all() -> None:
 def test_what_auto_came_to_is_said() -> None:
     config = load_config("recipe-t5-xl-lora", ["adapter.r=auto", "model.family=auto"]).config
     model = model_of("llama")
-    attach(model, resolve(model, kind="lora"), base="a/base", seed=1)
+    attach(model, AdapterConfig(dropout=0.0), base="a/base", seed=1)
     card = model_card(as_used(config, model), RECIPES, manifest(), finished())
     assert "| adapter | lora, r 16 |" in card
     assert "tags: [toque, llama]" in card

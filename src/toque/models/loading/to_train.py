@@ -21,7 +21,7 @@ from toque.models.loading.pretrained import (
     matrix_of,
 )
 from toque.models.lora.frozen import base_sha256, hold_frozen, read_frozen
-from toque.models.lora.layers import attach, resolve
+from toque.models.lora.layers import attach
 from toque.models.lora.quantised import form_named
 
 
@@ -155,17 +155,10 @@ def add_adapter(
         ConfigError: unknown target modules.
     """
     marker = () if tokens.newline_id is None else (tokens.newline_id,)
-    shape = resolve(
-        model,
-        kind=adapter.kind,
-        r=None if adapter.r == "auto" else adapter.r,
-        alpha=None if adapter.alpha == "auto" else adapter.alpha,
-        dropout=adapter.dropout,
-        target_modules=adapter.target_modules,
-        tokens=sorted({*marker, *range(base_rows, tokens.vocab_size)}),
-    )
+    new = sorted({*marker, *range(base_rows, tokens.vocab_size)})
     folder = Path(base).expanduser()
-    attach(model, shape, base=str(folder.resolve()) if folder.is_dir() else base, seed=seed)
+    named = str(folder.resolve()) if folder.is_dir() else base
+    attach(model, adapter, base=named, seed=seed, tokens=new)
 
 
 def _fit(

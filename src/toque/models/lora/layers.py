@@ -12,19 +12,18 @@ takes it as before; adapter parameters are named `...lora_A.default.weight` and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.models.families import embedding, family_of
 from toque.models.lora.quantised import silence_bitsandbytes
 
-AdapterKind = Literal["lora", "dora", "rslora"]
 ADAPTER: Final = "default"
 """peft's name for the one adapter that is trained."""
 LARGE: Final = 2_500_000_000
@@ -39,91 +38,48 @@ _ATTENTION: Final = {
 """Modules of `target_modules: auto`: the projections of Hu et al. 2021, section 7.1."""
 
 
-@dataclass(frozen=True)
-class AdapterShape:
-    """Kind, rank, scale and targets of an adapter; `resolve` makes one that fits a model."""
-
-    kind: AdapterKind
-    r: int
-    alpha: float
-    dropout: float
-    targets: tuple[str, ...]
-    """Last parts of the names of the linear layers that are adapted."""
-    tokens: tuple[int, ...] = ()
-    """Token ids whose embedding (and output) rows are trained too, without the other rows."""
-
-
-def resolve(
+def attach(
     model: PreTrainedModel,
+    adapter: AdapterConfig,
     *,
-    kind: AdapterKind,
-    r: int | None = None,
-    alpha: float | None = None,
-    dropout: float = 0.0,
-    target_modules: Sequence[str] | Literal["auto", "all"] = "auto",
+    base: str,
+    seed: int,
     tokens: Sequence[int] = (),
-) -> AdapterShape:
-    """The adapter for this model, its open choices made.
-
-    Args:
-        model: What is to be adapted.
-        kind: lora, dora or rslora.
-        r: Rank; None for 16, and 8 for a model of 3B parameters or more.
-        alpha: Scale; None for 2 r.
-        dropout: Of the adapter's inputs.
-        target_modules: Last parts of module names; auto for the family's attention projections,
-            all for every linear layer but the output head.
-        tokens: Ids that are new to the model. A T5 with an output head of its own cannot train
-            rows of its embedding alone; there they stay as they are.
-
-    Raises:
-        ConfigError: no linear layer bears a name of `target_modules`; those that exist are named.
-    """
-    large = sum(p.numel() for p in model.parameters()) >= LARGE
-    rank = r if r is not None else (8 if large else 16)
-    return AdapterShape(
-        kind=kind,
-        r=rank,
-        alpha=alpha if alpha is not None else 2 * rank,
-        dropout=dropout,
-        targets=_targets(model, target_modules),
-        tokens=tuple(tokens) if can_train_tokens(model) else (),
-    )
-
-
-def attach(model: PreTrainedModel, shape: AdapterShape, *, base: str, seed: int) -> None:
+) -> None:
     """Freeze `model` and put an adapter into it; the same seed gives the same A.
 
     Args:
         model: Changed in place.
-        shape: From `resolve`.
+        adapter: Its settings; r auto is 16, and 8 for a model of 3B parameters or more.
         base: What adapter_config.json says it was trained on: a folder or hub name.
         seed: Of the matrices A, which are drawn as `nn.Linear` draws its weights.
+        tokens: Ids that are new to the model, whose embedding (and output) rows are trained too.
+            A T5 with an output head of its own cannot train single rows; there they stay.
+
+    Raises:
+        ConfigError: no linear layer bears a name of `target_modules`; those that exist are named.
     """
-    peft = _peft()
-    training = model.training
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        peft.inject_adapter_in_model(peft_config(model, shape, base=base), model, ADAPTER)
-    model.train(training)
-
-
-def peft_config(model: PreTrainedModel, shape: AdapterShape, *, base: str) -> Any:
-    """The peft configuration of `shape`, as adapter_config.json holds it."""
-    family = family_of(model.config)
-    return _peft().LoraConfig(
-        r=shape.r,
-        lora_alpha=shape.alpha,
-        lora_dropout=shape.dropout,
-        target_modules=list(shape.targets),
-        use_dora=shape.kind == "dora",
-        use_rslora=shape.kind == "rslora",
+    peft, family = _peft(), family_of(model.config)
+    large = sum(p.numel() for p in model.parameters()) >= LARGE
+    rank = (8 if large else 16) if adapter.r == "auto" else adapter.r
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank if adapter.alpha == "auto" else adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=_targets(model, adapter.target_modules),
+        use_dora=adapter.kind == "dora",
+        use_rslora=adapter.kind == "rslora",
         # GPT-2's Conv1D stores its matrix transposed.
         fan_in_fan_out=family.name == "gpt2",
-        trainable_token_indices=_token_tables(model, shape.tokens),
+        trainable_token_indices=_token_tables(model, tokens),
         task_type="SEQ_2_SEQ_LM" if family.is_encoder_decoder else "CAUSAL_LM",
         base_model_name_or_path=base,
     )
+    training = model.training
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(config, model, ADAPTER)
+    model.train(training)
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -153,19 +109,7 @@ def refuse_unreached(model: nn.Module) -> None:
         )
 
 
-def can_train_tokens(model: PreTrainedModel) -> bool:
-    """True if single rows of the embedding can be trained, here and with peft alone.
-
-    Not in a T5 with an untied head: encoder and decoder each hold the table, and peft would give
-    them two sets of rows that cannot be merged into one.
-    """
-    tied = model.get_submodule("lm_head").weight is embedding(model)
-    return tied or family_of(model.config).name != "t5"
-
-
-def _targets(
-    model: PreTrainedModel, asked: Sequence[str] | Literal["auto", "all"]
-) -> tuple[str, ...]:
+def _targets(model: PreTrainedModel, asked: Sequence[str] | Literal["auto", "all"]) -> list[str]:
     there = sorted(
         {
             name.rsplit(".", 1)[-1]
@@ -174,8 +118,8 @@ def _targets(
         }
     )
     if asked == "all":
-        return tuple(there)
-    names = _ATTENTION[family_of(model.config).name] if asked == "auto" else tuple(asked)
+        return there
+    names = _ATTENTION[family_of(model.config).name] if asked == "auto" else asked
     unknown = [name for name in names if name not in there]
     if unknown:
         raise ConfigError(
@@ -183,18 +127,20 @@ def _targets(
             f" model has no linear layer of that name. It has {', '.join(there)}. Use some of "
             "these, auto, or all."
         )
-    return names
+    return list(names)
 
 
 def _token_tables(model: PreTrainedModel, tokens: Sequence[int]) -> dict[str, list[int]] | None:
     """Last parts of the tables' names -> the trained rows; None for none."""
-    if not tokens:
-        return None
     inputs = model.get_input_embeddings()
+    tied = model.get_submodule("lm_head").weight is embedding(model)
+    # In a T5 with an untied head, encoder and decoder each hold the table, and peft would give them
+    # two sets of rows that cannot be merged into one.
+    if not tokens or (family_of(model.config).name == "t5" and not tied):
+        return None
     name = next(n for n, module in model.named_modules() if module is inputs)
     tables = {name.rsplit(".", 1)[-1]: list(tokens)}
-    head = model.get_submodule("lm_head")
-    if head.weight is not cast("nn.Embedding", inputs).weight:  # a shared one follows by itself
+    if not tied:  # a shared one follows by itself
         tables["lm_head"] = list(tokens)
     return tables
 
