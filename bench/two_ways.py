@@ -71,7 +71,7 @@ class Bench:
         self.runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
         self.model = build_language_model(config, store).to(self.runtime.device)
         self.stock = {module: type(module) for module in self.model.modules()}
-        self.exchanged = use_cpu_layers(self.model, self.runtime.precision)
+        self.exchanged = use_cpu_layers(self.model)
         self.model.train()
         stream = self.stream = build_stream(config, store, self.model)
         self.arithmetic = arithmetic_of(self.model, stream)

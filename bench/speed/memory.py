@@ -92,7 +92,7 @@ def ours(examples: Path, *, rows: int, precision: str) -> dict[str, Any]:
     fuse_activations(model)
     pairs = Pairs(examples, tokenizer)
     runtime = Runtime.detect(device="cpu", precision="bf16" if precision == "bf16" else "float32")
-    use_cpu_layers(model, runtime.precision)
+    use_cpu_layers(model)
     optimizer = build_optimizer(model)
     lengths = np.array([[len(p), len(t)] for p, t in pairs.ids])
     row = choose_shape(lengths[:, 0], lengths[:, 1], encoder=True)

@@ -163,7 +163,7 @@ def _model(shape: dict[str, Any]) -> torch.nn.Module:
         family="gpt2", shape=shape | none, vocab_size=VOCABULARY, pad_id=0, eos_id=1, bos_id=None,
         seed=1,
     )  # fmt: skip
-    use_cpu_layers(model, "float32")
+    use_cpu_layers(model)
     return model.train()
 
 

@@ -84,7 +84,7 @@ def run_of(
     model = model_of(family, seed=5, shape=shape_of(family, dropout=0.0)).train()
     if weights == "lora":
         attach(model, AdapterConfig(r=4, dropout=0.0), base="tiny", seed=3)
-    use_cpu_layers(model, "float32")
+    use_cpu_layers(model)
     runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
     sharing, seen = shared(model, strategy, ranks), Numbers(stop_at)
     trainer = small_trainer(

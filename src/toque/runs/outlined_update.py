@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
-from toque.models.forward.bf16_linear import copies_of
+from toque.models.forward.cpu_linear import copies_of
 from toque.models.forward.cross_entropy import cross_entropy_sum, usual_chunk_rows
 from toque.models.forward.grouped_attention import causal_mask
 from toque.models.forward.outline import CpuPlans, OutlinedRows, Where, outlined_hidden
@@ -325,7 +325,7 @@ def _step_bytes(
 
 
 def _copies(model: nn.Module) -> int:
-    """Bytes of the 16-bit copies that layers keep (`models.forward.bf16.weights`)."""
+    """Bytes of the 16-bit copies that layers keep (`models.forward.cpu_linear`)."""
     found: dict[int, int] = {}
     for module in model.modules():
         stacked = getattr(vars(module).get("_toque_stacked"), "copy", None)

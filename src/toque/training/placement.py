@@ -203,9 +203,9 @@ def optimise(
         stock_activations(model)
     if on.dropout:
         use_fast_dropout(model)
-    if on.layers:
-        # Copies of weights in 16 bits would be as large as the parts that are gathered.
-        use_cpu_layers(model, "float32" if sharded else runtime.precision)
+    # Copies of weights in 16 bits would be as large as the parts that are gathered.
+    if on.layers and not (sharded and runtime.precision == "bf16"):
+        use_cpu_layers(model)
 
 
 def attention_in(model: PreTrainedModel, runtime: Runtime) -> Choice:

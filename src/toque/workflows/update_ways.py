@@ -434,7 +434,7 @@ class _Ways:
             return Outcome("packed rows, 16 bits", "skipped", reason="this run is in float32")
         if runtime.scaler is not None:
             runtime = replace(runtime, scaler=None)  # gradients would come scaled
-        use_cpu_layers(self.model, runtime.precision)
+        use_cpu_layers(self.model)
         how = "float32 by oneDNN" if runtime.precision == "float32" else runtime.precision
         return self.compared(f"packed rows, {how}", runtime=runtime)
 

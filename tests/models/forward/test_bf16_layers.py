@@ -9,10 +9,14 @@ import torch
 
 from toque.config.schema_methods import AdapterConfig
 from toque.models.forward import varlen_attention
-from toque.models.forward.bf16_head import add_in_pieces, even_chunks, input_gradient
-from toque.models.forward.bf16_layers import use_bf16_layers
-from toque.models.forward.bf16_linear import bf16_copy, copies_of, padded_copy, padded_length
-from toque.models.forward.cross_entropy import cross_entropy_sum
+from toque.models.forward.cpu_layers import use_cpu_layers
+from toque.models.forward.cpu_linear import bf16_copy, copies_of, padded_copy, padded_length
+from toque.models.forward.cross_entropy import (
+    add_in_pieces,
+    cross_entropy_sum,
+    even_chunks,
+    input_gradient,
+)
 from toque.models.forward.grouped_attention import groups_of
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import embed_both, position_bias
@@ -45,7 +49,7 @@ def test_loss_and_gradients_are_as_near_to_float32_as_autocasts(
     model = tiny(kind)
     exact, exact_grads = loss_and_gradients(model, batch, bf16=False)
     theirs, their_grads = loss_and_gradients(model, batch, bf16=True)
-    assert use_bf16_layers(model) > 0
+    assert use_cpu_layers(model) > 0
     ours, our_grads = loss_and_gradients(model, batch, bf16=True)
     assert our_grads.keys() == exact_grads.keys()
     assert abs(ours - exact) < max(2 * abs(theirs - exact), 2e-3 * exact)
@@ -62,7 +66,7 @@ def test_attention_and_gates_are_computed_by_our_own_layers(
 
     monkeypatch.setattr(varlen_attention, "_attend", not_ours)
     model, made = tiny(family_kind), some_examples(5)
-    use_bf16_layers(model)
+    use_cpu_layers(model)
     loss_and_gradients(model, packed(family_kind, [made[:2], made[2:]]), bf16=True)
     gated = [m for m in model.modules() if hasattr(m, "gate_proj") or hasattr(m, "wi_1")]
     assert all("_toque_stacked" in module.__dict__ for module in gated)
@@ -72,7 +76,7 @@ def test_float32_keeps_its_bits(kind, tiny, some_examples, packed):
     model, made = tiny(kind), some_examples(5)
     batch = packed(kind, [made[:2], made[2:]])
     before = loss_and_gradients(model, batch, bf16=False)
-    use_bf16_layers(model)
+    use_cpu_layers(model)
     after = loss_and_gradients(model, batch, bf16=False)
     assert before[0] == after[0]
     assert all(torch.equal(before[1][name], after[1][name]) for name in before[1])
@@ -81,7 +85,7 @@ def test_float32_keeps_its_bits(kind, tiny, some_examples, packed):
 def test_splitting_rows_sums_to_the_same(family_kind, tiny, some_examples, packed):
     model, made = tiny(family_kind), some_examples(8)
     batch = packed(family_kind, [made[:3], made[3:6], made[6:]])
-    use_bf16_layers(model)
+    use_cpu_layers(model)
     whole, whole_grads = loss_and_gradients(model, batch, bf16=True)
     parts = [loss_and_gradients(model, part, bf16=True) for part in batch.split(1)]
     assert sum(loss for loss, _ in parts) == pytest.approx(whole, rel=2e-3)
@@ -92,7 +96,7 @@ def test_splitting_rows_sums_to_the_same(family_kind, tiny, some_examples, packe
 def test_dropout_draws_by_the_seed_and_keeps_the_mean(tiny, some_examples, packed):
     model, made = tiny("t5-v1.1"), some_examples(5)
     batch = packed("t5-v1.1", [made[:2], made[2:]])
-    use_bf16_layers(model)
+    use_cpu_layers(model)
     quiet, _ = loss_and_gradients(model, batch, bf16=True)
     model.train()
     losses = []
@@ -113,7 +117,7 @@ def test_an_adapter_trains_and_the_base_gets_no_gradient(family_kind, tiny, some
             if ".lora_B." in name:
                 parameter.fill_(0.01)
     _, exact = loss_and_gradients(model, batch, bf16=True)
-    use_bf16_layers(model)
+    use_cpu_layers(model)
     _, found = loss_and_gradients(model, batch, bf16=True)
     assert found.keys() == exact.keys()
     assert all(".lora_" in name for name in found)
@@ -219,7 +223,7 @@ def test_both_sides_of_a_t5_are_looked_up_alike(tiny, bf16):
 def test_updates_reach_the_copies(tiny, some_examples, packed, in_one):
     model, made = tiny("llama"), some_examples(5)
     batch = packed("llama", [made[:2], made[2:]])
-    use_bf16_layers(model)
+    use_cpu_layers(model)
     before, _ = loss_and_gradients(model, batch, bf16=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, fused=in_one)
     Runtime().optimizer_step(optimizer, lr=1e-2, only_if=torch.tensor(True))

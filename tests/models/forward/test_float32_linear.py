@@ -9,7 +9,8 @@ from transformers.pytorch_utils import Conv1D
 
 from toque.config.schema_methods import AdapterConfig
 from toque.models import onednn
-from toque.models.forward import cpu_layers
+from toque.models.forward import cpu_linear
+from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.cross_entropy import cross_entropy_sum
 from toque.models.forward.loss import loss_sum
 from toque.models.lora.layers import attach
@@ -20,7 +21,7 @@ def _anywhere(monkeypatch):
     """The rule says yes on this machine too, if its torch has oneDNN at all."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
-    for module in (onednn, cpu_layers):
+    for module in (onednn, cpu_linear):
         monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
 
 
@@ -39,7 +40,7 @@ def test_a_layer_and_its_gradients(kind, rows):
     before = layer(states)
     exact = gradients_of((before * slope).sum(), wanted)
     holder = nn.Sequential(layer)
-    assert cpu_layers.use_float32_layers(holder) == 1
+    assert use_cpu_layers(holder) == 1
     after = layer(states)
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
     for found, was in zip(gradients_of((after * slope).sum(), wanted), exact, strict=True):
@@ -53,7 +54,7 @@ def test_loss_and_gradients_of_a_packed_batch(kind, tiny, some_examples, packed)
     for swap in (False, True):
         model = tiny(kind)
         if swap:
-            assert cpu_layers.use_cpu_layers(model, "float32") > 0
+            assert use_cpu_layers(model) > 0
         loss = loss_sum(model, batch)
         torch.autograd.backward(loss)
         results.append((float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}))
@@ -67,7 +68,7 @@ def test_loss_and_gradients_of_a_packed_batch(kind, tiny, some_examples, packed)
 def test_an_adapter_trains_and_the_base_does_not(family_kind, tiny, some_examples, packed):
     model, made = tiny(family_kind), some_examples(4)
     attach(model, AdapterConfig(r=4, dropout=0.0), base="tiny", seed=0)
-    cpu_layers.use_cpu_layers(model, "float32")
+    use_cpu_layers(model)
     torch.autograd.backward(loss_sum(model, packed(family_kind, [made[:2], made[2:]])))
     for name, parameter in model.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
@@ -84,14 +85,14 @@ def test_the_head_in_chunks(monkeypatch, chunk_rows):
         return loss, *gradients_of(loss, [hidden, weight])
 
     fast = found()
-    monkeypatch.setattr(cpu_layers, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(cpu_linear, "onednn_is_faster", lambda: False)
     for one, other in zip(fast, found(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_autocast_and_doubles_go_the_usual_way():
     layer = nn.Sequential(nn.Linear(8, 8))
-    cpu_layers.use_float32_layers(layer)
+    use_cpu_layers(layer)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(2, 8)).dtype == torch.bfloat16
     assert layer.double()(torch.randn(2, 8).double()).dtype == torch.float64

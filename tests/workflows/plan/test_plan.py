@@ -15,7 +15,7 @@ import toque
 from toque.cli.app import main
 from toque.config import load_config
 from toque.errors import ConfigError
-from toque.models.forward.bf16_layers import use_bf16_layers
+from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.grouped_attention import causal_mask
 from toque.models.forward.loss import loss_sum
@@ -43,7 +43,7 @@ def made(family: str, precision: str) -> torch.nn.Module:
     )
     use_fast_dropout(model)
     if precision == "bf16":
-        use_bf16_layers(model)
+        use_cpu_layers(model)
     return model
 
 

@@ -1,7 +1,7 @@
-"""The layers that a CPU computes fastest in a run's precision; float32's are here.
+"""Layers that a CPU computes fastest, and their exchange; but for linear ones, in bfloat16.
 
-Linear layers in float32 go by oneDNN where that is faster than torch's own library, see
-`models/onednn.py`: on such a processor a float32 update takes about half the time.
+Within bfloat16 autocast norms write 16 bits, gates and attention read the products of layers that
+share an input as one tensor, to the end. Elsewhere the layers are what they were.
 """
 
 from __future__ import annotations
@@ -11,106 +11,313 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from transformers.activations import SiLUActivation
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from transformers.models.t5.modeling_t5 import T5Attention, T5DenseGatedActDense, T5LayerNorm
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.forward.bf16_layers import use_bf16_layers
-from toque.models.onednn import onednn_is_faster, product
+from toque.models.forward.cpu_linear import (
+    CpuConv1D,
+    CpuLinear,
+    in_bf16,
+    is_plain,
+    one_product,
+    product_of,
+)
+from toque.models.forward.varlen_attention import attend_packed
+
+_LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward
 
 
-def by_onednn(device: torch.device) -> bool:
-    """True if float32 products go by oneDNN now: on such a CPU, outside autocast and compiling."""
-    return (
-        device.type == "cpu"
-        and onednn_is_faster()
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-    )
-
-
-class _Product(torch.autograd.Function):
-    """x @ W.T + b, or x @ W + b for a weight [I, O] as GPT-2's layers hold it."""
+class _RmsNorm(torch.autograd.Function):
+    """w * x / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4)."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        values: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        transposed: bool,  # noqa: FBT001  # autograd functions take arguments by position
-    ) -> Tensor:
-        flat = values.reshape(-1, values.shape[-1])
-        ctx.save_for_backward(flat, weight)
-        ctx.transposed = transposed
-        found = product(flat, weight.T if transposed else weight, bias)
-        return found.view(*values.shape[:-1], -1)
+    def forward(ctx: Any, values: Tensor, weight: Tensor, eps: float) -> Tensor:
+        # PyTorch's own squares all of `values` in a pass of its own.
+        scale = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = scale.square_().mul_(1.0 / len(weight)).add_(eps).rsqrt_()
+        ctx.save_for_backward(values, weight, scale)
+        normed: Tensor = (values * scale).mul_(weight)
+        return normed.to(torch.bfloat16)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        flat, weight = ctx.saved_tensors
-        wants = ctx.needs_input_grad
-        slope = grads[0].reshape(len(flat), -1)
-        back = of_weight = of_bias = None
-        if wants[0]:
-            back = product(slope, weight if ctx.transposed else weight.T)
-            back = back.view(*grads[0].shape[:-1], -1)
-        if wants[1]:
-            pair = (flat.T, slope.T) if ctx.transposed else (slope.T, flat.T)
-            of_weight = product(*pair)
-        if wants[2]:
-            of_bias = slope.sum(0)
-        return back, of_weight, of_bias, None
+        values, weight, scale = ctx.saved_tensors
+        slope, exact, factors = grads[0].float(), values.float(), weight.float()
+        # LayerNorm's kernel does it in one pass, told that the mean is zero. Its gradient lacks
+        # s * mean(g w), which came through the mean.
+        back, of_weight, _ = _LAYER_NORM_BACKWARD(
+            slope,
+            exact,
+            factors.shape,
+            torch.zeros_like(scale),
+            scale,
+            factors,
+            None,
+            [True, ctx.needs_input_grad[1], False],
+        )
+        through_mean = (slope @ factors).unsqueeze(-1).mul_(scale).mul_(1.0 / len(weight))
+        return back.add_(through_mean).to(values.dtype), of_weight, None
 
 
-def _fits(values: Tensor, weight: Tensor) -> bool:
-    both = values.dtype == weight.dtype == torch.float32
-    return both and values.numel() > 0 and by_onednn(values.device)
+def _normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    normed: Tensor = _RmsNorm.apply(hidden, weight, eps)  # type: ignore[no-untyped-call]
+    return normed
 
 
-class Float32Linear(nn.Linear):
-    """`nn.Linear`; its weights, names and what is saved stay the same."""
+class LlamaRMSNorm16(LlamaRMSNorm):
+    """Llama's norm, to bfloat16 where autocast asks for it."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        if not in_bf16(hidden_states):
+            return super().forward(hidden_states)
+        return _normed(hidden_states, self.weight, self.variance_epsilon)
+
+
+class T5LayerNorm16(T5LayerNorm):
+    """T5's norm, to bfloat16 where autocast asks for it."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        if not in_bf16(hidden_states):
+            return cast("Tensor", super().forward(hidden_states))  # type: ignore[no-untyped-call]
+        return _normed(hidden_states, self.weight, self.variance_epsilon)
+
+
+class LayerNorm16(nn.LayerNorm):
+    """`nn.LayerNorm`, to bfloat16 where autocast asks for it."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
-        """[..., I] -> [..., O]."""
-        if not _fits(input, self.weight):
-            return super().forward(input)
-        found = _Product.apply(input, self.weight, self.bias, False)  # type: ignore[no-untyped-call]
-        return cast("Tensor", found)
+        """[..., D] -> [..., D]."""
+        normed = super().forward(input)
+        return normed.to(torch.bfloat16) if in_bf16(input) else normed
 
 
-class Float32Conv1D(Conv1D):
-    """GPT-2's linear layer, the same."""
+_ATEN = torch.ops.aten
+
+
+class _Gate(torch.autograd.Function):
+    """act(a) * b of [..., a and b] (Shazeer 2020, arXiv 2002.05202, equation 6)."""
+
+    @staticmethod
+    def forward(ctx: Any, both: Tensor, gelu: bool) -> Tensor:  # noqa: FBT001  # by position
+        ctx.gelu = gelu
+        gate, up = both.chunk(2, -1)
+        active = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
+        ctx.save_for_backward(both, active)
+        return active * up
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        both, active = ctx.saved_tensors
+        gate, up = both.chunk(2, -1)
+        back = torch.empty_like(both)
+        of_gate, of_up = back.chunk(2, -1)
+        torch.mul(grads[0], active, out=of_up)
+        slope = grads[0] * up
+        if ctx.gelu:
+            _ATEN.gelu_backward.grad_input(slope, gate, approximate="tanh", grad_input=of_gate)
+        else:
+            _ATEN.silu_backward.grad_input(slope, gate, grad_input=of_gate)
+        return back, None
+
+
+class LlamaMLP16(LlamaMLP):
+    """Llama's feed-forward layer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., I] -> [..., O]."""
-        if not _fits(x, self.weight):
+        """[..., D] -> [..., D]."""
+        silu = isinstance(self.act_fn, (nn.SiLU, SiLUActivation))
+        if not (in_bf16(x) and silu and is_plain(self.gate_proj, self.up_proj)):
             return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
-        found = _Product.apply(x, self.weight, self.bias, True)  # type: ignore[no-untyped-call]
-        return cast("Tensor", found)
+        both = one_product(self, x, (self.gate_proj, self.up_proj))
+        return cast("Tensor", self.down_proj(_Gate.apply(both, False)))  # type: ignore[no-untyped-call]
+
+
+class T5DenseGatedActDense16(T5DenseGatedActDense):
+    """T5 v1.1's feed-forward layer."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        gelu = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
+        if not (in_bf16(hidden_states) and gelu and is_plain(self.wi_0, self.wi_1, self.wo)):
+            return cast("Tensor", super().forward(hidden_states))  # type: ignore[no-untyped-call]
+        both = one_product(self, hidden_states, (self.wi_0, self.wi_1))
+        hidden = _Gate.apply(both, True)  # type: ignore[no-untyped-call]
+        return cast("Tensor", self.wo(self.dropout(hidden)))
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotary positions of the first heads of [N, H, d], in place.
+
+    Su et al. 2021, arXiv 2104.09864, equation 34, on halves as transformers does: (a, b) becomes
+    (a cos - b sin, b cos + a sin), computed in float32. What is beyond the angles stays.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.heads = heads
+        ctx.mark_dirty(packed)
+        _rotate(packed, cos, sin, heads)
+        return packed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        back = grads[0].clone(memory_format=torch.contiguous_format)
+        _rotate(back, cos, -sin, ctx.heads)  # the other way round
+        return back, None, None, None
+
+
+def _rotate(packed: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
+    """Turn the first heads in place."""
+    turned = cos.shape[-1]
+    half = turned // 2
+    part = packed[:, :heads, :turned]
+    exact = part.float()
+    done = exact * cos[:, None]
+    done[..., :half].addcmul_(exact[..., half:], sin[:, None, :half], value=-1.0)
+    done[..., half:].addcmul_(exact[..., :half], sin[:, None, half:])
+    part.copy_(done)
+
+
+def _rotated(product: Tensor, size: int, heads: int, embeddings: tuple[Tensor, Tensor]) -> Tensor:
+    """Heads side by side [N, H * d] as [N, H, d], the first of them turned by their positions."""
+    cos, sin = (angles[0].float().contiguous() for angles in embeddings)
+    packed = product.view(len(product), -1, size)
+    turned: Tensor = _Rotate.apply(packed, cos, sin, heads)  # type: ignore[no-untyped-call]
+    return turned
+
+
+class GPT2Attention16(GPT2Attention):
+    """GPT-2's attention in a packed forward; anything else is transformers' own."""
+
+    def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        """[1, N, D] -> [1, N, D]."""
+        plan = kwargs.get("plan")
+        if plan is None or args or self.is_cross_attention or not in_bf16(hidden_states):
+            return super().forward(hidden_states, *args, **kwargs)
+        product = self.c_attn(hidden_states)[0].to(torch.bfloat16)
+        packed = product.view(len(product), -1, self.head_dim)
+        dropout = self.attn_dropout.p if self.training else 0.0
+        attended = attend_packed(self, packed, None, plan, scale=self.scaling, dropout=dropout)
+        return self.resid_dropout(self.c_proj(attended.view(1, len(product), -1))), None
+
+
+class GPTNeoXAttention16(GPTNeoXAttention):
+    """GPT-NeoX's attention in a packed forward; anything else is transformers' own."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """[1, N, D] -> [1, N, D]."""
+        plan, layer = kwargs.get("plan"), self.query_key_value
+        if plan is None or args or not (in_bf16(hidden_states) and type(layer) is CpuLinear):
+            return super().forward(hidden_states, *args, **kwargs)
+        # Each head's query, key and value stand together there; here all queries come first.
+        weight, bias = (
+            None if t is None else t.view(-1, 3, self.head_size, *t.shape[1:]).transpose(0, 1)
+            for t in (layer.weight, layer.bias)
+        )
+        product = product_of(
+            hidden_states[0],
+            weight.reshape(layer.weight.shape),
+            None if bias is None else bias.reshape(-1),
+        )
+        heads = 2 * (product.shape[1] // self.head_size // 3)
+        packed = _rotated(product, self.head_size, heads, kwargs["position_embeddings"])
+        dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
+        attended = attend_packed(self, packed, None, plan, scale=self.scaling, dropout=dropout)
+        return self.dense(attended.view(1, len(product), -1)), None
+
+
+class LlamaAttention16(LlamaAttention):
+    """Llama's attention in a packed forward; anything else is transformers' own."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """[1, N, D] -> [1, N, D]."""
+        plan, layers = kwargs.get("plan"), (self.q_proj, self.k_proj, self.v_proj)
+        if plan is None or args or not (in_bf16(hidden_states) and is_plain(*layers)):
+            return super().forward(hidden_states, *args, **kwargs)
+        product = one_product(self, hidden_states[0], layers)
+        n_queries, n_keys = (layer.out_features // self.head_dim for layer in layers[:2])
+        turned = n_queries + n_keys
+        packed = _rotated(product, self.head_dim, turned, kwargs["position_embeddings"])
+        if n_keys < n_queries:
+            packed = packed.index_select(1, _every_head(n_queries, n_keys))
+        dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
+        attended = attend_packed(self, packed, None, plan, scale=self.scaling, dropout=dropout)
+        return self.o_proj(attended.view(1, len(product), -1)), None
+
+
+class T5Attention16(T5Attention):
+    """T5's attention in a packed forward; anything else is transformers' own."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """[1, N, D] -> [1, N, D]."""
+        plan, states = kwargs.get("plan"), kwargs.get("key_value_states")
+        plain = in_bf16(hidden_states) and is_plain(self.q, self.k, self.v)
+        if plan is None or args or not plain:
+            return super().forward(hidden_states, *args, **kwargs)
+        size, others = self.key_value_proj_dim, None
+        if states is None:
+            product = one_product(self, hidden_states[0], (self.q, self.k, self.v))
+        else:
+            product = self.q(hidden_states[0])
+            others = one_product(self, states[0], (self.k, self.v))
+            others = others.view(len(others), -1, size)
+        attended = attend_packed(
+            self,
+            product.view(len(product), -1, size),
+            others,
+            plan,
+            scale=self.scaling,
+            dropout=self.dropout if self.training else 0.0,
+            bias=kwargs["position_bias"],
+        )
+        return self.o(attended.view(1, len(product), -1)), kwargs["position_bias"], None
+
+
+def _every_head(n_queries: int, n_keys: int) -> Tensor:
+    """The head of [queries, keys, values] that each query head reads: [3 * n_queries]."""
+    each = torch.arange(n_keys).repeat_interleave(n_queries // n_keys)
+    return torch.cat((torch.arange(n_queries), n_queries + each, n_queries + n_keys + each))
 
 
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: Float32Linear,
-    Conv1D: Float32Conv1D,
+    nn.Linear: CpuLinear,
+    Conv1D: CpuConv1D,
+    LlamaRMSNorm: LlamaRMSNorm16,
+    T5LayerNorm: T5LayerNorm16,
+    nn.LayerNorm: LayerNorm16,
+    LlamaMLP: LlamaMLP16,
+    T5DenseGatedActDense: T5DenseGatedActDense16,
+    LlamaAttention: LlamaAttention16,
+    T5Attention: T5Attention16,
+    GPT2Attention: GPT2Attention16,
+    GPTNeoXAttention: GPTNeoXAttention16,
 }
 
 
-def use_float32_layers(model: nn.Module) -> int:
-    """Exchange a model's linear layers for these where they are faster; returns how many."""
+def use_cpu_layers(model: nn.Module) -> int:
+    """Exchange layers of a model on a CPU; returns how many. Nothing changes elsewhere.
+
+    Weights, names and what is saved stay the same. Frozen weights that are bfloat16 already need no
+    copy.
+    """
     found = 0
-    for module in model.modules() if onednn_is_faster() else ():
+    for module in model.modules():
         other = _CLASSES.get(type(module))
-        if other is not None:
+        if other is not None and all(p.device.type == "cpu" for p in module.parameters()):
+            if isinstance(module, nn.Linear) and module.weight.dtype != torch.float32:
+                continue
             module.__class__ = other
             found += 1
     return found
-
-
-def use_cpu_layers(model: nn.Module, precision: str) -> int:
-    """Exchange layers of a model on a CPU; returns how many. Nothing changes elsewhere.
-
-    Args:
-        model: Its weights, their names and what is saved stay the same.
-        precision: Of the run's products: bf16 or float32.
-    """
-    return use_bf16_layers(model) if precision == "bf16" else use_float32_layers(model)

@@ -1,27 +1,23 @@
 """Fused linear cross-entropy in chunks: the logits of a whole batch never exist at once.
 
-Letters: N positions with a label, D hidden size, V vocabulary, C rows of one chunk.
+In bfloat16 on a CPU products are in 16 bits and the softmax in float32, block by block.
+
+Letters: N positions with a label, D hidden size, V vocabulary, C rows of one chunk, P the
+vocabulary padded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from toque.batch import IGNORE
-from toque.models.forward.bf16_head import (
-    CHUNKS,
-    add_in_pieces,
-    even_chunks,
-    input_gradient,
-    loss_and_slopes,
-)
-from toque.models.forward.bf16_linear import padded_copy, padded_length
-from toque.models.forward.cpu_layers import by_onednn
+from toque.models.forward.cpu_linear import by_onednn, padded_copy, padded_length
 from toque.models.onednn import product
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
@@ -30,6 +26,19 @@ _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 On a CPU the three products of 320 rows with GPT-2's head reach 82 GFLOP/s a core, those of 167
 (half of this) 72: each chunk reads all of the weight three times and its gradient once.
 """
+
+_CHUNKS: Final = 4
+"""A chunk of bfloat16 logits is so many times one of float32 logits and their gradient.
+
+It takes as many bytes as both, because the softmax's float32 block is small. The products of 1,344
+rows with GPT-2's head reach 770 GFLOP/s where those of 672 reach 720 (two Zen 5 cores), and the
+head's gradient, which each chunk adds to, is read and written less often.
+"""
+_BLOCK_ELEMENTS: Final = 1 << 21
+"""Elements of the softmax's float32 block: 8 MiB, which a cache keeps; 64 MiB take longer."""
+_COLUMNS: Final = 4096
+"""Columns of the slopes in one product with the matrix; 32,128 at once are a seventh slower."""
+_TINY: Final = 1e-30
 
 
 def usual_chunk_rows(vocab_size: int, device_type: str) -> int:
@@ -185,7 +194,7 @@ class _CrossEntropySum(torch.autograd.Function):
             matrix = padded_copy(weight) if rounded else weight.to(compute)
             labelled = _labelled(labels, n_labels)
             if rounded:
-                chunk_rows = even_chunks(len(labelled), CHUNKS * chunk_rows)
+                chunk_rows = even_chunks(len(labelled), _CHUNKS * chunk_rows)
             longest = min(chunk_rows, len(labelled))
             room = padded_length(longest) if rounded else 0 if fast else longest
             products = matrix.new_empty(room, len(matrix))
@@ -263,3 +272,96 @@ def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tup
 def _times(left: Tensor, right: Tensor, *, fast: bool, out: Tensor | None = None) -> Tensor:
     """`left @ right.T`; `fast` by oneDNN, which takes memory of its own in place of `out`."""
     return product(left, right) if fast else torch.mm(left, right.T, out=out)
+
+
+def even_chunks(n: int, usual: int) -> int:
+    """Rows of a chunk when `n` are divided evenly; at most a quarter more than `usual`.
+
+    A last chunk of few rows would cost a pass over the whole gradient of the weight for next to no
+    products.
+
+    >>> even_chunks(2272, 2176), even_chunks(2272, 1344), even_chunks(5, 1344)
+    (2272, 1136, 5)
+    """
+    chunks = max(1, -(-n // (usual + usual // 4)))
+    return max(1, -(-n // chunks))
+
+
+def loss_and_slopes(
+    chunk: Tensor,
+    matrix: Tensor,
+    targets: Tensor,
+    products: Tensor,
+    *,
+    bias: Tensor | None,
+    vocabulary: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy of a chunk, and its gradient by the logits: softmax minus one at the target.
+
+    Args:
+        chunk: [C, D] bfloat16, the head's inputs.
+        matrix: [P, D] bfloat16; rows from V on are zero.
+        targets: [C] int64.
+        products: [at least `padded_length(C)`, P] bfloat16, overwritten.
+        bias: [V] or None.
+        vocabulary: V.
+
+    Returns:
+        [] float32, the sum in nats; [R, D] the chunk with zeros below, as many rows as the slopes;
+        [R, P] the slopes in `products`, zero below the chunk's own and beside the vocabulary.
+    """
+    n = len(chunk)
+    padded = functional.pad(chunk, (0, 0, 0, padded_length(n) - n))
+    slopes = torch.mm(padded, matrix.T, out=products[: len(padded)])
+    slopes[n:] = 0.0
+    slopes[:, vocabulary:] = 0.0
+    loss = torch.zeros((), dtype=torch.float32)
+    rows = max(1, _BLOCK_ELEMENTS // vocabulary)
+    block = torch.empty(min(rows, n), vocabulary, dtype=torch.float32)
+    parts = (torch.split(tensor, rows) for tensor in (slopes[:n, :vocabulary], targets))
+    for raw, chosen in zip(*parts, strict=True):
+        logits = block[: len(raw)].copy_(raw)
+        if bias is not None:
+            logits += bias
+        column = chosen[:, None]
+        # In place: the kernel is done with a row's logits when it writes the row.
+        shares = torch.softmax(logits, 1, out=logits)
+        picked = shares.gather(1, column)
+        loss += _nats(picked.squeeze(1), raw, column, bias).sum()
+        raw.copy_(shares.scatter_(1, column, picked - 1.0))
+    return loss, padded, slopes
+
+
+def input_gradient(slopes: Tensor, matrix: Tensor) -> Tensor:
+    """`slopes @ matrix`, [R, P] and [P, D] to [R, D] float32."""
+    parts = (torch.split(slopes, _COLUMNS, 1), torch.split(matrix, _COLUMNS))
+    total = slopes.new_empty(len(slopes), matrix.shape[1], dtype=torch.float32)
+    for i, (slope, rows) in enumerate(zip(*parts, strict=True)):
+        add_in_pieces(total, torch.mm(slope, rows), first=i == 0)
+    return total
+
+
+def add_in_pieces(total: Tensor, part: Tensor, *, first: bool) -> None:
+    """`total += part`, float32 and bfloat16 of one shape; the first part sets it.
+
+    By pieces that a cache keeps: torch would first copy all of `part` to float32, for GPT-2's head
+    77 MB of fresh memory, whose first touch takes longer than the sum.
+    """
+    rows = max(1, _BLOCK_ELEMENTS // total.shape[1])
+    for whole, piece in zip(torch.split(total, rows), torch.split(part, rows), strict=True):
+        if first:
+            whole.copy_(piece)
+        else:
+            whole.add_(piece)
+
+
+def _nats(shares: Tensor, raw: Tensor, column: Tensor, bias: Tensor | None) -> Tensor:
+    """-log of the targets' shares [C]; from the logits again where a share is next to nothing."""
+    nats = -shares.log()
+    lost = (shares < _TINY).nonzero().squeeze(1)
+    if len(lost):
+        logits = raw[lost].float()
+        if bias is not None:
+            logits += bias
+        nats[lost] = -logits.log_softmax(1).gather(1, column[lost]).squeeze(1)
+    return nats

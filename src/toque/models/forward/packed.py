@@ -32,7 +32,7 @@ from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward import flex_attention as flex
 from toque.models.forward import varlen_attention as varlen
 from toque.models.forward.attention_choice import attention_of
-from toque.models.forward.bf16_linear import in_bf16, padded_length
+from toque.models.forward.cpu_linear import in_bf16, padded_length
 from toque.models.forward.varlen_attention import AttentionPlan, attending_by, spans
 
 

@@ -15,7 +15,7 @@ from toque.config import RunConfig
 from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.models.families import vocabulary_rows
-from toque.models.forward.bf16_layers import use_bf16_layers
+from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.outline import Where
 from toque.models.loading.from_scratch import KNOWN, known_model, outline_of
@@ -88,7 +88,7 @@ def outlined_model(
     if where == "cpu":
         use_fast_dropout(model)
         if precision == "bf16":
-            use_bf16_layers(model)
+            use_cpu_layers(model)
     return model
 
 

@@ -1,9 +1,12 @@
-"""Linear layers in bfloat16 on a CPU, without autocast's copies.
+"""Linear layers on a CPU: bfloat16 without autocast's copies, float32 by the faster library.
 
 Autocast casts every weight for every micro-batch and every input once for each layer that reads it.
 Here a weight has one bfloat16 copy, made anew after an update, norms write what the next product
 reads, and layers that read the same input share one product. The residual stream, norms, softmax
 and all gradients of weights stay float32.
+
+Float32 goes by oneDNN where that is faster than torch's own library (`models/onednn.py`): on such a
+processor an update takes about half the time.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
+
+from toque.models.onednn import onednn_is_faster, product
 
 _NAME, _PADDED = "_toque_bf16", "_toque_bf16_padded"
 _WHOLE_ROWS = 64
@@ -138,11 +142,28 @@ def product_of(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def is_plain(*layers: nn.Module) -> bool:
     """True if these layers' products may be one: they have no bias, and no adapter around them."""
-    return all(type(layer) is Linear16 and layer.bias is None for layer in layers)
+    return all(type(layer) is CpuLinear and layer.bias is None for layer in layers)
+
+
+def by_onednn(device: torch.device) -> bool:
+    """True if float32 products go by oneDNN now: on such a CPU, outside autocast and compiling."""
+    return (
+        device.type == "cpu"
+        and onednn_is_faster()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _times(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`left @ right.T + bias` of matrices, float32 by oneDNN or bfloat16."""
+    if left.dtype == torch.float32:
+        return product(left, right, bias)
+    return torch.mm(left, right.T) if bias is None else torch.addmm(bf16_copy(bias), left, right.T)
 
 
 class _Product(torch.autograd.Function):
-    """x @ W.T + b for weights [O, I] that stand one above the other in their bfloat16 copy.
+    """x @ W.T + b for weights [O, I] that stand one above the other in `copy`.
 
     Transposed, x @ W + b for one weight [I, O], as GPT-2's layers hold it.
     """
@@ -156,33 +177,29 @@ class _Product(torch.autograd.Function):
         transposed: bool,  # noqa: FBT001  # autograd functions take arguments by position
         *weights: Tensor,
     ) -> Tensor:
-        flat = values.reshape(-1, values.shape[-1]).to(torch.bfloat16)
+        flat = values.reshape(-1, values.shape[-1]).to(copy.dtype)
         ctx.save_for_backward(flat, copy)
         ctx.dtype, ctx.transposed, ctx.rows = values.dtype, transposed, [len(w) for w in weights]
-        matrix = copy if transposed else copy.T
-        if bias is None:
-            product = torch.mm(flat, matrix)
-        else:
-            product = torch.addmm(bf16_copy(bias), flat, matrix)
+        found = _times(flat, copy.T if transposed else copy, bias)
         # A view must not leave a function whose result the caller changes in place.
-        return product if values.dim() == 2 else product.view(*values.shape[:-1], -1)
+        return found if values.dim() == 2 else found.view(*values.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         flat, copy = ctx.saved_tensors
         wants = ctx.needs_input_grad
-        slope = grads[0].reshape(len(flat), -1).to(torch.bfloat16)
+        slope = grads[0].reshape(len(flat), -1).to(copy.dtype)
         back = of_bias = None
         of_weights: Sequence[Tensor | None] = [None] * len(ctx.rows)
         if wants[0]:
-            back = torch.mm(slope, copy.T if ctx.transposed else copy)
+            back = _times(slope, copy if ctx.transposed else copy.T)
             back = back.to(ctx.dtype).view(*grads[0].shape[:-1], -1)
         if wants[2]:
             of_bias = slope.sum(0, dtype=torch.float32)
         if any(wants[4:]):
-            pair = (flat.T, slope) if ctx.transposed else (slope.T, flat)
-            of_weights = torch.split(torch.mm(*pair).float(), ctx.rows)
+            pair = (flat.T, slope.T) if ctx.transposed else (slope.T, flat.T)
+            of_weights = torch.split(_times(*pair).float(), ctx.rows)
         return back, None, of_bias, None, *of_weights
 
 
@@ -198,21 +215,31 @@ def _product(
     return made
 
 
-class Linear16(nn.Linear):
-    """`nn.Linear` in bfloat16 where autocast asks for it; its weights stay float32."""
+def _copy_for(values: Tensor, weight: Tensor) -> Tensor | None:
+    """The weight as its product with `values` reads it; None where torch's own layer computes."""
+    if in_bf16(values):
+        return bf16_copy(weight)
+    exact = values.dtype == weight.dtype == torch.float32 and values.numel() > 0
+    return weight.detach() if exact and by_onednn(values.device) else None
+
+
+class CpuLinear(nn.Linear):
+    """`nn.Linear`; its weights, names and what is saved stay the same."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
         """[..., I] -> [..., O]."""
-        if not in_bf16(input):
-            return functional.linear(input, self.weight, self.bias)
-        return product_of(input, self.weight, self.bias)
+        copy = _copy_for(input, self.weight)
+        if copy is None:
+            return super().forward(input)
+        return _product(input, copy, self.bias, [self.weight])
 
 
-class Conv1D16(Conv1D):
+class CpuConv1D(Conv1D):
     """GPT-2's linear layer, the same."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        if not in_bf16(x):
+        copy = _copy_for(x, self.weight)
+        if copy is None:
             return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
-        return _product(x, bf16_copy(self.weight), self.bias, [self.weight], transposed=True)
+        return _product(x, copy, self.bias, [self.weight], transposed=True)
