@@ -143,7 +143,7 @@ class _Gradients:
         self._is_first = False
 
     def add_rounded(self, rows: Tensor, chunk: Tensor, slope: Tensor, matrix: Tensor) -> None:
-        """Add the same by `bf16_head`: chunk and slopes with rows, slopes and matrix padded."""
+        """Add the same from 16 bits: chunk and slopes with rows, slopes and matrix padded."""
         if self.hidden is not None:
             back = input_gradient(slope, matrix)[: len(rows)]
             self.hidden.index_copy_(0, rows, back.to(self.hidden.dtype))
