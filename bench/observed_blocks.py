@@ -24,8 +24,7 @@ from toque.training.distributed.process_group import joined
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.system_sampler import SystemSampler
-from toque.training.observers.user_callbacks import RunState
-from toque.training.observers.watchers import Watchers
+from toque.training.observers.watchers import RunState, Watchers
 from toque.training.time_limit import CommandClock
 from toque.units import Duration, Progress
 from toque.workflows.build import build_run

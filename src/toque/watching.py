@@ -28,7 +28,7 @@ from toque.reports.run_page import SECTIONS, run_page
 from toque.reports.verdict import Verdict, verdict_of
 from toque.runs.places import RunFinder
 from toque.runs.run_record import RunRecord
-from toque.runs.run_state import RunState, state_of
+from toque.runs.run_state import RunStatus, state_of
 from toque.serving.page_files import FOLDER as SERVED_PAGE
 from toque.serving.page_files import page_files
 from toque.serving.server import Gate, RequestError, answer_to
@@ -140,7 +140,7 @@ class Watcher:
         page = Page(Head(address, "Waiting for a run", words, state="waiting"), ())
         return View(dict.fromkeys(SECTIONS, "") | page.parts(), "Waiting", words)
 
-    def _view(self, chosen: Chosen, states: Mapping[str, RunState]) -> View:
+    def _view(self, chosen: Chosen, states: Mapping[str, RunStatus]) -> View:
         runs = self._runs
         names = sorted(runs, key=lambda name: (*_rank(runs[name], states[name]), name))
         shown = chosen.shown if chosen.shown is not None and chosen.shown in runs else names[0]
@@ -182,7 +182,7 @@ class Watcher:
         return verdict
 
 
-def _rank(run: RunRecord, state: RunState) -> tuple[int, float]:
+def _rank(run: RunRecord, state: RunStatus) -> tuple[int, float]:
     """Runs that continue come first, then the newest; those that continue keep their places."""
     continues = state.kind in ("running", "scoring", "waiting")
     return _ORDER.index(state.kind), 0.0 if continues else -(run.written_at or 0.0)
@@ -191,7 +191,7 @@ def _rank(run: RunRecord, state: RunState) -> tuple[int, float]:
 def _table(
     names: Sequence[str],
     runs: Mapping[str, RunRecord],
-    states: Mapping[str, RunState],
+    states: Mapping[str, RunStatus],
     drawn: Sequence[str],
     shown: str,
 ) -> list[RunTable | Sentence]:
@@ -205,7 +205,7 @@ def _table(
     return [table, note] if len(names) > MOST_OVER else [table]
 
 
-def _cells(run: RunRecord, state: RunState) -> list[str]:
+def _cells(run: RunRecord, state: RunStatus) -> list[str]:
     history, step = run.history, run.history.step
     loss, rate = (step.loss, step.tokens_per_second) if step is not None else (None, None)
     left = history.seconds_left if state.kind == "running" else None

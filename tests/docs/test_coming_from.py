@@ -21,7 +21,7 @@ from toque.config import load_config, presets
 from toque.config.error_messages import nearest, setting_paths
 from toque.cooking.recipe_scores import RECIPE_SCORES
 from toque.errors import ConfigError
-from toque.training.observers.user_callbacks import METHODS, RunState
+from toque.training.observers.watchers import METHODS, RunState
 from toque.units import Duration, Progress
 
 GUIDES = REPOSITORY / "docs" / "guides"

@@ -223,9 +223,10 @@ class SlowRows:
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.06, 1), (0.0, 0)])
-def test_fault_41_a_run_that_waits_for_its_data_says_so_once(make_run, seconds, said):
+def test_fault_41_a_run_that_waits_for_its_data_says_so_once(make_run, seconds, said, monkeypatch):
+    monkeypatch.setattr("toque.training.observers.run_warnings.DATA_SHARE", 0.6)
     warnings = []
-    bound = DataBound(warn=lambda at, text: warnings.append((at.step, text)), updates=5, share=0.3)
+    bound = DataBound(warn=lambda at, text: warnings.append((at.step, text)), updates=5)
     run = make_run(steps=14, save_every=None, callbacks=(bound,))
     run.trainer.batches = SlowRows(run.trainer.batches, seconds)
     run.trainer.fit()

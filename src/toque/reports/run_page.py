@@ -36,7 +36,7 @@ from toque.reports.score_tables import score_grids
 from toque.reports.verdict import Verdict, advice
 from toque.runs.history import RunHistory, SystemRow, number
 from toque.runs.run_record import CONFIG, RunRecord
-from toque.runs.run_state import RunState, state_of
+from toque.runs.run_state import RunStatus, state_of
 
 SECTIONS: Final = (
     "warnings",
@@ -117,7 +117,7 @@ def run_page(
     return Page(head, sections, f"the files in {run.place.address}")
 
 
-def _facts(history: RunHistory, state: RunState) -> list[tuple[str, str]]:
+def _facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
     done, step, running = history.progress, history.step, state.kind == "running"
     whole = history.start.get("train")
     requested = whole.get("stop_after") if isinstance(whole, Mapping) else None

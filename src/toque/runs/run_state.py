@@ -26,14 +26,14 @@ _ENDED: Final = {
 
 
 @dataclass(frozen=True)
-class RunState:
+class RunStatus:
     """State of a run in a word, for a table, and in a sentence."""
 
     kind: Kind
     sentence: str
 
 
-def state_of(run: RunRecord, *, now: float | None = None) -> RunState:
+def state_of(run: RunRecord, *, now: float | None = None) -> RunStatus:
     """The state of a run as far as its files tell.
 
     Args:
@@ -46,20 +46,20 @@ def state_of(run: RunRecord, *, now: float | None = None) -> RunState:
     is_alive = (holder.state == "alive" and holder.pid != str(os.getpid())) or run.is_elsewhere
     if not history.start:
         outlook = "it is being set up" if is_alive else "metrics appear here when training begins"
-        return RunState("waiting", f"No update yet: {outlook}.")
+        return RunStatus("waiting", f"No update yet: {outlook}.")
     if history.end is not None:
         return _after_the_end(run, history.end, is_alive=is_alive)
     quiet = 0.0 if run.written_at is None else max(0.0, now - run.written_at)
     if is_alive:
         since = f"; nothing new for {clock_text(quiet)}" if quiet > _QUIET_SECONDS else ""
-        return RunState("running", f"Running, at step {at:,}{since}.")
+        return RunStatus("running", f"Running, at step {at:,}{since}.")
     last = f"The last metrics are of step {at:,}; {_continues(history.saved)}"
     if holder.state == "gone":
         who = f"process {holder.pid}" if holder.pid else "its process"
-        return RunState("killed", f"Killed: {who} is gone and recorded no end. {last}")
+        return RunStatus("killed", f"Killed: {who} is gone and recorded no end. {last}")
     if quiet <= _QUIET_SECONDS:
-        return RunState("running", f"Running, at step {at:,}.")
-    return RunState(
+        return RunStatus("running", f"Running, at step {at:,}.")
+    return RunStatus(
         "silent",
         f"No end is recorded and nothing came for {clock_text(quiet)}: killed, or stopped with its "
         f"machine. {last}",
@@ -78,13 +78,13 @@ def ended_in_words(end: Mapping[str, Any]) -> str:
     return f"{words}{error}, at step {end['step']:,}."
 
 
-def _after_the_end(run: RunRecord, end: Mapping[str, Any], *, is_alive: bool) -> RunState:
+def _after_the_end(run: RunRecord, end: Mapping[str, Any], *, is_alive: bool) -> RunStatus:
     words, is_whole = ended_in_words(end), end.get("reason") in _SCORED
     if is_alive and is_whole and not run.is_scored:
-        return RunState("scoring", f"{words} Its best model is being scored and written.")
+        return RunStatus("scoring", f"{words} Its best model is being scored and written.")
     if is_alive and not is_whole:
-        return RunState("waiting", f"{words} A new session is being set up.")
-    return RunState("ended", words)
+        return RunStatus("waiting", f"{words} A new session is being set up.")
+    return RunStatus("ended", words)
 
 
 def _continues(saved: int | None) -> str:

@@ -41,13 +41,13 @@ from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launcher import is_launched
 from toque.training.distributed.sharing import Sharing
 from toque.training.lr_schedules import make_schedule
-from toque.training.observers.console import ConsoleLoss, ConsoleProgress
-from toque.training.observers.gpu_readings import peak_memory
-from toque.training.observers.measuring import gradients_observer, measuring_observers
-from toque.training.observers.metrics_log import MetricsLog
-from toque.training.observers.start_event import start_event
-from toque.training.observers.store_watch import StoreWatch
-from toque.training.observers.summary import Computing, GpuUse, Summary
+from toque.training.observers.gradients import Gradients
+from toque.training.observers.live_progress import ConsoleProgress
+from toque.training.observers.metrics_log import MetricsLog, start_event
+from toque.training.observers.profiler import Profiler
+from toque.training.observers.run_warnings import StoreWatch
+from toque.training.observers.summary import Summary
+from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.watchers import Watchers
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
@@ -155,7 +155,9 @@ def build_run(
             stream, length, train.evaluate_every, fitted.update_seconds, n_texts=n_texts
         )
         every = config.observe.log_every
-        console = ConsoleProgress(log_every=every, reporter=reporter, time_left=left)
+        console = ConsoleProgress(
+            log_every=every, reporter=reporter, warn=observers.on_warning, time_left=left
+        )
         observers.extend([StoreWatch(store), console])
         observers.extend(
             build_observers(
@@ -164,7 +166,9 @@ def build_run(
         )
     elif sharing.is_sharded:
         observers.extend(
-            gradients_observer(config.observe, model, trainer.optimizer, runtime, sharing, None)
+            Gradients.from_settings(
+                config.observe.gradients, None, model, trainer.optimizer, runtime, sharing
+            )
         )
     if length.limit is not None:
         observers.extend([length.limit])  # after those that write at an evaluation
@@ -361,7 +365,25 @@ def build_observers(
     )
     arithmetic = arithmetic_of(model, stream, attention_in(model, runtime))
     peak = peak_of_ranks(runtime.peak(arithmetic.products), world_size)
-    feeds, gpu_use = watchers.feeds(warn), GpuUse()
+    feeds = watchers.feeds(warn)
+    summaries = (
+        [
+            Summary(
+                observe.summary,
+                reporter,
+                runtime.device,
+                fitted.resources.compile,
+                fitted.resources.micro_batch_rows,
+                world_size,
+                fitted.update_seconds,
+                arithmetic.flops_per_token,
+                peak,
+                None if uploads is None else uploads.counts.in_words,
+            )
+        ]
+        if observe.summary is not None
+        else []
+    )
     log = MetricsLog(
         run / "metrics.jsonl",
         log_every=observe.log_every,
@@ -374,21 +396,21 @@ def build_observers(
         flops_per_token=arithmetic.flops_per_token,
         peak=peak,
         evaluated=evaluator.record,
-        copies=[gpu_use.take, *(feed.take for feed in feeds)],
-        beside=[partial(peak_memory, runtime.device)],
+        copies=[*(s.take for s in summaries), *(feed.take for feed in feeds)],
+        device=runtime.device,
     )
     # Those before the log still record into it when a session ends.
-    callbacks: list[Callback] = [
-        *measuring_observers(observe, run, runtime, log.record, warn, reporter),
-        *gradients_observer(observe, model, trainer.optimizer, runtime, sharing, log.record),
-        log,
-        SampleWriter.in_run(run, evaluator, reporter, warn),
-    ]
-    if observe.summary is not None:
-        computing = Computing.of_run(runtime, fitted, arithmetic, peak)
-        told = None if uploads is None else uploads.counts.in_words
-        callbacks.append(Summary(observe.summary, reporter, computing, told, gpu_use))
-    callbacks.append(ConsoleLoss(reporter, warn=warn))
+    callbacks: list[Callback] = []
+    if observe.profile is not None:
+        callbacks.append(Profiler(observe.profile, run, runtime, warn, reporter.notice))
+    if observe.system is not None:
+        callbacks.append(
+            SystemSampler.from_settings(observe.system, log.record, warn, runtime.device)
+        )
+    callbacks += Gradients.from_settings(
+        observe.gradients, log.record, model, trainer.optimizer, runtime, sharing
+    )
+    callbacks += [log, SampleWriter.in_run(run, evaluator, reporter, warn), *summaries]
     if (asked := config.train.early_stopping) is not None:
         callbacks.append(Patience(**dict(asked), rises=goal_of(asked.metric).rises))
     return [*callbacks, *watchers.callbacks(warn), *feeds]

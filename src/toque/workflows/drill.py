@@ -38,7 +38,7 @@ from toque.workflows.killed_sessions import (
 from toque.workflows.results import Model, folder_of
 
 if TYPE_CHECKING:
-    from toque.training.observers.user_callbacks import RunState
+    from toque.training.observers.watchers import RunState
 
 SAVES: Final = 8
 """Saves of each run of the drill, the last one included."""

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from toque.training.observers.gradients import MOST_WEIGHTS, Gradients, _sample
-from toque.training.observers.layer_groups import layer_groups
+from toque.training.observers.gradients import MOST_WEIGHTS, Gradients, _sample, layer_groups
 
 
 class Heard:

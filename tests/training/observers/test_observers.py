@@ -16,7 +16,7 @@ from toque.runs.history import read_metrics
 from toque.runs.peak_flops import Peak
 from toque.runs.time_left import TimeLeft
 from toque.training.callbacks import Best, RunEnd, RunStart, Saved, StepInfo
-from toque.training.observers.console import ConsoleProgress
+from toque.training.observers.live_progress import ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.units import Duration, Progress
 
@@ -195,6 +195,8 @@ def test_one_live_line_on_a_terminal():
 
 class Heard:
     """A reporter that keeps what it was told."""
+
+    lost = None
 
     def __init__(self):
         self.progressed, self.notices = [], []

@@ -7,7 +7,7 @@ import torch
 from toque.reporter import Reporter
 from toque.runs.peak_flops import Peak
 from toque.training.callbacks import RunStart, StepInfo
-from toque.training.observers.summary import Computing, GpuUse, Summary
+from toque.training.observers.summary import Summary
 from toque.units import Duration, Progress
 
 
@@ -29,8 +29,10 @@ def info(step: int, *, loss: float = 2.0, lr: float = 1e-3, norm: float = 1.0) -
 
 def summaries(steps: list[StepInfo], uploads=None, **computing) -> list[dict[str, str]]:
     told = Told()
-    known = Computing(torch.device("cpu"), compiled=False, micro_batch_rows=3, **computing)
-    summary = Summary(Duration(2, "steps"), told, known, uploads)
+    summary = Summary(
+        Duration(2, "steps"), told, torch.device("cpu"), compiled=False, micro_batch_rows=3,
+        uploads=uploads, **computing,
+    )  # fmt: skip
     summary.on_fit_start(RunStart(Progress(), Duration(10, "steps")))
     for step in steps:
         summary.on_step(step)
@@ -66,7 +68,7 @@ def test_bad_signs_and_impossible_numbers_are_said() -> None:
         flops_per_token=1e8, peak=Peak(1e9, "as stated"), ranks=2, alone_seconds=0.4,
     )  # fmt: skip
     assert first["utilisation"] == "not known: the peak is too low"
-    assert first["scaling"].startswith("2 ranks, efficiency about 80%")
+    assert first["scaling"].startswith("2 ranks, efficiency about 80%: a rank")
     assert "NOT falling; gradient norm 9.00 on average, above 5" in second["signs"]
     assert summaries([info(1), info(2)])[0]["utilisation"] == "not measured"
     (alone,) = summaries([info(1), info(2)], ranks=2)
@@ -74,14 +76,13 @@ def test_bad_signs_and_impossible_numbers_are_said() -> None:
 
 
 def test_the_gpus_use_is_that_of_the_stretch() -> None:
-    told, use = Told(), GpuUse()
-    known = Computing(torch.device("cpu"), compiled=False, micro_batch_rows=3)
-    summary = Summary(Duration(1, "steps"), told, known, gpu_use=use)
+    told, device = Told(), torch.device("cpu")
+    summary = Summary(Duration(1, "steps"), told, device, compiled=False, micro_batch_rows=3)
     summary.on_fit_start(RunStart(Progress(), Duration(3, "steps")))
     for step, percents in enumerate(([80, 90], [None], [10]), start=1):
-        use.take({"event": "step", "step": step})
+        summary.take({"event": "step", "step": step})
         gpus = [{"utilisation_percent": percent} for percent in percents]
-        use.take({"event": "system", "step": step, "gpus": gpus})
+        summary.take({"event": "system", "step": step, "gpus": gpus})
         summary.on_step(info(step))
     lines = [next(li for li in text.splitlines() if "utilisation" in li) for text in told.texts]
     assert [line.partition("; ")[2] for line in lines] == [

@@ -14,10 +14,9 @@ import torch
 from toque.hardware.processor import contended, usable_cores
 from toque.runs.history import read_metrics
 from toque.training.callbacks import RunEnd, RunStart, StepInfo
-from toque.training.observers.gpu_readings import Gpus, gpus_here
 from toque.training.observers.host_readings import Host
 from toque.training.observers.metrics_log import MetricsLog
-from toque.training.observers.system_sampler import SystemSampler
+from toque.training.observers.system_sampler import Gpus, SystemSampler, gpus_here
 from toque.units import Duration, Progress
 
 START = RunStart(Progress(), Duration(6, "steps"))
@@ -93,7 +92,7 @@ def test_a_system_that_cannot_be_looked_at_is_one_warning():
     ((at, said),) = warnings
     assert at == 3
     assert "AccessDenied" in said
-    assert "The run goes on" in said
+    assert "The run continues" in said
     assert heard.events == []
 
 
@@ -138,18 +137,16 @@ def nvml(**changes):
     """nvidia-ml-py of a machine with two cards."""
     answers = {
         "NVMLError": NvmlError,
-        "nvmlClocksThrottleReasonSwPowerCap": 4,
-        "nvmlClocksThrottleReasonSwThermalSlowdown": 32,
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetName": lambda handle: "card B" if handle else b"card A",
+        "nvmlDeviceGetName": lambda handle: "card B" if handle else "card A",
         "nvmlDeviceGetUtilizationRates": of_first(SimpleNamespace(gpu=97)),
         "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=30, total=80),
         "nvmlDeviceGetPowerUsage": lambda _: 250_000,
         "nvmlDeviceGetTemperature": lambda _, sensor: 71 + sensor,
-        "nvmlDeviceGetCurrentClocksThrottleReasons": of_first(32 | 1),
+        "nvmlDeviceGetCurrentClocksEventReasons": of_first(32 | 1),
     }
     return SimpleNamespace(**(answers | changes))
 

@@ -13,7 +13,7 @@ from toque.cooking.recipe_scores import RECIPE_SCORES, text_metrics
 from toque.errors import ConfigError
 from toque.training.callbacks import RunEnd
 from toque.training.observers.tracker_services import opener
-from toque.training.observers.trackers import TrackerFeed, TrackerNames
+from toque.training.observers.trackers import TrackerFeed, tracker_values
 from toque.units import Progress
 
 END = RunEnd("finished", Progress(step=6, epoch=3.0), 60.0)
@@ -64,8 +64,10 @@ def warn(warnings):
 
 def test_figures_have_the_fields_usual_names():
     stages = [{"min_quality": 0.2, "max_difficulty": "easy"}]
-    names = TrackerNames(stages, RECIPE_SCORES)
-    step, evaluation, gradients, system = (names.values(record) for record in RECORDS[1:5])
+    step, evaluation, gradients, system = (
+        tracker_values(record, stages=stages, recipe_scores=RECIPE_SCORES)
+        for record in RECORDS[1:5]
+    )
     assert step == {
         "train/loss": 2.0, "train/learning_rate": 0.1, "curriculum/stage": 1.0,
         "curriculum/quality_threshold": 0.2, "curriculum/difficulty_level": 1.0,
@@ -80,7 +82,7 @@ def test_figures_have_the_fields_usual_names():
     assert system["system/gpu.1/utilization"] == 70.0
     assert system["system/memory_percent"] == 25.0
     assert system["system/disk_read_bytes_per_second"] == 2**20
-    assert names.values(RECORDS[0]) == names.values(RECORDS[5]) == {}
+    assert tracker_values(RECORDS[0]) == tracker_values(RECORDS[5]) == {}
 
 
 def test_the_names_of_recipe_scores_are_all_of_them():
@@ -88,7 +90,8 @@ def test_the_names_of_recipe_scores_are_all_of_them():
     text = "Ingredients:\n- 2 slices bread\n- 1 tbsp butter\n\nInstructions:\n1. Toast the bread."
     found = text_metrics(prompt, text)
     assert set(found) <= RECIPE_SCORES
-    told = TrackerNames([], RECIPE_SCORES).values({"event": "evaluation", "texts": found})
+    event = {"event": "evaluation", "texts": found}
+    told = tracker_values(event, recipe_scores=RECIPE_SCORES)
     # The mean of rules of form was an "overall quality" of 0.99 beside a recipe score of 0.17.
     assert told["recipe/form"] == found["form"]
     assert [name for name in told if "quality" in name] == ["recipe/instruction_quality"]

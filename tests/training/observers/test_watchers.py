@@ -13,7 +13,7 @@ import torch
 from toque.training.callbacks import Best, Callbacks, Requests, RunEnd, RunStart, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
 from toque.training.observers.run_warnings import Overfitting
-from toque.training.observers.user_callbacks import UserCallback
+from toque.training.observers.watchers import UserCallback
 from toque.training.observers.webhook import Webhook, body_for, describe, post_json
 from toque.units import Duration, Progress
 

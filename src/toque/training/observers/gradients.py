@@ -1,7 +1,7 @@
 """Gradients and updates by layer group: does every part learn, and how fast.
 
-Every so many updates a `gradients` event tells for each group of layers the norm of its gradient,
-as it is before clipping and summed over ranks, and how long the update was beside the weights:
+Every so many updates a `gradients` event has for each group of layers the norm of its gradient,
+before clipping and summed over ranks, and the length of the update beside the weights':
 |after - before| / |before|. About 1e-3 is healthy for most; 1e-6 hardly moves, 1e-1 tears.
 
 The weights are not copied. The ratio is taken from at most `MOST_WEIGHTS` of each parameter, evenly
@@ -11,23 +11,35 @@ spread over it, which is all of a small one; so nothing is read twice but those.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
 
 from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
-from toque.training.distributed.sharing import own_part
-from toque.training.observers.layer_groups import layer_groups
+from toque.training.distributed.sharing import Sharing, own_part
 from toque.training.observers.system_sampler import Record
 from toque.training.phases import UNWATCHED, Phase, Phases
-from toque.units import Progress
+from toque.training.runtime import Runtime
+from toque.units import Duration, Progress
 
 MOST_WEIGHTS: Final = 4096
 """Weights sampled of one parameter: their ratio is right to a few per cent."""
+_BLOCK: Final = re.compile(
+    r"(?:^|\.)(?:(encoder|decoder)\.)?(?:block|blocks|h|layer|layers)\.([0-9]+)\."
+)
+"""T5's encoder.block.3., GPT-2's h.3., NeoX' and Llama's layers.3."""
+_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|head)\.")
+_EMBEDDING: Final = re.compile(
+    r"(?:^|\.)(?:shared|wte|wpe|embed|embed_in|embed_tokens|embeddings?|position_embeddings)\."
+)
+_ADAPTER: Final = re.compile(r"\.(?:lora_\w+|trainable_tokens_\w+)(?:\.|$)")
+_MOST_RANGES: Final = 12
+"""Most groups that a stack of blocks is divided into."""
 
 
 @dataclass(eq=False)
@@ -54,6 +66,27 @@ class Gradients(Callback):
     _moved: list[Tensor] = field(default_factory=list)
     _length: list[Tensor] = field(default_factory=list)
 
+    @classmethod
+    def from_settings(
+        cls,
+        every: Duration | None,
+        record: Record | None,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        runtime: Runtime,
+        sharing: Sharing,
+    ) -> list[Self]:
+        """The observer that `observe.gradients` asks for, if it does.
+
+        Where ranks hold parts of the weights, all of them have it; a rank without a record measures
+        its part for the others.
+        """
+        if every is None:
+            return []
+        total = sharing.sum_of_parts if sharing.is_sharded else tuple
+        record = record or _unrecorded
+        return [cls(record, int(every.amount), model, optimizer, runtime.phases, total)]
+
     def on_fit_start(self, start: RunStart) -> None:
         """Find the groups and watch the loop's phases."""
         named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
@@ -76,7 +109,10 @@ class Gradients(Callback):
             for found in (self._norms, self._moved, self._length)
         )
         groups = {
-            group: {"grad_norm": norms[group], "update_ratio": _ratio(moved[group], length[group])}
+            group: {
+                "grad_norm": norms[group],
+                "update_ratio": moved[group] / length[group] if length[group] > 0 else None,
+            }
             for group in self._groups
         }
         rules = _rules(self.optimizer)
@@ -128,10 +164,6 @@ def _lengths(tensors: Sequence[Tensor | None], *, like: Sequence[Tensor]) -> lis
     return [norm.to(zero.device, torch.float32) for norm in norms]
 
 
-def _ratio(moved: float, length: float) -> float | None:
-    return moved / length if length > 0 else None
-
-
 def _rules(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Size, learning rate and decay of each parameter group."""
     return [
@@ -142,3 +174,42 @@ def _rules(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         }
         for group in optimizer.param_groups
     ]
+
+
+def _unrecorded(event: str, **fields: object) -> None:
+    """Take what the first rank records."""
+
+
+def layer_groups(names: Sequence[str]) -> dict[str, list[int]]:
+    """Group -> positions in `names` of its parameters; a tied head counts as the embedding.
+
+    A stack of more than twelve blocks is divided into ranges of equal length.
+
+    >>> layer_groups(["transformer.wte.weight", "transformer.h.0.ln_1.bias", "lm_head.weight"])
+    {'embedding': [0], 'block 0': [1], 'head': [2]}
+    >>> sorted(layer_groups([f"h.{i}.w" for i in range(24)]))[:2]
+    ['blocks 0-1', 'blocks 10-11']
+    """
+    blocks = [_BLOCK.search(name) for name in names]
+    depth: dict[str | None, int] = {}
+    for found in filter(None, blocks):
+        depth[found[1]] = max(depth.get(found[1], 0), int(found[2]) + 1)
+    groups: dict[str, list[int]] = {}
+    for position, (name, block) in enumerate(zip(names, blocks, strict=True)):
+        if block is not None:
+            place = _range(int(block[2]), depth[block[1]])
+            group = f"{block[1]} {place}" if block[1] else place
+        elif _HEAD.search(name):
+            group = "head"
+        else:  # "other" is the last norm, above all
+            group = "embedding" if _EMBEDDING.search(name) else "other"
+        adapter = "adapter " if _ADAPTER.search(name) else ""
+        groups.setdefault(adapter + group, []).append(position)
+    return groups
+
+
+def _range(block: int, n_blocks: int) -> str:
+    width = -(-n_blocks // _MOST_RANGES)
+    first = block // width * width
+    last = min(first + width, n_blocks) - 1
+    return f"blocks {first}-{last}" if last > first else f"block {first}"

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,65 +43,64 @@ _LOOPBACK: Final = "lo"
 
 @dataclass(frozen=True)
 class _Counts:
-    """Counters until now; None where the system keeps none."""
+    """Counters until now; what the system does not count is absent or None."""
 
     use: ProcessorUse
-    waited: dict[str, float] | None
-    """Seconds each thread waited for a core, by its number."""
-    ran: float | None
-    """Seconds the main thread had a core."""
-    memory_stall: float | None
-    throttled: float | None
+    schedules: dict[str, tuple[float, float]]
+    """Seconds that each thread had a core, and was ready and had none, by its number."""
+    stalls: Mapping[str, float]
+    """Seconds by their name in `host`."""
     major_faults: int
-    devices: dict[str, list[Any]]
-    """psutil's counters of disks and network cards."""
+    bytes: Mapping[str, int | None]
+    """Bytes by the name of their rate."""
 
     @classmethod
     def now(cls) -> _Counts:
         # psutil answers None where the system counts none: a container without disks of its own.
         cards = psutil.net_io_counters(pernic=True) or {}
-        outside = [counters for name, counters in cards.items() if name != _LOOPBACK]
+        disk = psutil.disk_io_counters()
+        devices: dict[str, list[Any]] = {
+            "disk": [] if disk is None else [disk],
+            "network": [counters for name, counters in cards.items() if name != _LOOPBACK],
+        }
         return cls(
             use=ProcessorUse.now(),
-            waited=_waited(),
-            ran=_schedule(Path(_TASKS, str(os.getpid())), 0),
-            memory_stall=_memory_stall(),
-            throttled=_throttled(),
+            schedules=_schedules(),
+            stalls=_memory_stall() | _throttled(),
             major_faults=resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
-            devices={"disk": [psutil.disk_io_counters()], "network": outside},
+            bytes={
+                rate: sum(getattr(d, counter) for d in devices[kind]) if devices[kind] else None
+                for rate, (kind, counter) in _RATES.items()
+            },
         )
 
     def held_up_since(self, before: _Counts) -> dict[str, Any]:
-        seconds = self.use.at - before.use.at
+        seconds, main = self.use.at - before.use.at, str(os.getpid())
         found: dict[str, Any] = {
             "seconds": seconds,
             "own_cores": (self.use.own - before.use.own) / seconds if seconds > 0 else 0.0,
             "others_cores": self.use.others_since(before.use),
             "major_faults": self.major_faults - before.major_faults,
         }
-        if self.waited is not None and before.waited is not None:
-            waits = (now - before.waited.get(tid, 0.0) for tid, now in self.waited.items())
-            found["waiting_for_core_seconds"] = max(waits, default=0.0)
-        if self.ran is not None and before.ran is not None:
-            main = str(os.getpid())
-            waited = [(each.waited or {}).get(main, 0.0) for each in (self, before)]
-            running = self.ran - before.ran + waited[0] - waited[1]
-            found["asleep_seconds"] = max(0.0, seconds - running)
-        if self.memory_stall is not None and before.memory_stall is not None:
-            found["memory_stall_seconds"] = self.memory_stall - before.memory_stall
-        if self.throttled is not None and before.throttled is not None:
-            found["throttled_seconds"] = self.throttled - before.throttled
+        if self.schedules and before.schedules:
+            begun = dict.fromkeys(self.schedules, (0.0, 0.0)) | before.schedules
+            waits = (waited - begun[tid][1] for tid, (_, waited) in self.schedules.items())
+            found["waiting_for_core_seconds"] = max(waits)
+            if main in self.schedules:
+                running = sum(self.schedules[main]) - sum(begun[main])
+                found["asleep_seconds"] = max(0.0, seconds - running)
+        for name in self.stalls.keys() & before.stalls.keys():
+            found[name] = self.stalls[name] - before.stalls[name]
         return found
 
     def rates_since(self, before: _Counts) -> dict[str, float | None]:
         seconds = max(self.use.at - before.use.at, 1e-3)
-        found: dict[str, float | None] = {}
-        for name, (kind, counter) in _RATES.items():
-            then, now = (_sum(each.devices[kind], counter) for each in (before, self))
-            known = then is not None and now is not None
+        pairs = {name: (before.bytes[name], now) for name, now in self.bytes.items()}
+        return {
             # A disk taken away leaves a smaller sum.
-            found[name] = round(max(0, (now or 0) - (then or 0)) / seconds, 1) if known else None
-        return found
+            name: None if then is None or now is None else round(max(0, now - then) / seconds, 1)
+            for name, (then, now) in pairs.items()
+        }
 
 
 class Host:
@@ -112,7 +112,6 @@ class Host:
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        self._cores = usable_cores()
         self._counts = _Counts.now()
         psutil.cpu_percent(percpu=True)  # what follows is measured from here
         self._process.cpu_percent()
@@ -125,7 +124,7 @@ class Host:
         """
         before, self._counts = self._counts, _Counts.now()
         cores = psutil.cpu_percent(percpu=True)
-        mine = [cores[i] for i in self._cores if i < len(cores)]
+        mine = [cores[i] for i in usable_cores() if i < len(cores)]
         memory = psutil.virtual_memory()
         return {
             "cpu_percent": round(sum(mine) / len(mine), 1) if mine else None,
@@ -139,47 +138,31 @@ class Host:
         }
 
 
-def _sum(devices: list[Any], counter: str) -> int | None:
-    known = [int(getattr(device, counter)) for device in devices if device is not None]
-    return sum(known) if known else None
-
-
-def _waited() -> dict[str, float] | None:
-    """Seconds each thread waited for a core; without those that asked for a low priority."""
-    found: dict[str, float] = {}
-    try:
+def _schedules() -> dict[str, tuple[float, float]]:
+    """Seconds on and off a core of each thread, without those that asked for a low priority."""
+    found: dict[str, tuple[float, float]] = {}
+    with suppress(OSError):
         own = os.getpriority(os.PRIO_PROCESS, os.getpid())
         for thread in Path(_TASKS).iterdir():
-            with suppress(OSError):  # a thread may end meanwhile
+            with suppress(OSError, IndexError, ValueError):  # a thread may end meanwhile
                 if os.getpriority(os.PRIO_PROCESS, int(thread.name)) <= own:
-                    waited = _schedule(thread, 1)
-                    if waited is not None:
-                        found[thread.name] = waited
-    except OSError:
-        return None
-    return found or None
+                    ran, waited = (thread / "schedstat").read_text(encoding="ascii").split()[:2]
+                    found[thread.name] = int(ran) / 1e9, int(waited) / 1e9
+    return found
 
 
-def _schedule(thread: Path, field: int) -> float | None:
-    """Seconds a thread had a core (field 0), or was ready and had none (field 1)."""
-    with suppress(OSError, IndexError, ValueError):
-        return int((thread / "schedstat").read_text(encoding="ascii").split()[field]) / 1e9
-    return None
-
-
-def _memory_stall() -> float | None:
+def _memory_stall() -> dict[str, float]:
     with suppress(OSError, ValueError, IndexError):
         some = Path(_MEMORY).read_text(encoding="ascii").splitlines()[0]
-        return int(some.rpartition("total=")[2]) / 1e6
-    return None
+        return {"memory_stall_seconds": int(some.rpartition("total=")[2]) / 1e6}
+    return {}
 
 
-def _throttled() -> float | None:
+def _throttled() -> dict[str, float]:
+    units = {"throttled_usec": 1e6, "throttled_time": 1e9}
     for path in _LIMIT:
         with suppress(OSError, ValueError):
             counts = dict(line.split() for line in Path(path).read_text("ascii").splitlines())
-            if "throttled_usec" in counts:
-                return int(counts["throttled_usec"]) / 1e6
-            if "throttled_time" in counts:
-                return int(counts["throttled_time"]) / 1e9
-    return None
+            for name in units.keys() & counts.keys():
+                return {"throttled_seconds": int(counts[name]) / units[name]}
+    return {}

@@ -10,19 +10,132 @@ from, and `toque.runs.history` leaves out what earlier sessions wrote beyond tha
 from __future__ import annotations
 
 import json
+import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from toque.data.loader.batch_stream import BatchStream
 from toque.errors import CheckpointError
+from toque.hardware.processor import usable_cores
+from toque.models.flops import parameter_counts
+from toque.models.precision import has_fast_bf16
 from toque.runs.history import METRICS
 from toque.runs.peak_flops import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
+from toque.training.autotune.resources import Resources
 from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
-from toque.training.observers.step_window import Window
+from toque.training.distributed.sharing import Sharing
+from toque.training.placement import Arithmetic, attention_in, rate_of_bf16
+from toque.training.runtime import Runtime
 from toque.units import Duration, Progress
+from toque.version import __version__
+
+
+@dataclass
+class StepWindow:
+    """Sums over consecutive updates; rates are of those that no observer slowed."""
+
+    n_steps: int = 0
+    n_targets: int = 0
+    n_tokens: int = 0
+    n_computed: int = 0
+    seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    """Wall seconds since the window before, by what they went into: `part_clock.PARTS`."""
+    slowed_tokens: int = 0
+    slowed_seconds: float = 0.0
+    last: StepInfo | None = None
+
+    def add(self, info: StepInfo) -> None:
+        """Add one update."""
+        self.n_steps += 1
+        self.n_targets += info.n_targets
+        self.n_tokens += info.n_tokens
+        self.n_computed += info.n_computed
+        self.seconds += info.seconds
+        self.data_wait_seconds += info.data_wait_seconds
+        for part, seconds in info.parts.items():
+            self.parts[part] = self.parts.get(part, 0.0) + seconds
+        if info.slowed:
+            self.slowed_tokens += info.n_tokens
+            self.slowed_seconds += info.seconds
+        self.last = info
+
+    @property
+    def pad_fraction(self) -> float:
+        """Share of the computed tokens that were padding."""
+        return 1.0 - self.n_tokens / self.n_computed if self.n_computed else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Throughput: tokens of both sides without padding, per second with data wait.
+
+        Slowed updates count only where there are no others.
+        """
+        tokens, seconds = self.n_tokens - self.slowed_tokens, self.seconds - self.slowed_seconds
+        if tokens == 0:
+            tokens, seconds = self.n_tokens, self.seconds
+        return tokens / seconds if seconds > 0 else 0.0
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of the time that the updates waited for data."""
+        return self.data_wait_seconds / self.seconds if self.seconds > 0 else 0.0
+
+    def utilisation(self, flops_per_token: float, peak: Peak) -> float:
+        """Model FLOPs utilisation (MFU): FLOP/s the model needs, over the peak.
+
+        Chowdhery et al. 2022 (PaLM), appendix B.
+        """
+        return flops_per_token * self.tokens_per_second / peak.flops_per_second
+
+
+def start_event(
+    model: PreTrainedModel,
+    stream: BatchStream,
+    runtime: Runtime,
+    sharing: Sharing,
+    resources: Resources,
+    arithmetic: Arithmetic,
+) -> dict[str, Any]:
+    """Fields of the start event that describe what is computed, and where."""
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    counts = parameter_counts(model)
+    return {
+        "versions": {
+            "toque": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        "hardware": {
+            "device": cuda or platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "cores": len(usable_cores()),
+            "fast_bf16": has_fast_bf16(runtime.device),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
+        "parameters": asdict(counts) | {"trainable_share": counts.trainable / counts.total},
+        "row": asdict(stream.layout.shape),
+        "arithmetic": arithmetic.record(),
+        "precision": runtime.precision,
+        "deterministic": runtime.deterministic,
+        "attention": attention_in(model, runtime).name,
+        "readers": stream.readers,
+        "ranks": runtime.ranks.world_size,
+        "strategy": sharing.strategy,
+        **resources.record(),
+        **rate_of_bf16(runtime, arithmetic),
+    }
 
 
 @dataclass(eq=False)
@@ -38,7 +151,7 @@ class MetricsLog(Callback):
         evaluated: further fields of an evaluation event: `seconds`, and `texts`, the scores of the
             texts written at it, by name.
         copies: each is called with every record, whether or not the file took it.
-        beside: each gives further fields of a step event.
+        device: of a GPU, step events hold the most bytes that the session has allocated so far.
 
     Raises:
         CheckpointError: the file cannot be opened.
@@ -51,9 +164,9 @@ class MetricsLog(Callback):
     peak: Peak | None = None
     evaluated: Callable[[], Mapping[str, Any]] = dict
     copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()
-    beside: Sequence[Callable[[], Mapping[str, Any]]] = ()
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dropped_records: int = 0
-    _window: Window = field(default_factory=Window)
+    _window: StepWindow = field(default_factory=StepWindow)
     _stop_after: Duration | None = None
     _file: JsonLines | None = None
     _peak_doubted: bool = False
@@ -63,7 +176,7 @@ class MetricsLog(Callback):
         """Open the file and write the start event."""
         self._file = _opened(self.path)
         self._stop_after = start.stop_after
-        self._window = Window()
+        self._window = StepWindow()
         peak = self.peak
         self._write(
             "start",
@@ -148,6 +261,10 @@ class MetricsLog(Callback):
         window, last = self._window, self._window.last
         if last is None:
             return
+        also: dict[str, Any] = {} if last.stage is None else {"stage": last.stage}
+        also |= {"parts": window.parts} if window.parts else {}
+        if self.device.type == "cuda":
+            also["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
         self._write(
             "step",
             step=last.progress.step,
@@ -162,11 +279,9 @@ class MetricsLog(Callback):
             tokens_per_second=window.tokens_per_second,
             data_wait_seconds=window.data_wait_seconds,
             mfu=self._utilisation(last.progress),
-            **({} if last.stage is None else {"stage": last.stage}),
-            **({} if not window.parts else {"parts": window.parts}),
-            **{name: value for ask in self.beside for name, value in ask().items()},
+            **also,
         )
-        self._window = Window()
+        self._window = StepWindow()
 
     def _utilisation(self, at: Progress) -> float | None:
         if self.flops_per_token is None or self.peak is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,9 +21,11 @@ from typing import Any, Final
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function, schedule
 
+from toque.config.schema_methods import ProfileConfig
 from toque.storage.atomic import atomic_write
 from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
-from toque.training.phases import UNWATCHED, Phase, Phases
+from toque.training.phases import UNWATCHED, Phase
+from toque.training.runtime import Runtime
 from toque.training.stopping import INTERRUPTED
 from toque.units import Progress
 
@@ -33,8 +35,6 @@ _OPERATIONS: Final = 25
 """Rows of a table."""
 _FRAMES: Final = 6
 """Python functions that an operation's call stack names."""
-_QUIET: Final = {"KINETO_LOG_LEVEL": "99"}
-"""Its library writes lines of its own into the terminal, unless told before it starts."""
 _EXECUTED: Final[list[object]] = []
 """Code that is executed while call stacks are traced, kept alive; empty while none are.
 
@@ -54,152 +54,121 @@ def _keep_executed() -> None:
     sys.addaudithook(keep)
 
 
-@dataclass(frozen=True)
-class ProfileSchedule:
-    """Updates of a session to profile, in repetitions of three spells.
-
-    >>> plan = ProfileSchedule(wait=1, warmup=1, active=2, repeat=1)
-    >>> [plan.action(i).name for i in range(5)]
-    ['NONE', 'WARMUP', 'RECORD', 'RECORD_AND_SAVE', 'NONE']
-    """
-
-    wait: int
-    """Updates that nothing is done to."""
-    warmup: int
-    """Updates with the profiler on and forgotten: its beginning is slow."""
-    active: int
-    """Updates that are traced."""
-    repeat: int
-
-    @property
-    def cycle(self) -> int:
-        """Updates of one repetition."""
-        return self.wait + self.warmup + self.active
-
-    @property
-    def updates(self) -> int:
-        """Updates of all repetitions."""
-        return self.cycle * self.repeat
-
-    def action(self, update: int) -> ProfilerAction:
-        """Action of torch's profiler on an update, counted from the start of the session."""
-        plan = schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=self.repeat)
-        action: ProfilerAction = plan(update)
-        return action
-
-
 @dataclass(eq=False)
 class Profiler(Callback):
-    """Profiles the updates of `schedule`. Whatever goes wrong with it, training continues.
+    """Profiles some updates of every session. Whatever goes wrong with it, training continues.
 
     Args:
-        schedule: which updates.
+        asked: which updates, and what of them.
         folder: of the run.
-        phases: of the loop; they are marked in the trace.
+        runtime: its phases are marked in the trace, and on a GPU kernels are traced as well.
         warn: takes what went wrong.
         say: takes a sentence about each trace.
-        on_gpu: whether kernels of a GPU are traced as well.
-        stacks: call stacks of operations, which makes traces larger and updates slower.
-        memory: record every allocation.
     """
 
-    schedule: ProfileSchedule
+    asked: ProfileConfig
     folder: Path
-    phases: Phases
+    runtime: Runtime
     warn: Callable[[Progress, str], None]
     say: Callable[[str], None]
-    on_gpu: bool = False
-    stacks: bool = False
-    memory: bool = True
     slows: bool = False
-    _updates: int = 0
     _profile: profile | None = None
+    _updates: int = 0
     _steps: list[int] = field(default_factory=list)
+    """Steps of the trace that is being taken."""
     _warned: bool = False
+    _error: Exception | None = None
+    """Error of writing; raised later, for torch must not be stopped in the middle of its step."""
 
     def on_fit_start(self, start: RunStart) -> None:
         """Begin to count; say so where the run is shorter than the schedule."""
-        self._updates, self._warned = 0, False
-        self.phases.watchers.append(self._watch)
+        asked = self.asked
+        self._updates, self._steps, self._warned, self._error = 0, [], False, None
+        self._action = schedule(
+            wait=asked.wait, warmup=asked.warmup, active=asked.active, repeat=asked.repeat
+        )
+        self.runtime.phases.watchers.append(self._watch)
         if start.stop_after.unit == "steps":
             self._warn_if_too_long(
                 start.progress, int(start.stop_after.amount) - start.progress.step
             )
+        self._or_give_up(start.progress, self._start)
 
     def on_before_step(self, at: Progress) -> None:
-        """Begin what the schedule has for this update."""
-        self.slows = self.schedule.action(self._updates) is not ProfilerAction.NONE
-        if self.slows and self._profile is None:
-            self._or_give_up(at, self._start)
+        """Say if the schedule has something for this update."""
+        idle = self._profile is None or self._action(self._updates) is ProfilerAction.NONE
+        self.slows = not idle
 
     def on_step(self, info: StepInfo) -> None:
         """End it; after the last update of a repetition its files are written."""
-        action = self.schedule.action(self._updates)
-        self._updates += 1
-        if self._profile is None:
-            return
-        if action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
+        if self.slows and self._action(self._updates) is not ProfilerAction.WARMUP:
             self._steps.append(info.progress.step)
-        self._or_give_up(info.progress, self._profile.step)
-        if action is ProfilerAction.RECORD_AND_SAVE:
-            self._or_give_up(info.progress, self._write)
+        self._updates += 1
+        if self._profile is not None:
+            self._or_give_up(info.progress, self._profile.step)
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Write what was traced of a repetition that the end cut short."""
-        self.slows = False
-        if self._profile is not None:
-            self._or_give_up(end.progress, self._write)
+        ended, self._profile, self.slows = self._profile, None, False
+        if ended is not None:
+            self._or_give_up(end.progress, ended.stop)
         _EXECUTED.clear()
-        if self._watch in self.phases.watchers:
-            self.phases.watchers.remove(self._watch)
+        if self._watch in self.runtime.phases.watchers:
+            self.runtime.phases.watchers.remove(self._watch)
         if end.error is None and end.reason != INTERRUPTED and not self._warned:
             self._warn_if_too_long(end.progress, self._updates)
 
     def _watch(self, phase: Phase) -> AbstractContextManager[Any]:
-        return UNWATCHED if self._profile is None else record_function(f"toque: {phase}")
+        return record_function(f"toque: {phase}") if self.slows else UNWATCHED
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.runtime.device.type == "cuda"
 
     def _start(self) -> None:
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
-        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
-        plan, self._steps = self.schedule, []
-        if self.stacks:
+        # Its library writes lines of its own into the terminal, unless told before it starts.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        stacks = self.asked.stacks
+        if stacks:
             _keep_executed()
             _EXECUTED.append(self)
         self._profile = profile(
-            activities=kinds,
-            schedule=schedule(wait=0, warmup=plan.warmup, active=plan.active, repeat=1),
-            profile_memory=self.memory,
-            with_stack=self.stacks,
+            activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * self._on_gpu],
+            schedule=self._action,
+            on_trace_ready=self._traced,
+            profile_memory=self.asked.memory,
+            with_stack=stacks,
             # Without it torch keeps the stacks out of its table; it has no public name.
-            experimental_config=_ExperimentalConfig(verbose=True) if self.stacks else None,
+            experimental_config=_ExperimentalConfig(verbose=True) if stacks else None,
         )
         self._profile.start()
 
-    def _write(self) -> None:
-        ended, self._profile = self._profile, None
-        if ended is None:
-            return
-        ended.stop()
-        if not self._steps:
-            return
+    def _traced(self, ended: profile) -> None:
+        steps, self._steps = self._steps, []
+        try:
+            if steps:
+                self._write(ended, steps)
+        except Exception as error:  # noqa: BLE001 - the kinds are its library's
+            self._error = error
+        ended.profiler = None  # torch would warn that the next trace begins without these events
+
+    def _write(self, ended: profile, steps: Sequence[int]) -> None:
         folder = self.folder / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"step-{self._steps[0]:08d}"
+        name = f"step-{steps[0]:08d}"
         with TemporaryDirectory(dir=folder, prefix="temp-") as aside:
             trace = Path(aside) / "trace.json.gz"
             ended.export_chrome_trace(str(trace))
             atomic_write(folder / f"{name}.json.gz", trace.read_bytes())
-        averages = ended.key_averages(group_by_stack_n=_FRAMES if self.stacks else 0)
-        most = "self_device_time_total" if self.on_gpu else "self_cpu_time_total"
+        averages = ended.key_averages(group_by_stack_n=_FRAMES if self.asked.stacks else 0)
+        most = "self_device_time_total" if self._on_gpu else "self_cpu_time_total"
         table = averages.table(
             sort_by=most, row_limit=_OPERATIONS, max_name_column_width=60,
             max_src_column_width=120,
         )  # fmt: skip
-        _EXECUTED.clear()
         atomic_write(folder / f"{name}-operations.txt", table.encode())
         self.say(
-            f"profiled updates {self._steps[0]:,} to {self._steps[-1]:,}: their operations are in "
+            f"profiled updates {steps[0]:,} to {steps[-1]:,}: their operations are in "
             f"{folder / name}-operations.txt, and {folder / name}.json.gz is for ui.perfetto.dev"
         )
 
@@ -207,11 +176,13 @@ class Profiler(Callback):
         """Do it; whatever its library raises, the run continues without a profile."""
         try:
             act()
+            if self._error is not None:
+                raise self._error
         except Exception as error:  # noqa: BLE001 - the kinds are its library's
+            ended, self._profile = self._profile, None
             with suppress(Exception):
-                if self._profile is not None:
-                    self._profile.stop()
-            self._profile, self._updates = None, self.schedule.updates
+                if ended is not None:
+                    ended.stop()
             self.slows, self._warned = False, True
             why = str(error).partition("\n")[0]
             self.warn(
@@ -221,16 +192,17 @@ class Profiler(Callback):
             )
 
     def _warn_if_too_long(self, at: Progress, updates: int) -> None:
-        plan = self.schedule
-        if not 0 < updates < plan.updates:
+        plan = self.asked
+        cycle = plan.wait + plan.warmup + plan.active
+        needed = cycle * plan.repeat
+        if not 0 < updates < needed:
             return
         self._warned = True
-        whole = updates // plan.cycle
         self.warn(
             at,
-            f"observe.profile needs {plan.updates:,} updates (wait {plan.wait}, warmup "
-            f"{plan.warmup}, active {plan.active}, repeated {plan.repeat} times) and this session "
-            f"has {updates:,}: {whole} of {plan.repeat} traces are whole. Take smaller "
+            f"observe.profile needs {needed:,} updates (wait {plan.wait}, warmup {plan.warmup}, "
+            f"active {plan.active}, repeated {plan.repeat} times) and this session has "
+            f"{updates:,}: {updates // cycle} of {plan.repeat} traces are whole. Take smaller "
             "numbers, e.g. observe.profile={wait: 1, warmup: 1, active: 2, repeat: 1}; training is "
             "not touched by it",
         )

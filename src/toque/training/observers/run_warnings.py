@@ -1,4 +1,4 @@
-"""Run warnings: updates that wait for batches; a held-out loss far above that of training."""
+"""Run warnings: waits for batches, a held-out loss far above that of training, a replaced store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from toque.data.store.token_store import TokenStore, refuse_replaced
 from toque.training.bottlenecks import DATA_ADVICE, DATA_SHARE
 from toque.training.callbacks import Callback, RunStart, State, StepInfo
-from toque.training.observers.step_window import Window
+from toque.training.observers.metrics_log import StepWindow
 from toque.training.state_values import count_in, flag_in, number_in
 from toque.units import Progress
 
@@ -23,21 +24,19 @@ _UPDATES: Final = 50
 
 @dataclass(eq=False)
 class DataBound(Callback):
-    """Warns when the loop waits for data longer than `share` of the time.
+    """Warns when the loop waits for data longer than `DATA_SHARE` of the time.
 
     Batches are prefetched by a thread, so a loop waits only if they take longer to make than to
     train on. It warns once, and again only after things were better for a while.
 
     Args:
         warn: takes the warning.
-        share: of the wall time of the updates.
         updates: judged together; the first of a session is left out, as nothing was prefetched.
     """
 
     warn: Callable[[Progress, str], None]
-    share: float = DATA_SHARE
     updates: int = _UPDATES
-    _window: Window | None = None
+    _window: StepWindow | None = None
     _warned: bool = False
 
     def on_fit_start(self, start: RunStart) -> None:
@@ -47,7 +46,7 @@ class DataBound(Callback):
     def on_step(self, info: StepInfo) -> None:
         """Add up, and judge once the window is full."""
         if self._window is None:
-            self._window = Window()
+            self._window = StepWindow()
             return
         if info.slowed:
             return
@@ -55,15 +54,15 @@ class DataBound(Callback):
         window.add(info)
         if window.n_steps < self.updates:
             return
-        self._window = Window()
-        waited = window.data_wait_seconds / window.seconds if window.seconds > 0 else 0.0
-        if waited > self.share and not self._warned:
+        self._window = StepWindow()
+        waited = window.waiting_share
+        if waited > DATA_SHARE and not self._warned:
             self.warn(
                 info.progress,
                 f"data-bound {waited:.0%}: of the time of the last {window.n_steps} updates so "
                 f"much went into waiting for batches. {DATA_ADVICE}",
             )
-        self._warned = waited > self.share
+        self._warned = waited > DATA_SHARE
 
 
 @dataclass(eq=False)
@@ -114,3 +113,23 @@ class Overfitting(Callback):
         """Restore them."""
         self._nats, self._targets = number_in(state, "nats"), count_in(state, "targets")
         self._warned = flag_in(state, "warned")
+
+
+@dataclass(frozen=True)
+class StoreWatch(Callback):
+    """Looks before every evaluation and save whether the store is the one the run began with.
+
+    A lock keeps `prepare` away where the file system has locks; this holds elsewhere, too.
+    """
+
+    store: TokenStore
+
+    def on_before_evaluate(self, at: Progress) -> None:
+        """Refuse, as `on_before_save` does, to continue with a store that was replaced or removed.
+
+        Raises:
+            DataError: it was.
+        """
+        refuse_replaced(self.store)
+
+    on_before_save = on_before_evaluate

@@ -6,24 +6,36 @@ several ranks the first one has it: the figures are of its machine, all GPUs the
 
 from __future__ import annotations
 
+import importlib
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, Self
 
 import psutil
+import torch
 
-from toque.hardware.processor import contended, usable_cores
+from toque.hardware.processor import WAIT_VARIABLES, contended, usable_cores
 from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
-from toque.training.observers.gpu_readings import Gpus, no_gpus
 from toque.training.observers.host_readings import Host
-from toque.units import Progress
+from toque.units import Duration, Progress
 
-_PATIENCE_SECONDS = 5.0
+_PATIENCE_SECONDS: Final = 5.0
 """Longest wait for a reading that hangs, as those of a broken driver do."""
-_LEAST_SECONDS = 0.2
+_LEAST_SECONDS: Final = 0.2
 """Rates over less say little: no last look after so short a time, unless it is the only one."""
+_REASONS: Final = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "heat",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
+"""Bits of NVML's nvmlClocksEventReason* for clocks lower than they could be; idling is none."""
+_CORE: Final = 0
+"""NVML_TEMPERATURE_GPU"""
 
 
 class Record(Protocol):
@@ -31,6 +43,70 @@ class Record(Protocol):
 
     def __call__(self, event: str, **fields: Any) -> None:
         """Write an event with these fields."""
+
+
+class Gpus:
+    """GPUs of the whole machine by NVML, whichever of them this process computes on.
+
+    Args:
+        nvml: the module `pynvml` of nvidia-ml-py, or one with its functions.
+
+    Raises:
+        Exception: what `nvml.nvmlInit` raises where the driver or the rights are missing.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        nvml.nvmlInit()
+        self._handles = [
+            nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())
+        ]
+
+    def look(self) -> list[dict[str, Any]]:
+        """Figures of each GPU now; None for what a card or the rights of this process refuse."""
+        return [self._figures(index, handle) for index, handle in enumerate(self._handles)]
+
+    def close(self) -> None:
+        """Let NVML go."""
+        self._ask(self._nvml.nvmlShutdown)
+
+    def _figures(self, index: int, handle: Any) -> dict[str, Any]:
+        nvml, ask = self._nvml, self._ask
+        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        held_down = ask(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)) or 0
+        return {
+            "index": index,
+            "name": ask(lambda: nvml.nvmlDeviceGetName(handle)),
+            "utilisation_percent": ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            "memory_used_bytes": None if memory is None else int(memory.used),
+            "memory_total_bytes": None if memory is None else int(memory.total),
+            "power_watts": ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+            "temperature_celsius": ask(lambda: nvml.nvmlDeviceGetTemperature(handle, _CORE)),
+            "throttled": [words for bit, words in _REASONS.items() if held_down & bit],
+        }
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except self._nvml.NVMLError:  # MIG, old cards and missing rights refuse some of them
+            return None
+
+
+def gpus_here() -> tuple[Gpus | None, str]:
+    """The GPUs of this machine, and a sentence for the user where they cannot be looked at."""
+    try:
+        return Gpus(importlib.import_module("pynvml")), ""
+    except ImportError:
+        return None, (
+            "the package nvidia-ml-py is not installed, so use, memory and heat of the GPU are not "
+            "recorded: pip install 'toque[gpu]'. The run continues"
+        )
+    except Exception as error:  # noqa: BLE001 - NVMLError, and what a broken driver library raises
+        return None, (
+            f"the GPU's figures cannot be read ({type(error).__name__}: {error}), so they are not "
+            "recorded. In a container the driver's library libnvidia-ml.so.1 and the right to "
+            "read it may be missing. The run continues"
+        )
 
 
 @dataclass(eq=False)
@@ -41,7 +117,7 @@ class SystemSampler(Callback):
         record: writes the event.
         every_seconds: between two looks.
         warn: takes a sentence where the system, or its GPUs, cannot be looked at; once.
-        find_gpus: the GPUs and why there are none; called in the thread, as drivers are slow.
+        on_gpu: True if the run computes on a GPU; only then the machine's GPUs are looked at.
         make_host: the rest of the machine.
         spinning: torch's threads, where they wait for each other by spinning; a machine too busy
             for them is named once.
@@ -50,7 +126,7 @@ class SystemSampler(Callback):
     record: Record
     every_seconds: float
     warn: Callable[[Progress, str], None]
-    find_gpus: Callable[[], tuple[Gpus | None, str | None]] = no_gpus
+    on_gpu: bool = False
     make_host: Callable[[], Host] = Host
     spinning: int = 0
     _at: Progress = field(default_factory=Progress)
@@ -58,6 +134,20 @@ class SystemSampler(Callback):
     _thread: threading.Thread | None = None
     _unsaid: list[str] = field(default_factory=list)
     _named: bool = False
+
+    @classmethod
+    def from_settings(
+        cls,
+        every: Duration,
+        record: Record,
+        warn: Callable[[Progress, str], None],
+        device: torch.device,
+    ) -> Self:
+        """The sampler of a run on `device`, for `observe.system`."""
+        on_gpu = device.type == "cuda"
+        passive = any(name in os.environ for name in WAIT_VARIABLES)
+        spinning = 0 if on_gpu or passive else torch.get_num_threads()
+        return cls(record, every.seconds or 0.0, warn, on_gpu, spinning=spinning)
 
     def on_fit_start(self, start: RunStart) -> None:
         """Start the thread."""
@@ -99,15 +189,14 @@ class SystemSampler(Callback):
         )
 
     def _work(self, over: threading.Event) -> None:
-        gpus, why = self.find_gpus()
-        if why is not None:
-            self._unsaid.append(why)
+        gpus, why = gpus_here() if self.on_gpu else (None, "")  # in the thread: drivers are slow
+        self._unsaid += [why] if why else []
         try:
             self._look_until(over, gpus)
         except (psutil.Error, OSError, RuntimeError, ValueError) as error:
             self._unsaid.append(
                 f"the system's figures cannot be read ({type(error).__name__}: {error}), so they "
-                "are not recorded from here on; observe.system=null does without. The run goes on"
+                "are not recorded from here on; observe.system=null does without. The run continues"
             )
         finally:
             if gpus is not None:

@@ -7,7 +7,6 @@ counted. All of it is copied from the files of the run folder, which stay the re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,10 +30,12 @@ _OF_ALL_GPUS: Final = ("utilization", "memory_percent", "power_watts", "temperat
 """Names under which the mean of several GPUs is sent, as `system/gpu_NAME`."""
 
 Pairs = Iterator[tuple[str, object]]
+Stages = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class TrackerNames:
+def tracker_values(
+    record: Mapping[str, Any], *, stages: Stages = (), recipe_scores: frozenset[str] = frozenset()
+) -> dict[str, float]:
     """Numbers of a record of metrics.jsonl by the names that other trainers use.
 
     train/loss and train/learning_rate for updates, val_loss and val_perplexity for held-out data,
@@ -42,51 +43,47 @@ class TrackerNames:
     curriculum/..., gradients/GROUP/... and system/....
 
     Args:
+        record: none of an event that has no numbers.
         stages: of the curriculum, each with `min_quality` and `max_difficulty`.
         recipe_scores: names of scores that are of recipes.
+
+    >>> tracker_values({"event": "step", "step": 3, "lr": 0.1, "mfu": None})
+    {'train/learning_rate': 0.1}
+    >>> tracker_values({"event": "evaluation", "metrics": {"loss": 2.0}})
+    {'val_loss': 2.0}
     """
+    makers: Mapping[str, Callable[[], Pairs]] = {
+        "step": lambda: _step(record, stages),
+        "evaluation": lambda: _evaluation(record, recipe_scores),
+        "gradients": lambda: _gradients(record),
+        "system": lambda: _system(record),
+    }
+    make = makers.get(record["event"])
+    return _numbers(make()) if make is not None else {}
 
-    stages: Sequence[Mapping[str, Any]] = ()
-    recipe_scores: frozenset[str] = frozenset()
 
-    def values(self, record: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers of a record; none for an event that has no numbers.
+def _step(record: Mapping[str, Any], stages: Stages) -> Pairs:
+    for name, value in record.items():
+        if name not in ("step", "stage", "peak_memory_bytes"):
+            yield f"train/{'learning_rate' if name == 'lr' else name}", value
+    for part, seconds in (record.get("parts") or {}).items():
+        yield f"train/seconds/{part}", seconds
+    yield "system/gpu_peak_memory_bytes", record.get("peak_memory_bytes")
+    stage = record.get("stage")
+    if isinstance(stage, int) and 1 <= stage <= len(stages):
+        bounds = stages[stage - 1]
+        hardest = _DIFFICULTIES.get(str(bounds.get("max_difficulty")), _ANY_DIFFICULTY)
+        yield "curriculum/stage", stage
+        yield "curriculum/quality_threshold", bounds.get("min_quality", 0.0)
+        yield "curriculum/difficulty_level", hardest
 
-        >>> TrackerNames().values({"event": "step", "step": 3, "lr": 0.1, "mfu": None})
-        {'train/learning_rate': 0.1}
-        >>> TrackerNames().values({"event": "evaluation", "metrics": {"loss": 2.0}})
-        {'val_loss': 2.0}
-        """
-        makers: Mapping[str, Callable[[Mapping[str, Any]], Pairs]] = {
-            "step": self._step,
-            "evaluation": self._evaluation,
-            "gradients": _gradients,
-            "system": _system,
-        }
-        make = makers.get(record["event"])
-        return _numbers(make(record)) if make is not None else {}
 
-    def _step(self, record: Mapping[str, Any]) -> Pairs:
-        for name, value in record.items():
-            if name not in ("step", "stage", "peak_memory_bytes"):
-                yield f"train/{'learning_rate' if name == 'lr' else name}", value
-        for part, seconds in (record.get("parts") or {}).items():
-            yield f"train/seconds/{part}", seconds
-        yield "system/gpu_peak_memory_bytes", record.get("peak_memory_bytes")
-        stage = record.get("stage")
-        if isinstance(stage, int) and 1 <= stage <= len(self.stages):
-            bounds = self.stages[stage - 1]
-            hardest = _DIFFICULTIES.get(str(bounds.get("max_difficulty")), _ANY_DIFFICULTY)
-            yield "curriculum/stage", stage
-            yield "curriculum/quality_threshold", bounds.get("min_quality", 0.0)
-            yield "curriculum/difficulty_level", hardest
-
-    def _evaluation(self, record: Mapping[str, Any]) -> Pairs:
-        yield "val_epoch", record.get("epoch")
-        yield "val_seconds", record.get("seconds")
-        for kind, of_kind in (("val_", "metrics"), ("eval/", "texts")):
-            for name, value in (record.get(of_kind) or {}).items():
-                yield f"recipe/{name}" if name in self.recipe_scores else f"{kind}{name}", value
+def _evaluation(record: Mapping[str, Any], recipe_scores: frozenset[str]) -> Pairs:
+    yield "val_epoch", record.get("epoch")
+    yield "val_seconds", record.get("seconds")
+    for kind, of_kind in (("val_", "metrics"), ("eval/", "texts")):
+        for name, value in (record.get(of_kind) or {}).items():
+            yield f"recipe/{name}" if name in recipe_scores else f"{kind}{name}", value
 
 
 def _gradients(record: Mapping[str, Any]) -> Pairs:
@@ -102,23 +99,21 @@ def _system(record: Mapping[str, Any]) -> Pairs:
         if name not in ("step", "seconds"):
             yield f"system/{name}", value
     yield "system/memory_percent", _memory_percent(record)
-    gpus = {gpu["index"]: _gpu(gpu) for gpu in record.get("gpus") or ()}
-    for index, values in gpus.items():
+    of_all: dict[str, list[float]] = {name: [] for name in _OF_ALL_GPUS}
+    for gpu in record.get("gpus") or ():
+        values = {
+            "utilization": gpu.get("utilisation_percent"),
+            "memory_percent": _memory_percent(gpu),
+            "power_watts": gpu.get("power_watts"),
+            "temperature_celsius": gpu.get("temperature_celsius"),
+            "throttled": float(bool(gpu.get("throttled"))),
+        }
         for name, value in values.items():
-            yield f"system/gpu.{index}/{name}", value
-    for name in _OF_ALL_GPUS:
-        known = [value for gpu in gpus.values() if (value := number(gpu[name])) is not None]
-        yield f"system/gpu_{name}", sum(known) / len(known) if known else None
-
-
-def _gpu(gpu: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "utilization": gpu.get("utilisation_percent"),
-        "memory_percent": _memory_percent(gpu),
-        "power_watts": gpu.get("power_watts"),
-        "temperature_celsius": gpu.get("temperature_celsius"),
-        "throttled": float(bool(gpu.get("throttled"))),
-    }
+            yield f"system/gpu.{gpu['index']}/{name}", value
+            if name in of_all and (known := number(value)) is not None:
+                of_all[name].append(known)
+    for name, all_known in of_all.items():
+        yield f"system/gpu_{name}", sum(all_known) / len(all_known) if all_known else None
 
 
 def _memory_percent(record: Mapping[str, Any]) -> float | None:
@@ -126,7 +121,7 @@ def _memory_percent(record: Mapping[str, Any]) -> float | None:
     return 100.0 * used / total if used is not None and total else None
 
 
-def _numbers(pairs: Iterator[tuple[str, object]]) -> dict[str, float]:
+def _numbers(pairs: Pairs) -> dict[str, float]:
     return {name: found for name, value in pairs if (found := number(value)) is not None}
 
 
@@ -140,7 +135,7 @@ class TrackerFeed(Callback):
         name: of the tracker.
         open_tracker: connects to it; called in the background thread, where it may take long.
         warn: takes a sentence about what could not be delivered.
-        names: names of the metrics.
+        values: numbers of a record by their names in trackers.
         samples: samples.jsonl of the run; None for no texts.
     """
 
@@ -150,11 +145,11 @@ class TrackerFeed(Callback):
         open_tracker: Open,
         *,
         warn: Callable[[Progress, str], None],
-        names: TrackerNames | None = None,
+        values: Callable[[Mapping[str, Any]], dict[str, float]] = tracker_values,
         samples: Path | None = None,
     ) -> None:
         self._open = open_tracker
-        self._names = TrackerNames() if names is None else names
+        self._values = values
         self._tracker: Tracker | None = None
         self._thread = BackgroundThread(
             f"records for {name}", capacity=_MOST_WAITING, describe=_first_line, warn=warn
@@ -169,7 +164,7 @@ class TrackerFeed(Callback):
         if record["event"] == "end":
             self._failed = record["error"] is not None
             return
-        step, values = int(record.get("step", 0)), self._names.values(record)
+        step, values = int(record.get("step", 0)), self._values(record)
         if values:
             self._thread.offer(lambda: self._opened().log(step, values))
 

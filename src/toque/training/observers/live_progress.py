@@ -1,4 +1,4 @@
-"""Progress of a run on the console: a line that is renewed, and lines that stay."""
+"""Live progress of a run: a line that is renewed, and lines that stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from toque.reporter import Reporter, clock_text
 from toque.runs.time_left import TimeLeft
 from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
-from toque.training.observers.step_window import Window
+from toque.training.observers.metrics_log import StepWindow
 from toque.units import Duration, Progress
 
 _LOOK_SECONDS: Final = 0.25
@@ -23,7 +23,8 @@ class ConsoleProgress(Callback):
     Args:
         log_every: time between two lines that stay.
         reporter: shows them.
-        time_left: forecast of the run's time; None counts updates alone.
+        warn: takes a warning, once, that something could not be shown.
+        time_left: expected time of the run; None counts updates alone.
         clock: seconds that pass.
     """
 
@@ -32,24 +33,26 @@ class ConsoleProgress(Callback):
         *,
         log_every: Duration,
         reporter: Reporter,
+        warn: Callable[[Progress, str], None] = lambda *_: None,
         time_left: TimeLeft | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.log_every = log_every
-        self._reporter = reporter
+        self._reporter, self._warn = reporter, warn
         self._foreseen = time_left
         self._clock = clock
-        self._window = Window()
+        self._window = StepWindow()
         self._newest_saved: int | None = None
         self._last_loss: float | None = None
         self._best: float | None = None
         self._line = ""
         self._looked = 0.0
         self._evaluation_began: float | None = None
+        self._loss_told = False
 
     def on_fit_start(self, start: RunStart) -> None:
         """Show the step that the run begins at, and the time it will take."""
-        self._window, self._line = Window(), ""
+        self._window, self._line = StepWindow(), ""
         self._last_loss = self._evaluation_began = None
         self._stop_after = start.stop_after
         self._best = start.best.loss if start.best is not None else None
@@ -97,7 +100,8 @@ class ConsoleProgress(Callback):
         self._line = "  ".join(parts)
         self._reporter.progress(self._line, keep=logged)
         if logged:
-            self._window = Window()
+            self._window = StepWindow()
+        self._look_for_losses(info.progress)
 
     def on_before_evaluate(self, at: Progress) -> None:
         """Take the time."""
@@ -118,6 +122,7 @@ class ConsoleProgress(Callback):
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Take note of the newest durable step."""
         self._newest_saved = saved.step
+        self._look_for_losses(at)
 
     def on_warning(self, at: Progress, message: str) -> None:
         """One line that stays."""
@@ -138,45 +143,21 @@ class ConsoleProgress(Callback):
     def _place(self, at: Progress) -> str:
         return f"step {at.step:,}  epoch {at.epoch:.2f}"
 
+    def _look_for_losses(self, at: Progress) -> None:
+        lost = self._reporter.lost
+        if lost is None or self._loss_told:
+            return
+        self._loss_told = True
+        self._warn(
+            at,
+            f"the console cannot be written ({lost}): what it would have shown is dropped "
+            "where it fails. The run continues; its metrics are in this file",
+        )
+
     def _left(self, at: Progress) -> str:
         saved = f"  saved {self._newest_saved:,}" if self._newest_saved else ""
         left = clock_text(self._time_left.seconds(at))
         return f"{self._stop_after.fraction(at):.0%}  {left} left{saved}"
-
-
-class ConsoleLoss(Callback):
-    """Warns, once, that something could not be shown; the run continues.
-
-    Args:
-        reporter: knows what it could not show.
-        warn: takes the warning.
-    """
-
-    def __init__(self, reporter: Reporter, *, warn: Callable[[Progress, str], None]) -> None:
-        self._reporter, self._warn, self._warned = reporter, warn, False
-
-    def on_step(self, info: StepInfo) -> None:
-        """Look."""
-        self._look(info.progress)
-
-    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Look."""
-        self._look(at)
-
-    def on_fit_end(self, end: RunEnd) -> None:
-        """Look a last time."""
-        self._look(end.progress)
-
-    def _look(self, at: Progress) -> None:
-        lost = self._reporter.lost
-        if lost is None or self._warned:
-            return
-        self._warned = True
-        self._warn(
-            at,
-            f"the console cannot be written ({lost}): what it would have shown is dropped where it "
-            "fails. The run continues; its metrics are in this file",
-        )
 
 
 def _rounded(rate: float) -> str:
