@@ -69,7 +69,7 @@ def test_every_way_gives_one_update(family, configs):
     assert all(o.reason for o in found.outcomes if o.verdict == "skipped")
 
 
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
 def test_a_mean_of_means_is_caught(family, configs, monkeypatch):
     def planted(self, parts, n_targets):
         total = torch.zeros(())
@@ -98,7 +98,7 @@ def shifted(batch):
     return replace(batch, labels=batch.labels.roll(1, dims=1))
 
 
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
 @pytest.mark.parametrize("fault", [joined, shifted])
 def test_a_leak_and_a_wrong_shift_are_caught(family, fault, configs, monkeypatch):
     for name in ("decoder_batch", "encoder_decoder_batch"):

@@ -8,10 +8,10 @@ from toque.errors import ConfigError, argument
 from toque.workflows.configure import Configured, configure
 
 if TYPE_CHECKING:
-    from toque.workflows.update_ways import Check
+    from toque.workflows.update_ways import UpdateCheck
 
 
-def check(config: Configured, *, examples: int = 16) -> Check:
+def check(config: Configured, *, examples: int = 16) -> UpdateCheck:
     """Compute one update in every way and compare each with transformers' own.
 
     Args:

@@ -1,16 +1,15 @@
 """Ways of computing one update, and the reference that each of them must equal.
 
 The reference takes each example alone through transformers' stock forward and `F.cross_entropy`.
-Training's own is `Trainer.step` itself, with an optimizer that keeps the gradient instead of using
-it. Both divide the sum of the losses once by the update's target tokens.
+Training's own is `Trainer.step` itself, at a learning rate of 0, with the gradient that reaches its
+optimizer. Both divide the sum of the losses once by the update's target tokens.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,57 +55,34 @@ Pair = tuple[Sequence[int], Sequence[int]]
 """Prompt and target of an example, as token ids."""
 
 
-class Tolerance(NamedTuple):
-    """Largest relative differences that rounding explains."""
-
-    loss: float
-    gradient: float
-
-
-FLOAT32: Final = Tolerance(1e-5, 1e-4)
-"""Sums in another order differ by a tenth of these."""
-HALF: Final = Tolerance(1e-2, 5e-2)
+FLOAT32: Final = (1e-5, 1e-4)
+"""Largest relative differences of loss and gradient that rounding explains in float32; sums in
+another order differ by a tenth of these."""
+HALF: Final = (1e-2, 5e-2)
 """The same in 16 bits, whose numbers have 8 (bf16) or 11 bits of precision."""
 
 
-class Difference(NamedTuple):
-    """Distance of an update from the reference, each as a share of the reference's."""
-
-    loss: float
-    norm: float
-    """Difference of the lengths of the whole gradients."""
-    element: float
-    """The largest difference of any element, as a share of the largest element."""
-    where: str
-    """The parameter that holds that element."""
-
-    def within(self, tolerance: Tolerance) -> bool:
-        """True where all of it is; what is not a number is not."""
-        gradient = tolerance.gradient
-        return self.loss <= tolerance.loss and self.norm <= gradient and self.element <= gradient
-
-
 @dataclass(frozen=True)
-class Outcome:
-    """One way of computing the update."""
+class UpdateWay:
+    """One way of computing the update, and its differences from the reference."""
 
     name: str
     verdict: Literal["same", "DIFFERENT", "skipped"]
     seconds: float = 0.0
-    found: Difference | None = None
+    found: UpdateDifference | None = None
     reason: str = ""
     """Reason why it was skipped."""
 
 
 @dataclass(frozen=True)
-class Check:
+class UpdateCheck:
     """The ways of computing an update, beside the reference."""
 
     loss: float
     examples: int
     target_tokens: int
     reference_seconds: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[UpdateWay, ...]
 
     @property
     def passed(self) -> bool:
@@ -114,7 +90,7 @@ class Check:
         return all(outcome.verdict != "DIFFERENT" for outcome in self.outcomes)
 
     def raise_if_failed(self) -> None:
-        """Refuse to go on with a wrong update.
+        """Refuse to continue with a wrong update.
 
         Raises:
             CheckFailed: some way of computing gives another loss or gradient.
@@ -150,57 +126,66 @@ class Check:
                 *rows,
                 "",
                 "Relative differences from the reference; dropout is off. Allowed in float32:",
-                f"loss {FLOAT32.loss:.0e}, gradient {FLOAT32.gradient:.0e};",
-                f"in 16 bits: loss {HALF.loss:.0e}, gradient {HALF.gradient:.0e}.",
+                f"loss {FLOAT32[0]:.0e}, gradient {FLOAT32[1]:.0e};",
+                f"in 16 bits: loss {HALF[0]:.0e}, gradient {HALF[1]:.0e}.",
                 *skipped,
                 f"{verdict}; {total:.1f} s.",
             ]
         )
 
 
-@dataclass(frozen=True)
-class Update:
-    """The loss and the gradient of an update."""
+class UpdateDifference(NamedTuple):
+    """Distance of an update from the reference, each as a share of the reference's."""
 
     loss: float
-    """Nats per target token."""
-    gradient: dict[str, Tensor]
-    """Gradient by parameter, on the model's device."""
+    norm: float
+    """Difference of the lengths of the whole gradients."""
+    element: float
+    """The largest difference of any element, as a share of the largest element."""
+    where: str
+    """The parameter that holds that element."""
 
-    def plus(self, other: Update) -> Update:
-        """The sum over two ranks."""
-        names = self.gradient.keys() | other.gradient.keys()
-        parts = {n: [m.gradient[n] for m in (self, other) if n in m.gradient] for n in names}
-        return Update(self.loss + other.loss, {n: sum(g[1:], g[0]) for n, g in parts.items()})
-
-    @property
-    def norm(self) -> float:
-        """Length of the whole gradient."""
-        return math.sqrt(sum(float(g.double().pow(2).sum()) for g in self.gradient.values()))
+    def within(self, allowed: tuple[float, float]) -> bool:
+        """True where all of it is; what is not a number is not."""
+        loss, gradient = allowed
+        return self.loss <= loss and self.norm <= gradient and self.element <= gradient
 
 
-def difference(found: Update, reference: Update) -> Difference:
+Gradient = dict[str, Tensor]
+"""Gradient by parameter, on the model's device."""
+LossAndGradient = tuple[float, Gradient]
+"""Nats per target token of an update, and its gradient."""
+
+
+def difference(found: LossAndGradient, reference: LossAndGradient) -> UpdateDifference:
     """The distance of an update from another; infinite where a gradient is missing or added."""
-    if found.gradient.keys() != reference.gradient.keys():
-        odd = min(found.gradient.keys() ^ reference.gradient.keys())
-        return Difference(math.inf, math.inf, math.inf, odd)
-    largest = max(float(g.abs().max()) for g in reference.gradient.values()) or 1.0
+    (loss, gradient), (true_loss, true_gradient) = found, reference
+    if gradient.keys() != true_gradient.keys():
+        odd = min(gradient.keys() ^ true_gradient.keys())
+        return UpdateDifference(math.inf, math.inf, math.inf, odd)
+    largest = max(float(g.abs().max()) for g in true_gradient.values()) or 1.0
     elements = {
-        name: float((found.gradient[name] - expected).abs().max()) / largest
-        for name, expected in reference.gradient.items()
+        name: float((gradient[name] - expected).abs().max()) / largest
+        for name, expected in true_gradient.items()
     }
     # A NaN is the worst there is, and max() would pass over it.
     elements = {name: math.inf if math.isnan(x) else x for name, x in elements.items()}
     where = max(elements, key=elements.__getitem__)
-    return Difference(
-        loss=abs(found.loss - reference.loss) / abs(reference.loss),
-        norm=abs(found.norm - reference.norm) / (reference.norm or 1.0),
+    norm, true_norm = (
+        math.sqrt(sum(float(g.double().pow(2).sum()) for g in of.values()))
+        for of in (gradient, true_gradient)
+    )
+    return UpdateDifference(
+        loss=abs(loss - true_loss) / abs(true_loss),
+        norm=abs(norm - true_norm) / (true_norm or 1.0),
         element=elements[where],
         where=where,
     )
 
 
-def reference_update(model: nn.Module, pairs: Sequence[Pair], *, smoothing: float) -> Update:
+def reference_update(
+    model: nn.Module, pairs: Sequence[Pair], *, smoothing: float
+) -> LossAndGradient:
     """The update of examples that go alone through transformers' forward, in the model's dtype.
 
     Args:
@@ -234,12 +219,12 @@ def reference_update(model: nn.Module, pairs: Sequence[Pair], *, smoothing: floa
         total += loss.item()
     gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
-    return Update(total / n_targets, gradient)
+    return total / n_targets, gradient
 
 
 def training_update(
     model: nn.Module, step: Step, *, rows_at_once: int, runtime: Runtime, smoothing: float
-) -> Update:
+) -> LossAndGradient:
     """The update that `Trainer.step` computes, nothing of it applied.
 
     Args:
@@ -249,10 +234,17 @@ def training_update(
         runtime: device and precision.
         smoothing: label smoothing.
     """
-    keeper = _GradientKeeper([p for p in model.parameters() if p.requires_grad])
+    kept: Gradient = {}
+
+    def keep(*_: object) -> None:
+        named = model.named_parameters()
+        kept.update({n: p.grad.clone() for n, p in named if p.grad is not None})
+
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+    optimizer.register_step_pre_hook(keep)
     trainer = Trainer(
         model=model,
-        optimizer=keeper,
+        optimizer=optimizer,
         batches=_OneStep(step),
         loss_fn=partial(objective.loss_sum, smoothing=smoothing),
         lr_at=lambda _: 0.0,
@@ -266,22 +258,7 @@ def training_update(
         max_grad_norm=None,
         seed=0,
     )
-    loss, kept = float(trainer.step(step).loss), keeper.kept
-    return Update(loss, {n: kept[p] for n, p in model.named_parameters() if p in kept})
-
-
-class _GradientKeeper(torch.optim.Optimizer):
-    """Keeps the gradient it is given, and changes nothing."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__(parameters, {"lr": 0.0})
-        self.kept: dict[nn.Parameter, Tensor] = {}
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take a copy."""
-        del closure
-        parameters = (p for group in self.param_groups for p in group["params"])
-        self.kept = {p: p.grad.clone() for p in parameters if p.grad is not None}
+    return float(trainer.step(step).loss), kept
 
 
 @dataclass(frozen=True)
@@ -300,7 +277,7 @@ class _OneStep:
         return self.step
 
 
-def compare_ways(config: RunConfig, examples: int) -> Check:
+def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
     """Compute the update of so many examples alone, through transformers, and then in every way."""
     store = open_store(config)
     runtime = Runtime.detect(precision="float32", deterministic=config.train.deterministic)
@@ -315,7 +292,7 @@ def compare_ways(config: RunConfig, examples: int) -> Check:
     seconds = time.perf_counter() - began
     ways = _Ways(config, store, model, runtime, rows, reference)
     n_targets = ways.step(packed=False).n_targets
-    return Check(reference.loss, len(rows), n_targets, seconds, tuple(ways.outcomes()))
+    return UpdateCheck(reference[0], len(rows), n_targets, seconds, tuple(ways.outcomes()))
 
 
 def _switch_dropout_off(model: nn.Module) -> None:
@@ -346,9 +323,9 @@ class _Ways:
     model: PreTrainedModel
     runtime: Runtime
     rows: np.ndarray
-    reference: Update
+    reference: LossAndGradient
 
-    def outcomes(self) -> Iterator[Outcome]:
+    def outcomes(self) -> Iterator[UpdateWay]:
         """Each way, computed when it is asked for."""
         some = max(2, len(self.rows) // 3)
         yield self.compared("one example a row, all rows at once", packed=False)
@@ -359,14 +336,16 @@ class _Ways:
         yield self.compared("packed rows, one at a time", rows_at_once=1)
         # The sum over a network is not tried: each rank's share is computed here, one by one.
         yield self.compared("packed rows, shared by two ranks", ranks=2)
-        with _applied(recompute_blocks, stop_recomputing, self.model):
-            yield self.compared("packed rows, activations recomputed")
+        recompute_blocks(self.model)
+        yield self.compared("packed rows, activations recomputed")
+        stop_recomputing(self.model)
         if self.config.train.compile is True:
-            with _applied(compile_blocks, stop_compiling, self.model):
-                yield self.compared("packed rows, compiled")
+            compile_blocks(self.model)
+            yield self.compared("packed rows, compiled")
+            stop_compiling(self.model)
         else:
             reason = "train.compile is not true, and compiling takes a minute"
-            yield Outcome("packed rows, compiled", "skipped", reason=reason)
+            yield UpdateWay("packed rows, compiled", "skipped", reason=reason)
         yield self.as_the_run_computes()
 
     def step(self, *, packed: bool, rank: int = 0, ranks: int = 1) -> Step:
@@ -404,7 +383,7 @@ class _Ways:
         rows_at_once: int | None = None,
         ranks: int = 1,
         runtime: Runtime | None = None,
-    ) -> Outcome:
+    ) -> UpdateWay:
         """One way, against the reference; all rows at once unless a number is given."""
         runtime = runtime or self.runtime
         began = time.perf_counter()
@@ -419,34 +398,21 @@ class _Ways:
             for step in (self.step(packed=packed, rank=rank, ranks=ranks) for rank in range(ranks))
             if step.batch.n_rows
         ]
-        total = shares[0]
-        for share in shares[1:]:
-            total = total.plus(share)
-        found = difference(total, self.reference)
+        gradient: Gradient = {}
+        for _, share in shares:
+            gradient |= {n: g + gradient[n] if n in gradient else g for n, g in share.items()}
+        found = difference((sum(loss for loss, _ in shares), gradient), self.reference)
         same = found.within(FLOAT32 if runtime.precision == "float32" else HALF)
         seconds = time.perf_counter() - began
-        return Outcome(name, "same" if same else "DIFFERENT", seconds, found)
+        return UpdateWay(name, "same" if same else "DIFFERENT", seconds, found)
 
-    def as_the_run_computes(self) -> Outcome:
+    def as_the_run_computes(self) -> UpdateWay:
         """The number format, and the products, that the run would choose."""
         runtime = Runtime.from_settings(self.config.train, family_of(self.model.config))
         if runtime.precision == "float32" and not onednn_is_faster():
-            return Outcome("packed rows, 16 bits", "skipped", reason="this run is in float32")
+            return UpdateWay("packed rows, 16 bits", "skipped", reason="this run is in float32")
         if runtime.scaler is not None:
             runtime = replace(runtime, scaler=None)  # gradients would come scaled
         use_cpu_layers(self.model)
         how = "float32 by oneDNN" if runtime.precision == "float32" else runtime.precision
         return self.compared(f"packed rows, {how}", runtime=runtime)
-
-
-@contextmanager
-def _applied(
-    begin: Callable[[nn.Module], object],
-    end: Callable[[nn.Module], object],
-    model: nn.Module,
-) -> Iterator[None]:
-    begin(model)
-    try:
-        yield
-    finally:
-        end(model)
