@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.reports.axes import ticks, written
-from toque.reports.svg_charts import Frame, Series, bars, histogram, lines
+from toque.reports.svg_charts import Frame, Series, bars, histogram, lines, ticks, written
 
 SCRIPT = '</title><script>alert("1")</script>&'
 

@@ -10,7 +10,7 @@ import pytest
 
 import toque
 from toque.config import load_config, resolve_values
-from toque.config.longer_run import lengthened
+from toque.config.cross_checks import lengthened
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import CheckpointError
 from toque.reporter import Reporter

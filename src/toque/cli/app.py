@@ -20,8 +20,7 @@ from toque.cli.commands_data import (
     show_batch,
     verify,
 )
-from toque.cli.commands_doctor import doctor
-from toque.cli.commands_plan import plan
+from toque.cli.commands_look import compare, doctor, plan, watch
 from toque.cli.commands_run import (
     ablate,
     check,
@@ -33,7 +32,6 @@ from toque.cli.commands_run import (
     serve,
     train,
 )
-from toque.cli.commands_watch import compare, watch
 from toque.cli.console import (
     WORKING_VERBS,
     OutputLostError,

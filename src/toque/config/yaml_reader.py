@@ -86,12 +86,6 @@ class Document:
     value: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
 
-    def origin(self, path: Path) -> str:
-        """File and line where the value at `path`, or the nearest thing around it, is written."""
-        while path and path not in self.lines:
-            path = path[:-1]
-        return f"{self.name}:{self.lines.get(path, 1)}"
-
 
 def read_yaml(text: str, name: str) -> Document:
     """Read one YAML document.

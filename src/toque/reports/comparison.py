@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -160,10 +159,6 @@ class Comparison:
             "sentence": self.sentence,
             "method": METHOD,
         }
-
-    def json(self) -> str:
-        """The record as JSON."""
-        return json.dumps(self.record, indent=1)
 
     @property
     def sentence(self) -> str:

@@ -40,6 +40,21 @@ _SAMPLE: Final = (
     {"role": "user", "content": "And then?"},
 )
 """A conversation by which chat templates are compared."""
+N_PROMPTS: Final = 20
+"""Prompts by which the file is compared with the model."""
+_OLLAMA: Final = """# ollama create {name} -f Modelfile
+FROM ./{file}
+TEMPLATE \"\"\"{before}{{{{ .Prompt }}}}{after}\"\"\"
+PARAMETER num_predict {most}
+"""
+_RECIPES: Final = """{{%- set asked = messages[-1]['content'] -%}}
+{{%- if not asked.startswith({asks!r}) -%}}
+{{%- set title = asked.split(':')[0] -%}}
+{{%- set foods = asked[title|length + 1:].strip() -%}}
+{{%- set asked = {asks!r} + ' ' + title.strip() + ({using!r} + foods if foods else '') -%}}
+{{%- endif -%}}
+{{{{- asked -}}}}"""
+_AS_IT_IS: Final = "{{- messages[-1]['content'] -}}"
 
 
 def export(
@@ -71,7 +86,11 @@ def export(
         raise ConfigError(f"{argument('form')} is {form!r}. Use {known}.")
     if push_to is not None:
         refuse_push(push_to)
-    made = _written(_source_of(run_or_model), Path(to), form, (dtype or DEFAULT_DTYPES[form]))
+    given, source = _source_of(run_or_model)
+    readme = source / "README.md"
+    card = readme.read_text(encoding="utf-8") if readme.exists() else f"# {Path(to).name}\n"
+    write = _gguf_folder if form == "gguf" else _hf_folder
+    made = write(source, Path(to), dtype or DEFAULT_DTYPES[form], card, provenance_in(given))
     if push_to is not None:
         push(made.folder, push_to)
     return made
@@ -96,42 +115,24 @@ def _source_of(run_or_model: Model) -> tuple[Path, Path]:
     return given, source
 
 
-def _written(
-    folders: tuple[Path, Path], to: Path, form: str, dtype: str
-) -> Exported | ExportedGguf:
+def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance) -> Exported:
     from toque.models.loading.model_export import DTYPES, export_model  # with torch
 
-    given, source = folders
-    readme = source / "README.md"
-    card = readme.read_text(encoding="utf-8") if readme.exists() else f"# {to.name}\n"
-    record = provenance_in(given)
-    another = record is FOREIGN and not is_toques(source)
-    if form == "gguf":
-        return export_gguf_folder(
-            source,
-            to,
-            kind=dtype.lower(),
-            card=card,
-            record=record,
-            codec=codec_in(source, record),
-            encoder=_has_encoder(source),
-        )
     if dtype not in DTYPES:
         raise ConfigError(
             f"{argument('dtype')} is {dtype}. Use {', '.join(DTYPES)} in the format hf."
         )
-    if another:  # of another's model nothing is known to add
+    if record is FOREIGN and not is_toques(source):  # of another's model nothing is known to add
         return _compared(source, export_model(source, to, card=card, dtype=dtype))
-    codec, encoder = codec_in(source, record), _has_encoder(source)
+    codec, encoder, most = codec_in(source, record), _has_encoder(source), record.max_new_tokens
     files, portable = model_files(codec, record, encoder=encoder)
     card = with_usage(
         card,
         prompt=example_prompt(record),
         encoder=encoder,
-        max_new_tokens=record.max_new_tokens,
+        max_new_tokens=most,
         portable=portable,
     )
-    most = record.max_new_tokens
     made = export_model(source, to, card=card, dtype=dtype, files=files, max_new_tokens=most)
     return _compared(source, made)
 
@@ -175,48 +176,12 @@ def _has_encoder(source: Path) -> bool:
     return bool(config_in(source).is_encoder_decoder)
 
 
-if TYPE_CHECKING:
-    from toque.models.gguf.gguf_export import ExportedGguf
-    from toque.models.gguf.gguf_vocabulary import Asking
-
-N_PROMPTS: Final = 20
-"""Prompts by which the file is compared with the model."""
-_OLLAMA: Final = """# ollama create {name} -f Modelfile
-FROM ./{file}
-TEMPLATE \"\"\"{before}{{{{ .Prompt }}}}{after}\"\"\"
-PARAMETER num_predict {most}
-"""
-_RECIPES: Final = """{{%- set asked = messages[-1]['content'] -%}}
-{{%- if not asked.startswith({asks!r}) -%}}
-{{%- set title = asked.split(':')[0] -%}}
-{{%- set foods = asked[title|length + 1:].strip() -%}}
-{{%- set asked = {asks!r} + ' ' + title.strip() + ({using!r} + foods if foods else '') -%}}
-{{%- endif -%}}
-{{{{- asked -}}}}"""
-_AS_IT_IS: Final = "{{- messages[-1]['content'] -}}"
-
-
-def export_gguf_folder(
-    source: Path, to: Path, *, kind: str, card: str, record: Provenance, codec: Codec, encoder: bool
-) -> ExportedGguf:
-    """Write a model's GGUF folder; see `export_gguf`.
-
-    Args:
-        source: a model folder or an adapter folder.
-        to: the folder to write.
-        kind: how weights are stored.
-        card: README.md of the model.
-        record: what it is asked with.
-        codec: its tokenizer.
-        encoder: whether it is an encoder-decoder.
-
-    Raises:
-        ConfigError: the package gguf is absent, or llama.cpp computes no such model.
-        CheckpointError: another model was read back.
-    """
+def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenance) -> ExportedGguf:
+    kind = kind.lower()
     try:
         from toque.models.gguf.file import TYPES
         from toque.models.gguf.gguf_export import export_gguf, gguf_name
+        from toque.models.gguf.gguf_vocabulary import Asking
     except ModuleNotFoundError as error:
         raise ConfigError(
             "The format gguf needs the package gguf, which is not installed. Install it with "
@@ -226,48 +191,40 @@ def export_gguf_folder(
         raise ConfigError(
             f"{argument('dtype')} is {kind}. Use one of {', '.join(TYPES)} in the format gguf."
         )
+    codec, encoder = codec_in(source, record), _has_encoder(source)
     family: FamilyKind = "encoder-decoder" if encoder else "decoder"
     form = form_named(record.form)
-    file = gguf_name(to, kind)
-    ends = "" if encoder or asking_bounds(codec, family, form)[1] is None else "\n"
+    begin, end = asking_bounds(codec, family, form)
+    file, ends = gguf_name(to, kind), "" if encoder or end is None else "\n"
     before = f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""
     some = [write_prompt(one.title, one.ingredients) for one in recipes(N_PROMPTS, 0)]
-    files = {
-        "README.md": with_gguf_usage(
-            card,
-            file=file,
-            prompt=example_prompt(record),
-            ends=ends,
-            encoder=encoder,
-            max_new_tokens=record.max_new_tokens,
-        ),
-        "Modelfile": _OLLAMA.format(
-            name=to.name, file=file, before=before, after=ends, most=record.max_new_tokens
-        ),
-    }
-    return export_gguf(
-        source,
-        to,
-        kind=kind,
-        tokenizer_json=codec.tokenizer_json,
-        asking=_asking(codec, record, encoder=encoder, ends=ends),
-        prompts=[prompt_ids(codec, text, family, form) for text in some],
-        files=files,
+    most = record.max_new_tokens
+    usage = with_gguf_usage(
+        card,
+        file=file,
+        prompt=example_prompt(record),
+        ends=ends,
+        encoder=encoder,
+        max_new_tokens=most,
     )
-
-
-def _asking(codec: Codec, record: Provenance, *, encoder: bool, ends: str) -> Asking:
-    from toque.models.gguf.gguf_vocabulary import Asking
-
-    kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
-    return Asking(
-        begin=asking_bounds(codec, kind, form_named(record.form))[0],
+    modelfile = _OLLAMA.format(name=to.name, file=file, before=before, after=ends, most=most)
+    asking = Asking(
+        begin=begin,
         eos=codec.eos_id,
         pad=codec.pad_id,
         unk=codec.unk_id,
         newline=codec.newline_id,
         ends_with_eos=encoder,
         template=chat_template(record, template_text(codec.settings), ends=ends),
+    )
+    return export_gguf(
+        source,
+        to,
+        kind=kind,
+        tokenizer_json=codec.tokenizer_json,
+        asking=asking,
+        prompts=[prompt_ids(codec, text, family, form) for text in some],
+        files={"README.md": usage, "Modelfile": modelfile},
     )
 
 

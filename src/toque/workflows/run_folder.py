@@ -26,7 +26,7 @@ from toque.config import (
     resolve_values,
     resolved_yaml,
 )
-from toque.config.longer_run import lengthened
+from toque.config.cross_checks import lengthened
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ToqueError, argument, in_shell
 from toque.reporter import size_text

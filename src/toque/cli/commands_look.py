@@ -1,0 +1,118 @@
+"""Commands that look at machines and runs and change nothing: doctor, plan, watch, compare."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from toque.cli.commands_data import Overrides, load, loading, reporter
+
+
+def doctor(run: Path | None = None, /, *, json: bool = False) -> None:
+    """Check this machine; or say what limits a run.
+
+    Without RUN: versions, processor, GPUs, a compile, two processes that share a sum, disk, memory,
+    limits, credentials and extras, each with what to do; exit code 1 when something needed is
+    broken. With RUN, also while it continues or after a kill: what its time went into, what limits
+    it, what to change and what that should give.
+
+    Args:
+        run: run folder.
+        json: print one JSON object, for programs.
+    """
+    from toque.workflows.doctor import Diagnosis
+    from toque.workflows.doctor import doctor as workflow
+
+    with loading() if run is None else nullcontext():
+        from toque.cli.console import print_checkup
+
+        if run is None:
+            import torch  # noqa: F401 - what takes seconds
+    found = workflow(run, reporter=reporter())
+    if json:
+        print(dumps(found.record(), indent=1))
+    elif isinstance(found, Diagnosis):
+        print(found)
+    else:
+        print_checkup(found)
+    if not isinstance(found, Diagnosis):
+        found.raise_if_failed()
+
+
+def plan(
+    config: str,
+    /,
+    *overrides: Overrides,
+    hardware: str | None = None,
+    utilisation: float | None = None,
+    json: bool = False,
+) -> None:
+    """Say what a run will take before it begins: memory by part, hours, disk, bucket traffic.
+
+    No weight is read. What to change is worked out too, each change with its own figures. With a
+    prepared store the lengths are those of its examples.
+
+    Args:
+        config: YAML file or preset.
+        overrides: settings to change, as section.field=value.
+        hardware: a card such as rtx-4090 or h100, by its maker's data sheet; without it, this
+            machine, measured. Where CONFIG says what changes on that card, it is changed.
+        utilisation: per cent of the peak to assume; what is known, or a stated guess, when left
+            out.
+        json: print one JSON object instead of a table.
+    """
+    from toque.config.resolve import names_card
+    from toque.hardware.cards import card_named
+
+    changed = None
+    if hardware is not None:
+        hardware = card_named(hardware).name
+        changed = hardware if names_card(config, hardware) else None
+    settings = load(config, overrides, hardware=changed).config
+    with loading():
+        from toque.workflows.plan.planning import plan as workflow
+
+    share = None if utilisation is None else utilisation / 100.0
+    found = workflow(settings, hardware=hardware, utilisation=share, reporter=reporter())
+    print(dumps(found.record(), indent=1) if json else found)
+
+
+def watch(
+    run_or_folder: str,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8001,
+    token: Annotated[str | None, Parameter(env_var="TOQUE_TOKEN")] = None,
+) -> None:
+    """Show a run, or all runs in a folder, as a page in the browser that moves while they train.
+
+    The runs are only read: they may continue, have ended, or have been killed.
+
+    Args:
+        run_or_folder: run folder, folder that holds runs, or one of the two at gs:// or s3://.
+        host: the address to listen on; one that other machines reach needs a token.
+        port: 0 takes any that is free.
+        token: what readers must give; better in the environment, where `ps` does not show it.
+    """
+    from toque.workflows.watch import watch as workflow
+
+    workflow(run_or_folder, host=host, port=port, token=token, reporter=reporter())
+
+
+def compare(*runs: str, out: Path | None = None, json: bool = False) -> None:
+    """Hold runs against the first: settings that differ, scores with intervals, cost, curves.
+
+    Args:
+        runs: two or more runs, unfinished, ended or killed: folders, or addresses at gs:// or s3://.
+        out: the page to write; comparison.html beside the first run when left out.
+        json: print every number as JSON instead of tables.
+    """
+    from toque.workflows.compare import compare as workflow
+
+    found = workflow(*runs, out=out, reporter=reporter())
+    print(dumps(found.record, indent=1) if json else found)
