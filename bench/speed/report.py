@@ -46,7 +46,7 @@ from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.recipe_scores import text_metrics
 from toque.evaluation.bootstrap import RESAMPLES, draws
-from toque.evaluation.text_metrics.rouge import NAMES, rouge_f1
+from toque.evaluation.rouge import NAMES, rouge_f1
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import PART, TextScores
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from tiny import EVERY_KIND, examples, make, pack
-from toque.evaluation.bootstrap import PerText, estimates
-from toque.evaluation.by_text import ExampleLoss, TextTable, from_json, losses_table, to_json
-from toque.evaluation.differences import over_texts
+from toque.evaluation.bootstrap import PerText, estimates, over_texts
+from toque.evaluation.by_text import TextTable, from_json, losses_table, to_json
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import TextScores
 from toque.models.forward.loss import loss_sum, nats_by_example
@@ -42,7 +41,8 @@ TEXTS = [(f"dish {i}", f"cut {i} carrots and cook them", f"cut {i + 1} carrots")
 
 def test_what_is_read_back_scores_as_before():
     texts, scores = table_of(TEXTS)
-    losses = losses_table([ExampleLoss(f"k{i}", 10.0 + i, 5, 20 + i) for i in range(4)])
+    steps = np.arange(4.0)
+    losses = losses_table([f"k{i}" for i in range(4)], 10 + steps, np.full(4, 5.0), 20 + steps)
     read = from_json(to_json(examples=losses, texts=texts, step=7).encode())
     assert read.step == 7
     assert list(read.texts.keys) == list(texts.keys)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tiny import PAD, model_of
-from toque.evaluation.constrained_choice import Chooser
-from toque.models.forward.loss import log_probabilities
+from tiny import model_of
+from toque.data.tokenizer.codec import load_codec
+from toque.evaluation import constrained_choice
 
-PROMPTS = [np.array(ids) for ids in ([7, 8, 9, 1], [5, 1], [11, 12, 13, 14, 15, 16, 1])]
-ANSWERS = [np.array(ids) for ids in ([20, 1], [21, 22, 23, 1], [20, 24, 1])]
+ANSWERS = ["salt", "pepper and butter", "milk"]
 
 
 def alone(model: PreTrainedModel, prompt: np.ndarray, answer: np.ndarray) -> float:
@@ -32,21 +29,16 @@ def alone(model: PreTrainedModel, prompt: np.ndarray, answer: np.ndarray) -> flo
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 @pytest.mark.parametrize("tokens_at_once", [1, 4096])
-def test_shares_are_those_of_the_whole_answers(kind: str, tokens_at_once: int) -> None:
-    model = model_of(kind).train()
-    choose = Chooser(
-        log_probabilities=log_probabilities,
-        autocast=nullcontext,
-        device=torch.device("cpu"),
-        encoder=kind == "t5",
-        pad_id=PAD,
-        start_id=PAD,
-        tokens_at_once=tokens_at_once,
-    )
-    found = choose(model, PROMPTS, ANSWERS)
+def test_shares_are_those_of_the_whole_answers(kind, tokens_at_once, tokenizers_at, monkeypatch):
+    codec = load_codec(tokenizers_at["encoder-decoder" if kind == "t5" else "decoder"])
+    model = model_of(kind, vocab=codec.vocab_size).train()
+    prompts = [np.array(codec.encode(text)) for text in ("lentil soup", "rice", "cake with milk")]
+    monkeypatch.setattr(constrained_choice, "TOKENS_AT_ONCE", tokens_at_once)
+    found = constrained_choice.choose(model, codec, prompts, ANSWERS)
     assert model.training
     model.eval()
-    scores = np.array([[alone(model, p, a) for a in ANSWERS] for p in PROMPTS])
+    answers = [np.array([*codec.encode(codec.normalise(a)), codec.eos_id]) for a in ANSWERS]
+    scores = np.array([[alone(model, p, a) for a in answers] for p in prompts])
     expected = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     assert (found.argmax(axis=1) == expected.argmax(axis=1)).all()

@@ -7,8 +7,7 @@ import pytest
 
 from toque.evaluation.bootstrap import PerText, draws, estimates
 from toque.evaluation.by_text import TextTable
-from toque.evaluation.text_metrics.ngram_overlap import distinct, grams, repetition
-from toque.evaluation.text_metrics.token_hashes import words
+from toque.evaluation.ngram_metrics import distinct, grams, repetition, words
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import PART, TextScores
 

@@ -9,7 +9,7 @@ from toque.cli import main
 from toque.config import load_config
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
-from toque.evaluation.differences import Interval, paired, t_quantile
+from toque.evaluation.bootstrap import Interval, paired, t_quantile
 from toque.workflows.ablate import Ablation, Result, _alone, ablate, summary
 from toque.workflows.ablation_plan import IMPROVEMENTS, plan_ablation
 

@@ -12,7 +12,7 @@ import toque
 from toque.cli import main
 from toque.errors import CheckpointError, ConfigError
 from toque.evaluation.bootstrap import PerText
-from toque.evaluation.by_text import FILE, ExampleLoss, TextTable, losses_table, to_json
+from toque.evaluation.by_text import FILE, TextTable, losses_table, to_json
 from watching.written_run import WrittenRun
 
 DRAWN = np.random.default_rng(3)
@@ -41,12 +41,12 @@ def run_of(
     if scored:
         noise = np.random.default_rng(len(folder.name)).normal(0.0, 1.0, len(NATS))
         losses = NATS - better_by + noise
-        examples = [
-            ExampleLoss(f"{texts}{i}", n, tokens, 80) for i, n in enumerate(losses.tolist())
-        ]
+        names, sizes = [f"{texts}{i}" for i in range(len(losses))], np.full((2, len(losses)), 80.0)
+        sizes[0] = tokens
+        examples = losses_table(names, losses, *sizes)
         keys = [f"{texts}{i}" for i in range(len(SCORES))]
         written = TextTable(keys, {"recipe_score": PerText.mean(SCORES + score)})
-        (folder / FILE).write_text(to_json(examples=losses_table(examples), texts=written, step=10))
+        (folder / FILE).write_text(to_json(examples=examples, texts=written, step=10))
         evaluation = {"step": 10, "heldout": {"loss": 2.5, "target_tokens": 2400},
                       "generated": {"recipe_score": 0.5, "texts": 40}}  # fmt: skip
         (folder / "evaluation.json").write_text(json.dumps(evaluation))
@@ -95,9 +95,10 @@ def test_few_texts_get_no_interval_and_no_star(tmp_path):
     """Four texts whose BLEU was 0.06 and 0.00 were "* better"."""
     folders = [run_of(tmp_path / name, better_by=9.0 * n) for n, name in enumerate(("a", "bb"))]
     for n, folder in enumerate(folders):
-        examples = [ExampleLoss(f"t{i}", 50.0 - 9.0 * n, 20, 80) for i in range(9)]
+        names, numbers = [f"t{i}" for i in range(9)], (50.0 - 9.0 * n, 20.0, 80.0)
+        examples = losses_table(names, *(np.full(9, number) for number in numbers))
         texts = TextTable([f"t{i}" for i in range(10)], {"bleu": PerText.mean(SCORES[:10] + n)})
-        table = to_json(examples=losses_table(examples), texts=texts, step=10)
+        table = to_json(examples=examples, texts=texts, step=10)
         (folder / FILE).write_text(table)
     found = toque.compare(*folders)
     loss, bleu = (found.record["differences"]["bb"][name] for name in ("loss", "bleu"))

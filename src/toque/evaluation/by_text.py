@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from toque.evaluation.bootstrap import Floats, PerText
-from toque.evaluation.text_metrics.bleu_chrf import bleu_of, chrf_of
+from toque.evaluation.ngram_metrics import bleu_of, chrf_of
 from toque.storage.json_files import decode_json
 
 FILE: Final = "scores_by_text.json"
@@ -60,29 +60,22 @@ class TextTable:
         }
 
 
-@dataclass(frozen=True)
-class ExampleLoss:
-    """The loss of one held-out example."""
+def losses_table(
+    keys: Sequence[str], nats: Floats, tokens: Floats, size: Floats, weight: Floats | float = 1.0
+) -> TextTable:
+    """Held-out loss of examples, and bits a byte where the bytes are known.
 
-    key: str
-    nats: float
-    tokens: int
-    """Target tokens."""
-    bytes: int
-    """Bytes of the target as text; 0 where the tokens are no whole text."""
-    weight: float = 1.0
-
-
-def losses_table(examples: Sequence[ExampleLoss]) -> TextTable:
-    """Held-out loss, and bits a byte where the bytes are known."""
-    nats, tokens, size, weight = (
-        np.array([getattr(e, name) for e in examples], float)
-        for name in ("nats", "tokens", "bytes", "weight")
-    )
+    Args:
+        keys: of the examples.
+        nats: of each, summed over its target.
+        tokens: of its target.
+        size: bytes of its target as text; 0 where the tokens are no whole text.
+        weight: in the loss.
+    """
     measures = {"loss": PerText.ratio(weight * nats, weight * tokens)}
-    if len(examples) and size.all():
+    if len(keys) and size.all():
         measures["bits_per_byte"] = PerText.ratio(nats / math.log(2), size)
-    return TextTable([e.key for e in examples], measures)
+    return TextTable(keys, measures)
 
 
 def to_json(*, examples: TextTable, texts: TextTable, step: int | None) -> str:

@@ -1,8 +1,4 @@
-"""Classification scores: accuracy, macro-F1, the confusion table, and calibration.
-
-An answer outside the classes is a mistake of its own kind: it lowers accuracy and recall, and has
-a column in the confusion table, `OTHER`.
-"""
+"""Classification scores: accuracy, macro-F1, the confusion table, and calibration."""
 
 from __future__ import annotations
 
@@ -15,13 +11,9 @@ from numpy.typing import NDArray
 
 BINS: Final = 10
 """Bins of confidence that calibration is measured over."""
-WIDEST: Final = 100
-"""Columns of a terminal that a confusion table may take; a wider one is told in a line a class."""
 MOST_MISTAKES: Final = 3
-"""Wrong answers named in such a line."""
+"""Wrong answers named beside a class."""
 _Row = tuple[str, str, str, str, str]
-OTHER: Final = "(other)"
-"""The column of answers that name no class."""
 
 
 @dataclass(frozen=True)
@@ -30,29 +22,24 @@ class ClassScores:
 
     classes: tuple[str, ...]
     confusion: NDArray[np.int64]
-    """[classes, classes + 1] counts: true class, then answer; the last column is `OTHER`."""
-
-    @property
-    def n(self) -> int:
-        """Answers."""
-        return int(self.confusion.sum())
+    """[classes, classes] counts: true class, then answer."""
 
     @property
     def accuracy(self) -> float:
         """Share of right answers."""
-        return float(np.trace(self.confusion)) / self.n
+        return float(np.trace(self.confusion) / self.confusion.sum())
 
     @property
     def majority(self) -> float:
         """Accuracy of always answering the most frequent class: the baseline."""
-        return float(self.confusion.sum(axis=1).max()) / self.n
+        return float(self.confusion.sum(axis=1).max() / self.confusion.sum())
 
     @property
     def f1(self) -> dict[str, float]:
         """F1 of each class; 0 for one that is neither true nor answered."""
         right = np.diag(self.confusion).astype(float)
-        true, answered = self.confusion.sum(axis=1), self.confusion[:, :-1].sum(axis=0)
-        both = np.maximum(true + answered, 1)  # F1 = 2 TP / (true + answered)
+        both = np.maximum(self.confusion.sum(axis=1) + self.confusion.sum(axis=0), 1)
+        # F1 = 2 TP / (true + answered)
         return dict(zip(self.classes, (2 * right / both).tolist(), strict=True))
 
     @property
@@ -61,32 +48,22 @@ class ClassScores:
         present = self.confusion.sum(axis=1) > 0
         return float(np.array(list(self.f1.values()))[present].mean())
 
-    def table(self) -> str:
-        """The confusion table as text: a row per true class, a column per answer.
-
-        If it would be wider than `WIDEST`, a line per class instead, with its commonest mistakes.
-        """
-        names = [*self.classes, OTHER] if self.confusion[:, -1].any() else list(self.classes)
-        width = max(len(name) for name in names) + 2
-        if width * (len(names) + 1) + 4 > WIDEST:
-            heads, rows = class_rows([*self.classes, OTHER], self.confusion.tolist())
-            return "\n".join(
-                f"{row[0]:<{width}}{row[1]:>7}{row[2]:>7}{row[3]:>9}   {row[4]}".rstrip()
-                for row in (heads, *rows)
-            )
-        lines = ["true \\ answer".ljust(width + 4) + "".join(f"{n:>{width}}" for n in names)]
-        for name, row in zip(self.classes, self.confusion.tolist(), strict=True):
-            cells = "".join(f"{count:>{width}}" for count in row[: len(names)])
-            lines.append(name.ljust(width + 4) + cells)
-        return "\n".join(lines)
+    def lines(self) -> list[str]:
+        """The confusion table for people, a line a class."""
+        heads, rows = class_rows(self.classes, self.confusion.tolist())
+        width = max(map(len, self.classes)) + 2
+        return [
+            f"{row[0]:<{width}}{row[1]:>7}{row[2]:>7}{row[3]:>9}   {row[4]}".rstrip()
+            for row in (heads, *rows)
+        ]
 
 
 def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tuple[_Row, list[_Row]]:
     """A confusion table in a row per true class: how many, how many right, F1, commonest mistakes.
 
     Args:
-        names: of the answers, one a column.
-        confusion: counts, a row per true class in the order of `names`, a column per answer.
+        names: of the classes.
+        confusion: counts, a row per true class, a column per answer.
 
     Returns:
         The heads and the rows; classes that neither occur nor are answered are left out.
@@ -115,7 +92,7 @@ def class_scores(
     """Count answers against true classes; case and surrounding blanks do not matter.
 
     Raises:
-        ValueError: no example, two lists of different lengths, or a truth that is not a class.
+        ValueError: no example, two lists of different lengths, or a name that is not a class.
 
     >>> class_scores(["easy", "hard "], ["Easy", "medium"], ["easy", "medium", "hard"]).accuracy
     0.5
@@ -123,67 +100,37 @@ def class_scores(
     if not truths or len(answers) != len(truths):
         raise ValueError(f"{len(answers)} answers to {len(truths)} questions; at least one each.")
     place = {name.strip().casefold(): i for i, name in enumerate(classes)}
-    unknown = sorted({truth for truth in truths if truth.strip().casefold() not in place})
+    unknown = {name for name in (*truths, *answers) if name.strip().casefold() not in place}
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is not one of the classes {', '.join(classes)}.")
-    true = [place[truth.strip().casefold()] for truth in truths]
-    answered = [place.get(answer.strip().casefold(), len(classes)) for answer in answers]
-    confusion = np.zeros((len(classes), len(classes) + 1), np.int64)
-    np.add.at(confusion, (true, answered), 1)
+        raise ValueError(f"{min(unknown)!r} is not one of the classes {', '.join(classes)}.")
+    confusion = np.zeros((len(classes), len(classes)), np.int64)
+    for truth, answer in zip(truths, answers, strict=True):
+        confusion[place[truth.strip().casefold()], place[answer.strip().casefold()]] += 1
     return ClassScores(tuple(classes), confusion)
 
 
-@dataclass(frozen=True)
-class Bin:
-    """Answers of about the same confidence; its means are None for an empty bin."""
-
-    low: float
-    high: float
-    n: int
-    confidence: float | None
-    accuracy: float | None
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Expected calibration error and the bins it comes from."""
-
-    ece: float
-    bins: tuple[Bin, ...]
-
-
-def calibration(
-    confidences: Sequence[float], right: Sequence[bool], *, bins: int = BINS
-) -> Calibration:
+def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> float:
     """Expected calibration error over bins of equal width (Naeini et al. 2015, Guo et al. 2017).
 
-    ECE = sum over bins of (n_b / n) * |accuracy_b - confidence_b|.
+    ECE = sum over bins of (n_b / n) * |accuracy_b - confidence_b|; a bin is closed above, and the
+    first holds 0 too.
 
     Args:
         confidences: probability given to the answer, each in [0, 1].
         right: whether the answer was right.
-        bins: of (0, 1], closed above; the first holds 0 too.
 
     Raises:
         ValueError: nothing to score, lists of two lengths, or a confidence outside 0 to 1.
 
-    >>> round(calibration([0.95, 0.95, 0.55, 0.55], [True, True, True, False]).ece, 3)
+    >>> round(calibration_error([0.95, 0.95, 0.55, 0.55], [True, True, True, False]), 3)
     0.05
     """
     sure, hit = np.asarray(confidences, float), np.asarray(right, float)
-    if not len(sure) or sure.shape != hit.shape or bins < 1:
+    if not len(sure) or sure.shape != hit.shape:
         raise ValueError(f"{len(sure)} confidences for {len(hit)} answers; at least one each.")
     if not ((sure >= 0) & (sure <= 1)).all():  # NaN fails both
         raise ValueError("A confidence is outside 0 to 1.")
-    which = np.clip(np.ceil(sure * bins).astype(int) - 1, 0, bins - 1)
-    found, error = [], 0.0
-    for i in range(bins):
-        inside = which == i
-        n, low, high = int(inside.sum()), i / bins, (i + 1) / bins
-        if not n:
-            found.append(Bin(low, high, 0, None, None))
-            continue
-        confidence, accuracy = float(sure[inside].mean()), float(hit[inside].mean())
-        found.append(Bin(low, high, n, confidence, accuracy))
-        error += n / len(sure) * abs(accuracy - confidence)
-    return Calibration(error, tuple(found))
+    which = np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
+    # A bin's n times the difference of its means is the difference of its sums.
+    gaps = np.bincount(which, weights=hit) - np.bincount(which, weights=sure)
+    return float(np.abs(gaps).sum() / len(sure))

@@ -9,140 +9,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import cast
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from toque.batch import Batch, DecoderBatch
+from toque.batch import DecoderBatch
 from toque.data.loader.collate import Layout
 from toque.data.loader.packing import RowShape
 from toque.data.tokenizer.codec import Codec
 from toque.models.forward.loss import log_probabilities
+from toque.models.generation.engine import evaluating
+from toque.models.generation.kv_cache import neighbours
 from toque.reporter import Count, uncounted
 
-LogProbabilities = Callable[[nn.Module, Batch], Tensor]
-"""(model, batch) -> log-probability of every label, 0 where there is none, shaped as the labels."""
+TOKENS_AT_ONCE: Final = 4096
+"""Most tokens of a batch, about."""
 
 
 class _Answered:
     """Every prompt with every allowed answer, as examples for a layout."""
 
     def __init__(
-        self, prompts: Sequence[NDArray[np.generic]], answers: Sequence[NDArray[np.generic]]
+        self, prompts: Sequence[NDArray[np.int64]], answers: Sequence[NDArray[np.int64]]
     ) -> None:
         self.prompts, self.answers = prompts, answers
 
-    def prompt(self, row: int, /) -> NDArray[np.generic]:
+    def prompt(self, row: int, /) -> NDArray[np.int64]:
         return self.prompts[row // len(self.answers)]
 
-    def target(self, row: int, /) -> NDArray[np.generic]:
+    def target(self, row: int, /) -> NDArray[np.int64]:
         return self.answers[row % len(self.answers)]
-
-
-@dataclass(frozen=True)
-class Chooser:
-    """Probabilities of allowed answers.
-
-    Args:
-        log_probabilities: the model package's.
-        autocast: the run's precision.
-        device: where the model is.
-        encoder: whether the model is an encoder-decoder.
-        pad_id: of the tokenizer.
-        start_id: the decoder's first input (encoder-decoder only).
-        tokens_at_once: most tokens of a batch, about.
-    """
-
-    log_probabilities: LogProbabilities
-    autocast: Callable[[], AbstractContextManager[object]]
-    device: torch.device
-    encoder: bool
-    pad_id: int
-    start_id: int
-    tokens_at_once: int = 4096
-
-    def __call__(
-        self,
-        model: nn.Module,
-        prompts: Sequence[NDArray[np.generic]],
-        answers: Sequence[NDArray[np.generic]],
-        on_progress: Count = uncounted,
-    ) -> NDArray[np.float64]:
-        """[prompts, answers] probabilities; each row sums to 1.
-
-        Draws nothing at random and leaves the model in the mode it was in.
-
-        Args:
-            model: one of the families, on `device`.
-            prompts: ids as stored.
-            answers: ids of each, with the end token.
-            on_progress: called with (prompts done, all prompts).
-        """
-        examples = _Answered(prompts, answers)
-        layout = Layout(
-            examples,
-            shape=RowShape(int(self.encoder), 1),  # unpacked rows are as long as they must be
-            pad_id=self.pad_id,
-            start_id=self.start_id,
-            packed=False,
-        )
-        scores = np.zeros((len(prompts), len(answers)))
-        # Prompts of about one length side by side, so that few tokens are padding.
-        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
-        was_training = model.training
-        model.eval()
-        on_progress(0, len(prompts))
-        try:
-            with torch.no_grad():
-                for some in self._groups([len(prompts[i]) for i in order], len(answers)):
-                    chosen = [order[i] for i in some]
-                    rows = [(i * len(answers) + a,) for i in chosen for a in range(len(answers))]
-                    batch = layout.batch(rows).to(self.device)
-                    with self.autocast():
-                        found = self.log_probabilities(model, batch)
-                    each = _sums(found.float(), batch).reshape(len(chosen), len(answers))
-                    scores[chosen] = each.double().cpu().numpy()
-                    on_progress(some.stop, len(prompts))
-        finally:
-            model.train(was_training)
-        likely = np.exp(scores - scores.max(axis=1, keepdims=True))
-        shares: NDArray[np.float64] = likely / likely.sum(axis=1, keepdims=True)
-        return shares
-
-    def _groups(self, lengths: Sequence[int], n_answers: int) -> list[range]:
-        groups, start = [], 0
-        for i, length in enumerate(lengths):
-            if i > start and (i + 1 - start) * n_answers * (length + 8) > self.tokens_at_once:
-                groups.append(range(start, i))
-                start = i
-        return [*groups, range(start, len(lengths))]
-
-
-def _sums(log_probabilities: Tensor, batch: Batch) -> Tensor:
-    """[rows] of the one example in each."""
-    held = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
-    return torch.where(held > 0, log_probabilities, 0.0).sum(1)
-
-
-def answer_ids(codec: Codec, answer: str) -> NDArray[np.generic]:
-    """An answer as a store holds it, with the end token."""
-    ids = codec.encode(codec.normalise(answer))
-    return cast("NDArray[np.generic]", np.array([*ids, codec.eos_id], np.int64))
 
 
 def choose(
     model: PreTrainedModel,
     codec: Codec,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int] | NDArray[np.generic]],
     answers: Sequence[str],
     on_progress: Count = uncounted,
+    *,
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> NDArray[np.float64]:
-    """[prompts, answers] probabilities of a model in use, in its own precision.
+    """[prompts, answers] probabilities of a model's allowed answers; each row sums to 1.
+
+    Draws nothing at random and leaves the model in the mode it was in.
 
     Args:
         model: wherever it is.
@@ -150,14 +63,34 @@ def choose(
         prompts: ids as the model reads them.
         answers: what it may answer, as texts.
         on_progress: called with (prompts done, all prompts).
+        autocast: the precision, where it is not the model's own.
     """
-    chooser = Chooser(
-        log_probabilities=log_probabilities,
-        autocast=nullcontext,
-        device=model.device,
-        encoder=bool(model.config.is_encoder_decoder),
+    ids = [[*codec.encode(codec.normalise(answer)), codec.eos_id] for answer in answers]
+    examples = _Answered(*([np.array(one, np.int64) for one in some] for some in (prompts, ids)))
+    layout = Layout(
+        examples,
+        # Unpacked rows are as long as they must be.
+        shape=RowShape(int(model.config.is_encoder_decoder), 1),
         pad_id=codec.pad_id,
         start_id=getattr(model.config, "decoder_start_token_id", None) or 0,
+        packed=False,
     )
-    ids = [np.array(prompt, np.int64) for prompt in prompts]
-    return chooser(model, ids, [answer_ids(codec, answer) for answer in answers], on_progress)
+    scores, n = np.zeros((len(prompts), len(answers))), len(answers)
+    # Prompts of about one length side by side, so that few tokens are padding.
+    order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
+    sizes = [n * (len(prompts[i]) + 8) for i in order]
+    on_progress(0, len(prompts))
+    with evaluating(model), torch.no_grad():
+        for some in neighbours(sizes, most_wasted=TOKENS_AT_ONCE, most=TOKENS_AT_ONCE):
+            chosen = order[some]
+            batch = layout.batch([(i * n + a,) for i in chosen for a in range(n)])
+            batch = batch.to(model.device)
+            with autocast():
+                found = log_probabilities(model, batch).float()
+            held = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
+            each = torch.where(held > 0, found, 0.0).sum(1).reshape(len(chosen), n)
+            scores[chosen] = each.double().cpu().numpy()
+            on_progress(some.stop, len(prompts))
+    likely = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares: NDArray[np.float64] = likely / likely.sum(axis=1, keepdims=True)
+    return shares

@@ -5,27 +5,42 @@ Every rank calls it: the examples and the prompts are shared, and all get the sa
 
 from __future__ import annotations
 
+import difflib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
+from toque.config.schema import EvaluationConfig, TrainConfig
+from toque.cooking.recipe_scores import NAMES as RECIPE_NAMES
 from toque.errors import ConfigError, Interrupted
 from toque.evaluation.heldout_loss import LEFT, HeldOut
-from toque.evaluation.text_samples import Sample, Sampler
-from toque.evaluation.text_scores import TextScores
-from toque.evaluation.watched_metrics import BITS, HELD_OUT
+from toque.evaluation.rouge import NAMES as ROUGE_NAMES
+from toque.evaluation.text_samples import Prompt, Sample, Sampler
+from toque.evaluation.text_scores import GROUPS, TextScores
 from toque.models.lora.layers import is_adapted
 from toque.reporter import SILENT, Count, Reporter, counting, uncounted
+from toque.runs.history import metric_named
+from toque.training.callbacks import Goal
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
 from toque.training.runtime import Runtime
 
 WritingContext = Callable[[], AbstractContextManager[Any]]
+HELD_OUT: Final = ("loss", "perplexity")
+_OF_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "bleu": ("bleu",),
+    "chrf": ("chrf",),
+    "rouge": ROUGE_NAMES,
+    "repetition": ("repetition", "distinct_1", "distinct_2"),
+    "recipe": RECIPE_NAMES,
+}
+BITS: Final = "bits_per_byte"
+"""Measured where the bytes of the held-out targets are known."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +102,7 @@ class Evaluator:
     sampler: Sampler
     n_held_out: int
     ranks: Ranks
-    context: Callable[[], AbstractContextManager[Any]]
+    context: WritingContext
     scores: Callable[[], TextScores]
     watched: Sequence[str] = ()
     known: Sequence[str] = ()
@@ -107,21 +122,17 @@ class Evaluator:
         metrics = self.losses()
         between = time.perf_counter()
         samples = self._written()
-        scored: tuple[dict[str, float], dict[str, str]] = ({}, {})
-        if samples[: self.n_held_out]:
+        held_out, own = samples[: self.n_held_out], samples[self.n_held_out :]
+        texts: dict[str, float] = {}
+        failed: dict[str, str] = {}
+        if held_out:
             # The user's metrics may differ by rank; what the run goes by must not.
-            found = self._scored(samples[: self.n_held_out]) if self.ranks.is_main else scored
-            scored = self.ranks.broadcast(found)
-            self._fill(*scored)
+            found = self._scored(held_out) if self.ranks.is_main else (texts, failed)
+            texts, failed = self.ranks.broadcast(found)
+            self._fill(texts, failed)
         ended = time.perf_counter()
         self.last = Evaluated(
-            metrics | scored[0],
-            scored[0],
-            samples[: self.n_held_out],
-            samples[self.n_held_out :],
-            scored[1],
-            ended - began,
-            ended - between,
+            metrics | texts, texts, held_out, own, failed, ended - began, ended - between
         )
         return dict(self.last.metrics)
 
@@ -209,3 +220,52 @@ def writing_in(model: nn.Module, runtime: Runtime) -> WritingContext:
     format autocast computes in, and then only work with it.
     """
     return runtime.autocast if is_adapted(model) else nullcontext
+
+
+def goal_of(metric: str) -> Goal:
+    """The metric as a goal."""
+    return Goal(metric, rises=metric_named(metric).better != "lower")
+
+
+def watched_metrics(
+    train: TrainConfig,
+    evaluation: EvaluationConfig,
+    prompts: Sequence[Prompt],
+    *,
+    bits: bool = False,
+) -> tuple[list[str], list[str]]:
+    """The metrics that the run goes by, and those that come with Toque and it measures.
+
+    Args:
+        train: names the metrics.
+        evaluation: names what is measured.
+        prompts: the held-out ones that are written for at every evaluation.
+        bits: whether the bytes of the held-out targets are known.
+
+    Raises:
+        ConfigError: one that this run does not measure.
+    """
+    asked = {"train.best_by": train.best_by}
+    if train.early_stopping is not None:
+        asked["train.early_stopping.metric"] = train.early_stopping.metric
+    names = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
+    own = any(":" in name for name in names)
+    groups = [group for group in GROUPS if prompts and (group in names or "auto" in names)]
+    known = [*HELD_OUT, *(name for group in groups for name in _OF_GROUPS[group])]
+    known += [BITS] if bits else []
+    for setting, metric in asked.items():
+        if metric in known or (own and prompts):
+            continue  # what functions of the user's give is known when they have been called
+        near = difflib.get_close_matches(metric, known, n=1)
+        why = (
+            ""
+            if prompts
+            else " Scores of texts are measured where held-out examples have prompts, and "
+            "evaluation.texts and evaluation.generate are above 0."
+        )
+        raise ConfigError(
+            f"{setting} is {metric}, which the evaluations of this run do not measure."
+            + (f" Nearest: {near[0]}." if near else "")
+            + f" Allowed: {', '.join(known)}.{why}"
+        )
+    return list(dict.fromkeys(asked.values())), known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -26,7 +26,8 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, Interrupted
 from toque.hardware.memory import is_out_of_memory, release_memory
 from toque.keyed_random import key_of, permute
-from toque.models.forward.loss import loss_sum
+from toque.models.forward.loss import loss_sum, nats_by_example
+from toque.models.generation.engine import evaluating
 from toque.reporter import Count, uncounted
 from toque.training.distributed.sharing import LossFn, Sharing
 from toque.training.runtime import Runtime
@@ -200,34 +201,29 @@ class HeldOut:
             on_progress: called with (examples done, all examples), over all ranks about, after
                 every batch. It may raise Interrupted; then all ranks do.
         """
-        was_training = model.training
-        model.eval()
         nats, weighed, targets, plain, cut = 0.0, 0.0, 0, 0.0, False
         rank, ranks = self.share
         n_examples, done = sum(map(len, self.rows)), 0
-        try:
-            on_progress(0, n_examples)
-            with torch.no_grad():
-                batches = self._batches()
-                computed = self._computed(
-                    batches[rank::ranks], lambda batch: float(self.loss_sum(model, batch))
-                )
-                for weight, batch, here in computed:
-                    nats += weight * here
-                    plain += here
-                    weighed += weight * batch.n_targets
-                    targets += batch.n_targets
-                    done += ranks * sum(map(len, batch.example_ids))
-                    on_progress(min(done, n_examples), n_examples)
-                if self.in_step and rank >= len(batches) % ranks > 0:
-                    empty = self.layout.batch(batches[0][1]).unlabelled()
-                    with self.autocast():
-                        self.loss_sum(model, empty.to(self.device))
-                    on_progress(n_examples, n_examples)
-        except Interrupted:
+        with evaluating(model), torch.no_grad(), suppress(Interrupted):
             cut = True
-        finally:
-            model.train(was_training)
+            on_progress(0, n_examples)
+            batches = self._batches()
+            computed = self._computed(
+                batches[rank::ranks], lambda batch: float(self.loss_sum(model, batch))
+            )
+            for weight, batch, here in computed:
+                nats += weight * here
+                plain += here
+                weighed += weight * batch.n_targets
+                targets += batch.n_targets
+                done += ranks * sum(map(len, batch.example_ids))
+                on_progress(min(done, n_examples), n_examples)
+            if self.in_step and rank >= len(batches) % ranks > 0:
+                empty = self.layout.batch(batches[0][1]).unlabelled()
+                with self.autocast():
+                    self.loss_sum(model, empty.to(self.device))
+                on_progress(n_examples, n_examples)
+            cut = False
         nats, weighed, n_targets, plain, n_cut = self.total((nats, weighed, targets, plain, cut))
         if n_cut:
             raise Interrupted(LEFT)
@@ -235,6 +231,25 @@ class HeldOut:
         found = {"loss": loss, "perplexity": perplexity(loss), "target_tokens": targets}
         if self.n_bytes:
             found["bits_per_byte"] = plain / (math.log(2.0) * self.n_bytes)
+        return found
+
+    def by_example(
+        self, model: nn.Module, on_progress: Count = uncounted
+    ) -> list[tuple[int, float, float]]:
+        """Store row, nats and weight of every example, computed by this process alone.
+
+        Args:
+            model: on `device`.
+            on_progress: called with (examples done, all examples).
+        """
+        found: list[tuple[int, float, float]] = []
+        total = sum(map(len, self.rows))
+        with evaluating(model), torch.no_grad():
+            computed = self._computed(self._batches(), lambda batch: nats_by_example(model, batch))
+            for weight, batch, nats in computed:
+                for ids, row in zip(batch.example_ids, nats, strict=True):
+                    found += [(i, value, weight) for i, value in zip(ids, row, strict=True)]
+                on_progress(len(found), total)
         return found
 
     def _computed(
@@ -277,38 +292,6 @@ class HeldOut:
 def _together(sharing: Sharing) -> LossFn:
     """The loss of a model that all ranks have to enter together."""
     return lambda _model, batch: sharing.evaluate(loss_sum, batch)
-
-
-def by_example(
-    held_out: HeldOut,
-    model: nn.Module,
-    nats_of: Callable[[nn.Module, Batch], list[list[float]]],
-    on_progress: Count = uncounted,
-) -> list[tuple[int, float, float]]:
-    """Store row, nats and weight of every example, computed by this process alone.
-
-    Args:
-        held_out: the examples.
-        model: on its device.
-        nats_of: (model, batch) -> nats of each example of each row.
-        on_progress: called with (examples done, all examples).
-    """
-    was_training = model.training
-    model.eval()
-    found: list[tuple[int, float, float]] = []
-    total = sum(map(len, held_out.rows))
-    try:
-        with torch.no_grad():
-            batches = held_out._batches()  # noqa: SLF001  # of this module
-            for weight, batch, nats in held_out._computed(  # noqa: SLF001
-                batches, lambda batch: nats_of(model, batch)
-            ):
-                for ids, row in zip(batch.example_ids, nats, strict=True):
-                    found += [(i, value, weight) for i, value in zip(ids, row, strict=True)]
-                on_progress(len(found), total)
-    finally:
-        model.train(was_training)
-    return found
 
 
 def perplexity(loss: float) -> float:

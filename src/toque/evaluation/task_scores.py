@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from transformers import PreTrainedModel
 
 from toque.cooking.examples import UNKNOWN
 from toque.cooking.prompts import CLASSES, TASKS, Task
 from toque.data.store.token_store import TokenStore
-from toque.evaluation.classification import Calibration, ClassScores, calibration, class_scores
-from toque.evaluation.constrained_choice import Chooser, answer_ids
+from toque.evaluation.classification import ClassScores, calibration_error, class_scores
+from toque.evaluation.constrained_choice import choose
 from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
-from toque.models.forward.loss import log_probabilities
 from toque.reporter import SILENT, Count, Reporter, counting, uncounted
 
 
@@ -30,7 +29,8 @@ class TaskScores:
     """Nats per target token."""
     perplexity: float
     classes: ClassScores | None = None
-    sureness: Calibration | None = None
+    ece: float = 0.0
+    """Expected calibration error of the classes."""
     truncated: int = 0
     """Class examples whose prompt was cut to data.max_prompt_tokens or fills it."""
 
@@ -41,16 +41,15 @@ class TaskScores:
             "loss": round(self.loss, 6),
             "perplexity": round(self.perplexity, 6),
         }
-        if self.classes is not None and self.sureness is not None:
-            scores = self.classes
+        if (scores := self.classes) is not None:
             found |= {
                 "accuracy": round(scores.accuracy, 6),
                 "majority": round(scores.majority, 6),
                 "macro_f1": round(scores.macro_f1, 6),
-                "ece": round(self.sureness.ece, 6),
+                "ece": round(self.ece, 6),
                 "f1": {name: round(value, 6) for name, value in scores.f1.items()},
                 "classes": list(scores.classes),
-                "confusion": scores.confusion[:, :-1].tolist(),
+                "confusion": scores.confusion.tolist(),
                 "full_prompts": self.truncated,
             }
         return found
@@ -58,19 +57,17 @@ class TaskScores:
     def lines(self) -> list[str]:
         """The scores in lines, for people."""
         lines = [f"task {self.task}: loss {self.loss:.4f} over {self.n} examples"]
-        if self.classes is not None and self.sureness is not None:
-            scores = self.classes
+        if (scores := self.classes) is not None:
             lines[0] += (
                 f", accuracy {scores.accuracy:.3f} (always the most frequent class: "
-                f"{scores.majority:.3f}), macro-F1 {scores.macro_f1:.3f}, ECE "
-                f"{self.sureness.ece:.3f}"
+                f"{scores.majority:.3f}), macro-F1 {scores.macro_f1:.3f}, ECE {self.ece:.3f}"
             )
-            lines += [f"  {line}" for line in scores.table().splitlines()]
+            lines += [f"  {line}" for line in scores.lines()]
         return lines
 
 
 def score_tasks(
-    model: nn.Module,
+    model: PreTrainedModel,
     heldout: HeldOut,
     store: TokenStore,
     tasks: Sequence[str],
@@ -101,7 +98,7 @@ def score_tasks(
 
 
 def _score(
-    model: nn.Module,
+    model: PreTrainedModel,
     heldout: HeldOut,
     store: TokenStore,
     task: Task,
@@ -122,13 +119,13 @@ def _score(
         return scores
     with counting(reporter, "choosing for", f"prompts of the task {task}") as count:
         chosen = choose_classes(model, heldout, store, task, rows, count)
-    answers = chosen.answers
+    answers = [chosen.classes[i] for i in chosen.shares.argmax(axis=1).tolist()]
     right = [a == t for a, t in zip(answers, chosen.truths, strict=True)]
     full = int((store.prompt_lengths[rows] >= store.manifest.settings["max_prompt_tokens"]).sum())
     return replace(
         scores,
         classes=class_scores(answers, chosen.truths, chosen.classes),
-        sureness=calibration(chosen.shares.max(axis=1).tolist(), right),
+        ece=calibration_error(chosen.shares.max(axis=1).tolist(), right),
         truncated=full,
     )
 
@@ -142,14 +139,9 @@ class ChosenClasses:
     """[examples, classes] probabilities."""
     truths: list[str]
 
-    @property
-    def answers(self) -> list[str]:
-        """The likeliest class of each."""
-        return [self.classes[i] for i in self.shares.argmax(axis=1).tolist()]
-
 
 def choose_classes(
-    model: nn.Module,
+    model: PreTrainedModel,
     heldout: HeldOut,
     store: TokenStore,
     task: Task,
@@ -157,19 +149,9 @@ def choose_classes(
     on_progress: Count = uncounted,
 ) -> ChosenClasses:
     """Have the model choose, for each of `rows` of a class task, a class that the store has."""
-    layout, codec = heldout.layout, store.codec()
-    choose = Chooser(
-        log_probabilities=log_probabilities,
-        autocast=heldout.autocast,
-        device=heldout.device,
-        encoder=layout.shape.source > 0,
-        pad_id=layout.pad_id,
-        start_id=layout.start_id,
-    )
-    classes = classes_of(store, task)
+    codec, classes = store.codec(), classes_of(store, task)
     prompts = [store.prompt(row) for row in rows.tolist()]
-    answers = [answer_ids(codec, name) for name in classes]
-    shares = choose(model, prompts, answers, on_progress)
+    shares = choose(model, codec, prompts, classes, on_progress, autocast=heldout.autocast)
     return ChosenClasses(
         classes, shares, [codec.decode(store.target(row)) for row in rows.tolist()]
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from torch import nn
@@ -24,9 +23,6 @@ from toque.reporter import Count, uncounted
 from toque.sources.records import attempted
 from toque.storage.json_files import append_json_lines
 
-TextMetrics = Callable[[str, str], Mapping[str, float]]
-"""(prompt, text) -> {name: score}; a score that does not apply is left out."""
-Generate = Callable[..., list[list[int]]]
 LENGTHS: Final = (("short", 100), ("medium", 200))
 """Slices by the words of the reference: up to so many; above all, long."""
 
@@ -83,58 +79,48 @@ class Sampler:
     """Generates for a fixed list of prompts.
 
     Args:
-        prompts: one text is generated for each.
+        prompts: one text is generated for each, the likeliest.
         codec: turns ids into text.
-        generate: the model package's `generate`, its options bound.
-        metrics: the domain's metrics of one text.
+        max_new_tokens: of a text.
+        on_notice: told in a sentence where memory ran out.
     """
 
     prompts: Sequence[Prompt]
     codec: Codec
-    generate: Generate
-    metrics: TextMetrics
-
-    @classmethod
-    def greedy(
-        cls,
-        prompts: Sequence[Prompt],
-        codec: Codec,
-        *,
-        max_new_tokens: int,
-        on_notice: Callable[[str], object],
-    ) -> Self:
-        """The likeliest texts for `prompts`, scored as recipes where one was asked for."""
-        write = partial(
-            _likeliest,
-            max_new_tokens=max_new_tokens,
-            eos_id=codec.eos_id,
-            pad_id=codec.pad_id,
-            on_notice=on_notice,
-        )
-        return cls(prompts, codec, write, text_metrics)
+    max_new_tokens: int
+    on_notice: Callable[[str], object] = lambda _: None
 
     def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> list[Sample]:
         """One sample for each prompt, in their order; `on_progress` is `generate`'s."""
-        if not self.prompts:
-            return []
         ids = [prompt.ids for prompt in self.prompts]
-        written = self.generate(model, ids, on_progress=on_progress)
+        written = self.written(model, ids, self.max_new_tokens, on_progress) if ids else []
         return [
-            scored(prompt, self.codec.decode(ids), self.metrics, tokens=len(ids))
+            scored(prompt, self.codec.decode(ids), tokens=len(ids))
             for prompt, ids in zip(self.prompts, written, strict=True)
         ]
 
+    def written(
+        self,
+        model: nn.Module,
+        prompts: Sequence[Sequence[int]],
+        most: int,
+        on_progress: Count = uncounted,
+    ) -> list[list[int]]:
+        """The likeliest `most` tokens after each prompt."""
+        return generate(
+            model,
+            prompts,
+            GenerationOptions(max_new_tokens=most),
+            eos_id=self.codec.eos_id,
+            pad_id=self.codec.pad_id,
+            on_progress=on_progress,
+            on_notice=self.on_notice,
+        )
 
-def _likeliest(
-    model: nn.Module, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, **others: Any
-) -> list[list[int]]:
-    """The likeliest texts for some prompts, as `engine.generate` writes them."""
-    return generate(model, prompts, GenerationOptions(max_new_tokens=max_new_tokens), **others)
 
-
-def scored(prompt: Prompt, text: str, of_text: TextMetrics, *, tokens: int = 0) -> Sample:
+def scored(prompt: Prompt, text: str, *, tokens: int = 0) -> Sample:
     """A text with the domain's metrics of it, or with what they raised: it may be anything."""
-    found = attempted(of_text, prompt.text, text)
+    found = attempted(text_metrics, prompt.text, text)
     metrics, failed = ({}, found) if isinstance(found, str) else (dict(found), "")
     return Sample(
         prompt.typed or prompt.text,

@@ -19,11 +19,20 @@ from toque.config.user_code import ForeignCode, imported
 from toque.errors import ConfigError
 from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates
 from toque.evaluation.by_text import key_of_text
-from toque.evaluation.text_metrics.bleu_chrf import bleu_counts, bleu_of, chrf_counts, chrf_of
-from toque.evaluation.text_metrics.ngram_overlap import MAX_PAIRS, distinct, grams, repetition
-from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
-from toque.evaluation.text_metrics.rouge import rouge_f1
-from toque.evaluation.text_metrics.token_hashes import U64, words
+from toque.evaluation.ngram_metrics import (
+    MAX_PAIRS,
+    U64,
+    bleu_counts,
+    bleu_of,
+    chrf_counts,
+    chrf_of,
+    distinct,
+    grams,
+    repetition,
+    words,
+)
+from toque.evaluation.rouge import NAMES as ROUGE_NAMES
+from toque.evaluation.rouge import rouge_f1
 from toque.evaluation.text_samples import Sample
 
 GROUPS: Final = ("bleu", "chrf", "rouge", "repetition", "recipe")

@@ -21,7 +21,7 @@ from typing import Any, Final
 from toque.config import Resolved, load_config, resolved_yaml
 from toque.config.user_code import refuse_foreign_code
 from toque.errors import ConfigError, Interrupted, argument
-from toque.evaluation.differences import paired
+from toque.evaluation.bootstrap import paired
 from toque.reporter import SILENT, Reporter
 from toque.reports.page import Grid, Head, Page, Section, Sentence, aligned
 from toque.runs.history import METRICS, read_metrics

@@ -18,12 +18,11 @@ from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import TokenStore
-from toque.evaluation.evaluator import Evaluator, writing_in
+from toque.evaluation.evaluator import Evaluator, goal_of, watched_metrics, writing_in
 from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.sample_writer import SampleWriter
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import TextScores
-from toque.evaluation.watched_metrics import goal_of, watched_metrics
 from toque.models.families import max_positions
 from toque.models.forward.compile import CompileSeconds
 from toque.models.loading.to_train import family_to_train, model_to_train
@@ -237,7 +236,7 @@ def build_sampler(
 ) -> Sampler:
     """Greedy texts for `prompts`, scored; as long as the store's targets."""
     limit = target_limit(config, store.manifest)
-    return Sampler.greedy(prompts, store.codec(), max_new_tokens=limit, on_notice=reporter.notice)
+    return Sampler(prompts, store.codec(), limit, reporter.notice)
 
 
 def build_evaluator(
@@ -259,7 +258,7 @@ def build_evaluator(
     heldout = build_heldout(config, store, trained, runtime, sharing=sharing, reporter=reporter)
     held_out = held_out_prompts(store, min(evaluation.texts, evaluation.generate))
     own = own_prompts(config, store, encoder=trained.shape.source > 0)
-    watched = watched_metrics(config.train, evaluation, held_out, bits=heldout.n_bytes > 0)
+    watched, known = watched_metrics(config.train, evaluation, held_out, bits=heldout.n_bytes > 0)
     return Evaluator(
         heldout,
         model,
@@ -269,8 +268,8 @@ def build_evaluator(
         runtime.ranks,
         writing_in(model, runtime),
         partial(TextScores.from_settings, evaluation, config.foreign_code),
-        watched.names,
-        watched.known,
+        watched,
+        known,
         reporter,
         interrupt.has_come,
     )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from toque.config import load_config
 from toque.cooking.prompts import ASKS_FOR
-from toque.cooking.recipe_scores import text_metrics
 from toque.errors import CheckpointError, ConfigError
 from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import refuse_links
@@ -92,5 +91,5 @@ def score(
     scores, n = TextScores(), len(texts)
     held: Sequence[str | None] = references or [None] * n
     asked = zip(texts, prompts or [ASKS_FOR] * n, held, strict=True)
-    scores.add(scored(Prompt((), p, reference), text, text_metrics) for text, p, reference in asked)
+    scores.add(scored(Prompt((), p, reference), text) for text, p, reference in asked)
     return scores.result()

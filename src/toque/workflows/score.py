@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
@@ -17,17 +18,15 @@ from toque.errors import CheckpointError
 from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
 from toque.evaluation.by_text import (
     FILE,
-    ExampleLoss,
     TextTable,
     key_of_text,
     losses_table,
     to_json,
 )
-from toque.evaluation.heldout_loss import HeldOut, by_example
+from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.task_scores import TaskScores, score_tasks
 from toque.evaluation.text_samples import Sample, held_out_prompts
 from toque.evaluation.text_scores import Scores, TextScores
-from toque.models.forward.loss import nats_by_example
 from toque.reporter import SILENT, Reporter, counting
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.runtime import Runtime
@@ -201,13 +200,13 @@ def _each_example(
     store: TokenStore, model: PreTrainedModel, heldout: HeldOut, reporter: Reporter
 ) -> TextTable:
     """The loss of each held-out example, for comparison with those of another run."""
-    codec, whole = store.codec(), heldout.n_bytes > 0
     with counting(reporter, "evaluating", "examples one by one") as count:
-        losses = by_example(heldout, model, nats_by_example, count)
-    found = []
-    for row, nats, weight in losses:
-        target = codec.decode(store.target(row))
-        key = key_of_text(codec.decode(store.prompt(row)), target)
-        size = len(target.encode("utf-8", "replace")) if whole else 0
-        found.append(ExampleLoss(key, nats, int(store.target_lengths[row]), size, weight))
-    return losses_table(found)
+        rows, nats, weights = zip(*heldout.by_example(model, count), strict=True)
+    codec = store.codec()
+    targets = [codec.decode(store.target(row)) for row in rows]
+    prompts = [codec.decode(store.prompt(row)) for row in rows]
+    keys = [key_of_text(*both) for both in zip(prompts, targets, strict=True)]
+    n_bytes = [len(target.encode("utf-8", "replace")) for target in targets]
+    tokens = store.target_lengths[[*rows]].astype(float)
+    size = np.array(n_bytes, float) if heldout.n_bytes > 0 else np.zeros(len(rows))
+    return losses_table(keys, np.array(nats), tokens, size, np.array(weights))

@@ -80,7 +80,7 @@ def generate(
         for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
     ]
     answers = _Answers(limits, on_progress, on_token)
-    with torch.inference_mode(), compile_disabled(model), _evaluating(model):
+    with torch.inference_mode(), compile_disabled(model), evaluating(model):
         core = with_packed_products(core, precision_here(options.precision, core))
         n_rows = options.batch_rows
         if n_rows is None:
@@ -108,6 +108,11 @@ def precision_here(asked: Precision, model: PreTrainedModel) -> Literal["bf16", 
     if asked == "float32" or model.dtype == torch.bfloat16:
         return "float32"
     return "bf16" if asked == "bf16" or has_fast_bf16(model.device) else "float32"
+
+
+def emulates_bf16(asked: Precision, model: PreTrainedModel) -> bool:
+    """True where a request means products in bf16 that are slower than those of float32."""
+    return precision_here(asked, model) == "bf16" and not has_fast_bf16(model.device)
 
 
 class _Answers:
@@ -183,7 +188,7 @@ def _longest_first(orders: Sequence[Order]) -> list[Order]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Dropout off; afterwards every module is in the mode it came in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.evaluation.text_metrics.bleu_chrf import bleu_counts, bleu_of, chrf_counts, chrf_of
-from toque.evaluation.text_metrics.token_hashes import words
+from toque.evaluation.ngram_metrics import bleu_counts, bleu_of, chrf_counts, chrf_of, words
 
 sacrebleu = pytest.importorskip("sacrebleu", reason="sacrebleu is the oracle")
 marks = st.text(alphabet="ab1 .,-\n&;'$\u00a0\u2003½\t<", max_size=40)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.evaluation.text_metrics.rouge import NAMES, rouge_f1
+from toque.evaluation.rouge import NAMES, rouge_f1
 
 rouge_scorer = pytest.importorskip("rouge_score.rouge_scorer", reason="rouge-score is the oracle")
 
