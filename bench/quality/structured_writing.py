@@ -24,8 +24,8 @@ from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import Prompt, held_out_prompts
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
+from toque.workflows.generate import recipe_constraint
 from toque.workflows.open_model import OpenedModel, open_model
-from toque.workflows.structured_writing import recipe_constraint
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},

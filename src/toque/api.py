@@ -23,6 +23,7 @@ from toque.workflows.doctor import doctor
 from toque.workflows.drill import drill
 from toque.workflows.evaluate import evaluate, score
 from toque.workflows.export import export
+from toque.workflows.generate import OnText
 from toque.workflows.generate import generate as write_texts
 from toque.workflows.init import init
 from toque.workflows.plan.planning import plan
@@ -30,7 +31,6 @@ from toque.workflows.prepare import prepare, prepare_before_torch
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun, Written
 from toque.workflows.serve import serve
-from toque.workflows.texts_in_order import OnText
 from toque.workflows.verify import verify
 from toque.workflows.watch import watch
 

@@ -14,7 +14,7 @@ from toque.data.tokenizer.codec import Codec, prompt_ids
 from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.models.loading.provenance import Provenance
 from toque.serving.served_models import ServedModel, ServedModels
-from toque.workflows.open_served import _asked
+from toque.workflows.prompt_files import trained_prompt
 
 TITLE = "Lentil Soup"
 FOODS = ("lentils", "saffron")
@@ -57,6 +57,6 @@ def served_models(names: Sequence[str]) -> ServedModels:
     for name in names:
         tasks = ["write", "difficulty"] if name == names[0] else ["write"]
         record = Provenance(form="recipes", max_new_tokens=400, tasks=tasks)
-        asked = partial(_asked, record)
+        asked = partial(trained_prompt, task="write")
         found.append(ServedModel(name=name, model=model, codec=codec, record=record, asked=asked))
     return ServedModels(found)

@@ -14,8 +14,8 @@ from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
+from toque.workflows.generate import InOrder
 from toque.workflows.results import Written
-from toque.workflows.texts_in_order import InOrder
 
 BYTES = {1: b"a", 2: b"b", 3: "ü".encode()[:1], 4: "ü".encode()[1:]}
 

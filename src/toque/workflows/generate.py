@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toque.cooking.recipe_form import recipe_form
+from toque.cooking.recipe_scores import asked_ingredients
+from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.models.generation.options import GenerationOptions
 from toque.models.loading.provenance import Provenance, form_named, provenance_of
@@ -14,12 +17,14 @@ from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.asking import provenance_in, writes_recipes
 from toque.workflows.prompt_files import read_prompts
 from toque.workflows.results import Model, Written, existing_folder
-from toque.workflows.texts_in_order import InOrder, OnText
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from toque.models.generation.constraints import FormConstraint
 
-    from toque.workflows.open_model import OpenedModel
+OnText = Callable[[int, Written], object]
+"""(number of the text, the text so far)."""
+_UNFINISHED = "\ufffd"
+"""Character that a decoder gives while bytes of one are still to come."""
 
 
 def generate(
@@ -61,79 +66,150 @@ def generate(
     if n < 1:
         raise ConfigError(f"{argument('n')} is {n}; it must be at least 1.")
     folder = existing_folder(run_or_model)
-    asked = _asked(adapters, provenance_in(folder))
-    each = [
-        [t for t in _texts(prompts, file, record, raw=raw) for _ in range(n)] for _, record in asked
-    ]
+    own = provenance_in(folder)
+    by: Sequence[str | Path | None] = adapters or (None,)
+    # An adapter is asked in its own form, which its base may not know.
+    records = [own if one is None else provenance_of(Path(one)) or own for one in by]
+    each = [_prompts(prompts, file, record, n=n, raw=raw) for record in records]
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
+        from toque.models.generation.engine import emulates_bf16
         from toque.models.generation.engine import generate as generate_ids
+        from toque.models.glibc_malloc import keep_freed_memory
         from toque.models.lora.adapter_files import load_adapter
-        from toque.workflows.structured_writing import recipe_constraint
+        from toque.workflows.open_model import open_model
 
-        opened = _opened(folder, device, reporter)
-    _warn_of_emulated_bf16(options, opened.model, reporter)
-    texts: list[Written] = []
-    for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
-        if adapter is not None:
-            load_adapter(opened.model, Path(adapter), name=f"adapter_{i}")
-        held = recipe_constraint(opened.codec, typed, record) if must_use else None
-        by = None if adapter is None else str(adapter)
-        decode = opened.codec.decode
-        watch = on_text and InOrder(on_text, typed, decode, adapter=by, first=len(texts))
-        with counting(SILENT if watch else reporter, "writing", "texts") as count:
-            written = generate_ids(
-                opened.model,
-                [opened.prompt_ids(text, form_named(record.form)) for text in typed],
-                replace(options, max_new_tokens=options.max_new_tokens or record.max_new_tokens),
-                eos_id=opened.codec.eos_id,
-                pad_id=opened.codec.pad_id,
-                constraint=held,
-                on_progress=count,
-                on_token=watch,
-            )
-        pairs = zip(typed, written, strict=True)
-        texts += [Written(prompt, decode(found), len(found), by) for prompt, found in pairs]
-    return texts
-
-
-def _asked(
-    adapters: Sequence[str | Path], own: Provenance
-) -> list[tuple[str | Path | None, Provenance]]:
-    """Who writes, and the form it is asked in: an adapter's own, which its base may not know."""
-    named: list[tuple[str | Path | None, Provenance]] = [
-        (adapter, provenance_of(Path(adapter)) or own) for adapter in adapters
-    ]
-    return named or [(None, own)]
-
-
-def _warn_of_emulated_bf16(
-    options: GenerationOptions, model: PreTrainedModel, reporter: Reporter
-) -> None:
-    import torch
-
-    from toque.models.precision import has_fast_bf16
-
-    emulated = options.precision == "bf16" and not has_fast_bf16(model.device)
-    if emulated and model.dtype != torch.bfloat16:
+        opened = open_model(folder, device=device, reporter=reporter)
+        model, codec = opened.model, opened.codec
+        if model.device.type == "cpu":
+            keep_freed_memory()
+    if emulates_bf16(options.precision, model):
         reporter.notice(
             f"This {model.device.type} has no bf16 in hardware: its products are emulated, which "
             "is slower than float32. Leave the precision at float32, or say auto."
         )
+    texts: list[Written] = []
+    for i, (adapter, record, typed) in enumerate(zip(by, records, each, strict=True)):
+        if adapter is not None:
+            load_adapter(model, Path(adapter), name=f"adapter_{i}")
+        named = None if adapter is None else str(adapter)
+        watch = on_text and InOrder(on_text, typed, codec.decode, adapter=named, first=len(texts))
+        with counting(SILENT if watch else reporter, "writing", "texts") as count:
+            written = generate_ids(
+                model,
+                [opened.prompt_ids(text, form_named(record.form)) for text in typed],
+                replace(options, max_new_tokens=options.max_new_tokens or record.max_new_tokens),
+                eos_id=codec.eos_id,
+                pad_id=codec.pad_id,
+                constraint=recipe_constraint(codec, typed, record) if must_use else None,
+                on_progress=count,
+                on_token=watch,
+            )
+        pairs = zip(typed, written, strict=True)
+        texts += [Written(text, codec.decode(ids), len(ids), named) for text, ids in pairs]
+    return texts
 
 
-def _opened(folder: Path, device: str, reporter: Reporter) -> OpenedModel:
-    from toque.models.glibc_malloc import keep_freed_memory
-    from toque.workflows.open_model import open_model
-
-    opened = open_model(folder, device=device, reporter=reporter)
-    if opened.model.device.type == "cpu":
-        keep_freed_memory()
-    return opened
-
-
-def _texts(
-    prompts: str | Sequence[str], file: str | Path | None, record: Provenance, *, raw: bool
+def _prompts(
+    prompts: str | Sequence[str], file: str | Path | None, record: Provenance, *, n: int, raw: bool
 ) -> list[str]:
+    """The prompts as a model reads them, each as often as texts are wanted."""
     recipes, blanks = writes_recipes(record), record.form == "documents"
-    return read_prompts(prompts, file, task="write", raw=raw, recipes=recipes, blanks=blanks)
+    read = read_prompts(prompts, file, task="write", raw=raw, recipes=recipes, blanks=blanks)
+    return [text for text in read for _ in range(n)]
+
+
+class InOrder:
+    """An engine's `on_token` that tells of the first unfinished text, then of the next.
+
+    Those that were written meanwhile are told as soon as it is their turn.
+
+    Args:
+        on_text: is told.
+        prompts: of the texts, as the model reads them.
+        decode: ids to text.
+        adapter: by which the texts are written, if several are asked.
+        first: number of the first text.
+    """
+
+    def __init__(
+        self,
+        on_text: OnText,
+        prompts: Sequence[str],
+        decode: Callable[[Sequence[int]], str],
+        *,
+        adapter: str | None = None,
+        first: int = 0,
+    ) -> None:
+        self._on_text, self._prompts, self._decode = on_text, prompts, decode
+        self._adapter, self._first = adapter, first
+        self._ids: list[list[int]] = [[] for _ in prompts]
+        self._over: set[int] = set()
+        self._current = 0
+
+    def __call__(self, number: int, token: int | None) -> None:
+        """A text's next token; None: it has ended."""
+        if token is None:
+            self._over.add(number)
+        else:
+            self._ids[number].append(token)
+        if number != self._current:
+            return
+        self._tell()
+        while self._current in self._over:
+            self._current += 1
+            if self._current < len(self._prompts):
+                self._tell()
+
+    def _tell(self) -> None:
+        ids = self._ids[self._current]
+        text = self._decode(ids)
+        if self._current not in self._over:
+            text = text.rstrip(_UNFINISHED)
+        so_far = Written(self._prompts[self._current], text, len(ids), self._adapter)
+        self._on_text(self._first + self._current, so_far)
+
+
+def recipe_constraint(codec: Codec, prompts: Sequence[str], record: Provenance) -> FormConstraint:
+    """Hold recipes to their form and to the ingredients of their prompts, in one call.
+
+    Args:
+        codec: of the model that writes.
+        prompts: in the trained form; one that names no ingredients is held to the form alone.
+        record: what the model was trained to be asked.
+
+    Raises:
+        ConfigError: the model does not write recipes, its vocabulary lacks an ingredient's
+            letters, or llguidance is not installed.
+    """
+    from toque.models.generation.constraints import FormConstraint, Spelling  # with torch
+
+    if not writes_recipes(record):
+        tasks = f" for {', '.join(record.tasks)}" if record.form == "recipes" else ""
+        raise ConfigError(
+            f"{argument('must_use')} holds texts to the form of a recipe, and this model was "
+            f"trained on {record.form}{tasks}. Leave it out."
+        )
+    forms = [
+        recipe_form([_writable(name, codec) for name in asked_ingredients(prompt)])
+        for prompt in prompts
+    ]
+    spelling = Spelling(
+        codec.tokenizer_json, codec.eos_id, codec.newline_id, codec.encode, codec.decode
+    )
+    return FormConstraint(forms, spelling)
+
+
+def _writable(name: str, codec: Codec) -> str:
+    """The name in the letters that the vocabulary holds.
+
+    Raises:
+        ConfigError: it holds them not at all.
+    """
+    plain = codec.normalise(name)
+    if codec.decode(codec.encode(plain)).strip().casefold() != plain.strip().casefold():
+        raise ConfigError(
+            f"{argument('must_use')}: this model's vocabulary cannot write {name!r}. Spell the "
+            f"ingredient otherwise, or leave {argument('must_use')} out."
+        )
+    return plain

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from toque.data.tokenizer.chat import ChatTemplate, chat_template_of
+from transformers import PreTrainedModel
+
+from toque.data.tokenizer.chat import chat_template_of
 from toque.data.tokenizer.codec import Codec
 from toque.models.families import vocabulary_rows
 from toque.models.loading.hub import resolve_folder
@@ -22,7 +25,7 @@ from toque.models.lora.adapter_files import (
 from toque.serving.served_models import ServedModel, ServedModels
 from toque.workflows.asking import FOREIGN, codec_in, provenance_in, writes_recipes
 from toque.workflows.open_model import open_model
-from toque.workflows.prompt_files import read_prompts
+from toque.workflows.prompt_files import trained_prompt
 
 
 def open_models(folders: Mapping[str, Path]) -> ServedModels:
@@ -48,14 +51,7 @@ def open_models(folders: Mapping[str, Path]) -> ServedModels:
         beside = shared.setdefault(bases[name], [])
         if adapter is None or sharing[bases[name]] == 1:
             opened = open_model(folder)
-            model = ServedModel(
-                name=name,
-                model=opened.model,
-                codec=opened.codec,
-                record=opened.provenance,
-                asked=partial(_asked, opened.provenance),
-                chat=_chat(opened.codec, opened.provenance),
-            )
+            model = _served(name, opened.model, opened.codec, opened.provenance)
         else:
             model = _laid_on(bases[name], beside, name=name, adapter=adapter)
         beside.append(model)
@@ -73,16 +69,15 @@ def _laid_on(base: Path, beside: Sequence[ServedModel], *, name: str, adapter: P
     record = provenance_of(adapter) or provenance_in(base)
     codec = codec_in(adapter if own else base, record)
     plain = next((one.name for one in fitting if one.adapter is None), None)
-    return ServedModel(
-        name=name,
-        model=model,
-        codec=codec,
-        record=record,
-        asked=partial(_asked, record),
-        chat=_chat(codec, record),
-        adapter=_inner(name),
-        base=plain,
-    )
+    return replace(_served(name, model, codec, record), adapter=_inner(name), base=plain)
+
+
+def _served(name: str, model: PreTrainedModel, codec: Codec, record: Provenance) -> ServedModel:
+    recipes = writes_recipes(record)
+    # Toque trains on single requests, whatever it began from: only another's model has a template.
+    chat = chat_template_of(codec) if record is FOREIGN else None
+    asked = partial(trained_prompt, task="write" if recipes else None)
+    return ServedModel(name=name, model=model, codec=codec, record=record, asked=asked, chat=chat)
 
 
 def _inner(name: str) -> str:
@@ -109,14 +104,3 @@ def _base_of(folder: Path) -> Path:
         base, setting = str(read_config(folder).base_model_name_or_path or folder), "the base"
     there = Path(base).expanduser()
     return there.resolve() if there.is_dir() else resolve_folder(base, setting=setting)
-
-
-def _chat(codec: Codec, record: Provenance) -> ChatTemplate | None:
-    """The template of another's model; Toque trains on single requests, whatever it began from."""
-    return chat_template_of(codec) if record is FOREIGN else None
-
-
-def _asked(record: Provenance, typed: str) -> str:
-    """The prompt, in the model's form, of what a person types."""
-    recipes = writes_recipes(record)
-    return read_prompts(typed, None, task="write", raw=False, recipes=recipes, blanks=True)[0]

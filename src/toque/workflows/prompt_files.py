@@ -48,12 +48,12 @@ def read_prompts(
     if task == "write" and not recipes:
         task = None
     typed = [prompts] if isinstance(prompts, str) else prompts
-    asked = [_asked(prompt, task, raw=raw) for prompt in typed]
+    asked = [trained_prompt(prompt, None if raw else task) for prompt in typed]
     said = [(f"{argument('prompts')}, number {n}", text) for n, text in enumerate(typed, start=1)]
     for where, line in _lines(Path(file)) if file is not None else ():
         said.append((where, line if isinstance(line, str) else _said(line)))
         if isinstance(line, str):
-            asked.append(_asked(line, task, raw=raw))
+            asked.append(trained_prompt(line, None if raw else task))
         elif isinstance(line.get("prompt"), str):
             asked.append(prompt_of(line))
         elif task is not None and isinstance(line.get("title"), str):
@@ -86,13 +86,13 @@ def _said(line: dict[str, Any]) -> str:
     return " ".join((str(line.get("title")), *_texts(line.get("ingredients"))))
 
 
-def _asked(prompt: str, task: Task | None, *, raw: bool) -> str:
+def trained_prompt(prompt: str, task: Task | None) -> str:
     """The trained form of what a person types: "dish", "dish: a, b, c", "make me a dish".
 
-    >>> _asked("lentil soup: lentils, cumin", "write", raw=False)
+    >>> trained_prompt("lentil soup: lentils, cumin", "write")
     'Generate recipe for: lentil soup using ingredients: lentils, cumin'
     """
-    if raw or task is None or (task == "write" and prompt.startswith(ASKS_FOR)):
+    if task is None or (task == "write" and prompt.startswith(ASKS_FOR)):
         return prompt
     if task == "write":
         return write_prompt(*dish_and_foods(prompt))
