@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from toque.errors import DataError
-from toque.sources.documents import DocumentReader
+from toque.sources.documents import DocumentReader, PairReader
 from toque.sources.layouts import UnknownFormatError, layout_with
-from toque.sources.prompt_target import PairReader
 
 
 def written(folder: Path, text: str) -> Path:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.sources.json_stream import DamagedJsonError, JsonSplitter
+from toque.sources.json_records import DamagedJsonError, JsonSplitter
 
 TEXT = st.text(max_size=12)
 RECORD = st.dictionaries(

@@ -8,7 +8,7 @@ import xxhash
 
 from toque.cooking.schemas import RecipeReader, TextRecordsError, reader_for
 from toque.errors import ConfigError, DataError
-from toque.sources.prompt_target import PairReader
+from toque.sources.documents import PairReader
 from toque.sources.records import Block, BlockExamples
 
 

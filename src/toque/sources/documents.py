@@ -1,4 +1,4 @@
-"""Documents: plain text files, each a document, and one field of tables and JSON records.
+"""Readers of texts that are no recipes: plain files, documents, and prompts with their targets.
 
 A document's rows are consecutive pieces. The split into training and validation hashes the document
 and the piece number // 16, so that a single book has both sides while neighbours mostly stay
@@ -7,17 +7,21 @@ together. Files over `PART_BYTES` are read in parts of whole paragraphs, each wi
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import xxhash
 
 from toque.sources.decompress import UTF_8, chunks
-from toque.sources.layouts import READ, FileLayout, layout_with
+from toque.sources.layouts import FileLayout, layout_with, read_records
 from toque.sources.records import (
     Block,
     BlockExamples,
@@ -25,12 +29,11 @@ from toque.sources.records import (
     attempted,
     document_example,
     in_encoding,
-    unpack,
-    unused_in,
+    is_filled,
 )
 
 PART_BYTES = 4 << 20
-NO_TEXT = "no text"
+NO_TEXT, NO_PROMPT, NO_TARGET = "no text", "no prompt", "no target"
 LOST_BYTES = "bytes that are not UTF-8"
 """The note that counts them; each costs a character."""
 _MARK = "\ufeff"
@@ -42,7 +45,11 @@ _TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
 _MARKS: Final = re.compile(r"[^\w\s\x00-\u02ff]{31,}")
 """More than the thirty marks of UAX #15's stream-safe text; no mark is a letter or a blank."""
 DOCUMENTS: Final = "toque.cooking.formats:text="
-"""Beginning of its recorded names."""
+PAIRS: Final = "toque.cooking.formats:pairs="
+"""Beginnings of the recorded names of `DocumentReader` and `PairReader`."""
+_UNPRINTABLE = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 127])
+Columns = Mapping[str, str | tuple[str, ...]]
+"""The fields of a source by their role; a prompt may be made of several."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,29 @@ def _last_break(data: bytes) -> int:
     return at - 1 if at > half and data[at - 1] & 0x80 else at
 
 
+def composed(text: str) -> str:
+    r"""The text in NFC, composed in linear time.
+
+    `unicodedata.normalize` sorts a run of combining marks by insertion, which takes quadratic time
+    when their classes alternate: 256,000 marks took 19.5 s. So a long run is put in its canonical
+    order first (UAX #15; a stable sort by class).
+
+    >>> composed("cafe\u0301"), composed("\u0301\u0323" * 99) == "\u0323" * 99 + "\u0301" * 99
+    ('café', True)
+    """
+    return unicodedata.normalize("NFC", _MARKS.sub(_in_order, text))
+
+
+def _in_order(run: re.Match[str]) -> str:
+    """A run with its marks in canonical order; some characters are made of several marks."""
+    parts = (part for character in run.group() for part in unicodedata.normalize("NFD", character))
+    groups = groupby(parts, key=lambda part: unicodedata.combining(part) > 0)
+    return "".join(
+        "".join(sorted(group, key=unicodedata.combining) if are_marks else group)
+        for are_marks, group in groups
+    )
+
+
 @dataclass(frozen=True)
 class DocumentReader:
     """Reads the field `column` of every record; a `RecordReader`."""
@@ -159,53 +189,108 @@ class DocumentReader:
         """The file's layout, for the report."""
         return f"{self._layout(path).name} documents"
 
+    def examples(self, block: Block) -> BlockExamples:
+        """One document for each record with text, cleaned like a text file."""
+        return read_records(block, self._example_of, {self.column})
+
     def _layout(self, path: Path) -> FileLayout:
         return layout_with(path, {"text": self.column}, encoding=self.encoding)
 
-    def examples(self, block: Block) -> BlockExamples:
-        """One document for each record with text, cleaned like a text file."""
-        examples: list[Example] = []
-        dropped: dict[str, list[int]] = {}
-        notes: Counter[str] = Counter()
-        contents = unpack(block)
-        records = list(READ[contents.kind](contents))
-        for number, raw in records:
-            value = None if isinstance(raw, str) else raw.get(self.column)
-            found: Example | str = raw if isinstance(raw, str) else NO_TEXT
-            if isinstance(value, str) and value.strip():
-                found = attempted(_field_example, value, notes)
-            if isinstance(found, Example):
-                examples.append(found)
-            else:
-                dropped.setdefault(found, []).append(number)
-        unread = contents.meta.get("unread", ())
-        unused = unused_in((raw for _, raw in records), (self.column,), unread)
-        return BlockExamples(examples, len(records), len(examples), dropped, dict(notes), unused)
+    def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
+        value = record.get(self.column)
+        if not isinstance(value, str) or not value.strip():
+            return NO_TEXT
+        text = clean_document(value.encode("utf-8", "replace"), notes)
+        return document_example(text) if text.strip() else NO_TEXT
 
 
-def _field_example(text: str, notes: Counter[str]) -> Example | str:
-    text = clean_document(text.encode("utf-8", "replace"), notes)
-    return document_example(text) if text.strip() else NO_TEXT
+@dataclass(frozen=True)
+class PairReader:
+    """Reads the fields `prompt` and `target` of every record; a `RecordReader`.
 
-
-def composed(text: str) -> str:
-    r"""The text in NFC, composed in linear time.
-
-    `unicodedata.normalize` sorts a run of combining marks by insertion, which takes quadratic time
-    when their classes alternate: 256,000 marks took 19.5 s. So a long run is put in its canonical
-    order first (UAX #15; a stable sort by class).
-
-    >>> composed("cafe\u0301"), composed("\u0301\u0323" * 99) == "\u0323" * 99 + "\u0301" * 99
-    ('café', True)
+    A prompt of several fields is those that are filled, in this order, with a blank line between
+    them. Only control characters are removed: these are the user's own texts. Pairs with the same
+    prompt stay on one side of the split, because the model would have seen the answer.
     """
-    return unicodedata.normalize("NFC", _MARKS.sub(_in_order, text))
+
+    prompt: str | tuple[str, ...]
+    target: str
+    version: int = 1
+    encoding: str = UTF_8
+
+    def blocks(self, path: Path) -> Iterator[Block]:
+        """Blocks of `path` by its layout.
+
+        Raises:
+            DataError: the file is of no known kind, lacks a field, or is damaged.
+        """
+        layout = layout_with(path, self._columns, encoding=self.encoding)
+        return layout.blocks((*self._asked, self.target))
+
+    def schema(self, path: Path) -> str:
+        """The file's layout, for the report."""
+        return f"{layout_with(path, self._columns, encoding=self.encoding).name} pairs"
+
+    def examples(self, block: Block) -> BlockExamples:
+        """One example for each record that has both texts."""
+        return read_records(block, self._example_of, {*self._asked, self.target})
+
+    def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
+        parts: list[str] = []
+        for name in self._asked:
+            value = record.get(name)
+            if isinstance(value, list) and all(isinstance(line, str) for line in value):
+                value = "\n".join(value)  # choices
+            part = _text(value, notes)
+            if part and not part.isspace():
+                parts.append(part)
+            elif not part and is_filled(value):
+                return f"{name} holds no text"  # which the question may need
+        if not parts:
+            return NO_PROMPT
+        prompt = "\n\n".join(parts)
+        target = _text(_first_answer(record.get(self.target), notes), notes)
+        if not target or target.isspace():
+            return NO_TARGET
+        asked = prompt.casefold().encode()
+        key = xxhash.xxh3_64_intdigest(asked)
+        whole = xxhash.xxh3_64_intdigest(b"\0".join((asked, target.casefold().encode())))
+        return Example(prompt, target, key, 0, whole)
+
+    @property
+    def recorded_name(self) -> str:
+        """Name in manifests; see `RecordReader`."""
+        columns = {"prompt": self.prompt, "target": self.target}
+        return in_encoding(f"{PAIRS}{json.dumps(columns)}", self.encoding)
+
+    @cached_property
+    def _asked(self) -> tuple[str, ...]:
+        return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
+
+    @property
+    def _columns(self) -> dict[str, str]:
+        parts = {f"prompt, part {n}": name for n, name in enumerate(self._asked, start=1)}
+        prompt = {"prompt": self.prompt} if isinstance(self.prompt, str) else parts
+        return prompt | {"target": self.target}
 
 
-def _in_order(run: re.Match[str]) -> str:
-    """A run with its marks in canonical order; some characters are made of several marks."""
-    parts = (part for character in run.group() for part in unicodedata.normalize("NFD", character))
-    groups = groupby(parts, key=lambda part: unicodedata.combining(part) > 0)
-    return "".join(
-        "".join(sorted(group, key=unicodedata.combining) if are_marks else group)
-        for are_marks, group in groups
-    )
+def _first_answer(value: Any, notes: Counter[str]) -> Any:
+    """The first of several answers, as SQuAD lists them; any other value as it is."""
+    answers = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(answers, list):
+        return value
+    notes["answers beside a question's first left out"] += len(answers) > 1
+    return answers[0] if answers else None
+
+
+def _text(value: object, notes: Counter[str]) -> str:
+    """A field's text; numbers become text, anything else is empty."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    text = str(value).encode("utf-8", "replace").decode()
+    if text.isprintable():
+        return text
+    cleaned = text.translate(_UNPRINTABLE)
+    if cleaned != text:
+        notes["control characters removed"] += 1
+    return cleaned

@@ -46,22 +46,14 @@ class ReaderFor(Protocol):
 
 @dataclass(frozen=True)
 class FileJudge:
-    """Finds the reader of each file of a source.
-
-    Args:
-        source: its format and columns are obeyed.
-        encoding: of all text.
-        reader_for: the domain's readers.
-        say: called with the names of files that are left out, and why.
-    """
+    """Judges the files of a source; its format and columns are obeyed."""
 
     source: SourceConfig
     encoding: str
     reader_for: ReaderFor
-    say: Callable[[str], None]
 
-    def __call__(self, files: Sequence[Located]) -> Source:
-        """The source with the reader of each of its files, and those left out.
+    def judged(self, files: Sequence[Located], say: Callable[[str], None]) -> Source:
+        """The source with the reader of each of its files, and those left out, which `say` hears.
 
         Raises:
             DataError: a file cannot be used, or none is left.
@@ -91,9 +83,11 @@ class FileJudge:
                 f"{_in_words(left_out)}. Correct data.sources."
             )
         if left_out:
-            self.say(f"Not read of {path}: {_in_words(left_out)}.{_to_do(left_out)}")
+            to_do = " To train on such a text too, name it as a source of its own."
+            to_do = to_do if PLAIN_TEXT in left_out.values() else ""
+            say(f"Not read of {path}: {_in_words(left_out)}.{to_do}")
         # The reader of most files is the source's own: a store records it once.
-        usual = _most_frequent(list(readers.values()))
+        usual = max(list(readers.values()), key=list(readers.values()).count)
         return Source(
             path,
             usual,
@@ -153,11 +147,6 @@ def _refusal(file: Located) -> DataError:
     )
 
 
-def _most_frequent(readers: Sequence[RecordReader]) -> RecordReader:
-    """The reader of most files; of as many, the first."""
-    return max(readers, key=readers.count)
-
-
 def _in_words(left_out: dict[str, str]) -> str:
     counts = Counter(left_out.values())
     parts = []
@@ -166,9 +155,3 @@ def _in_words(left_out: dict[str, str]) -> str:
         more = f" and {n - _SHOWN} more" if n > _SHOWN else ""
         parts.append(f"{', '.join(names[:_SHOWN])}{more} ({why})")
     return "; ".join(parts)
-
-
-def _to_do(left_out: dict[str, str]) -> str:
-    if PLAIN_TEXT not in left_out.values():
-        return ""
-    return " To train on such a text too, name it as a source of its own."

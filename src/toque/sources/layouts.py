@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,18 @@ from toque.sources.columnar import (
 from toque.sources.csv_tables import dialect_of, table_blocks, table_records
 from toque.sources.decompress import UTF_8, head, opened
 from toque.sources.json_records import form_of, json_blocks, json_records, sample_records
-from toque.sources.records import Block, Contents, Numbered
+from toque.sources.records import (
+    PER_REASON,
+    Block,
+    BlockExamples,
+    Contents,
+    Example,
+    Numbered,
+    attempted,
+    shortened,
+    unpack,
+    unused_in,
+)
 from toque.sources.token_arrays import BROKEN_ARCHIVE
 
 _SEEN_BYTES = 8192
@@ -39,6 +51,47 @@ READ: Mapping[str, Callable[[Contents], Numbered]] = {
     "unreadable": _unreadable_records,
 }
 """Kind of a block to the function that reads its records."""
+_IN_WORDS = {
+    "json-lines": "a file of JSON lines",
+    "json": "a JSON file of records",
+    "csv": "a CSV table",
+    "tsv": "a table of tab-separated values",
+    "parquet": "a table of Parquet",
+    "arrow": "a table of Arrow",
+}
+"""Layouts in an error's words."""
+
+
+def read_records(
+    block: Block,
+    make: Callable[[Mapping[str, Any], Counter[str]], Example | str],
+    used: Collection[str],
+) -> BlockExamples:
+    """One example of each record of a block.
+
+    Args:
+        block: of any layout.
+        make: gives a record's example or the reason why it has none, and counts its repairs.
+        used: the fields that the examples hold.
+    """
+    examples: list[Example] = []
+    dropped: dict[str, list[int]] = {}
+    texts: dict[int, str] = {}
+    notes: Counter[str] = Counter()
+    contents = unpack(block)
+    records = list(READ[contents.kind](contents))
+    for number, record in records:
+        found = record if isinstance(record, str) else attempted(make, record, notes)
+        if isinstance(found, Example):
+            examples.append(found)
+            continue
+        numbers = dropped.setdefault(found, [])
+        if len(numbers) < PER_REASON and not isinstance(record, str):
+            texts[number] = shortened(str(record))
+        numbers.append(number)
+    unused = unused_in((raw for _, raw in records), used, contents.meta.get("unread", ()))
+    n_read = len(records)
+    return BlockExamples(examples, n_read, len(examples), dropped, dict(notes), unused, texts)
 
 
 class UnknownFormatError(DataError):
@@ -70,8 +123,6 @@ class FileLayout:
 
     name: str
     """"json-lines", "json", "csv", "tsv", "parquet" or "arrow"."""
-    described: str
-    """Layout in an error's words, e.g. "a CSV table"."""
     fields: tuple[str, ...]
     """Column names; of JSON, the field names of the first records."""
     blocks: Callable[[Sequence[str]], Iterator[Block]]
@@ -84,6 +135,11 @@ class FileLayout:
     """True if JSON records are the values of one object, by id."""
     fits: bool = True
     """True if most of a table's first rows have as many fields as its header."""
+
+    @property
+    def described(self) -> str:
+        """The layout in an error's words, e.g. "a CSV table"."""
+        return _IN_WORDS[self.name]
 
 
 def structured_layout(
@@ -104,7 +160,6 @@ def structured_layout(
         columns = columns_of(path)
         return FileLayout(
             name,
-            f"a table of {name.capitalize()}",
             tuple(columns),
             lambda read: columnar_blocks(path, read),
             text_columns=tuple(column for column, is_data in columns.items() if not is_data),
@@ -113,10 +168,8 @@ def structured_layout(
         return None
     form = form_of(start, whole=whole)
     sample = tuple(sample_records(start, form, whole=whole))
-    lines = form == "lines"
     return FileLayout(
-        "json-lines" if lines else "json",
-        "a file of JSON lines" if lines else "a JSON file of records",
+        "json-lines" if form == "lines" else "json",
         tuple(dict.fromkeys(name for record in sample for name in record)),
         lambda _: json_blocks(path, form, encoding=encoding),
         sample=sample,
@@ -150,7 +203,6 @@ def table_layout(
         return None
     return FileLayout(
         dialect.name,
-        "a table of tab-separated values" if dialect.name == "tsv" else "a CSV table",
         dialect.columns,
         lambda _: table_blocks(path, dialect, encoding=encoding),
         fits=dialect.fits,
@@ -193,9 +245,9 @@ def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -
     gone = [f"{role}: {name}" for role, name in columns.items() if name not in layout.fields]
     if gone:
         raise DataError(
-            f"{path} is {layout.described} without the column named for {', '.join(gone)}. Its "
-            f"columns are {shown_names(layout.fields) or 'none'}. Correct columns of this source "
-            "in data.sources."
+            f"{path} is {layout.described} without the column named for {', '.join(gone)}. "
+            f"Its columns are {shown_names(layout.fields) or 'none'}. Correct columns of this "
+            "source in data.sources."
         )
 
 

@@ -22,7 +22,7 @@ from toque.data.prepare.data_report import (
 from toque.errors import ConfigError, DataError, argument, in_shell
 from toque.reporter import SILENT, Reporter
 from toque.sources.decompress import UTF_8
-from toque.sources.prompt_target import PairReader
+from toque.sources.documents import PairReader
 from toque.sources.records import Source, examples_in
 from toque.sources.source_files import blocks_of, find_files, plain_bytes
 from toque.sources.token_arrays import TokenReader

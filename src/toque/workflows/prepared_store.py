@@ -98,7 +98,7 @@ def _judged(
     Raises:
         ConfigError: a tokenizer is to be trained on token files.
     """
-    found = FileJudge(source, config.data.encoding, reader_for, say)(files)
+    found = FileJudge(source, config.data.encoding, reader_for).judged(files, say)
     readers = (found.reader, *found.readers.values())
     trained = config.model.tokenizer_source.startswith(TRAINED)
     if trained and any(isinstance(reader, TokenReader) for reader in readers):

@@ -14,9 +14,8 @@ from toque.cooking.schemas import (
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import ConfigError, DataError
-from toque.sources.documents import DocumentReader
+from toque.sources.documents import DocumentReader, PairReader
 from toque.sources.layouts import UnknownFormatError
-from toque.sources.prompt_target import PairReader
 from toque.sources.records import Source
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve."]

@@ -14,8 +14,7 @@ from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.store_plan import PrepareSettings, plan_of, store_differences
 from toque.data.store.store_manifest import SourceEntry, StoreManifest
 from toque.errors import DataError
-from toque.sources.documents import DocumentReader, TextReader
-from toque.sources.prompt_target import PairReader
+from toque.sources.documents import DocumentReader, PairReader, TextReader
 from toque.sources.records import RecordReader, Source
 from toque.sources.token_arrays import TokenReader
 

@@ -30,7 +30,7 @@ def as_lines(records: Sequence[Record]) -> bytes:
 def read_in(path: Path, columns: Record | None = None) -> BlockExamples:
     """What the first block of a file gives, by the reader that `auto` finds for it."""
     source = SourceConfig.model_validate({"path": str(path), "columns": columns or {}})
-    found = FileJudge(source, "utf-8", reader_for, print)(located(str(path)))
+    found = FileJudge(source, "utf-8", reader_for).judged(located(str(path)), print)
     return found.reader.examples(next(iter(found.reader.blocks(path))))
 
 
@@ -140,7 +140,7 @@ def test_a_list_of_columns_is_for_a_prompt_only(tmp_path: Path) -> None:
     )
     (tmp_path / "x").write_text("{}")
     with pytest.raises(ConfigError, match="a list for title; only a prompt"):
-        FileJudge(source, "utf-8", reader_for, print)(located(str(tmp_path / "x")))
+        FileJudge(source, "utf-8", reader_for).judged(located(str(tmp_path / "x")), print)
 
 
 def test_a_line_of_a_prompt_file_is_sent_with_its_context(tmp_path: Path) -> None:

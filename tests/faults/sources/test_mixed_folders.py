@@ -17,8 +17,7 @@ from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.data_report import Report
 from toque.data.store.store_manifest import read_manifest
 from toque.reports.store_page import left_out_grid
-from toque.sources.documents import TextReader
-from toque.sources.prompt_target import PairReader
+from toque.sources.documents import PairReader, TextReader
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
 README = "# Recipes\n\nTen recipes, with thanks to everyone.\n"

@@ -24,7 +24,7 @@ from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.web_pages import is_page, page_blocks, page_records
 from toque.errors import ConfigError
 from toque.sources.decompress import UTF_8, head
-from toque.sources.documents import DocumentReader
+from toque.sources.documents import Columns, DocumentReader, PairReader
 from toque.sources.json_records import line_of
 from toque.sources.layouts import (
     READ,
@@ -35,7 +35,6 @@ from toque.sources.layouts import (
     structured_layout,
     table_layout,
 )
-from toque.sources.prompt_target import Columns, PairReader
 from toque.sources.records import (
     PER_REASON,
     Block,

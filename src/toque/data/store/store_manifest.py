@@ -11,8 +11,7 @@ import msgspec
 
 from toque.errors import DataError
 from toque.models.loading.provenance import Form
-from toque.sources.documents import DOCUMENTS, TextReader
-from toque.sources.prompt_target import PAIRS
+from toque.sources.documents import DOCUMENTS, PAIRS, TextReader
 from toque.sources.token_arrays import TokenReader
 from toque.storage.json_files import KEY, decode_json, seal_of, sealed
 
