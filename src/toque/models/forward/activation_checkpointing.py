@@ -20,17 +20,11 @@ from toque.models.forward.varlen_attention import attending_with, attention_name
 
 
 def recompute_blocks(model: nn.Module, *, offload: bool = False) -> int:
-    """Keep only the inputs of every transformer block; backward recomputes the rest.
+    """Keep only the inputs of every transformer block, in place; returns their number.
 
-    Chen et al. 2016, arXiv 1604.06174. Losses and gradients are the same to the bit: dropout
-    repeats its draws. Compile first, if at all: a compiled block is wrapped as such.
-
-    Args:
-        model: changed in place; `stop_recomputing` undoes it.
-        offload: Keep those inputs in the machine's own memory; nothing changes on a CPU.
-
-    Returns:
-        The number of blocks.
+    Backward recomputes the rest (Chen et al. 2016, arXiv 1604.06174), to the same bits: dropout
+    repeats its draws. With `offload` these inputs wait in the machine's memory. Compile first, if
+    at all: a compiled block is wrapped as such.
     """
     found = list(blocks(model))
     for block in found:

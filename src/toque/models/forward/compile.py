@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -12,17 +11,10 @@ from torch import nn
 
 
 def compile_blocks(model: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> int:
-    """Compile every transformer block in place; parameter names and checkpoints stay as they are.
+    """Compile every transformer block in place; returns their number.
 
-    A block is a member of an outermost `ModuleList`: `encoder.block`, `transformer.h`, `layers`.
-    All between the blocks (embeddings, masks, the head) stays eager.
-
-    Args:
-        model: a transformers model of one of the families.
-        backend: of `torch.compile`.
-
-    Returns:
-        The number of blocks.
+    Parameter names and checkpoints stay. All between the blocks (embeddings, masks, the head) is
+    eager.
     """
     found = list(blocks(model))
     for block in found:
@@ -61,41 +53,22 @@ def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:
 
 
 class CompileSeconds:
-    """Seconds that compiling took since the last call, by the clock.
+    """Seconds that compiling took since the last call.
 
     A shape that is new is compiled where it comes up, in the midst of an update or an evaluation.
     """
 
     def __init__(self) -> None:
         # It loads the compiler, which takes a second: only for a run that compiles.
-        from torch._dynamo.callback import callback_handler
+        from torch._dynamo.utils import calculate_time_spent
 
-        # A reset of the compiler forgets who listened.
-        if _COMPILING.begin not in callback_handler.start_callbacks:
-            callback_handler.register_start_callback(_COMPILING.begin)
-            callback_handler.register_end_callback(_COMPILING.end)
-        self._told = _COMPILING.seconds
+        self._spent = calculate_time_spent
+        self._told = self._spent()["total_wall_time"]
 
     def __call__(self) -> float:
         """Seconds since the last call."""
-        before, self._told = self._told, _COMPILING.seconds
+        before, self._told = self._told, self._spent()["total_wall_time"]
         return self._told - before
-
-
-class _Compiling:
-    """Seconds of this process in which anything was compiled."""
-
-    def __init__(self) -> None:
-        self.seconds = self._began = 0.0
-
-    def begin(self, _what: object) -> None:
-        self._began = time.perf_counter()
-
-    def end(self, _what: object) -> None:
-        self.seconds += time.perf_counter() - self._began
-
-
-_COMPILING = _Compiling()
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:

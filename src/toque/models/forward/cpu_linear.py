@@ -123,12 +123,9 @@ def in_bf16(tensor: Tensor) -> bool:
 
 
 def one_product(owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
-    """Outputs of the layers for `values` [..., I], side by side: [..., sum of O] in bfloat16.
+    """Outputs of plain layers for `values` [..., I], side by side: [..., sum of O] in bfloat16.
 
-    Args:
-        owner: The module the layers belong to; it holds their copy.
-        values: What all of them read.
-        layers: For which `is_plain` holds.
+    Their copy is held by `owner`, the module they belong to.
     """
     stacked: StackedCopy = owner.__dict__.setdefault("_toque_stacked", StackedCopy())
     weights = [layer.weight for layer in layers]

@@ -18,13 +18,9 @@ _STEPS: Final = 1 << 16
 
 
 def keep_mask(like: Tensor, p: float) -> Tensor:
-    """Factors for `like`: 0 with probability p, else 1 / (1 - p).
+    """Factors of `like`'s shape, type and device: 0 with probability p, else 1 / (1 - p).
 
     On a CPU p is rounded to 1/65,536, and the scale is that of the rounded p, so the mean is kept.
-
-    Args:
-        like: its shape, dtype and device are those of the mask.
-        p: from 0 to 1.
     """
     if like.device.type != "cpu" or torch.compiler.is_compiling():
         return functional.dropout(torch.ones_like(like), p)

@@ -131,15 +131,9 @@ def attend(
 ) -> Tensor:
     """softmax(scale * q @ k.T + bias) @ v where the mask allows; 0 where it allows nothing.
 
-    Args:
-        query: [R, H, T, d].
-        key: [R, H, S, d].
-        value: [R, H, S, d].
-        block_mask: of these rows.
-        bias: [1, H, T, S] or None. Each row adds to a gradient of its own, and these are summed in
-            order: no two threads add to one number, so the bits are the same every time.
-        scale: of the scores.
-        dropout: share of attention weights set to zero; the others are scaled up.
+    Queries are [R, H, T, d], keys and values [R, H, S, d]. Of the bias [1, H, T, S] each row adds
+    to a gradient of its own, and these are summed in order: no two threads add to one number, so
+    the bits are the same every time. `dropout` is the share of attention weights set to zero.
     """
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
     how: dict[str, Any] = {"block_mask": block_mask, "scale": scale}

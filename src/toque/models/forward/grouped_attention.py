@@ -134,10 +134,8 @@ class Places:
 class Group:
     """Examples of like length.
 
-    Attributes:
-        queries: Their queries.
-        keys: Their keys; the same object in self-attention.
-        masked: [G, 1, s] bfloat16, -inf at padded keys, else 0; None where nothing is to be hidden.
+    In self-attention queries and keys are one object. `masked` is [G, 1, s] bfloat16, -inf at
+    padded keys, else 0; None where nothing is to be hidden.
     """
 
     queries: Side
@@ -147,13 +145,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of all examples of a batch.
-
-    Attributes:
-        each: The groups.
-        queries: Where queries stand.
-        keys: Where keys do; the same object in self-attention.
-    """
+    """Groups of all examples of a batch, and the places of their queries and keys."""
 
     each: list[Group]
     queries: Places
@@ -161,11 +153,9 @@ class Groups:
 
 
 def groups_of(examples: Sequence[Example], *, causal: bool) -> Groups:
-    """The groups of a batch's examples, at least one.
+    """The groups of the examples of a flat row, at least one.
 
-    Args:
-        examples: Of one flat row of tokens.
-        causal: A causal mask will hide padded keys; queries and keys are the same tokens.
+    `causal`: a causal mask will hide padded keys; queries and keys are the same tokens.
     """
     each = [_group(part, causal=causal) for part in _alike(examples)]
     queries = Places.of([group.queries for group in each])

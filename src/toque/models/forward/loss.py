@@ -19,7 +19,7 @@ _LOGITS_AT_ONCE: Final = 1 << 24
 def loss_sum(
     model: nn.Module, batch: Batch, *, smoothing: float = 0.0, chunk_rows: int | None = None
 ) -> Tensor:
-    """Cross-entropy of the batch's labels in nats, summed, never averaged.
+    """Cross-entropy of the batch's labels in nats, [] float32: summed, never averaged.
 
     The sum over a batch equals the sum over any split of it into micro-batches, and over its
     examples alone, so the one division by the update's target tokens is left to the caller.
@@ -29,9 +29,6 @@ def loss_sum(
         batch: On the model's device.
         smoothing: Label smoothing, see `cross_entropy_sum`; 0 when evaluating.
         chunk_rows: Positions whose logits exist at once; by default as many as are efficient.
-
-    Returns:
-        [] float32.
     """
     weight, bias = output_head(model)
     return cross_entropy_sum(
@@ -46,16 +43,9 @@ def loss_sum(
 
 
 def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
-    """The log-probability the model gives each label; 0 at positions without one.
+    """The log-probability in nats the model gives each label, [R, L] or [R, T]; 0 without a label.
 
     Logits exist for some of the labelled positions at a time.
-
-    Args:
-        model: A transformers model of one of the families.
-        batch: On the model's device.
-
-    Returns:
-        [R, L] or [R, T] float32, nats.
     """
     weight, bias = output_head(model)
     hidden = hidden_states(model, batch)
@@ -72,14 +62,9 @@ def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def nats_by_example(model: nn.Module, batch: Batch) -> list[list[float]]:
-    """The loss of each example alone, in nats; their sum is `loss_sum` but for rounding.
+    """The loss of each example alone, by row in the order of `batch.example_ids`, in nats.
 
-    Args:
-        model: A transformers model of one of the families.
-        batch: On the model's device.
-
-    Returns:
-        A list for each row, in the order of `batch.example_ids`.
+    Their sum is `loss_sum` but for rounding.
     """
     segments = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
     nats = -log_probabilities(model, batch)

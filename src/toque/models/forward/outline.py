@@ -84,12 +84,7 @@ def outlined_hidden(
 ) -> Tensor:
     """The output head's input [1, N, D] (CPU) or [R, L, D]; call it under `FakeTensorMode`.
 
-    Args:
-        model: outlined.
-        rows: of the micro-batch.
-        where: the kind of device.
-        plans: for a CPU.
-        masked: on a GPU, dense masks keep examples apart; otherwise kernels that need none.
+    On a GPU `masked` means dense masks instead of kernels that need none; `plans` are a CPU's.
     """
     read: object
     write: object

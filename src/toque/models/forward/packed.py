@@ -37,21 +37,14 @@ from toque.models.forward.varlen_attention import AttentionPlan, attending_by, s
 
 
 def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
-    """The output head's input at every position.
+    """The output head's input at every position, [R, L, D] or [R, T, D].
 
-    Examples that share a row do not influence each other: in self- and cross-attention, tokens
-    see only their own segment.
-
-    Args:
-        model: A transformers model of one of the families, bare or wrapped by PEFT.
-        batch: On the model's device; of the kind that fits the family.
-
-    Returns:
-        [R, L, D] or [R, T, D], after the final norm, and for a T5 with scaled outputs after the
-        factor d_model ** -0.5, so that `output_head` applied to it gives the stock logits.
+    Examples that share a row do not influence each other: in self- and cross-attention, tokens see
+    only their own segment. It comes after the final norm, and for a T5 with scaled outputs after
+    the factor d_model ** -0.5, so that `output_head` applied to it gives the stock logits.
 
     Raises:
-        TypeError: the batch is of the other kind.
+        TypeError: the batch is not of the kind that fits the family.
     """
     core = unwrapped(model)
     family = family_of(core.config)
@@ -265,12 +258,8 @@ def t5_rows(
 ) -> Tensor:
     """The last hidden states of a T5's decoder, before any scaling for the head.
 
-    Args:
-        core: The model.
-        source: Rows of tokens that the encoder reads.
-        target: Rows of tokens that the decoder reads.
-        plans: Handed to the encoder's and the decoder's attention.
-        longest: Positions that attention looks at, at most, in encoder and decoder.
+    Encoder and decoder read rows of tokens, `source` and `target`; their attention is handed
+    `plans` and looks at `longest` positions, at most.
     """
     encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
     read, written = embed_both(encoder, decoder, source, target)
@@ -308,14 +297,7 @@ def t5_stack(
     """T5Stack.forward of transformers 5, with the position bias of the longest example only.
 
     The stock one makes a bias for every pair of the row's positions, [H, N, N]; here N may be the
-    whole batch, and an example never looks further than its own length.
-
-    Args:
-        stack: Encoder or decoder.
-        embedded: Rows of tokens' embeddings.
-        plan: Handed to every layer's attention.
-        states: The encoder's, for a decoder.
-        longest: Positions that attention looks at, at most.
+    whole batch, and an example never looks further than its own length. `states` are the encoder's.
     """
     first = stack.get_submodule("block.0.layer.0.SelfAttention")
     if in_bf16(embedded):

@@ -199,19 +199,10 @@ def attend_packed(
     dropout: float = 0.0,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one flat row, by groups of like length.
+    """Attention of one flat row, by groups of like length: [N, H, d].
 
-    Args:
-        module: The attention layer, for whether it is causal.
-        packed: [N, 3 * H, d], or [N, H, d] in cross-attention.
-        others: [M, 2 * H, d] in cross-attention.
-        plan: Of the batch.
-        scale: Of the scores.
-        dropout: Of attention weights.
-        bias: [1, H, T, S]; not read in cross-attention, where T5 has none.
-
-    Returns:
-        [N, H, d].
+    `packed` is [N, 3 * H, d], in cross-attention [N, H, d] beside `others` [M, 2 * H, d]. The bias
+    [1, H, T, S] is not read in cross-attention, where T5 has none.
     """
     causal = bool(module.is_causal) and others is None
     groups = plan.causal_groups if causal else plan.groups

@@ -38,15 +38,7 @@ _PLAIN: Final = (_Type.F32, _Type.F16, _Type.BF16)
 def write_gguf(
     model: PreTrainedModel, path: Path, *, name: str, kind: str, tokenizer_json: str, asking: Asking
 ) -> None:
-    """Write a model that `suit` has seen.
-
-    Args:
-        model: whole, on the CPU.
-        path: the file.
-        name: for people.
-        kind: one of `TYPES`.
-        tokenizer_json: as training read it.
-        asking: its special tokens and template.
+    """Write a model on the CPU that `suit` has seen, and its tokenizer as training read it.
 
     Raises:
         ConfigError: llama.cpp computes no such model, or has no such tokenizer.

@@ -54,13 +54,7 @@ class Asking:
 def write_vocabulary(
     writer: gguf.GGUFWriter, tokenizer_json: str, asking: Asking, *, rows: int
 ) -> None:
-    """Write the fields `tokenizer.*`.
-
-    Args:
-        writer: of the file.
-        tokenizer_json: as training read it.
-        asking: the special tokens and the template.
-        rows: of the model's embedding; those that no token has are written as unused.
+    """Write the fields `tokenizer.*`; rows of the embedding without a token count as unused.
 
     Raises:
         ConfigError: llama.cpp has no tokenizer of this kind.
@@ -160,12 +154,8 @@ def _tokens(
 ) -> tuple[list[str], list[gguf.TokenType]]:
     """Every row's text, and what kind of token it is.
 
-    Args:
-        pieces: by id, as the vocabulary spells them.
-        added: tokens beside it, as tokenizer.json lists them.
-        asking: says which is unknown, and which the line break.
-        rows: how many are wanted.
-        in_bytes: whether the pieces <0x00> to <0xFF> stand for bytes.
+    `pieces` are by id, as the vocabulary spells them, and `added` tokens beside it, as
+    tokenizer.json lists them. `in_bytes`: the pieces <0x00> to <0xFF> stand for bytes.
     """
     extra = {token["id"]: token for token in added}
     tokens, types = [], []

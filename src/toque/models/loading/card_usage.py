@@ -29,12 +29,8 @@ def with_usage(
 ) -> str:
     """The card of a whole model with its usage section, in place of an older one.
 
-    Args:
-        card: README.md of the model.
-        prompt: an example; None for a model that answers no prompt.
-        encoder: whether it is an encoder-decoder.
-        max_new_tokens: longest text.
-        portable: whether plain transformers reads its tokenizer as Toque does.
+    Without an example of a prompt it has none. `portable`: plain transformers reads the model's
+    tokenizer as Toque does.
     """
     if prompt is None:
         return without_usage(card)
@@ -65,13 +61,7 @@ def with_gguf_usage(
 ) -> str:
     """The card of a GGUF file, with its usage section in place of the older one.
 
-    Args:
-        card: README.md of the model.
-        file: the file's name.
-        prompt: an example; None for a model that answers no prompt.
-        ends: what ends a prompt.
-        encoder: whether it is an encoder-decoder, which Ollama does not run.
-        max_new_tokens: longest text.
+    `ends` is what ends a prompt. An encoder-decoder is shown in llama.cpp alone, Ollama runs none.
     """
     if prompt is None:
         return without_usage(card)

@@ -62,9 +62,7 @@ def parts_of(model: nn.Module, dtype: torch.dtype) -> Parts:
 def device_map(parts: Parts, memory: Mapping[torch.device, int]) -> dict[str, torch.device] | None:
     """The device of each part, filled in order; None where they have no room.
 
-    Args:
-        parts: of the model.
-        memory: bytes that weights may take on each device; the first takes what is no block.
+    `memory` is the bytes that weights may take on each; the first takes what is no block.
     """
     devices = list(memory)
     first, room = devices[0], dict(memory)

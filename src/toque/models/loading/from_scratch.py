@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,15 +63,7 @@ def build_model(
     (`dropout_rate`) and GPT-2 (`resid_pdrop`, `embd_pdrop`, `attn_pdrop`), 0 for NeoX and Llama.
     A T5's decoder starts from `pad_id`. With `tie_word_embeddings: false` a T5 is what v1.1 is:
     a head of its own and unscaled outputs; transformers alone would silently share the weights.
-
-    Args:
-        family: t5, gpt2, neox or llama.
-        shape: Arguments of the family's Hugging Face config, e.g. `{"d_model": 256}`.
-        vocab_size: Rows of the embedding, at least the tokenizer's number of tokens.
-        pad_id: The tokenizer's padding token.
-        eos_id: Its end token.
-        bos_id: Its beginning token, if it has one.
-        seed: Of the initial weights; the global generator is left as it was.
+    `shape` holds arguments of the family's Hugging Face config, e.g. `{"d_model": 256}`.
 
     Raises:
         ConfigError: an unknown family or argument, or values that make no model.
@@ -258,36 +249,20 @@ def stock_activations(model: nn.Module) -> None:
                 setattr(module, name, NewGELUActivation())
 
 
-@dataclass(frozen=True)
-class KnownShape:
-    """Family, shape and vocabulary of a checkpoint."""
-
-    family: str
-    shape: Mapping[str, Any]
-    vocab_size: int
-
-
-def _t5(width: int, inner: int, layers: int, heads: int) -> KnownShape:
+def _t5(width: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
     """T5 v1.1 (Shazeer 2020), which FLAN-T5 goes on from."""
-    shape = {
-        "d_model": width,
-        "d_kv": 64,
-        "d_ff": inner,
-        "num_layers": layers,
-        "num_heads": heads,
-        "feed_forward_proj": "gated-gelu",
-        "tie_word_embeddings": False,
-    }
-    return KnownShape("t5", shape, 32128)
+    shape = {"d_model": width, "d_kv": 64, "d_ff": inner, "num_layers": layers, "num_heads": heads}
+    own = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    return {"family": "t5", "shape": shape | own, "vocab_size": 32128}
 
 
-def _gpt2(width: int, layers: int, heads: int) -> KnownShape:
-    """Radford et al. 2019."""
+def _gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
+    """GPT-2 (Radford et al. 2019)."""
     shape = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": 1024}
-    return KnownShape("gpt2", shape, 50257)
+    return {"family": "gpt2", "shape": shape, "vocab_size": 50257}
 
 
-KNOWN: Final[Mapping[str, KnownShape]] = {
+KNOWN: Final[Mapping[str, dict[str, Any]]] = {
     "google/flan-t5-small": _t5(512, 1024, 8, 6),
     "google/flan-t5-base": _t5(768, 2048, 12, 12),
     "google/flan-t5-large": _t5(1024, 2816, 24, 16),
@@ -298,7 +273,8 @@ KNOWN: Final[Mapping[str, KnownShape]] = {
     "openai-community/gpt2-large": _gpt2(1280, 36, 20),
     "openai-community/gpt2-xl": _gpt2(1600, 48, 25),
 }
-"""Shapes by hub name: of 77 M, 248 M, 783 M, 2.85 B, 11.1 B, and 124 M, 355 M, 774 M, 1.56 B."""
+"""Arguments of `build_model` by hub name: of 77 M, 248 M, 783 M, 2.85 B, 11.1 B, and 124 M, 355 M,
+774 M, 1.56 B."""
 
 
 def known_model(name: str) -> PreTrainedModel | None:
@@ -306,15 +282,6 @@ def known_model(name: str) -> PreTrainedModel | None:
 
     Under `FakeTensorMode`, which it is for, these take no memory.
     """
-    found = KNOWN.get(name)
-    if found is None:
+    if name not in KNOWN:
         return None
-    return build_model(
-        family=found.family,
-        shape=found.shape,
-        vocab_size=found.vocab_size,
-        pad_id=0,
-        eos_id=1,
-        bos_id=None,
-        seed=0,
-    )
+    return build_model(**KNOWN[name], pad_id=0, eos_id=1, bos_id=None, seed=0)

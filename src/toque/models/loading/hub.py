@@ -23,14 +23,8 @@ def resolve_folder(
 ) -> Path:
     """The folder `path` names: itself, or the hub's copy of that name, downloaded when needed.
 
-    A copy in the hub's cache is used without asking the network.
-
-    Args:
-        path: a folder, or a hub name such as "google/flan-t5-small".
-        setting: the configuration's name for it, for the message.
-        needs: file patterns the folder must hold to be taken from the cache.
-        also: further patterns to download.
-        error: raised when there is no such folder and no such name, or the hub cannot be reached.
+    A copy in the hub's cache is used without asking the network, if it holds what `needs` says.
+    Problems are raised as `error`, which names the `setting`.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():

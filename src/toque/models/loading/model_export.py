@@ -55,8 +55,7 @@ def save_model(
         max_new_tokens: Longest text that `model.generate` writes when not told otherwise.
 
     Raises:
-        CheckpointError: it cannot be written, for want of space or permission; or `folder` holds
-            something other than a model.
+        CheckpointError: it cannot be written, or `folder` holds something other than a model.
     """
     write = partial(_write_model, model, max_new_tokens=max_new_tokens)
     _write_folder(folder, write, codec_folder, {**files, "README.md": card})
@@ -71,18 +70,9 @@ def save_adapter(
     base_hash: str,
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write the adapter of `model`, tokenizer and card; whole, or as it was before.
+    """Write the adapter of `model`, tokenizer and card, as `save_model` does.
 
-    Args:
-        model: With an adapter attached.
-        codec_folder: A tokenizer folder, whose files are copied; None where `files` has them.
-        folder: Where to; a model or adapter that is already there is replaced.
-        card: The text of README.md.
-        base_hash: `base_sha256` of the weights it was trained beside.
-        files: As of `save_model`.
-
-    Raises:
-        CheckpointError: it cannot be written; or `folder` holds something else.
+    `base_hash` is `base_sha256` of the weights it was trained beside.
     """
     write = partial(write_adapter, model, base_hash=base_hash)
     _write_folder(folder, write, codec_folder, {**files, "README.md": card})
@@ -192,17 +182,8 @@ def export_model(
 
     What is read back must compute what the source computes with its weights rounded to `dtype`.
 
-    Args:
-        source: A model folder or an adapter folder, with its tokenizer.
-        to: Where to; nothing may lie there.
-        card: README.md of the result.
-        dtype: of the weights, one of `DTYPES`.
-        files: As of `save_model`.
-        max_new_tokens: As of `save_model`.
-
     Raises:
-        CheckpointError: `to` is taken, or what was read back computes something else; then `to`
-            is removed.
+        CheckpointError: something lies in `to`, or another model was read back; then it is removed.
     """
     refuse_taken(to)
     adapted = is_adapter_folder(source)

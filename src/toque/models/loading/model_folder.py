@@ -56,15 +56,10 @@ def read_config_json(folder: Path) -> dict[str, Any]:
 
 
 def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> None:
-    """Refuse sizes and shares that no model has.
-
-    Args:
-        raw: the object of a config.json.
-        file: where it lies, for the message.
-        n_weights: numbers in the folder's weight files; None where there are none to compare.
+    """Refuse sizes and shares that no model has, and more weights than its files hold.
 
     Raises:
-        CheckpointError: naming the entry, what it is and what is allowed.
+        CheckpointError: naming the entry of `file`, what it is and what is allowed.
     """
     if raw.get("quantization_config") is not None:
         raise CheckpointError(

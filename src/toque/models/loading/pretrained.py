@@ -72,12 +72,8 @@ Place = Callable[[CheckedFolder], Placement | None]
 def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
     """The folder behind a path or hub name, its config and headers checked, no weight read.
 
-    Args:
-        path: A folder, or a hub name.
-        family: t5, gpt2, neox or llama to insist on one; auto takes what the checkpoint is.
-
     Raises:
-        ConfigError: no such model, of another family, or of none that works here.
+        ConfigError: no such model, of another family than `family`, or of none that works here.
         CheckpointError: the folder is incomplete, damaged or holds only pickles.
     """
     folder = resolve_folder(path)
@@ -111,8 +107,7 @@ def load_model(
     Args:
         path: A folder, or a hub name.
         family: t5, gpt2, neox or llama to insist on one; auto takes what the checkpoint is.
-        vocab_size: Rows the embedding must have at least. It is grown when smaller, each new row
-            the mean of the old ones (Hewitt 2021), and never shrunk.
+        vocab_size: Rows the embedding must have at least, see `grow_vocabulary`.
         place: Where it goes instead, without a copy on the CPU.
 
     Raises:
@@ -133,11 +128,9 @@ def load_model(
 
 
 def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
-    """The base that `folder` names with the adapter in it, in float32, in evaluation mode.
+    """The base that an adapter's folder names with the adapter in it, in float32, to evaluate.
 
-    Args:
-        folder: An adapter's.
-        merge: Give back a plain model, the adapter added into its weights.
+    With `merge` a plain model, the adapter added into its weights.
 
     Raises:
         ConfigError: the base is not there, or none that works here.

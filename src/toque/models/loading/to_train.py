@@ -96,16 +96,9 @@ def placed_model(
 ) -> tuple[PreTrainedModel, str | None]:
     """The model to train on a device, and the hash of the weights beside its adapter, if any.
 
-    Frozen matrices are read one by one in the format they are held in; only DoRA, which computes
-    with them in float32, and files with older names are read whole first.
-
-    Args:
-        section: names the model.
-        adapter: of the run, if it has one.
-        tokens: of the store's tokenizer.
-        seed: of the run.
-        dtype: of the run's matrix products.
-        device: where all of the model is then.
+    Frozen matrices are read one by one in the format they are held in, that of the run's products
+    (`dtype`) or quantised; only DoRA, which computes with them in float32, and files with older
+    names are read whole first.
 
     Raises:
         ConfigError: no such model, or a package is missing that its format needs.
@@ -138,18 +131,10 @@ def add_adapter(
     base_rows: int,
     seed: int,
 ) -> None:
-    """Put the configured adapter into `model`.
+    """Put the configured adapter into `model`, whose embedding had `base_rows` before it grew.
 
     The rows of tokens that the base has no use for are trained besides: those of an embedding
     that had to grow, and of the marker that stands for a line break.
-
-    Args:
-        adapter: its settings.
-        model: the base, grown to the vocabulary.
-        tokens: of the store's tokenizer.
-        base: folder or name of the base.
-        base_rows: rows of its embedding before it grew.
-        seed: of the run.
 
     Raises:
         ConfigError: unknown target modules.

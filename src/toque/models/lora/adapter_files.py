@@ -73,11 +73,8 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
 def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
     """Load the adapter of `folder` into `model`, beside any others, and make it the active one.
 
-    Args:
-        model: Its base, in float32 on the CPU; changed in place. Adapters of other names stay,
-            and `use_adapter` goes back to one of them: the base is read once for all.
-        folder: Written by a run, or by peft.
-        name: What to call it.
+    The base is in float32 on the CPU and is changed in place. Adapters of other names stay, and
+    `use_adapter` goes back to one of them: the base is read once for all.
 
     Raises:
         ConfigError: it is of a kind that is not LoRA, or belongs to a model of other shapes.

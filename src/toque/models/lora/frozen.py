@@ -76,17 +76,11 @@ def read_frozen(
     form: Form | None,
     device: torch.device,
 ) -> str:
-    """Read the frozen matrices of an adapted model one by one, straight to the device.
+    """Read the frozen matrices of an adapted frame one by one, straight to the device.
 
-    Args:
-        model: from `loading.frame`, its adapter attached; the rest of it is moved to the device.
-        read: a matrix of the base in float32, by the name of its parameter there.
-        dtype: of products, in which they are held.
-        form: instead of that.
-        device: where to.
-
-    Returns:
-        What `base_sha256` gives of the same base in float32.
+    `read` gives a matrix of the base in float32, by the name of its parameter; it is held in the
+    `form`, or in the `dtype` of products. The rest of the model is moved to the device. Returns
+    what `base_sha256` gives of the same base in float32.
     """
     digest, layers = hashlib.sha256(), frozen_matrices(model)
     for name, parameter in sorted(model.named_parameters()):

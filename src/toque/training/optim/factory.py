@@ -73,15 +73,10 @@ def build_optimizer(
 
 
 def step_if(optimizer: torch.optim.Optimizer, wanted: Tensor, device: torch.device) -> None:
-    """Apply the update where `wanted` holds; otherwise neither weights nor state change.
+    """Apply the update where `wanted` [] holds; otherwise neither weights nor state change.
 
     Fused kernels of a GPU skip by themselves when `found_inf` says so, as for a loss scaler, and
     nothing waits for the device. For any other optimizer the host reads `wanted`, which does.
-
-    Args:
-        optimizer: its parameters have their gradients.
-        wanted: [] bool.
-        device: of the parameters.
     """
     if device.type != "cpu" and optimizer.defaults.get("fused"):
         optimizer.found_inf = (~wanted).float()  # type: ignore[attr-defined]
@@ -160,12 +155,7 @@ def load_optimizer_tensors(
 ) -> None:
     """Give the optimizer the state that `optimizer_tensors` named.
 
-    Args:
-        optimizer: of the run.
-        model: whose parameters it updates.
-        tensors: as they were saved.
-        where: for messages.
-        steps: updates of the run, which no parameter can have had more of; None when not known.
+    No parameter can have had more than `steps` updates, those of the run; None when not known.
 
     Raises:
         CheckpointError: a name, a shape or a format belongs to another model or optimizer, or no

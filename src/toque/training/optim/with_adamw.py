@@ -15,16 +15,13 @@ Groups = list[dict[str, Any]]
 
 
 def muon(matrices: Groups) -> torch.optim.Optimizer:
-    """`torch.optim.Muon` (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+    """`torch.optim.Muon` of 2-D weights (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
     With G the gradient, in the size of Liu et al. 2025 (arXiv 2502.16982, eq. 4), so that AdamW's
     learning rate serves it too:
 
         M = 0.95 M + 0.05 G;  U = 0.05 G + 0.95 M  (Nesterov)
         W = W (1 - lr decay) - lr 0.2 sqrt(max(m, n)) orthogonalised(U)
-
-    Args:
-        matrices: Parameter groups of 2-D weights.
     """
     return torch.optim.Muon(matrices, lr=0.0, adjust_lr_fn="match_rms_adamw")
 
@@ -32,8 +29,7 @@ def muon(matrices: Groups) -> torch.optim.Optimizer:
 def adamw_8bit(matrices: Groups) -> torch.optim.Optimizer:
     """Bitsandbytes' AdamW, whose averages take a byte a weight (Dettmers et al. 2022, 2110.02861).
 
-    Args:
-        matrices: Parameter groups; those below 4,096 weights keep float32 averages.
+    Tensors below 4,096 weights keep float32 averages.
 
     Raises:
         ConfigError: bitsandbytes is not installed.
@@ -55,14 +51,10 @@ def adamw_8bit(matrices: Groups) -> torch.optim.Optimizer:
 
 @final
 class WithAdamW(torch.optim.Optimizer):
-    """An optimizer of matrices and fused AdamW behind one list of groups and one state.
+    """An optimizer of matrices and fused AdamW of the rest behind one list of groups and one state.
 
     Embeddings, the output head and vectors have no meaning as matrices, and their rows are seldom
     and unevenly used, so that neither Muon nor 8 bits suit them.
-
-    Args:
-        inner: Optimizer of the matrices.
-        rest: Parameter groups for AdamW, at least one.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, rest: Groups) -> None:

@@ -60,7 +60,7 @@ def vocabulary_of(config: RunConfig, store: TokenStore | None) -> Vocabulary | N
     if config.model.start_from != "scratch":
         return None
     if source in KNOWN:
-        return Vocabulary(KNOWN[source].vocab_size)
+        return Vocabulary(KNOWN[source]["vocab_size"])
     from toque.data.tokenizer.codec import load_codec
     from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 
