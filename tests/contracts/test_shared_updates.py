@@ -62,8 +62,8 @@ def walked(
 
 
 def check_as_one(seen: list[dict[str, Any]], case: str) -> None:
-    for rank in seen:
-        shared, alone = rank[case]["shared"], rank[case]["alone"]
+    (alone,) = (rank[case]["alone"] for rank in seen if "alone" in rank[case])
+    for shared in (rank[case]["shared"] for rank in seen):
         assert len(shared["losses"]) == shared_cases.UPDATES
         assert shared["losses"] == pytest.approx(alone["losses"], rel=1e-5)
         assert shared["norms"] == pytest.approx(alone["norms"], rel=1e-5)
@@ -119,15 +119,15 @@ def test_the_whole_matrix(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_two_four_and_one_processes_are_one_run(tmp_path, family):
     """With other strategies, too; sums of floats in another order are all that differs."""
-    whole = walked(tmp_path / "whole", "moved", f"{family}/single/full/uneven", ranks=1, stop_at=20)
+    whole = walked(tmp_path / "whole", "moved", f"{family}/single/full/uneven", ranks=1, stop_at=10)
     losses: list[float] = []
-    for ranks, strategy, stop_at in ((1, "single", 5), (2, "fsdp", 9), (4, "hsdp", 14), (1, "single", 20)):  # fmt: skip  # noqa: E501
+    for ranks, strategy, stop_at in ((1, "single", 2), (2, "fsdp", 4), (4, "hsdp", 7), (1, "single", 10)):  # fmt: skip  # noqa: E501
         case = f"{family}/{strategy}/full/uneven"
         (seen, *others) = walked(tmp_path / "parts", "moved", case, ranks=ranks, stop_at=stop_at)
         losses += seen[case]["losses"]
         assert all(other == seen for other in others)
         notes = " ".join(seen[case]["notes"])
-        assert ("ranks: " in notes) == bool(losses[5:])
+        assert ("ranks: " in notes) == bool(losses[2:])
     ((alone),) = whole[0].values()
     assert losses == pytest.approx(alone["losses"], rel=1e-5)
 

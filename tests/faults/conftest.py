@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +12,7 @@ import pytest
 import fixtures.buckets
 import fixtures.proxy
 import fixtures.remote_parts
-from fixtures.ports import free_port
+from fixtures.buckets import Service
 from toque.cli import main
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.storage.bucket import Bucket, open_bucket
@@ -44,39 +43,22 @@ def buckets() -> ModuleType:
     return fixtures.buckets
 
 
-class Service:
-    """A running service with the bucket "pantry"."""
-
-    def __init__(self, scheme: str, port: int) -> None:
-        self.scheme, self.port = scheme, port
-
-    @property
-    def variable(self) -> str:
-        return "AWS_ENDPOINT_URL" if self.scheme == "s3" else "STORAGE_EMULATOR_HOST"
-
-
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Service]:
-    pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server")
-    port = free_port()
-    running = server.ThreadedMotoServer("127.0.0.1", port, verbose=False)
-    running.start()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/pantry/", data=b"", method="PUT")
-    urllib.request.urlopen(request).close()  # noqa: S310
-    yield Service("s3", port)
-    running.stop()
+    yield from _running("s3", "s3fs", "moto.server")
 
 
 @pytest.fixture(scope="session")
 def gs() -> Iterator[Service]:
-    pytest.importorskip("gcsfs")
-    server = pytest.importorskip("gcp_storage_emulator.server")
-    port = free_port()
-    running = server.create_server("127.0.0.1", port, in_memory=True, default_bucket="pantry")
-    running.start()
-    yield Service("gs", port)
-    running.stop()
+    yield from _running("gs", "gcsfs", "gcp_storage_emulator")
+
+
+def _running(scheme: str, *needed: str) -> Iterator[Service]:
+    for name in needed:
+        pytest.importorskip(name)
+    found = Service(scheme)
+    yield found
+    found.close()
 
 
 @pytest.fixture(params=["s3", "gs"])

@@ -153,18 +153,6 @@ def test_fault_62_a_hangup_saves_and_ends(words, tmp_path, times):
 
 
 @pytest.mark.slow
-def test_fault_62_an_ignored_hangup_stays_ignored(words, tmp_path):
-    (tmp_path / "hangs.py").write_text(HANG_UP)
-    done = subprocess.run(
-        ["nohup", *words, "observe.callbacks=[hangs:HangUp]"], cwd=tmp_path, check=False,
-        env={**ENVIRONMENT, "TIMES": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 0
-    assert_whole(tmp_path / "run")
-
-
-@pytest.mark.slow
 def test_fault_62_two_ranks_whose_reader_goes_away(words, tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     line, code = reading_one_line([words[0], *torchrun, *words[1:]])

@@ -13,13 +13,6 @@ from toque.storage.bucket_access import BucketError, Retry
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.store import CheckpointStore
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
 
 def weights(folder):
     return load_file(folder / "model.safetensors")["w"]

@@ -22,12 +22,6 @@ from toque.training.distributed.collectives import Ranks
 from toque.units import Progress
 from toque.workflows.run_folder import named_step, set_aside
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 LAST = "checkpoints/step-00000012"
 
 

@@ -65,12 +65,6 @@ def test_fault_48_other_sources_than_the_stores_are_refused(go, own):
     assert not (own / "run").exists()
 
 
-def test_fault_48_python_refuses_them_too(own):
-    settings = load_config(str(own / "run.yaml"), [others(own), f"run_dir={own / 'run'}", SHORT])
-    with pytest.raises(DataError, match=r"b\.jsonl"):
-        toque.train(settings.config)
-
-
 def test_fault_48_a_source_that_has_changed_since(go, own):
     with (own / "a.jsonl").open("a") as file:
         file.write((own / "a.jsonl").read_text().splitlines()[0] + "\n")
@@ -118,14 +112,6 @@ def test_fault_48_an_absent_store_is_prepared_first_and_said(go, own):
     assert code == 0, said
     assert f"{own / 'store'} is not prepared yet" in said
     assert read_manifest(own / "store").splits.train > 0
-
-
-def test_fault_48_python_prepares_first_unless_told_not_to(own):
-    shutil.rmtree(own / "store")
-    settings = load_config(str(own / "run.yaml"), [f"run_dir={own / 'run'}", SHORT]).config
-    with pytest.raises(DataError, match=r"holds no prepared store"):
-        toque.train(settings, prepare=False)
-    assert toque.train(settings).reason == "finished"
 
 
 def words_of(folder: Path) -> dict[str, object]:

@@ -72,15 +72,6 @@ def test_22_a_killed_rank_ends_all_and_a_restart_continues_to_the_bit(kitchen, w
     assert losses_of(kitchen / "killed") == losses_of(whole)
 
 
-def test_22_without_restarts_all_end_within_ten_seconds(kitchen):
-    agent = torchrun(kitchen, "gone")
-    wait_for(kitchen / "gone" / "checkpoints" / "step-00000002", agent)
-    other = rank(agent, 0)
-    rank(agent, 1).kill()
-    other.wait(timeout=10)  # raises when it has not ended by then
-    assert "is gone" in ended(agent, within=60)
-
-
 def test_23_a_rank_that_is_stopped_is_named(kitchen):
     agent = torchrun(kitchen, "stopped", timeout=8)
     wait_for(kitchen / "stopped" / "checkpoints" / "step-00000002", agent)
@@ -110,18 +101,6 @@ def test_23_a_rank_that_hangs_is_named_with_its_stack(kitchen):
     assert "in on_step_end" in said
 
 
-def test_an_error_of_one_rank_is_printed_once_and_ends_all(kitchen):
-    """Only rank 0 reads and writes the run folder, so only it finds a file in its place."""
-    (kitchen / "blocked").write_text("a file, no folder")
-    agent = torchrun(kitchen, "blocked")
-    said = ended(agent, within=60)
-    assert agent.returncode == 1
-    assert said.count("toque: ") == 1
-    assert "toque: blocked/checkpoints cannot be written" in said
-    assert "RankLost" not in said
-    assert "exitcode  : 4 " in said  # the first error, in torchrun's summary
-
-
 def test_a_signal_to_one_rank_saves_once_and_one_process_continues(kitchen, whole):
     """Fault 20, too: with another number of ranks the same order, and losses but for rounding."""
     agent = torchrun(kitchen, "moved")
@@ -147,13 +126,6 @@ def test_a_signal_to_one_rank_saves_once_and_one_process_continues(kitchen, whol
     assert one.returncode == 0, one.stderr[-2000:]
     assert "ranks: 2 -> 1" in one.stderr.replace("\n", " ")
     assert list(losses_of(kitchen / "moved")) == list(losses_of(whole))
-
-
-def test_25_success_is_reported_as_success(kitchen):
-    """gloo may abort a process that is done: one exit in eight, when it is left to Python."""
-    agent = torchrun(kitchen, "whole")
-    said = ended(agent, within=120)
-    assert agent.returncode == 0, said[-3000:]
 
 
 def test_fault_27_ranks_leave_out_the_same_updates_and_go_back_together(kitchen):

@@ -18,18 +18,11 @@ from toque.cli import main
 from toque.config import load_config
 from toque.errors import CheckpointError
 from toque.storage.bucket import open_bucket
-from toque.storage.bucket_access import RUNS, BucketError
+from toque.storage.bucket_access import RUNS
 from toque.storage.bucket_lock import LOCK, BucketLock
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads
 from toque.workflows.train import train
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 
 
 class StopAt:
@@ -296,17 +289,6 @@ def test_a_bucket_that_is_not_there_is_refused_before_training(kitchen, service,
     words = [f"run_dir={kitchen / 'nobucket'}", f"checkpoint.upload={at}"]
     assert main(["train", str(kitchen / "run.yaml"), *words]) == 4
     assert "there is no bucket 'no-such-bucket'" in capfd.readouterr().err.replace("\n", " ")
-
-
-def test_missing_rights_are_refused_in_words(remote, monkeypatch):
-    def denied(*_args, **_kwargs):
-        raise PermissionError("AccessDenied: 403")
-
-    monkeypatch.setattr(remote.files, "pipe_file", denied)
-    with pytest.raises(
-        BucketError, match="no credentials were found" if remote.anonymous else "wrong, exp"
-    ):
-        remote.put("a", b"1")
 
 
 def test_addresses_that_cannot_be_a_run_are_refused(kitchen, capfd):

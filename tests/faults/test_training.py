@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 
@@ -45,14 +44,6 @@ def test_fault_07_a_signal_while_a_save_is_being_written(make_run):
     again = make_run(save_every=None)
     again.trainer.fit()
     assert run.losses + again.losses == whole.losses
-
-
-def test_fault_21_another_processor_is_said_when_a_run_continues(make_run, monkeypatch):
-    make_run(steps=3).trainer.fit()
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "ABACUS")
-    notes = " ".join(make_run(steps=3).trainer.notes)
-    assert "the bits may differ" in notes
-    assert "-> ABACUS" in notes
 
 
 class Spikes(Callback):
@@ -235,16 +226,6 @@ def test_fault_41_a_run_that_waits_for_its_data_says_so_once(make_run, seconds, 
         assert step == 6  # the first update has nothing made ahead of it and is no evidence
         assert text.startswith("data-bound ")
         assert "local disk" in text
-
-
-def test_fault_45_continued_twice_from_one_checkpoint(make_run):
-    make_run(stop_after="7 steps").trainer.fit()
-    shutil.copytree(make_run.folder, make_run.folder.with_name("copy"))
-    runs = [make_run(), make_run(folder=make_run.folder.with_name("copy"))]
-    for run in runs:
-        run.trainer.fit()
-    assert runs[0].losses == runs[1].losses
-    assert equal(runs[0].weights(), runs[1].weights())
 
 
 def test_fault_38_a_clock_that_jumps_back_changes_nothing(make_run, monkeypatch):

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from toque.storage.bucket import Bucket
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 
 
 def test_a_step_is_never_in_the_bucket_without_the_best_models_before_it(

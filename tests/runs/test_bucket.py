@@ -13,12 +13,7 @@ from toque.storage.bucket_lock import Owner
 from toque.workflows.watch import _WATCHED, watch
 from watching.written_run import WrittenRun
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.slow
 
 
 def test_a_run_in_a_bucket_is_followed_and_its_end_seen(s3_service, tmp_path):

@@ -34,10 +34,6 @@ NEEDED = ("s3fs", "gcsfs", "moto", "gcp_storage_emulator")
 # Of the services and their clients, which no test of ours can repair.
 pytestmark = [
     pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"needs {', '.join(NEEDED)}"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 BIG = os.urandom(300_000)

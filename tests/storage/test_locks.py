@@ -21,39 +21,94 @@ HOLD = """
 import sys
 import time
 from pathlib import Path
+import toque.storage.locks as locks
 from toque.training.checkpoint.store import run_lock
+locks.HEARTBEAT = 0.1
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
     time.sleep(0.3)
     (Path(sys.argv[1]) / "done").touch()
 """
+FLOCK = fcntl.flock
+NO_FLOCK = """
+import errno, fcntl, os
+
+def refuse(descriptor, operation):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+fcntl.flock = refuse
+"""
+
+
+@contextlib.contextmanager
+def holding(folder):
+    """A process that holds the lock of `folder` until its input ends."""
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)} | os.environ
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        try:
+            assert process.stdout.readline() == b"held\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
-def holder(tmp_path):
-    """A process that holds the lock of `tmp_path` until its input ends."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as process:
-        assert process.stdout.readline() == b"held\n"
-        yield process
-        process.kill()
+def no_flock(monkeypatch, tmp_path):
+    """A folder of a file system without flock, here and in the processes that `holding` starts."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NO_FLOCK)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *sys.path]))
+    exec(NO_FLOCK, {})  # noqa: S102
+    monkeypatch.setattr("toque.storage.locks.HEARTBEAT", 0.1)
+    yield tmp_path / "run"
+    fcntl.flock = FLOCK
 
 
-def test_a_second_process_is_refused_and_a_dead_one_is_forgotten(holder, tmp_path):
-    try:
-        message = rf"in use by another training process \(id {holder.pid} on .+ since 20.+ UTC\)"
-        with pytest.raises(CheckpointError, match=message), run_lock(tmp_path):
+@pytest.fixture(params=["flock", "lease"])
+def run(request, tmp_path):
+    """A folder whose lock is held by one means or the other."""
+    if request.param == "lease":
+        return request.getfixturevalue("no_flock")
+    return tmp_path / "run"
+
+
+def test_faults_36_and_66_a_second_process_is_refused_and_a_dead_one_is_forgotten(run):
+    with holding(run) as first:
+        message = rf"in use by another training process \(id {first.pid} on .+ since 20.+ UTC\)"
+        with pytest.raises(CheckpointError, match=message), run_lock(run):
             pass
-    finally:
-        holder.kill()
-        holder.wait()
-    with run_lock(tmp_path):
-        pass
+        first.kill()
+        first.wait()
+        began = time.monotonic()
+        with run_lock(run) as lock:
+            assert time.monotonic() - began < STALE  # not watched: it ran here
+            if lock.lease is not None:
+                assert "has no file locks (No locks available)" in lock.note
+                assert "renewed every" in lock.note
+            with pytest.raises(CheckpointError, match="in use by another"), run_lock(run):
+                pass
+    assert sorted(p.name for p in run.iterdir()) == [".lock"]
+
+
+def test_faults_36_and_66_who_does_not_refuse_waits_until_the_lock_is_free(run):
+    with holding(run) as first:
+        seen = []
+
+        def wait(holder_id):
+            seen.append((holder_id, first.poll()))
+            first.stdin.close()  # it ends by itself
+
+        with file_lock(run / ".lock", wait):
+            assert (run / "done").exists()
+            text = (run / ".lock").read_text()
+            assert text.startswith(f"{os.getpid()} on {socket.gethostname()}")
+        assert [(said.split()[0], code) for said, code in seen] == [(str(first.pid), None)]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
@@ -63,21 +118,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
         run_lock(tmp_path / "file" / "x"),
     ):
         pass
-
-
-def test_who_does_not_refuse_waits_until_the_lock_is_free(holder, tmp_path):
-    seen = []
-
-    def wait(holder_id):
-        seen.append((holder_id, holder.poll()))
-        holder.stdin.close()  # it ends by itself
-
-    with file_lock(tmp_path / ".lock", wait):
-        assert (tmp_path / "done").exists()
-        assert (
-            (tmp_path / ".lock").read_text().startswith(f"{os.getpid()} on {socket.gethostname()}")
-        )
-    assert [(said.split()[0], code) for said, code in seen] == [(str(holder.pid), None)]
 
 
 def refuse(holder: str) -> None:
@@ -116,75 +156,6 @@ def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path):
     fcntl.flock(descriptors[0], fcntl.LOCK_EX)
     with file_lock(lock, removed), pytest.raises(BlockingIOError), file_lock(lock, refuse):
         pass
-
-
-@pytest.fixture
-def no_flock(monkeypatch, tmp_path):
-    """A file system without flock, here and in the processes that `holder` starts."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(NO_FLOCK)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *sys.path]))
-    exec(NO_FLOCK, {})  # noqa: S102
-    monkeypatch.setattr("toque.storage.locks.HEARTBEAT", 0.1)
-    yield tmp_path / "run"
-    fcntl.flock = FLOCK
-
-
-FLOCK = fcntl.flock
-NO_FLOCK = """
-import errno, fcntl, os
-
-def refuse(descriptor, operation):
-    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-fcntl.flock = refuse
-"""
-HOLD_LEASE = "import toque.storage.locks as locks\nlocks.HEARTBEAT = 0.1\n" + HOLD
-
-
-@contextlib.contextmanager
-def holding(folder):
-    """A process that holds the lock of `folder`."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD_LEASE, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        try:
-            assert process.stdout.readline() == b"held\n"
-            yield process
-        finally:
-            process.kill()
-
-
-def test_fault_66_without_flock_a_second_process_is_refused_and_a_dead_one_is_forgotten(no_flock):
-    with holding(no_flock) as first:
-        message = rf"in use by another training process \(id {first.pid} on "
-        with pytest.raises(CheckpointError, match=message), run_lock(no_flock):
-            pass
-        first.kill()
-        first.wait()
-        began = time.monotonic()
-        with run_lock(no_flock) as lock:
-            assert time.monotonic() - began < STALE  # not watched: it ran here
-            assert "has no file locks (No locks available)" in lock.note
-            assert "renewed every" in lock.note
-            with pytest.raises(CheckpointError, match="in use by another"), run_lock(no_flock):
-                pass
-    assert sorted(p.name for p in no_flock.iterdir()) == [".lock"]
-
-
-def test_fault_66_who_does_not_refuse_waits_for_the_lease(no_flock):
-    with holding(no_flock) as first:
-        seen = []
-
-        def wait(holder_id):
-            seen.append(holder_id)
-            first.stdin.close()  # it ends by itself
-
-        with file_lock(no_flock / ".lock", wait):
-            assert (no_flock / "done").exists()
-        assert [said.split()[0] for said in seen] == [str(first.pid)]
 
 
 def elsewhere(path):
@@ -251,7 +222,7 @@ def test_fault_66_of_two_that_take_a_stale_lease_over_one_gets_it(no_flock, monk
 
 def test_fault_66_a_run_that_was_taken_over_saves_nothing_more(no_flock):
     store = CheckpointStore(no_flock / "checkpoints")
-    with store.claimed():
+    with run_lock(store.folder):
         assert len(store.notes) == 1
         store.save(1, {}, {"progress": {"step": 1}})
         elsewhere(store.folder / ".lock.lease")

@@ -43,19 +43,17 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write; it appears at `path` when the block ends without an error.
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A name at which a file is written; it appears at `path` when the block ends without an error.
 
-    Its temporary name is hidden, so that no reader of the folder takes it for a finished file, and
+    The temporary name is hidden, so that no reader of the folder takes it for a finished file, and
     drawn, so that nobody can put a link in its way. A link at `path` itself is replaced, and what
     it leads to is untouched.
     """
     partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
     try:
-        with os.fdopen(open_new(partial), "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # a full disk may show only here
+        yield partial
+        sync_file(partial)  # a full disk may show only here
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -63,16 +61,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A name at which others write a file; it appears at `path` when the block ends well."""
-    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
-    try:
-        yield partial
-        sync_file(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write; it appears at `path` when the block ends without an error."""
+    with atomic_path(path) as partial, os.fdopen(open_new(partial), "wb") as file:
+        yield file
 
 
 def atomic_write(path: Path, data: bytes) -> None:

@@ -81,15 +81,7 @@ RUNS: Final = BucketUse(
 
 
 def refusal(what: str, error: Exception, use: BucketUse, *, bucket: str, anonymous: bool) -> str:
-    """Say what failed, why as far as the service tells, and what to do; never a secret.
-
-    Args:
-        what: was to be done, e.g. "read s3://bucket/a".
-        error: of the library.
-        use: of the bucket.
-        bucket: its address up to its name, as "s3://bucket".
-        anonymous: no credentials were found.
-    """
+    """Say what failed, why as far as the service tells, and what to do; never a secret."""
     scheme, _, name = bucket.partition("://")
     lines = str(error).strip().splitlines()
     answer = _without_secrets(lines[0] if lines else type(error).__name__)

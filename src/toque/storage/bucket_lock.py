@@ -35,18 +35,12 @@ _SETTLE: Final = 1.0
 @final
 @dataclass(eq=False)
 class BucketLock:
-    """Hold the run in `bucket` against other machines, from entering to leaving.
-
-    Args:
-        bucket: the run's place.
-        heartbeat: seconds between renewals.
-        stale: seconds to watch a lock of another machine before taking it over.
-        settle: seconds before reading the lock again.
-    """
+    """Hold the run in `bucket` against other machines, from entering to leaving."""
 
     bucket: Bucket
     heartbeat: float = HEARTBEAT
     stale: float = STALE
+    """Seconds to watch a lock of another machine before taking it over."""
     settle: float = _SETTLE
     lost: threading.Event = field(default_factory=threading.Event)
     """Another process has taken the run over; nothing more may be written."""

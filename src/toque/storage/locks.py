@@ -167,10 +167,6 @@ def shared_lock(path: Path, on_busy: OnBusy) -> Iterator[None]:
     Where the file can neither be made nor opened, or the file system knows no locks, nothing is
     held: a reader has no right to demand more. (filelock shares locks through a database in the
     file, which a reader who may not write there cannot have.)
-
-    Args:
-        path: the lock file.
-        on_busy: as for `file_lock`; called when somebody holds it alone.
     """
     descriptor = _opened_to_share(path)
     if descriptor is None:

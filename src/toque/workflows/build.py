@@ -318,7 +318,6 @@ def build_trainer(
                 software_versions() | runtime.numerics | dict(placed.numerics),
                 config.model_dump(mode="json"),
             ),
-            held=True,  # by whoever trains, before anything is written
         ),
         callbacks=callbacks,
         runtime=runtime,

@@ -33,12 +33,7 @@ Facts = Mapping[str, Any]
 
 
 class Session:
-    """One training process.
-
-    Args:
-        body: what it does; returns its exit code.
-        log: file that its output and errors are appended to.
-    """
+    """One training process."""
 
     def __init__(self, body: Callable[[], int], log: Path) -> None:
         self.log = log

@@ -100,11 +100,6 @@ def checkpoint_to_continue(
 
     Call it with the folder claimed.
 
-    Args:
-        config: of the session that begins.
-        store: its data.
-        say: called with a sentence about what differs and may differ.
-
     Raises:
         CheckpointError: it belongs to another run.
     """
@@ -156,13 +151,6 @@ def go_back(
     """Make the checkpoint `name` the run's newest: whatever is newer is set aside.
 
     Call it on the first rank, with the folder and the bucket claimed.
-
-    Args:
-        resolved: of the session that begins.
-        store: its data.
-        name: of the checkpoint, e.g. step-00000200 or 200.
-        say: called with what was set aside.
-        bucket: the run's place in a bucket, if it has one.
 
     Raises:
         CheckpointError: there is none of that name, it is damaged, or it is another run's; nothing

@@ -17,12 +17,6 @@ from toque.training.checkpoint.fetch import MODEL_FILES, fetch_run, is_own
 from toque.training.checkpoint.upload import Uploads
 from toque.workflows.train import train
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 SECRET = b"-----BEGIN PRIVATE KEY-----"
 LARGE = b"x" * ((16 << 20) + 1)
 

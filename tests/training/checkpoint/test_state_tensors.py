@@ -1,14 +1,8 @@
 from __future__ import annotations
 
-import resource
-import tempfile
-from pathlib import Path
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.torch import load
+from safetensors.torch import load_file
 
 from toque.errors import CheckpointError
 from toque.training.checkpoint.state_tensors import (
@@ -19,64 +13,17 @@ from toque.training.checkpoint.state_tensors import (
     write_tensors,
 )
 
-DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-]
 
-
-def written(tensors):
-    with tempfile.TemporaryDirectory() as folder:
-        write_tensors(tensors, Path(folder) / "a")
-        return (Path(folder) / "a").read_bytes()
-
-
-@settings(deadline=None)  # it writes files
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=6
-    )
-)
-def test_the_library_reads_what_we_write(kinds):
-    generator = torch.Generator().manual_seed(0)
-    tensors = {
-        f"läyer.{i}/x": torch.randint(0, 2, shape, generator=generator).to(dtype)
-        for i, (dtype, shape) in enumerate(kinds)
-    }
-    back = load(written(tensors))
-    assert back.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert back[name].dtype == tensor.dtype
-        assert torch.equal(back[name], tensor)
-
-
-def test_views_and_transposes_are_written_as_they_read():
+def test_views_and_transposes_are_written_as_they_read(tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
     tensors = {"t": base.T, "row": base[1], "base": base, "nan": torch.tensor([float("nan"), -0.0])}
-    back = load(written(tensors))
+    write_tensors(tensors, tmp_path / "a")
+    back = load_file(tmp_path / "a")
     assert torch.equal(back["t"], base.T)
     assert torch.equal(back["row"], base[1])
     assert torch.equal(back["base"], base)
     assert back["nan"].view(torch.int32).tolist() == tensors["nan"].view(torch.int32).tolist()
     assert bytes_of(tensors) == 48 + 16 + 48 + 8
-
-
-def test_a_disk_that_refuses_is_an_os_error(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_tensors({"w": torch.zeros(100_000)}, tmp_path / "a")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize(

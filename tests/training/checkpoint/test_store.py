@@ -90,12 +90,6 @@ def test_the_newest_are_kept(store):
     assert names(store.folder) == ["step-00000006", "step-00000008", "step-00000010"]
 
 
-def test_steps_order_and_not_time(store):
-    save(store, 2, 4)
-    os.utime(store.folder / "step-00000002", (2e9, 2e9))
-    assert store.newest_valid().step == 4
-
-
 def flip(path, at=-1):
     data = bytearray(path.read_bytes())
     data[at] ^= 1

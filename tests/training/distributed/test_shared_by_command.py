@@ -65,10 +65,14 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_by_itself(kitchen: Path, who
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_without_restarts_it_ends_with_one_paragraph(kitchen: Path) -> None:
+def test_fault_22_without_restarts_all_end_within_ten_seconds_with_one_paragraph(
+    kitchen: Path,
+) -> None:
     command = train(kitchen, "gone", "--gpus", "2", "--restarts", "0")
     wait_for(kitchen / "gone" / "checkpoints" / "step-00000002", command)
+    other = rank(command, 0)
     rank(command, 1).kill()
+    other.wait(timeout=10)  # raises when it has not ended by then
     said = said_by(command)
     assert command.returncode == 1
     assert said.count("toque: ") == 1
@@ -141,7 +145,10 @@ def two_machines(kitchen: Path, run: str, *last_words: str) -> tuple[list[int], 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_machines_by_torchrun_train_to_the_same_bits(kitchen: Path, whole: Path) -> None:
+def test_fault_25_two_machines_by_torchrun_train_to_the_same_bits_and_end_with_0(
+    kitchen: Path, whole: Path
+) -> None:
+    """Where it is left to Python, gloo aborts one process in eight that is done."""
     codes, said = two_machines(kitchen, "machines")
     assert codes == [0, 0], said
     assert differing(facts_of(whole), facts_of(kitchen / "machines")) == []

@@ -275,12 +275,6 @@ def _notes_on(
 ) -> list[str]:
     """Sentences for the user about resuming from `checkpoint`.
 
-    Args:
-        checkpoint: with the newer ones that could not be used.
-        versions: of now.
-        state: the checkpoint's.
-        ranks: of now.
-
     Raises:
         ValueError, TypeError: the state's environment holds other things than numbers and words.
     """

@@ -72,14 +72,9 @@ def chosen_layout(
     averages: bool,
     ranks: Ranks,
 ) -> CheckpointLayout:
-    """The layout of the run's checkpoints; the same on all ranks.
+    """The layout of the run's checkpoints, the same on all ranks.
 
-    Args:
-        asked: auto takes shards where weights are sharded and do not fit rank 0 whole.
-        model: with its parameters as the strategy holds them.
-        optimizer: of the run.
-        averages: whether averaged weights are saved besides.
-        ranks: the processes that share the run.
+    auto takes shards where weights are sharded and do not fit rank 0 whole.
     """
     if asked != "auto":
         return asked
@@ -130,10 +125,12 @@ def lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-@dataclass(frozen=True)
-class _Writing:
+@dataclass
+class _Save:
     """This rank's part of one save."""
 
+    kind: str
+    """Name of the folder it will lie in: checkpoints or best."""
     tensors: Tensors
     write: Callable[[Tensors], Any]
     """Writes them or their copies, in the thread or in the loop."""
@@ -141,16 +138,7 @@ class _Writing:
     """Function called in the loop, by all ranks that write, with the result of `write`."""
     folder: ExitStack = field(default_factory=ExitStack)
     """Holds the checkpoint's folder open until all shards are in it, on rank 0."""
-
-
-@dataclass(frozen=True)
-class _Save:
-    """One save that is being written."""
-
-    kind: str
-    """Name of the folder it will lie in: checkpoints or best."""
-    job: Future[Any]
-    writing: _Writing
+    job: Future[Any] = field(default_factory=Future)
     blocked_seconds: float | None = None
 
 
@@ -280,35 +268,37 @@ class Saves:
         started = time.perf_counter()
         state = json.loads(json.dumps(state, allow_nan=False))  # as it is now
         try:
-            if self.layout == "whole":
-                writing = self._whole(at.step, tensors, state, metrics)
-            else:
-                writing = self._shard(at.step, parent, tensors, state, metrics)
+            prepare = self._whole if self.layout == "whole" else self._shard
+            save = prepare(at.step, parent, tensors, state, metrics)
         except SaveError as error:
             return self._failed(at, error, quiet=final)
         slot = self._slots.setdefault(parent.name, Slot())
         background = self.background and not final
-        if background and not self._fits(sum(map(bytes_of, writing.tensors.values())) - slot.bytes):
+        if background and not self._fits(sum(map(bytes_of, save.tensors.values())) - slot.bytes):
             self.counts.waited += not metrics  # best models are not counted in anything
             background = False
         if background:
-            copies = slot.copied(writing.tensors)
+            copies = slot.copied(save.tensors)
             self._pool = self._pool or ThreadPoolExecutor(1, "toque-save", lower_priority)
-            job = self._pool.submit(writing.write, copies)
-            blocked = time.perf_counter() - started
-            self._under_way.append(_Save(parent.name, job, writing, blocked))
+            save.job = self._pool.submit(save.write, copies)
+            save.blocked_seconds = time.perf_counter() - started
+            self._under_way.append(save)
             return None
         self.settle(at)
-        done: Future[Any] = Future()
         try:
-            done.set_result(writing.write(writing.tensors))
+            save.job.set_result(save.write(save.tensors))
         except SaveError as error:
-            done.set_exception(error)
-        return self._complete(at, _Save(parent.name, done, writing), quiet=final)
+            save.job.set_exception(error)
+        return self._complete(at, save, quiet=final)
 
     def _whole(
-        self, step: int, tensors: Tensors, state: Mapping[str, Any], metrics: Mapping[str, float]
-    ) -> _Writing:
+        self,
+        step: int,
+        parent: Path,
+        tensors: Tensors,
+        state: Mapping[str, Any],
+        metrics: Mapping[str, float],
+    ) -> _Save:
         """Whole tensors, by this rank alone: the store makes a checkpoint of them."""
 
         def write(tensors: Tensors) -> Saved | None:
@@ -317,7 +307,7 @@ class Saves:
             model, progress = tensors["model"], state["progress"]
             return self.store.save_best(step, model, progress=progress, metrics=metrics)
 
-        return _Writing(tensors, write, lambda saved: saved)
+        return _Save(parent.name, tensors, write, lambda saved: saved)
 
     def _shard(
         self,
@@ -326,7 +316,7 @@ class Saves:
         tensors: Tensors,
         state: Mapping[str, Any],
         metrics: Mapping[str, float],
-    ) -> _Writing:
+    ) -> _Save:
         """This rank's slices, into a folder that rank 0 makes.
 
         Raises:
@@ -370,7 +360,7 @@ class Saves:
                 self.store.prune(step)
             return size
 
-        return _Writing({"": shard.tensors}, write, finish, folder)
+        return _Save(parent.name, {"": shard.tensors}, write, finish, folder)
 
     def _sealed(
         self,
@@ -401,7 +391,7 @@ class Saves:
     def _complete(self, at: Progress, save: _Save, *, quiet: bool = False) -> SaveError | None:
         """Report a save that is written; all that write learn what came of it."""
         try:
-            saved = save.writing.finish(save.job.result())
+            saved = save.finish(save.job.result())
         except SaveError as error:
             return self._failed(at, error, quiet=quiet)
         if saved is not None and save.kind == self.store.folder.name:
@@ -424,7 +414,7 @@ class Saves:
         self._close()
         for save in self._under_way:
             with suppress(type(error)):
-                save.writing.folder.__exit__(type(error), error, error.__traceback__)
+                save.folder.__exit__(type(error), error, error.__traceback__)
         self._under_way.clear()
 
     def _close(self) -> None:

@@ -17,7 +17,7 @@ import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -121,7 +121,6 @@ class CheckpointStore:
         keep_best: how many models with the best evaluation, by `best_by`, to keep apart, if any.
         identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
-        held: whether the caller holds `run_lock` already.
     """
 
     folder: Path
@@ -130,7 +129,6 @@ class CheckpointStore:
     best_by: Goal = LOSS
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
-    held: bool = False
 
     @property
     def best_folder(self) -> Path:
@@ -155,15 +153,16 @@ class CheckpointStore:
 
     @contextmanager
     def claimed(self) -> Iterator[list[str]]:
-        """Hold the run against other processes; yields the leftovers of killed saves, removed.
+        """Remove the leftovers of killed saves; the caller holds `run_lock`.
+
+        Yields:
+            their names.
 
         Raises:
-            CheckpointError: another process trains here, or the folder cannot be written; in the
-                end, it is not where it was.
+            CheckpointError: in the end, the folder is not where it was.
         """
-        with nullcontext() if self.held else run_lock(self.folder):
-            yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(self.folder.parent)
-            refuse_moved(self.folder)
+        yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(self.folder.parent)
+        refuse_moved(self.folder)
 
     def save(
         self, step: int, tensors: Mapping[str, NamedTensors], state: Mapping[str, Any]
@@ -278,11 +277,6 @@ class CheckpointStore:
     @contextmanager
     def writing(self, parent: Path, step: int, needed: int) -> Iterator[FolderWriter]:
         """A checkpoint's folder to fill; it appears in `parent` when the block ends well.
-
-        Args:
-            parent: `folder` or `best_folder`.
-            step: updates done.
-            needed: bytes that the files will take.
 
         Raises:
             SaveError: the file system refused, then or inside. What was saved before is untouched.

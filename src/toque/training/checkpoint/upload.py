@@ -55,14 +55,7 @@ class UploadCounts:
 
 @final
 class Uploads:
-    """The bucket's side of one run; entering takes over uploads that an earlier session left.
-
-    Args:
-        run: the run's folder on this machine.
-        bucket: the run's place there.
-        lock: held while this is open; its loss ends uploading.
-        keep_last: checkpoints to keep there, as here.
-    """
+    """The bucket's side of one run; entering takes over uploads that an earlier session left."""
 
     def __init__(self, run: Path, bucket: Bucket, lock: BucketLock, *, keep_last: int) -> None:
         self._run, self._bucket, self._lock, self._keep = run, bucket, lock, keep_last

@@ -125,11 +125,7 @@ class Ranks:
     ) -> None:
         """Make sure that all ranks are at the same place with the same weights.
 
-        Args:
-            when: for the message: "before a save".
-            sharing: trainable weights of ranks that hold the same part are compared by their sum.
-            progress: of this rank.
-            cursor: of this rank.
+        Trainable weights of ranks that hold the same part are compared by their sum.
 
         Raises:
             CheckpointError: on every rank, when they differ.

@@ -133,13 +133,7 @@ def in_words(gpus: int, threads: str) -> str:
 
 
 class LaunchedRanks:
-    """The processes of the ranks: started together, watched, and told of signals.
-
-    Args:
-        command: program and arguments of every rank.
-        environment: of every rank; its number is added.
-        count: number of ranks.
-    """
+    """The processes of the ranks: started together, watched, and told of signals."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], count: int) -> None:
         self._command, self._environment, self._count = command, environment, count

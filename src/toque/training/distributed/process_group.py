@@ -138,11 +138,6 @@ def _number(name: str, default: int) -> int:
 def while_others_wait(ranks: Ranks, work: Callable[[], None], *, beat: float = BEAT) -> None:
     """Do `work` on rank 0, however long it takes; the others return when it is done.
 
-    Args:
-        ranks: the processes that share the run.
-        work: called on rank 0 alone, in the thread that calls this.
-        beat: seconds between two signs of life, each a collective that the others take part in.
-
     Raises:
         RankLost: another rank is gone; also whatever `work` raises.
     """
@@ -181,10 +176,6 @@ def versions() -> dict[str, str]:
 
 def refuse_unlike(ranks: Ranks, facts: Mapping[str, str]) -> None:
     """Compare the ranks' surroundings.
-
-    Args:
-        ranks: the processes that share the run.
-        facts: of this rank, by what they are called in a sentence.
 
     Raises:
         ConfigError: on every rank, when they differ; says which machine has which.

@@ -39,14 +39,7 @@ _BY_ITSELF: Final = (
 
 @dataclass(frozen=True)
 class RankFailures:
-    """Knowledge that the ranks of a run share about each other's end.
-
-    Args:
-        store: shared by all ranks.
-        rank: this one.
-        world_size: how many there are.
-        timeout_seconds: after which a collective gives up.
-    """
+    """Knowledge that the ranks of a run share about each other's end."""
 
     store: Store
     rank: int

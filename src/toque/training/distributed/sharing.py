@@ -31,11 +31,7 @@ gloo smaller ones begin earlier, and less is left when backward ends (lab/perfor
 
 
 class Sharing:
-    """The model of a run as its ranks hold it: here whole, by one process.
-
-    Args:
-        model: as it is updated and saved.
-    """
+    """The model of a run as its ranks hold it: here whole, by one process."""
 
     strategy = "single"
     """single, ddp, fsdp or hsdp."""
