@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toque.training.part_clock import PartClock
+from toque.training.phases import PartClock
 
 
 def test_compiling_is_taken_out_of_the_part_that_needed_it():

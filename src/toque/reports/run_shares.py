@@ -68,7 +68,7 @@ class Facts:
     """Facts of a run, from its files."""
 
     parts: Mapping[str, float]
-    """Wall seconds by part (`part_clock.PARTS`), and `finishing` and `uploads` after the loop."""
+    """Wall seconds by part (`phases.Part`), and `finishing` and `uploads` after the loop."""
     late: float
     """Seconds of the parts in the later half of the step events."""
     compiling_late: float

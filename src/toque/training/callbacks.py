@@ -106,7 +106,7 @@ class StepInfo:
     seconds: float
     """Wall seconds of the whole update, waiting for data included."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Wall seconds since the update before, by what they went into: `part_clock.PARTS`."""
+    """Wall seconds since the update before, by what they went into: `phases.Part`."""
     stage: int | None = None
     """Stage of the curriculum, counted from 1; None without one."""
     slowed: bool = False

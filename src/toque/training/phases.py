@@ -1,11 +1,14 @@
-"""Phases of an update, told while they happen: forward, backward, clip and update.
+"""Phases of an update while they happen, and a clock of what a session's time goes into.
 
-The loop names them; whoever watches puts a context around each, to time it, to look at memory or
-gradients at its edges, or to mark it in a trace. Without a watcher a phase costs nothing.
+The loop names the phases forward, backward, clip and update; whoever watches puts a context around
+each, to time it, to look at gradients at its edges, or to mark it in a trace. Without a watcher a
+phase costs nothing. On CUDA the host runs ahead of the device: there a part of the clock is when
+the host waited, not what the device did.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -49,3 +52,80 @@ class Phases:
                 return function(*args, **kwargs)
 
         return called
+
+
+Part = Literal[
+    "starting",  # before the first update of a session
+    "data_wait",  # waiting for a batch
+    "forward_backward",  # computing the loss and its gradients
+    "ranks",  # summing gradients over processes
+    "clip",  # the gradient's norm, clipping, the guard against outliers
+    "optimizer",  # updating the weights
+    "observers",  # records, progress and other callbacks between updates
+    "evaluation",  # the held-out loss, and texts written and scored
+    "texts",  # what callbacks do at an evaluation: showing and keeping texts
+    "saving",  # what the loop waited for checkpoints
+    "compiling",  # compiling the model for a shape that is new, whatever needed it
+    "profiling",  # updates that a profiler slows, and what it writes after them
+]
+_OF_UPDATES: Final = ("forward_backward", "ranks", "clip", "optimizer", "observers")
+
+
+class PartClock:
+    """Seconds by part since they were last taken: a session's wall time without a gap.
+
+    Every reading gives the time since the one before to a part, so the parts of a session add up to
+    its wall time, whatever happens in it.
+
+    Args:
+        now: seconds that pass.
+        compiling: those of them, since it was last called, in which the model was compiled.
+
+    >>> times = iter([0.0, 1.0, 3.0, 3.5])
+    >>> clock = PartClock(now=lambda: next(times))
+    >>> clock.lap("data_wait"), clock.lap("optimizer"), clock.lap("data_wait")
+    (None, None, None)
+    >>> clock.taken()
+    {'data_wait': 1.5, 'optimizer': 2.0}
+    """
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        compiling: Callable[[], float] = float,
+    ) -> None:
+        self._now, self._compiling = now, compiling
+        self._slowed = False  # by an observer: then the update under way is no other's measure
+        self._parts: dict[str, float] = {}
+        self._at = now()
+
+    def restart(self) -> None:
+        """Forget what was counted; time begins now."""
+        self._parts, self._slowed = {}, False
+        self._compiling()
+        self._at = self._now()
+
+    def lap(self, part: Part, *, slowed: bool | None = None) -> None:
+        """Give the time since the last reading to `part`.
+
+        Args:
+            part: where the time went.
+            slowed: whether an observer slows the update that begins; None changes nothing.
+        """
+        now, compiling = self._now(), self._compiling()
+        if (self._slowed or slowed) and part in _OF_UPDATES:  # to begin profiling takes time, too
+            part = "profiling"
+        self._slowed = self._slowed if slowed is None else slowed
+        self._add(part, now - self._at - compiling)
+        if compiling > 0.0:
+            self._add("compiling", compiling)
+        self._at = now
+
+    def taken(self) -> dict[str, float]:
+        """Seconds by part since the last call; the clock continues."""
+        taken, self._parts = self._parts, {}
+        return taken
+
+    def _add(self, part: Part, seconds: float) -> None:
+        self._parts[part] = self._parts.get(part, 0.0) + seconds

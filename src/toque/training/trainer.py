@@ -35,7 +35,7 @@ from toque.training.distributed.sharing import LossFn, Sharing
 from toque.training.nan_tracer import find_nonfinite_origin
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
-from toque.training.part_clock import PartClock
+from toque.training.phases import PartClock
 from toque.training.runtime import Runtime
 from toque.training.stopping import INTERRUPTED
 from toque.training.update_guard import UpdateGuard

@@ -51,7 +51,7 @@ from toque.training.observers.watchers import Watchers
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
-from toque.training.part_clock import PartClock
+from toque.training.phases import PartClock
 from toque.training.placement import (
     PlacedModel,
     arithmetic_of,

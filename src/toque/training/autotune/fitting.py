@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,13 +26,12 @@ from toque.models.forward.packed import output_head
 from toque.models.lora.quantised import quantised_layers
 from toque.reporter import SILENT, Reporter
 from toque.runs.estimate import evenly, largest_rows
+from toque.storage.atomic import atomic_write
 from toque.storage.download import cache_folder
-from toque.training.autotune.machine_cache import MachineCache, machine_facts
-from toque.training.autotune.micro_batch import MemoryNeeds, Probe, WorstBatch, least_of
+from toque.training.autotune.micro_batch import Probe, WorstBatch, least_of
 from toque.training.autotune.resources import Resources, earlier_choices
 from toque.training.bottlenecks import memory_ladder
 from toque.training.checkpoint.saved import Checkpoint
-from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.placement import training_loss
 from toque.training.runtime import Runtime
@@ -42,6 +44,42 @@ _TRIAL_PAYS: Final = 5.0
 """Compiling is tried when its guessed saving is this many times its guessed cost."""
 _TURNS: Final = 3
 """Times that both ways are timed, in turn, once compiled."""
+
+
+def machine_facts(device: torch.device) -> dict[str, Any]:
+    """The machine that measurements depend on, besides the work measured."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return {
+        "device": f"{device.type} {name or platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
+
+
+@dataclass(frozen=True)
+class MachineCache:
+    """Measurements by the work measured, one small file each. It may vanish at any time."""
+
+    folder: Path
+
+    def get(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The measurement of an equal `key`."""
+        with contextlib.suppress(OSError, ValueError):
+            stored = json.loads(self._path(key).read_text(encoding="utf-8"))
+            if isinstance(stored, dict) and stored.get("of") == json.loads(json.dumps(key)):
+                return dict(stored["found"])
+        return None
+
+    def put(self, key: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        """Remember; a folder that cannot be written costs a measurement next time."""
+        text = json.dumps({"of": key, "found": found}, indent=1) + "\n"
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(self._path(key), text.encode())
+
+    def _path(self, key: Mapping[str, Any]) -> Path:
+        text = json.dumps(key, sort_keys=True).encode()
+        return self.folder / f"{hashlib.sha256(text).hexdigest()[:24]}.json"
 
 
 @dataclass(frozen=True)
@@ -66,7 +104,6 @@ def fit_to_machine(
     optim: OptimConfig,
     in_step: bool = False,
     found: Checkpoint | None = None,
-    free: Callable[[torch.device], int] = free_bytes,
     reporter: Reporter = SILENT,
 ) -> Fitted:
     """Choose the settings that are `auto`, and prepare the model accordingly.
@@ -81,57 +118,41 @@ def fit_to_machine(
         run: folder of the run.
         train: explicit settings are obeyed.
         optim: of the run.
-        in_step: whether ranks that hold parts of the weights compute together.
+        in_step: True if ranks that hold parts of the weights compute together: none can measure.
         found: the checkpoint that is continued from; its record goes before resources.json.
-        free: free bytes of a device.
         reporter: hears what takes time.
 
     Raises:
         ConfigError: not even one row fits; the message lists the bytes by part.
         CheckpointError: the checkpoint says nonsense.
     """
-    fit, ranks = _Fit(model, stream, runtime, train, optim, free, reporter), runtime.ranks
-    if in_step:
-        return _in_step(fit, run, ranks, found)
-    if not ranks.is_main:
-        return _as_main_rank(fit, run, ranks, found)
-    cache = MachineCache(cache_folder("measured"))
+    fit, ranks = _Fit(model, stream, runtime, train, optim, reporter), runtime.ranks
+    if not in_step and not ranks.is_main:  # rank 0's choices; where memory ran out is each one's
+        chosen = Resources(**ranks.broadcast())
+        own, _ = earlier_choices(run, found, chosen.machine, rank=ranks.rank)
+        smaller = chosen.smaller_from if own is None else own.smaller_from
+        return fit.again(replace(chosen, smaller_from=smaller))
     key = fit.cache_key()
-    known, notes = earlier_choices(run, found, key)
-    if known is None:
-        equal = cache.get(key)
-        known = Resources(machine=key, **equal) if equal is not None else None
-        if known is not None and not fit.has_room(known):
-            known = None  # the machine has less free memory than it had then
+    known, notes = earlier_choices(run, found, key, rank=ranks.rank)
+    if in_step:
+        fitted = fit.again(known) if known is not None else fit.unmeasured(key)
+        fitted.resources.save(run, rank=ranks.rank)
+        return replace(fitted, warnings=(*notes, *fitted.warnings))
+    cache = MachineCache(cache_folder("measured"))
+    if known is None and (equal := cache.get(key)) is not None:
+        equal_run = Resources(machine=key, **equal)
+        # The machine may have less free memory than it had then.
+        known = equal_run if fit.has_room(equal_run) else None
     if known is not None:
         fitted = fit.again(known)
     else:
         fitted = fit.measured(key, cache)
-        chosen = fitted.resources
-        names = ("micro_batch_rows", "gradient_checkpointing", "compile")
         if not fitted.warnings:  # warnings depend on the day
-            cache.put(key, {name: getattr(chosen, name) for name in names})
+            cache.put(key, fitted.resources.record())
     fitted.resources.save(run)
     ranks.broadcast(asdict(replace(fitted.resources, smaller_from={})))
     seconds = fit.update_seconds(fitted.resources)
     return replace(fitted, warnings=(*notes, *fitted.warnings), update_seconds=seconds)
-
-
-def _as_main_rank(fit: _Fit, run: Path, ranks: Ranks, found: Checkpoint | None) -> Fitted:
-    """Rank 0's choices; where memory ran out is each rank's own."""
-    chosen = Resources(**ranks.broadcast())
-    own, _ = earlier_choices(run, found, chosen.machine, rank=ranks.rank)
-    if own is not None:
-        chosen = replace(chosen, smaller_from=own.smaller_from)
-    return fit.again(chosen)
-
-
-def _in_step(fit: _Fit, run: Path, ranks: Ranks, found: Checkpoint | None) -> Fitted:
-    """Choices where ranks compute together, so that none of them can measure: by arithmetic."""
-    known, notes = earlier_choices(run, found, fit.cache_key(), rank=ranks.rank)
-    fitted = fit.again(known) if known is not None else fit.unmeasured()
-    fitted.resources.save(run, rank=ranks.rank)
-    return replace(fitted, warnings=(*notes, *fitted.warnings))
 
 
 class _Fit:
@@ -142,11 +163,10 @@ class _Fit:
         runtime: Runtime,
         train: TrainConfig,
         optim: OptimConfig,
-        free: Callable[[torch.device], int],
         reporter: Reporter,
     ) -> None:
         self.model, self.stream, self.runtime = model, stream, runtime
-        self.train, self.optim, self.free, self.reporter = train, optim, free, reporter
+        self.train, self.optim, self.reporter = train, optim, reporter
         batch = stream.at(Cursor()).batch  # packed once, and again by the loop from its memory
         self.first, self.update_rows = batch, batch.n_rows
         plan, shape = stream.plan, stream.layout.shape
@@ -197,10 +217,10 @@ class _Fit:
         if self.train.compile is True and not known.compile:
             self.warnings.append("not compiled, as in this run's earlier sessions, where it failed")
         kept = replace(known, compile=compiled)
-        state = "compiled" if compiled else "not compiled"
-        return Fitted(kept, f"{self._words(kept)}; {state}, as before", tuple(self.warnings))
+        line = f"{self._words(kept)}; {_compiled(compiled)}, as before"
+        return Fitted(kept, line, tuple(self.warnings))
 
-    def unmeasured(self) -> Fitted:
+    def unmeasured(self, key: dict[str, Any]) -> Fitted:
         """The choices that are set; auto is the usual, without compiling or recomputing."""
         asked, recompute = self.train.micro_batch_rows, self.train.gradient_checkpointing is True
         usual = usual_rows(self.row_tokens)
@@ -209,9 +229,8 @@ class _Fit:
         if compiled:
             compile_blocks(self.model)
         self._recompute(recompute)
-        resources = Resources(rows, recompute, compiled, machine=self.cache_key())
-        state = "compiled" if compiled else "not compiled"
-        return Fitted(resources, f"{self._words(resources)} ({why}); {state}")
+        resources = Resources(rows, recompute, compiled, machine=key)
+        return Fitted(resources, f"{self._words(resources)} ({why}); {_compiled(compiled)}")
 
     def has_room(self, known: Resources) -> bool:
         """True if the micro-batch fits into memory now."""
@@ -278,50 +297,48 @@ class _Fit:
                     "backward (train.gradient_checkpointing): the same bits, about a third slower"
                 )
         if one is None:
-            raise self._refusal(
-                replace(self._needs(1), activations=max(0, room)), recompute=recompute
-            )
+            raise self._refusal(max(0, room), recompute=recompute)
         two = self.probe.activation_bytes(2, room) if self.update_rows > 1 else None
         return recompute, one if two is None else max(1, two - one)
 
     def _room(self, rows: int) -> int:
         """Bytes left for activations of so many rows beside the fixed parts; may be negative."""
-        return int(HEADROOM * self.free(self.runtime.device)) - self._needs(rows).fixed
+        needs = self._needs(rows)
+        fixed = sum(needs.values()) - needs["weights"]  # those lie on the device already
+        return int(HEADROOM * free_bytes(self.runtime.device)) - fixed
 
-    def _needs(self, rows: int) -> MemoryNeeds:
+    def _needs(self, rows: int) -> dict[str, int]:
+        """Bytes of an update at so many rows by part, activations aside."""
         vocabulary, where = self.worst.vocab_size, self.runtime.device.type
         parameters = list(self.model.parameters())
-        trained = [p for p in parameters if p.requires_grad]
         quantised = [b for _, layer in quantised_layers(self.model) for b in layer.buffers()]
-        optimizer = build_optimizer(self.model, name=self.optim.name)
-        return MemoryNeeds(
-            weights=sum(t.nbytes for t in (*parameters, *quantised)),
-            gradients=sum(p.numel() * p.element_size() for p in trained),
-            optimizer=state_bytes(optimizer),
-            activations=0,
-            logits=logits_bytes(vocabulary, where, positions=rows * self.worst.target),
-        )
+        return {
+            "weights": sum(t.nbytes for t in (*parameters, *quantised)),
+            "gradients": sum(p.nbytes for p in parameters if p.requires_grad),
+            "optimizer": state_bytes(build_optimizer(self.model, name=self.optim.name)),
+            "logits": logits_bytes(vocabulary, where, positions=rows * self.worst.target),
+        }
 
-    def _refusal(self, needs: MemoryNeeds, *, recompute: bool) -> ConfigError:
-        device, free = self.runtime.device, self.free(self.runtime.device)
+    def _refusal(self, activations: int, *, recompute: bool) -> ConfigError:
+        device, free = self.runtime.device, free_bytes(self.runtime.device)
+        needs = {name: in_words(size) for name, size in self._needs(1).items()}
         levers = memory_ladder(checkpointing=recompute, optimizer=self.optim.name)
         return ConfigError(
             f"One row of {self.row_tokens} tokens does not fit into the {in_words(free)} that "
             f"{device} has free, and a micro-batch is at least one row. It takes: weights "
-            f"{in_words(needs.weights)} (there already), gradients {in_words(needs.gradients)}, "
-            f"optimizer {in_words(needs.optimizer)}, logits {in_words(needs.logits)}, and "
-            f"activations of more than {in_words(needs.activations)}. Try {'; '.join(levers)}."
+            f"{needs['weights']} (there already), gradients {needs['gradients']}, optimizer "
+            f"{needs['optimizer']}, logits {needs['logits']}, and activations of more than "
+            f"{in_words(activations)}. Try {'; '.join(levers)}."
         )
 
     def _largest(self) -> int:
-        device, needs = self.runtime.device, self._needs(1)
+        device, state = self.runtime.device, self._needs(1)["optimizer"]
         # The optimizer's state is allocated by the first update; until then this takes its place.
-        placeholder = torch.empty(needs.optimizer, dtype=torch.uint8, device=device)
-
+        placeholder = torch.empty(state, dtype=torch.uint8, device=device)
         rows = largest_rows(
             lambda n: peak_of(lambda: self.probe.seconds(n), device),
             update_rows=self.update_rows,
-            room=lambda: HEADROOM * self.free(device),
+            room=lambda: HEADROOM * free_bytes(device),
         )
         del placeholder
         torch.cuda.empty_cache()
@@ -395,3 +412,7 @@ class _Fit:
             return stop.seconds
         steps = self.stream.totals(self.train.stop_after).get("steps", 0.0)
         return steps * self.update_rows / self._at_once(rows) * seconds
+
+
+def _compiled(compiled: bool) -> str:  # noqa: FBT001 - what is turned into a word
+    return "compiled" if compiled else "not compiled"

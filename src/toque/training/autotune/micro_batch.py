@@ -36,23 +36,6 @@ class _TooMuch(Exception):  # noqa: N818  # control flow, not an error anyone se
     pass
 
 
-@dataclass(frozen=True)
-class MemoryNeeds:
-    """Bytes of an update at some rows, by part; weights lie on the device already."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    """Bytes of one row's activations; at least, when they were found to be too much."""
-    logits: int
-
-    @property
-    def fixed(self) -> int:
-        """Bytes yet to be allocated beside activations."""
-        return self.gradients + self.optimizer + self.logits
-
-
 @dataclass
 class Probe:
     """Computes batches forward and backward; gradients are thrown away, weights untouched.

@@ -56,10 +56,7 @@ class Resources:
                 f"{where} says nonsense about how its updates were computed: {error}. Put a whole "
                 "copy in its place, or move it away to continue from the one before it."
             ) from error
-        own = held.smaller_from[rank] if rank < len(held.smaller_from) else {}
-        return cls(
-            held.micro_batch_rows, held.gradient_checkpointing, held.compile, held.machine, own
-        )
+        return cls(**held.of_rank(rank))
 
     def record(self) -> dict[str, Any]:
         """The choices as the start event of a session records them."""
@@ -99,13 +96,7 @@ class Resources:
             held = msgspec.convert(stored | ranks, _Held, str_keys=True)
         except (OSError, KeyError, msgspec.DecodeError):
             return None
-        return cls(
-            held.micro_batch_rows,
-            held.gradient_checkpointing,
-            held.compile,
-            held.machine,
-            held.smaller_from[0],
-        )
+        return cls(**held.of_rank(0))
 
 
 _Step = Annotated[int, msgspec.Meta(ge=0)]
@@ -120,6 +111,10 @@ class _Held(msgspec.Struct, forbid_unknown_fields=True):
     compile: bool
     machine: dict[str, Any]
     smaller_from: list[dict[_Step, _Rows]]
+
+    def of_rank(self, rank: int) -> dict[str, Any]:
+        own = self.smaller_from[rank] if rank < len(self.smaller_from) else {}
+        return msgspec.structs.asdict(self) | {"smaller_from": own}
 
 
 def _file_of(rank: int) -> str:
@@ -148,11 +143,19 @@ def earlier_choices(
     if found is None:
         return (file if file is not None and file.machine == machine else None), []
     held = Resources.of_checkpoint(found.state(), rank=rank, where=str(found.path))
-    changed = _changes(held.machine, machine)
+    # Another version of Toque alone changes no choice of a run.
+    names = sorted((held.machine.keys() | machine.keys()) - {"toque"})
+    pairs = {name: (held.machine.get(name), machine.get(name)) for name in names}
+    changed = [f"{name}: {then} -> {now}" for name, (then, now) in pairs.items() if then != now]
     if changed:
-        return None, [_made_anew(changed)]
+        note = (
+            "the rows at once are chosen anew, for what they depend on changed "
+            f"({'; '.join(changed)}): dropout masks and the last bits may be others than in an "
+            "undisturbed run"
+        )
+        return None, [note]
     notes = []
-    if file is None or not _alike(file, held):
+    if file is None or file.record() != held.record():
         state = "cannot be read or is gone" if file is None else "says otherwise"
         notes.append(
             f"{RESOURCES} {state}; how updates are computed is taken from {found.path.name}, which "
@@ -161,24 +164,3 @@ def earlier_choices(
     later = {} if notes or file is None else file.smaller_from
     smaller = {**held.smaller_from, **{s: r for s, r in later.items() if s >= found.step}}
     return replace(held, machine=dict(machine), smaller_from=smaller), notes
-
-
-def _made_anew(changed: str) -> str:
-    return (
-        f"the rows at once are chosen anew, for what they depend on changed ({changed}): dropout "
-        "masks and the last bits may be others than in an undisturbed run"
-    )
-
-
-def _alike(file: Resources, held: Resources) -> bool:
-    return file.record() == held.record()
-
-
-def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Differences in words; another version of Toque alone changes no choice of a run."""
-    names = sorted((then.keys() | now.keys()) - {"toque"})
-    return "; ".join(
-        f"{name}: {then.get(name)} -> {now.get(name)}"
-        for name in names
-        if then.get(name) != now.get(name)
-    )

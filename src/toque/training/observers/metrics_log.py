@@ -50,7 +50,7 @@ class StepWindow:
     seconds: float = 0.0
     data_wait_seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
-    """Wall seconds since the window before, by what they went into: `part_clock.PARTS`."""
+    """Wall seconds since the window before, by what they went into: `phases.Part`."""
     slowed_tokens: int = 0
     slowed_seconds: float = 0.0
     last: StepInfo | None = None
