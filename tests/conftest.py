@@ -25,6 +25,7 @@ pytest_plugins = [
     "fixtures.recipe_files",
     "fixtures.browser",
     "fixtures.buckets",
+    "fixtures.kitchens",
 ]
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -11,23 +11,10 @@ import torch
 
 import toque
 from conftest import REPOSITORY
+from fixtures.kitchens import Notices, tiny_config
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError, ToqueError
 from toque.models.precision import has_fast_bf16
-from toque.reporter import Reporter
-
-TINY = {
-    "model": {
-        "family": "gpt2",
-        "tokenizer": "trained:512",
-        "shape": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 512},
-    },
-    "data": {"max_prompt_tokens": 64, "max_target_tokens": 256},
-    "optim": {"warmup": "1 steps", "peak_lr": 1e-2},
-    "train": {"stop_after": "3 steps", "batch": "1024 tokens", "precision": "float32"},
-    "evaluation": {"max_examples": 4, "generate": 1},
-    "observe": {"log_every": "1 step"},
-}
 
 
 def test_importing_is_light_and_every_name_is_there():
@@ -65,9 +52,7 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def configuration() -> toque.RunConfig:
-    return toque.configure(
-        TINY, run_dir="run", data={"sources": [{"path": "a.jsonl"}], "store": "store"}
-    )
+    return tiny_config(evaluation={"generate": 1})
 
 
 @pytest.fixture(scope="module")
@@ -172,14 +157,6 @@ def test_a_reporter_hears_what_a_command_prints(capfd):
     assert err.startswith("toque ")
 
 
-class Noticing(Reporter):
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def notice(self, text: str) -> None:
-        self.notices.append(text)
-
-
 def drawn(run: toque.TrainedRun, precision: str, reporter: toque.Reporter) -> list[str]:
     """Draws from nearly even probabilities, which rounding moves."""
     texts = toque.generate(
@@ -190,7 +167,7 @@ def drawn(run: toque.TrainedRun, precision: str, reporter: toque.Reporter) -> li
 
 
 def test_precision_is_that_of_the_products(run, monkeypatch):
-    heard = Noticing()
+    heard = Notices()
     exact, rounded = drawn(run, "float32", heard), drawn(run, "bf16", heard)
     assert exact != rounded
     fast = has_fast_bf16(torch.device("cpu"))

@@ -4,72 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 import toque
+from fixtures.kitchens import Notices, tiny_config
 from toque.config import load_config, resolve_values
 from toque.config.cross_checks import lengthened
-from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import CheckpointError
-from toque.reporter import Reporter
 from toque.storage.atomic import sha256_of
 from toque.units import Progress
 from toque.workflows.configure import with_origins
 from toque.workflows.results import TrainedRun
 from toque.workflows.train import train
 
-
-@pytest.fixture(scope="module")
-def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("longer")
-    write_cookbook(folder / "a.jsonl", n=60, seed=3)
-    toque.prepare(configuration(folder, "unused"))
-    return folder
+pytestmark = pytest.mark.usefixtures("shared_kitchen")
 
 
-def configuration(folder: Path, run: str, **sections) -> toque.RunConfig:
-    base = toque.configure(
-        run_dir=str(folder / run),
-        seed=5,
-        model={
-            "family": "gpt2",
-            "tokenizer": "trained:512",
-            "shape": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 512},
-        },
-        data={
-            "sources": [{"path": str(folder / "a.jsonl")}],
-            "store": str(folder / "store"),
-            "max_prompt_tokens": 64,
-            "max_target_tokens": 256,
-        },
-        optim={"warmup": "2 steps", "peak_lr": 1e-2},
-        train={
-            "stop_after": "4 steps",
-            "batch": "1024 tokens",
-            "evaluate_every": "1 steps",
-            "save_every": "2 steps",
-            "precision": "float32",
-            "micro_batch_rows": 2,
-            "compile": False,
-        },
-        evaluation={"max_examples": 4, "generate": 0},
-        observe={"log_every": "1 steps"},
-    )
+def configuration(run: str, **sections) -> toque.RunConfig:
+    train = {"stop_after": "4 steps", "evaluate_every": "1 steps", "save_every": "2 steps"}
+    base = tiny_config(run_dir=run, optim={"warmup": "2 steps"}, train=train)
     return toque.configure(base, **sections)
-
-
-class Heard(Reporter):
-    """A reporter that keeps notices."""
-
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def line(self, text: str) -> None:
-        self.notices.append(text)
-
-    notice = line
 
 
 def to(steps: int) -> dict[str, str]:
@@ -84,40 +39,40 @@ def same(one: TrainedRun, other: TrainedRun) -> None:
         assert sha256_of(one.folder / name) == sha256_of(other.folder / name)
 
 
-def test_a_constant_rate_goes_on_to_the_bits_of_a_run_that_was_longer_from_the_start(kitchen):
+def test_a_constant_rate_goes_on_to_the_bits_of_a_run_that_was_longer_from_the_start():
     optim = {"schedule": "constant"}
-    whole = toque.train(configuration(kitchen, "whole", optim=optim, train=to(8)))
-    toque.train(configuration(kitchen, "longer", optim=optim))
-    heard = Heard()
-    longer = toque.train(configuration(kitchen, "longer", optim=optim, train=to(8)), reporter=heard)
+    whole = toque.train(configuration("whole", optim=optim, train=to(8)))
+    toque.train(configuration("longer", optim=optim))
+    heard = Notices()
+    longer = toque.train(configuration("longer", optim=optim, train=to(8)), reporter=heard)
     same(whole, longer)
     assert "this run was to last 4 steps and is at step 4: it goes on to 8 steps." in heard.notices
     assert load_config(longer.folder / "config.yaml").config.train.stop_after.amount == 8
 
 
 @pytest.mark.parametrize("schedule", ["wsd", "cosine", "linear"])
-def test_a_rate_that_had_fallen_rises_again_and_that_is_said(kitchen, schedule):
+def test_a_rate_that_had_fallen_rises_again_and_that_is_said(schedule):
     optim = {"schedule": schedule} | ({"cooldown": "50 %"} if schedule == "wsd" else {})
     name = f"run-{schedule}"
-    toque.train(configuration(kitchen, name, optim=optim))
-    heard = Heard()
-    longer = toque.train(configuration(kitchen, name, optim=optim, train=to(8)), reporter=heard)
+    toque.train(configuration(name, optim=optim))
+    heard = Notices()
+    longer = toque.train(configuration(name, optim=optim, train=to(8)), reporter=heard)
     assert (longer.step, longer.reason) == (8, "finished")
     (said,) = [text for text in heard.notices if "it goes on to 8 steps" in text]
     assert f"optim.schedule={schedule}" in said
     rates = {e["step"]: e["lr"] for e in longer.history if e["event"] == "step"}
-    whole = toque.train(configuration(kitchen, f"{name}-whole", optim=optim, train=to(8)))
+    whole = toque.train(configuration(f"{name}-whole", optim=optim, train=to(8)))
     afresh = {e["step"]: e["lr"] for e in whole.history if e["event"] == "step"}
     assert rates[5] > rates[4]
     assert [rates[n] for n in range(5, 9)] == [afresh[n] for n in range(5, 9)]
 
 
-def test_a_longer_run_that_is_killed_goes_on_exactly(kitchen):
+def test_a_longer_run_that_is_killed_goes_on_exactly():
     optim = {"schedule": "cosine"}
     runs = []
     for name, stop in (("left-alone", False), ("stopped", True)):
-        toque.train(configuration(kitchen, name, optim=optim))
-        longer = configuration(kitchen, name, optim=optim, train=to(9))
+        toque.train(configuration(name, optim=optim))
+        longer = configuration(name, optim=optim, train=to(9))
         if stop:
 
             class Stop:
@@ -130,21 +85,21 @@ def test_a_longer_run_that_is_killed_goes_on_exactly(kitchen):
     same(*runs)
 
 
-def test_an_adapter_goes_on_too(kitchen):
-    base = toque.train(configuration(kitchen, "base"))
+def test_an_adapter_goes_on_too():
+    base = toque.train(configuration("base"))
     own = {
         "model": {"start_from": str(base.model), "shape": {}},
         "adapter": {},
         "optim": {"schedule": "constant"},
     }
     # Not merged into the sections of the model from scratch: a mapping only adds.
-    values = configuration(kitchen, "adapted").model_dump(mode="json")
+    values = configuration("adapted").model_dump(mode="json")
     values["model"] |= own["model"]
     values |= {"adapter": own["adapter"]}
     values["optim"] |= own["optim"]
 
     def to_step(run: str, steps: int) -> toque.RunConfig:
-        values["run_dir"] = str(kitchen / run)
+        values["run_dir"] = run
         values["train"]["stop_after"] = f"{steps} steps"
         return resolve_values(values).config
 
@@ -155,17 +110,17 @@ def test_an_adapter_goes_on_too(kitchen):
     assert sha256_of(longer.folder / name) == sha256_of(whole.folder / name)
 
 
-def test_an_unfinished_run_of_a_falling_rate_keeps_its_length(kitchen):
+def test_an_unfinished_run_of_a_falling_rate_keeps_its_length():
     class Stop:
         def on_step_end(self, run):
             if run.step == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    assert toque.train(configuration(kitchen, "unfinished"), callbacks=[Stop()]).interrupted
+    assert toque.train(configuration("unfinished"), callbacks=[Stop()]).interrupted
     with pytest.raises(CheckpointError, match=r"train.stop_after: 4 steps -> 8 steps"):
-        toque.train(configuration(kitchen, "unfinished", train=to(8)))
+        toque.train(configuration("unfinished", train=to(8)))
     with pytest.raises(CheckpointError, match=r"optim.peak_lr"):
-        toque.train(configuration(kitchen, "unfinished", train=to(8), optim={"peak_lr": 2e-2}))
+        toque.train(configuration("unfinished", train=to(8), optim={"peak_lr": 2e-2}))
 
 
 def told(at: Progress, old: str, new: str, **optim) -> str | None:

@@ -10,47 +10,15 @@ import pytest
 
 import toque
 from toque.cli import main
-from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
-
-CONFIG = """
-run_dir: runs/a
-seed: 5
-model: {family: gpt2, tokenizer: "trained:512",
-  shape: {n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512}}
-data: {sources: [{path: a.jsonl}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}
-optim: {warmup: "1 steps", peak_lr: 1e-2}
-train: {stop_after: "2 steps", batch: "1024 tokens", precision: float32, micro_batch_rows: 2,
-  compile: false}
-evaluation: {max_examples: 4, generate: 0}
-"""
 
 Toque = Callable[..., tuple[int, str]]
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("early")
-    write_cookbook(folder / "a.jsonl", n=60, seed=3)
-    (folder / "my.yaml").write_text(CONFIG)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["prepare", "my.yaml"]) == 0
-    return folder
-
-
 @pytest.fixture
-def kitchen(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a source, a configuration and a store."""
-    shutil.copytree(prepared, tmp_path / "k")
-    monkeypatch.chdir(tmp_path / "k")
-    return tmp_path / "k"
-
-
-@pytest.fixture
-def say(kitchen: Path, capfd: pytest.CaptureFixture[str]) -> Toque:
+def say(own_kitchen: Path, capfd: pytest.CaptureFixture[str]) -> Toque:
     """`say(words...)`: exit code and error of a command, which is no traceback."""
-    assert kitchen.exists()
+    assert own_kitchen.exists()
 
     def command(*words: str) -> tuple[int, str]:
         code = main(list(words))
@@ -62,30 +30,30 @@ def say(kitchen: Path, capfd: pytest.CaptureFixture[str]) -> Toque:
 
 
 @pytest.mark.parametrize("name", ["file", "file/inside", "link"])
-def test_a_store_that_is_a_file(say, kitchen, name):
-    (kitchen / "file").write_text("mine")
-    (kitchen / "link").symlink_to("nowhere")
+def test_a_store_that_is_a_file(say, own_kitchen, name):
+    (own_kitchen / "file").write_text("mine")
+    (own_kitchen / "link").symlink_to("nowhere")
     for verb in ("prepare", "train"):
         code, said = say(verb, "my.yaml", f"data.store={name}")
         assert code == 3
         assert f"data.store is {name}" in said
         assert ("is a link to nothing" if name == "link" else "is a file") in said
-    assert (kitchen / "file").read_text() == "mine"
-    assert not (kitchen / "runs").exists()
+    assert (own_kitchen / "file").read_text() == "mine"
+    assert not (own_kitchen / "runs").exists()
 
 
-def test_a_run_folder_that_is_a_file(say, kitchen):
-    (kitchen / "file").write_text("mine")
+def test_a_run_folder_that_is_a_file(say, own_kitchen):
+    (own_kitchen / "file").write_text("mine")
     code, said = say("train", "my.yaml", "run_dir=file")
     assert code == 4
     assert "file" in said
     assert "run_dir" in said
-    assert (kitchen / "file").read_text() == "mine"
+    assert (own_kitchen / "file").read_text() == "mine"
 
 
 @pytest.mark.parametrize("verb", ["generate", "evaluate", "export"])
-def test_a_run_that_is_not_there(say, kitchen, verb):
-    (kitchen / "runs" / "lentils").mkdir(parents=True)
+def test_a_run_that_is_not_there(say, own_kitchen, verb):
+    (own_kitchen / "runs" / "lentils").mkdir(parents=True)
     words = {
         "generate": ["--prompt", "soup"],
         "evaluate": ["my.yaml"],
@@ -100,34 +68,34 @@ def test_a_run_that_is_not_there(say, kitchen, verb):
 
 
 @pytest.mark.parametrize("start", ["runs/nope", "runs/empty"])
-def test_a_start_that_is_not_there_makes_no_folder(say, kitchen, start):
-    (kitchen / "runs" / "empty").mkdir(parents=True)
+def test_a_start_that_is_not_there_makes_no_folder(say, own_kitchen, start):
+    (own_kitchen / "runs" / "empty").mkdir(parents=True)
     code, said = say("train", "my.yaml", "run_dir=runs/new", "--from", start)
     assert code == 4
     assert f"--from {start}: no checkpoint there" in said
-    assert not (kitchen / "runs" / "new").exists()
-    shutil.rmtree(kitchen / "store")
+    assert not (own_kitchen / "runs" / "new").exists()
+    shutil.rmtree(own_kitchen / "store")
     assert say("train", "my.yaml", "run_dir=runs/new", "--from", start)[0] == 4
-    assert not (kitchen / "store").exists()  # nor is anything prepared for it
+    assert not (own_kitchen / "store").exists()  # nor is anything prepared for it
 
 
-def test_a_start_that_does_not_fit_makes_no_folder(say, kitchen):
+def test_a_start_that_does_not_fit_makes_no_folder(say, own_kitchen):
     assert say("train", "my.yaml")[0] == 0
     wider = "model.shape={n_embd: 32, n_layer: 1, n_head: 2, n_positions: 512}"
-    code, said = say("train", "my.yaml", wider, "run_dir=runs/new", "--from", "runs/a")
+    code, said = say("train", "my.yaml", wider, "run_dir=runs/new", "--from", "run")
     assert code == 4
     assert "does not fit the model" in said
-    assert not (kitchen / "runs" / "new").exists()
-    code, said = say("train", "my.yaml", "run_dir=runs/a", "--from", "runs/a")
+    assert not (own_kitchen / "runs" / "new").exists()
+    code, said = say("train", "my.yaml", "run_dir=run", "--from", "run")
     assert code == 4
     assert "already holds a run" in said
 
 
-def test_a_folder_that_was_there_is_left_there(say, kitchen):
-    (kitchen / "runs" / "new").mkdir(parents=True)
-    (kitchen / "runs" / "new" / "notes.txt").write_text("mine")
+def test_a_folder_that_was_there_is_left_there(say, own_kitchen):
+    (own_kitchen / "runs" / "new").mkdir(parents=True)
+    (own_kitchen / "runs" / "new" / "notes.txt").write_text("mine")
     assert say("train", "my.yaml", "run_dir=runs/new", "train.row_tokens=16")[0] == 2
-    assert (kitchen / "runs" / "new" / "notes.txt").read_text() == "mine"
+    assert (own_kitchen / "runs" / "new" / "notes.txt").read_text() == "mine"
 
 
 UNFIT = [
@@ -141,7 +109,7 @@ UNFIT = [
 
 @pytest.mark.parametrize(("setting", "words"), UNFIT)
 def test_what_training_would_refuse_is_said_when_the_store_is_prepared(
-    say, kitchen, setting, words
+    say, own_kitchen, setting, words
 ):
     code, said = say("prepare", "my.yaml", setting, "data.store=new")
     assert code == 2
@@ -151,7 +119,7 @@ def test_what_training_would_refuse_is_said_when_the_store_is_prepared(
     code, said = say("train", "my.yaml", setting, "data.store=new", "run_dir=runs/new")
     assert code == 2
     assert words in said
-    assert not (kitchen / "runs").exists()
+    assert not (own_kitchen / "runs").exists()
     with pytest.raises(ConfigError, match=r"would refuse it"):
         toque.prepare(_settings(setting, "newer"))
 
@@ -162,16 +130,16 @@ def _settings(setting: str, store: str) -> toque.RunConfig:
     return load_config("my.yaml", [setting, f"data.store={store}"]).config
 
 
-def test_a_model_folder_is_known_as_well(say, kitchen):
+def test_a_model_folder_is_known_as_well(say, own_kitchen):
     assert say("train", "my.yaml")[0] == 0
-    words = ["model.start_from=runs/a/model", "model.shape={}", "model.family=auto"]
+    words = ["model.start_from=run/model", "model.shape={}", "model.family=auto"]
     longer = ["data.max_target_tokens=600", "data.store=new", "model.tokenizer=trained:512"]
-    recipe = (kitchen / "a.jsonl").read_text().splitlines()
-    (kitchen / "a.jsonl").write_text("\n".join(recipe[:40]) + "\n")
+    recipe = (own_kitchen / "a.jsonl").read_text().splitlines()
+    (own_kitchen / "a.jsonl").write_text("\n".join(recipe[:40]) + "\n")
     code, said = say("prepare", "my.yaml", *words, *longer, "adapter={}")
     assert code == 0, said  # the data is shorter than the limits
-    (kitchen / "runs" / "a" / "model" / "config.json").write_text(
-        (kitchen / "runs" / "a" / "model" / "config.json")
+    (own_kitchen / "run" / "model" / "config.json").write_text(
+        (own_kitchen / "run" / "model" / "config.json")
         .read_text()
         .replace('"n_positions": 512', '"n_positions": 100')
     )

@@ -12,14 +12,23 @@ from pathlib import Path
 import pytest
 
 import toque
+from fixtures.kitchens import TINY
 from toque.config.dump import to_yaml
-from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 
 STEPS = 6
 MINE = (
     "def score(predictions, references):\n    return {'letters': [len(p) for p in predictions]}\n"
 )
+OWN = {
+    "model": {},
+    "optim": {"warmup": "2 steps"},
+    "train": {"stop_after": f"{STEPS} steps", "batch": "2048 tokens", "evaluate_every": "2 steps",
+              "save_every": "1 steps", "micro_batch_rows": "auto", "best_by": "chrf",
+              "early_stopping": {"patience": 9, "metric": "rougeL"}},
+    "evaluation": {"generate": 3, "prompts": ["Make a healthy breakfast"]},
+    "observe": {"summary": "4 steps"},
+}  # fmt: skip
 COMBINATIONS = {
     "accumulated": {"train": {"micro_batch_rows": 1}},
     "adapted": {
@@ -34,40 +43,20 @@ COMBINATIONS = {
 
 
 @pytest.fixture(scope="module")
-def kitchen(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("evaluations")
-    write_cookbook(folder / "a.jsonl", n=60, seed=3)
-    (folder / "counted.py").write_text(MINE)
+def kitchen(shared_kitchen):
+    (shared_kitchen / "counted.py").write_text(MINE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.syspath_prepend(str(folder))
-        toque.prepare(configuration())
+        patch.syspath_prepend(str(shared_kitchen))
         toque.train(configuration(run_dir="plain"))
-        yield folder
+        yield shared_kitchen
 
 
 def configuration(**sections):
-    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 320}
-    base = {
-        "model": {"family": "gpt2", "tokenizer": "trained:512", "shape": shape},
-        "data": {"sources": [{"path": "a.jsonl"}], "store": "store", "max_prompt_tokens": 64,
-                 "max_target_tokens": 256},
-        "optim": {"warmup": "2 steps", "peak_lr": 1e-2},
-        "train": {"stop_after": f"{STEPS} steps", "batch": "2048 tokens", "precision": "float32",
-                  "compile": False, "evaluate_every": "2 steps", "save_every": "1 steps",
-                  "best_by": "chrf", "early_stopping": {"patience": 9, "metric": "rougeL"}},
-        "evaluation": {"max_examples": 4, "generate": 3, "prompts": ["Make a healthy breakfast"]},
-        "observe": {"log_every": "1 steps", "summary": "4 steps"},
-    }  # fmt: skip
-    return toque.configure(merged(base, sections))
-
-
-def merged(base, more):
-    both = {**base}
-    for name, value in more.items():
-        nested = isinstance(value, dict) and isinstance(base.get(name), dict)
-        both[name] = {**base[name], **value} if nested else value
-    return both
+    base = {name: {**TINY.get(name, {}), **more} for name, more in OWN.items()}
+    for name, more in sections.items():  # not merged: an adapter's model has no shape
+        both = isinstance(more, dict) and isinstance(base.get(name), dict)
+        base[name] = base[name] | more if both else more
+    return toque.configure(TINY | base)
 
 
 def events(run: str | Path, kind: str) -> list[dict]:
