@@ -131,7 +131,7 @@ def test_what_only_commands_show_is_a_value_too(run, capfd):
 
 @pytest.mark.usefixtures("run")
 def test_a_reporter_hears_what_a_command_prints(capfd):
-    class Heard(Reporter):
+    class Heard(toque.Reporter):
         def __init__(self):
             self.notices = []
 
