@@ -23,7 +23,7 @@ from starlette.routing import Route
 from toque.errors import ToqueError
 from toque.reporter import clock_text
 from toque.reports.figures import MOST_OVER, STYLES
-from toque.reports.page import STYLE, Head, Page, RunRow, RunTable, Section, Sentence
+from toque.reports.page import STYLE, Page, PageHead, RunRow, RunTable, Section, Sentence
 from toque.reports.run_page import SECTIONS, run_page
 from toque.reports.verdict import Verdict, verdict_of
 from toque.runs.places import RunFinder
@@ -137,7 +137,7 @@ class Watcher:
     def _empty(self) -> View:
         address = self._finder.address
         words = self._trouble or f"No run is in {address} yet. One that begins there appears here."
-        page = Page(Head(address, "Waiting for a run", words, state="waiting"), ())
+        page = Page(PageHead(address, "Waiting for a run", words, state="waiting"), ())
         return View(dict.fromkeys(SECTIONS, "") | page.parts(), "Waiting", words)
 
     def _view(self, chosen: Chosen, states: Mapping[str, RunStatus]) -> View:

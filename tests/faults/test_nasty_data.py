@@ -60,7 +60,7 @@ def test_faults_29_and_30_are_counted_with_their_lines(tmp_path, capfd):
         "not an object": 1,
         "too long": 1,
     }
-    assert "Read 40 = kept 32 + dropped 8 records" in said
+    assert "Read 40 records: kept 32, dropped 8" in said
     places = Report.read_from(tmp_path / "store").lines
     told = sorted(int(p.rpartition(":")[2]) for found in places.values() for p in found)
     assert told == sorted(NASTY)

@@ -118,7 +118,7 @@ def test_the_terminal_table_takes_names_as_they_are(store, capsys):
     print_report(found, Console(width=200, highlight=False))
     shown = capsys.readouterr().out
     assert "soups [bold]<b>.jsonl" in shown
-    assert "Read 43 = kept 41 + dropped 2 records." in shown
+    assert "Read 43 records: kept 41, dropped 2." in shown
     assert re.search(r"not JSON\s+1\s+2\.33%\s+soups \[bold\]<b>\.jsonl:41", shown)
 
 

@@ -335,7 +335,6 @@ class TextsAsWritten:
 
 def print_report(report: Report, console: Console | None = None) -> None:
     """Print the report's tables and sentences on standard output."""
-    from toque.data.prepare.data_report import BEYOND
     from toque.reports import store_page as grids
 
     console = console or _wide_console()
@@ -352,18 +351,13 @@ def print_report(report: Report, console: Console | None = None) -> None:
             console.print(_table(title, grid))
             if grid.note:
                 console.print(Text(_plain(grid.note), style="dim"))
-    beyond = report.dropped.get(BEYOND, 0)
-    for sentence in (*report.losses(), report.splitting()):
-        console.print(Text(_plain(sentence)))
-    console.print(
-        Text(
-            f"Read {report.read:,} = kept {report.kept:,} + dropped {report.lost:,}"
-            f"{f' + beyond max_examples {beyond:,}' if beyond else ''} records. "
-            f"{report.examples:,} examples: {report.train:,} to train on, "
-            f"{report.validation:,} held out; "
-            f"{report.prompt_tokens + report.target_tokens:,} tokens of {_plain(report.tokenizer)}."
-        )
+    last = (
+        f"{report.counted()} {report.examples:,} examples: {report.train:,} to train on, "
+        f"{report.validation:,} held out; "
+        f"{report.prompt_tokens + report.target_tokens:,} tokens of {report.tokenizer}."
     )
+    for sentence in (*report.losses(), report.splitting(), last):
+        console.print(Text(_plain(sentence)))
 
 
 def print_drill(result: DrillResult) -> None:

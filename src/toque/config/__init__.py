@@ -5,7 +5,7 @@
 
 from toque.config.dump import (
     SAFE_TO_CHANGE,
-    Difference,
+    ChangedSetting,
     config_sha256,
     differences,
     resolved_yaml,
@@ -16,7 +16,7 @@ from toque.config.schema import RunConfig, SourceConfig
 
 __all__ = [
     "SAFE_TO_CHANGE",
-    "Difference",
+    "ChangedSetting",
     "Resolved",
     "RunConfig",
     "SourceConfig",

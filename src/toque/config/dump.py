@@ -37,7 +37,7 @@ SAFE_TO_CHANGE = frozenset(
 """Settings, and whole sections, that may differ when a run continues."""
 
 
-class Difference(NamedTuple):
+class ChangedSetting(NamedTuple):
     """One setting that two configurations give different values."""
 
     path: str
@@ -50,13 +50,13 @@ class Difference(NamedTuple):
         return any(f"{self.path}.".startswith(f"{safe}.") for safe in SAFE_TO_CHANGE)
 
 
-def differences(old: RunConfig, new: RunConfig) -> list[Difference]:
+def differences(old: RunConfig, new: RunConfig) -> list[ChangedSetting]:
     """Every setting whose value differs, in the order of the tree; absent parts are None."""
     before = dict(leaves(old.model_dump(mode="json")))
     after = dict(leaves(new.model_dump(mode="json")))
     paths = [*before, *(path for path in after if path not in before)]
     return [
-        Difference(dotted(path), before.get(path), after.get(path))
+        ChangedSetting(dotted(path), before.get(path), after.get(path))
         for path in paths
         if before.get(path) != after.get(path)
     ]

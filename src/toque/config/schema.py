@@ -204,7 +204,7 @@ class OptimConfig(Config):
     (docs/guides/train-and-resume.md)."""
 
 
-class EarlyStopping(Config):
+class EarlyStoppingConfig(Config):
     """Conditions for stopping before `stop_after`."""
 
     patience: Annotated[int, Field(ge=1)] = 3
@@ -256,7 +256,7 @@ class TrainConfig(Config):
     best_by: ScoreName = "loss"
     """Metric that makes an evaluation the best, for `keep_best` and the finished model: loss, or
     another metric, as of `early_stopping.metric`."""
-    early_stopping: EarlyStopping | None = None
+    early_stopping: EarlyStoppingConfig | None = None
     """End the run when the held-out loss, or another metric, stops improving; null: never."""
     deterministic: bool = True
     """The same bits in every run on the same machine; costs a little speed on some GPUs."""

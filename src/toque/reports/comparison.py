@@ -11,7 +11,17 @@ from toque.evaluation.bootstrap import FEWEST_TEXTS, Interval, over_texts
 from toque.evaluation.by_text import ByText, TextTable
 from toque.reporter import clock_text
 from toque.reports.figures import MOST_OVER, figures_over, losses_over
-from toque.reports.page import Figures, Grid, Head, Page, Part, Section, Sentence, aligned, written
+from toque.reports.page import (
+    Figures,
+    Grid,
+    Page,
+    PageHead,
+    Part,
+    Section,
+    Sentence,
+    aligned,
+    written,
+)
 from toque.runs.history import metric_named
 from toque.runs.run_record import RunRecord
 from toque.runs.run_state import state_of
@@ -187,7 +197,7 @@ class Comparison:
                 "curves", "Curves over each other", [*curves, Figures(figures_over(histories))]
             ),
         )
-        return Page(Head("Comparison", title, self.sentence), sections)
+        return Page(PageHead("Comparison", title, self.sentence), sections)
 
     def _settings(self) -> dict[str, dict[str, str]]:
         """Settings that are not the same in all runs; "-" where one does not have it."""
@@ -206,11 +216,10 @@ class Comparison:
         for other, found in self.differences.items():
             heads = ("measure", first, other, "difference", "95 % interval", "over", "")
             rows = [difference.row() for difference in found]
-            yield Grid(heads, rows, frozenset(range(1, 6)), title=f"{other} against {first}")
-        numeric = frozenset(range(1, len(names) + 1))
+            yield Grid(heads, rows, title=f"{other} against {first}")
         title = "Other final scores, each run on its own texts"
-        yield Grid(("", *names), self._final_rows(), numeric, title=title)
-        yield Grid(("", *names), self._cost_rows(), numeric, title="Cost")
+        yield Grid(("", *names), self._final_rows(), title=title)
+        yield Grid(("", *names), self._cost_rows(), title="Cost")
 
     def _final_rows(self) -> list[tuple[str, ...]]:
         shown = [{d.measure for d in found} for found in self.differences.values()]

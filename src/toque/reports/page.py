@@ -7,10 +7,11 @@ sections of the first one by one while they change.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -25,6 +26,7 @@ STYLE: Final = Path(__file__).parent / "templates" / "page.css"
 """Style sheet of every page."""
 _MARK: Final = b"default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Text in the head of every page."""
+_NUMBER: Final = re.compile(r"[-+]?\d").match
 _LONGEST: Final = 40
 """Characters of a cell in a terminal."""
 
@@ -62,16 +64,21 @@ class Figures:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table; `numeric` columns, by their index, stand to the right."""
+    """A table; columns of numbers stand to the right."""
 
     kind: ClassVar = "grid"
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
-    numeric: frozenset[int] = frozenset()
     note: str = ""
     title: str = ""
     summary: str = ""
     """Line behind which the table is folded; "" for an open one."""
+
+    @cached_property
+    def numeric(self) -> frozenset[int]:
+        """Columns of which most cells begin as a number does."""
+        counts = [sum(map(bool, map(_NUMBER, cells))) for cells in zip(*self.rows, strict=True)]
+        return frozenset(at for at, n in enumerate(counts) if 2 * n > len(self.rows))
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Head:
+class PageHead:
     """Top of a page."""
 
     label: str
@@ -147,7 +154,7 @@ class Head:
 class Page:
     """A page before it is written as HTML."""
 
-    head: Head
+    head: PageHead
     sections: Sequence[Section]
     source: str = ""
     """File or folder that it was made from."""

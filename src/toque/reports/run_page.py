@@ -25,8 +25,8 @@ from toque.reports.page import (
     Figures,
     Folded,
     Grid,
-    Head,
     Page,
+    PageHead,
     Passage,
     Section,
     Sentence,
@@ -83,7 +83,7 @@ def run_page(
         over: runs whose curves are drawn over each other in place of this one's.
     """
     history, state, evaluation = run.history, state_of(run), run.evaluation()
-    head = Head(
+    head = PageHead(
         label,
         name,
         state.sentence,
@@ -218,11 +218,10 @@ def _limits(verdict: Verdict | None) -> list[Sentence | Grid]:
     rows = [
         (share.name, clock_text(share.seconds), f"{share.share:.1%}") for share in verdict.shares
     ]
-    numeric = frozenset({1, 2})
     return [
         Sentence(verdict.sentence),
         *(Sentence(advice(found)) for found in verdict.found[:1]),
-        Grid(("part", "time", "share"), rows, numeric, summary="Parts of the time"),
+        Grid(("part", "time", "share"), rows, summary="Parts of the time"),
     ]
 
 
@@ -236,7 +235,7 @@ def _evaluations(history: RunHistory) -> list[Grid]:
     ]
     count = history.n_evaluations
     note = f"The last {len(rows)} of {count:,}." if count > len(rows) else ""
-    return [Grid(("step", *names), cells, frozenset(range(len(names) + 1)), note)]
+    return [Grid(("step", *names), cells, note)]
 
 
 def _data(run: RunRecord) -> list[Sentence]:
@@ -270,7 +269,7 @@ def _sessions(history: RunHistory) -> Grid:
         else (f"{one.from_step:,}", f"{one.to_step:,}", clock_text(one.seconds), one.reason)
         for one in history.sessions
     ]
-    return Grid(("from step", "to step", "time", "ended"), rows, frozenset({0, 1, 2}))
+    return Grid(("from step", "to step", "time", "ended"), rows)
 
 
 def _environment(history: RunHistory) -> Grid:

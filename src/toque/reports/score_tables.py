@@ -26,7 +26,7 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
         heads = ("measure", "value", "interval", "over")
         step = evaluation.get("step")
         title = "Final evaluation" + ("" if step is None else f", step {written(step)}")
-        grids.append(Grid(heads, rows, frozenset({1, 2, 3}), note, title))
+        grids.append(Grid(heads, rows, note, title))
     if tasks := _tasks(evaluation):
         grids.append(tasks)
     grids += _confusions(evaluation)
@@ -68,8 +68,7 @@ def _tasks(evaluation: Mapping[str, Any]) -> Grid | None:
         for task, own in found.items()
     ]
     note = "The accuracy of always answering the most frequent class stands beside the model's."
-    numeric = frozenset(range(1, len(heads)))
-    return Grid(heads, rows, numeric, note, "Tasks") if rows else None
+    return Grid(heads, rows, note, "Tasks") if rows else None
 
 
 def _confusions(evaluation: Mapping[str, Any]) -> list[Grid]:
@@ -83,11 +82,9 @@ def _confusions(evaluation: Mapping[str, Any]) -> list[Grid]:
         if len(names) <= _MOST_COLUMNS:
             heads = ("true class", *(f"answered {name}" for name in names))
             rows = [(name, *map(written, row)) for name, row in zip(names, confusion, strict=False)]
-            numeric = frozenset(range(1, len(heads)))
         else:
             heads, rows = class_rows(names, confusion)
-            numeric = frozenset({1, 2, 3})
-        grids.append(Grid(heads, rows, numeric, title=f"Answers to {_named(task)}"))
+        grids.append(Grid(heads, rows, title=f"Answers to {_named(task)}"))
     return grids
 
 
@@ -102,8 +99,7 @@ def _sliced(title: str, parts: Mapping[str, Any]) -> Grid:
     rows = [
         (_named(name), *(_first(found.get(name)) for found in scores.values())) for name in names
     ]
-    numeric = frozenset(range(1, len(scores) + 1))
-    return Grid(("measure", *scores), rows, numeric, title=title)
+    return Grid(("measure", *scores), rows, title=title)
 
 
 def _first(value: object) -> str:

@@ -26,8 +26,8 @@ from toque.reports.page import (
     Figures,
     Folded,
     Grid,
-    Head,
     Page,
+    PageHead,
     Passage,
     Section,
     Sentence,
@@ -69,7 +69,7 @@ _UNKNOWN: Final = "255"
 
 def store_page(folder: Path, report: Report) -> Page:
     """The page of a store."""
-    head = Head(
+    head = PageHead(
         "Data report",
         folder.resolve().name,
         f"{report.counted()} No record is left uncounted.",
@@ -166,7 +166,7 @@ def sources_grid(report: Report) -> Grid:
     if len(report.source_rows) > 1:
         note = " ".join([note, *_in_the_end(report)]).strip()
     note = " ".join([note, *unused_in_words(report.sources)]).strip()
-    return Grid(heads, rows, frozenset({2, 3, 4}), note)
+    return Grid(heads, rows, note)
 
 
 def _source_row(name: str, schema: str, files: Sequence[SourceReport]) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ def dropped_grid(report: Report) -> Grid:
         )
         for reason, count in sorted(report.dropped.items(), key=lambda item: (-item[1], item[0]))
     ]
-    return Grid(("because", "records", "of all", "first at"), rows, frozenset({1, 2}))
+    return Grid(("because", "records", "of all", "first at"), rows)
 
 
 def lengths_grid(report: Report) -> Grid:
@@ -216,7 +216,6 @@ def lengths_grid(report: Report) -> Grid:
     return Grid(
         ("tokens per example", "mean", "half below", "90 %", "99 %", "longest"),
         [row("prompt", report.prompt_lengths), row("target", report.target_lengths)],
-        frozenset(range(1, 6)),
     )
 
 
@@ -230,7 +229,7 @@ def labels_grid(report: Report) -> Grid:
         else:
             values = f"mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}"
         rows.append((title, f"{column.known:,}", values))
-    return Grid(("column", "examples", "values"), rows, frozenset({1}))
+    return Grid(("column", "examples", "values"), rows)
 
 
 def _is_counted(column: ColumnReport) -> bool:
@@ -262,7 +261,7 @@ def _shares(column: ColumnReport) -> str:
 def notes_grid(report: Report) -> Grid:
     """Repairs by name."""
     rows = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
-    return Grid(("what", "times"), rows, frozenset({1}))
+    return Grid(("what", "times"), rows)
 
 
 def left_out_grid(report: Report) -> Grid:

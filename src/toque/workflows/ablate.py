@@ -23,7 +23,7 @@ from toque.config.user_code import refuse_foreign_code
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.bootstrap import paired
 from toque.reporter import SILENT, Reporter
-from toque.reports.page import Grid, Head, Page, Section, Sentence, aligned
+from toque.reports.page import Grid, Page, PageHead, Section, Sentence, aligned
 from toque.runs.history import METRICS, read_metrics
 from toque.storage.atomic import atomic_write
 from toque.storage.locks import file_lock
@@ -324,7 +324,7 @@ def _effects(record: Mapping[str, Any]) -> Grid:
         for name, ways in record["effects"].items()
         for way, found in ways.items()
     ]
-    return Grid(heads, rows, frozenset(range(2, len(heads))), _METHOD)
+    return Grid(heads, rows, _METHOD)
 
 
 def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
@@ -346,4 +346,4 @@ def _page(plan: AblationPlan, record: Mapping[str, Any], results: Mapping[str, R
         Section("effects", "What each improvement changes", [_effects(record), *left_out]),
         Section("runs", "Runs", [Grid(("run", "seed", "result"), runs)]),
     )
-    return Page(Head("Ablation", f"Ablation of {record['config']}", count), sections)
+    return Page(PageHead("Ablation", f"Ablation of {record['config']}", count), sections)

@@ -19,7 +19,7 @@ from typing import Final
 from torch import nn
 
 from toque.config import (
-    Difference,
+    ChangedSetting,
     Resolved,
     RunConfig,
     differences,
@@ -303,7 +303,7 @@ def refuse_another_store(run: Path, found: Checkpoint, store: TokenStore) -> Non
         )
 
 
-def _only_moved(difference: Difference) -> bool:
+def _only_moved(difference: ChangedSetting) -> bool:
     """True if the data lies elsewhere, or its limits are put otherwise, and is drawn as before."""
     if difference.path.endswith(".weight"):
         return (difference.old or 1.0) == (difference.new or 1.0)

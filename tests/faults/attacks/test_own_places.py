@@ -10,7 +10,7 @@ import pytest
 from toque.cli import main
 from toque.config import load_config
 from toque.errors import ConfigError, in_shell
-from toque.reports.page import Head, Page, write_page
+from toque.reports.page import Page, PageHead, write_page
 
 MINE = "what nobody has a copy of\n"
 
@@ -38,7 +38,7 @@ def test_no_report_is_written_over_another_file(kitchen, mine, tmp_path, capsys)
 
 
 def test_a_page_knows_its_own(tmp_path, mine):
-    page, made = tmp_path / "page.html", Page(Head("Report", "soup", "Ready."), ())
+    page, made = tmp_path / "page.html", Page(PageHead("Report", "soup", "Ready."), ())
     for _ in range(2):
         assert write_page(page, made) == len(made.html().encode())
     with pytest.raises(ConfigError, match="Name another file with out"):

@@ -66,7 +66,7 @@ def test_more_than_half_bad_is_refused_until_the_share_is_raised(tmp_path: Path,
     assert "set data.max_bad_share=0.6." in err
     code, out, _ = run("data.max_bad_share=0.6")
     assert code == 0
-    assert "Read 50 = kept 20 + dropped 30" in out
+    assert "Read 50 records: kept 20, dropped 30" in out
     made = read_manifest(tmp_path / "store").fingerprint
     code, out, _ = run("data.max_bad_share=1.0")
     assert code == 0, "the limit changes no row"
