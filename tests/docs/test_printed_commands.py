@@ -51,6 +51,7 @@ VALUES: Final = {
     "run.folder": "runs/my own",
     "self.folder": "runs/my own",
     "store": "stores/my own",
+    "config.data.store": "stores/my own",
     "result.store.path": "stores/my own",
     "file": "my own.yaml",
     "again": "'my own.yaml'",

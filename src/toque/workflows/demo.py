@@ -41,7 +41,9 @@ def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> T
         write_cookbook(cookbook, n=n, seed=config.seed, unseen=DISHES)
     reporter.line(f"1/4  {cookbook}: synthetic recipes from the embedded grammar")
     prepared = in_a_line(prepare(config, reporter=reporter), config.data.engine)
-    reporter.line(f"2/4  {prepared} `toque report {config.data.store}` makes a page of it.")
+    reporter.line(
+        f"2/4  {prepared} `toque report {in_shell(config.data.store)}` makes a page of it."
+    )
     with reporter.working("loading torch"):  # after processes have been forked
         from toque.models.generation.options import GenerationOptions
         from toque.workflows.generate import generate

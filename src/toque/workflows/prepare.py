@@ -9,7 +9,7 @@ from toque.config import RunConfig
 from toque.data.prepare import pipeline
 from toque.data.prepare.pipeline import PrepareResult
 from toque.data.store.token_store import TokenStore
-from toque.errors import ConfigError
+from toque.errors import ConfigError, in_shell
 from toque.reporter import SILENT, Reporter
 from toque.workflows.configure import Configured, configure
 from toque.workflows.prepared_store import is_prepared, prepare_settings, sources_of
@@ -105,7 +105,7 @@ def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None
     reporter.notice(
         f"{in_a_line(result, config.data.engine)} {splits.train:,} examples to train on, "
         f"{splits.validation:,} held out; what was dropped and why, and which columns no example "
-        f"holds, `toque report {result.store.path}` makes a page of."
+        f"holds, `toque report {in_shell(result.store.path)}` makes a page of."
     )
 
 
