@@ -84,13 +84,9 @@ def test_fp16_skips_an_overflowing_update_and_halves_its_scale(device, run):
     assert any(not torch.equal(before[n], w) for n, w in weights(trainer).items())
 
 
-@pytest.mark.parametrize(
-    ("family", "compiled_on"), [("gpt2", "cuda"), ("t5", "cuda"), ("gpt2", "cpu")]
-)
-def test_compiled_blocks_compute_the_same_and_are_compiled_once(device, run, family, compiled_on):
-    if device.type != compiled_on:
-        pytest.skip("each device has its own")
-    if compiled_on == "cpu":
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_blocks_compute_the_same_and_are_compiled_once(device, run, family):
+    if device.type == "cpu":
         pytest.skip("`train.compile` has tests of its own on a CPU")
     eager, seen = run(family, precision="float32", dropout=0.0, save_every=None)
     for number, (trainer, one) in enumerate(

@@ -10,16 +10,14 @@ import torch
 from toque.config.schema_methods import AdapterConfig
 from toque.models.forward import varlen_attention
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.cpu_linear import bf16_copy, copies_of, padded_copy, padded_length
+from toque.models.forward.cpu_linear import bf16_copy, copies_of, padded_copy
 from toque.models.forward.cross_entropy import (
     add_in_pieces,
     cross_entropy_sum,
-    even_chunks,
     input_gradient,
 )
-from toque.models.forward.grouped_attention import groups_of
 from toque.models.forward.loss import loss_sum
-from toque.models.forward.packed import embed_both, position_bias
+from toque.models.forward.packed import position_bias
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.layers import attach
 from toque.training.runtime import Runtime
@@ -180,16 +178,6 @@ def test_pieces_of_the_head_sum_to_the_whole():
     assert bool((total == 3.0).all())
 
 
-@pytest.mark.parametrize("usual", [64, 1000])
-@pytest.mark.parametrize("n", [1, 63, 79, 81, 5000])
-def test_chunks_of_the_head_are_even_and_little_longer_than_usual(n, usual):
-    rows = even_chunks(n, usual)
-    sizes = [len(part) for part in torch.arange(n).split(rows)]
-    assert max(sizes) <= usual * 1.25
-    assert max(sizes) - min(sizes) < len(sizes)
-    assert len(sizes) <= -(-n // usual)
-
-
 @pytest.mark.parametrize("is_decoder", [False, True])
 @pytest.mark.parametrize("length", [1, 7, 150])
 def test_a_bias_by_distance_is_t5s_own(tiny, is_decoder, length):
@@ -204,21 +192,6 @@ def test_a_bias_by_distance_is_t5s_own(tiny, is_decoder, length):
     torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_both_sides_of_a_t5_are_looked_up_alike(tiny, bf16):
-    model = tiny("t5")
-    encoder, decoder = model.get_submodule("encoder"), model.get_submodule("decoder")
-    table = model.get_input_embeddings()
-    source, target = torch.tensor([[3, 4, 5]]), torch.tensor([[5, 6]])
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        read, written = embed_both(encoder, decoder, source, target)
-    assert torch.equal(read, table(source))
-    assert torch.equal(written, table(target))
-    (gradient,) = torch.autograd.grad(read.sum() + 2.0 * written.sum(), table.weight)
-    rows = {i: float(row[0]) for i, row in enumerate(gradient) if row.any()}
-    assert rows == {3: 1.0, 4: 1.0, 5: 3.0, 6: 2.0}
-
-
 @pytest.mark.parametrize("in_one", [False, True])
 def test_updates_reach_the_copies(tiny, some_examples, packed, in_one):
     model, made = tiny("llama"), some_examples(5)
@@ -231,23 +204,3 @@ def test_updates_reach_the_copies(tiny, some_examples, packed, in_one):
     fresh, _ = loss_and_gradients(copy.deepcopy(model), batch, bf16=True)
     assert after == fresh
     assert after < before
-
-
-@pytest.mark.parametrize("n", [1, 31, 32, 33, 970, 1024, 1025, 3000, 100_000])
-def test_padded_lengths_are_few_and_near(n):
-    assert n <= padded_length(n) <= max(n + 31, n * 17 // 16)
-    assert len({padded_length(m) for m in range(1, 4097)}) < 100
-
-
-def test_groups_hold_every_example_once_and_no_longer_than_allowed():
-    lengths = [5, 300, 7, 298, 31, 900, 64, 1]
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    groups = groups_of([(a, n, a, n) for a, n in zip(starts, lengths, strict=True)], causal=True)
-    tokens = torch.arange(float(sum(lengths)))[:, None]
-    rows, parts = groups.queries.room(tokens, 1)
-    for group, part in zip(groups.each, parts, strict=True):
-        part.copy_(tokens[group.queries.where])
-    beyond = 3  # rounding adds tokens of no example
-    found = groups.queries.tokens(rows, len(tokens) + beyond)
-    assert torch.equal(found, torch.cat((tokens, torch.zeros(beyond, 1))))
-    assert len(groups.each) < len(lengths)

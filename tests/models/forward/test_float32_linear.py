@@ -7,13 +7,11 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from toque.config.schema_methods import AdapterConfig
 from toque.models import onednn
 from toque.models.forward import cpu_linear
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.cross_entropy import cross_entropy_sum
 from toque.models.forward.loss import loss_sum
-from toque.models.lora.layers import attach
 
 
 @pytest.fixture(autouse=True)
@@ -63,15 +61,6 @@ def test_loss_and_gradients_of_a_packed_batch(kind, tiny, some_examples, packed)
     for name, gradient in exact.items():
         if gradient is not None:
             torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
-
-
-def test_an_adapter_trains_and_the_base_does_not(family_kind, tiny, some_examples, packed):
-    model, made = tiny(family_kind), some_examples(4)
-    attach(model, AdapterConfig(r=4, dropout=0.0), base="tiny", seed=0)
-    use_cpu_layers(model)
-    torch.autograd.backward(loss_sum(model, packed(family_kind, [made[:2], made[2:]])))
-    for name, parameter in model.named_parameters():
-        assert (parameter.grad is not None) == parameter.requires_grad, name
 
 
 @pytest.mark.parametrize("chunk_rows", [3, 64])

@@ -80,15 +80,6 @@ def test_transformers_reads_the_file_as_the_same_model(
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_what_is_turned_for_the_file_turns_back(kind: str) -> None:
-    model = make(kind)
-    suit(model)
-    for place in places(model):
-        numbered = torch.arange(place.weight.numel(), dtype=torch.float32).view_as(place.weight)
-        assert torch.equal(place.from_file(place.to_file(numbered)), numbered), place.name
-
-
 def test_llamas_rotary_halves_become_neighbours() -> None:
     """A head of eight rows, 0 to 3 and 4 to 7, is read as the pairs (0, 4), (1, 5), ..."""
     model = make("llama")

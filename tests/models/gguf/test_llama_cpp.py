@@ -12,15 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from tiny import shape_of
-from toque.api import configure, export, train
-from toque.cooking.cookbook.recipes import recipes, write_cookbook
-from toque.cooking.prompts import write_prompt
 from toque.data.tokenizer.codec import Codec, load_codec, prompt_ids
 from toque.models.gguf.file import write_gguf
 from toque.models.gguf.gguf_vocabulary import Asking
 from toque.models.gguf.layout import suit
 from toque.models.loading.from_scratch import build_model
-from toque.models.loading.pretrained import load_model
 from written import generate
 
 try:
@@ -170,44 +166,3 @@ def test_llama_cpp_cuts_and_writes_what_toque_does(
     assert len(parted) <= MOST_PARTED[family]
     for i in parted:
         assert tie(model, asked[i], expected[i], found[i]) < TIE
-
-
-RECIPE_TOKENS = 64
-"""Of a recipe; its first line is of the same few words in many."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_llama_cpp_writes_the_recipes_of_a_trained_model(
-    family: str, opened: Callable[[Path], Engine], tmp_path: Path
-) -> None:
-    """A model that has learnt has a favourite where random weights nearly tie: none parts."""
-    write_cookbook(tmp_path / "recipes.jsonl", n=1500, seed=3)
-    config = configure(
-        run_dir=str(tmp_path / "run"),
-        model={
-            "family": family, "start_from": "scratch", "tokenizer": "trained:1024",
-            "shape": shape_of(family, width=96, inner=192, positions=512),
-        },
-        data={
-            "sources": [{"path": str(tmp_path / "recipes.jsonl")}], "tasks": ["write"],
-            "store": str(tmp_path / "store"), "max_prompt_tokens": 96, "max_target_tokens": 320,
-        },
-        optim={"name": "muon", "peak_lr": 1e-2, "schedule": "linear"},
-        train={"stop_after": "400 steps", "batch": "1024 tokens", "precision": "float32"},
-        evaluation={"max_examples": 16, "generate": 0},
-    )  # fmt: skip
-    train(config)
-    made = export(tmp_path / "run", tmp_path / "gguf", form="gguf", dtype="f32")
-    codec = load_codec(tmp_path / "run" / "model")
-    model = load_model(str(tmp_path / "run" / "model"))
-    prompts = [write_prompt(one.title, one.ingredients) for one in recipes(20, seed=77)]
-    asked = [prompt_ids(codec, text, FAMILIES[family][0], "recipes") for text in prompts]
-    expected = generate(
-        model, asked, max_new_tokens=RECIPE_TOKENS, eos_id=codec.eos_id, pad_id=codec.pad_id
-    )
-    assert len(set(map(tuple, expected))) > 10
-    engine = opened(made.folder / made.file)
-    ends = {"eos": codec.eos_id, "start": codec.pad_id}
-    found = [engine.greedy(ids, most=RECIPE_TOKENS, **ends) for ids in asked]
-    assert found == expected

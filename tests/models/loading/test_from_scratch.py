@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from transformers.activations import NewGELUActivation
 
 from tiny import EOS, KINDS, PAD, VOCAB, shape_of
 from toque.errors import ConfigError
 from toque.models.forward.loss import loss_sum
-from toque.models.loading.from_scratch import build_model
+from toque.models.loading.from_scratch import build_model, stock_activations
 
 IDS = {"vocab_size": VOCAB, "pad_id": PAD, "eos_id": EOS, "bos_id": None, "seed": 0}
 SMALL_T5 = shape_of("t5", width=16, layers=1, inner=16)
@@ -90,3 +93,21 @@ def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
 def test_what_makes_no_model_is_refused(family, shape, words):
     with pytest.raises(ConfigError, match=words):
         build_model(family=family, shape=shape, **IDS)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5-v1.1"])
+def test_the_fused_activation_is_transformers_own_to_rounding(kind, tiny):
+    ours = tiny(kind)
+    assert not any(isinstance(module, NewGELUActivation) for module in ours.modules())
+    stock = copy.deepcopy(ours)
+    stock_activations(stock)
+    assert any(isinstance(module, NewGELUActivation) for module in stock.modules())
+    tokens = torch.tensor([[5, 9, 13, 21]])
+    found = []
+    for model in (ours, stock):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        found.append((loss, {name: p.grad for name, p in model.named_parameters()}))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=0)
+    for name, gradient in found[0][1].items():
+        torch.testing.assert_close(gradient, found[1][1][name], rtol=1e-4, atol=1e-5)

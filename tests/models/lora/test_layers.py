@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from tiny import KINDS
 from toque.config.schema_methods import AdapterConfig
 from toque.errors import CheckpointError, ConfigError
-from toque.models.flops import flops_per_token, parameter_counts
+from toque.models.flops import parameter_counts
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
 from toque.models.loading.model_export import export_model, sample_logits, save_adapter, save_model
@@ -288,12 +288,6 @@ def test_generation_with_an_adapter_is_that_of_the_merged_model(kind, tiny):
     options = {"max_new_tokens": 6, "eos_id": 1, "pad_id": 0}
     beside = generate(model, [[5, 9, 13], [7]], **options)
     assert beside == generate(merged(model), [[5, 9, 13], [7]], **options)
-
-
-def test_frozen_weights_cost_four_operations(tiny):
-    full, part = tiny("gpt2"), adapted(tiny, "gpt2", tokens=())
-    ratio = flops_per_token(full, context=0) / flops_per_token(part, context=0)
-    assert 1.2 < ratio < 1.5
 
 
 def test_a_file_holds_only_the_adapter(tiny):

@@ -1,4 +1,4 @@
-"""Adafactor, Muon and 8-bit AdamW: against other people's code, and against interruption."""
+"""Optimizers: against other people's code, against interruption, and what they refuse."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers.optimization import Adafactor as StockAdafactor
 
+from toque.errors import CheckpointError, ConfigError
 from toque.training.optim.factory import (
     build_optimizer,
     load_optimizer_tensors,
@@ -48,7 +49,9 @@ def updates(model, optimizer, steps, lr=0.01):
         optimizer.step()
 
 
-def test_adafactor_scales_by_the_weight_as_t5s_did():
+@pytest.mark.parametrize("scale", [1.0, 1e-7])
+def test_adafactor_scales_by_the_weight_as_t5s_did(scale):
+    """torch's own floor of a gradient, 1e-7, would make every small update as long as a large."""
     model, other = Wide(), Wide()
     ours = build_optimizer(model, name="adafactor", weight_decay=0.0)
     stock = StockAdafactor(
@@ -57,22 +60,11 @@ def test_adafactor_scales_by_the_weight_as_t5s_did():
     for optimizer, trained in [(ours, model), (stock, other)]:
         for m in trained.parameters():  # of sizes that differ, one below the floor of 1e-3
             m.data.mul_(2e-4 if m.ndim == 3 else m.shape[-1] ** 0.5)
-        updates(trained, optimizer, range(6), lr=0.3)
-    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
-
-
-def test_adafactor_bears_the_gradients_of_large_models_and_of_rows_never_seen():
-    """torch's own floor of a gradient, 1e-7, would make every small update as long as a large."""
-    model, other = Wide(), Wide()
-    ours = build_optimizer(model, name="adafactor", weight_decay=0.0)
-    stock = StockAdafactor(other.parameters(), lr=0.0, scale_parameter=True, relative_step=False)
-    for optimizer, trained in [(ours, model), (stock, other)]:
-        for step in range(4):
-            gradients(trained, step, scale=1e-7)
-            trained.embed.weight.grad[5:] = 0.0
+        for step in range(6):
+            gradients(trained, step, scale=scale)
+            trained.embed.weight.grad[5:] = 0.0  # rows never seen
             for group in optimizer.param_groups:
-                group["lr"] = 0.1
+                group["lr"] = 0.3 / (1 + step)
             optimizer.step()
     for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
@@ -111,16 +103,6 @@ def test_a_model_of_matrices_alone_or_of_none_has_a_muon():
         before = model.weight.detach().clone()
         updates(model, optimizer, [0])
         assert not torch.equal(model.weight, before)
-
-
-def test_muon_leaves_tables_and_vectors_to_adamw():
-    model = Wide()
-    names = {id(p): n for n, p in model.named_parameters()}
-    optimizer = build_optimizer(model, name="muon")
-    assert isinstance(optimizer, WithAdamW)
-    updates(model, optimizer, [0])
-    by_muon = {names[id(p)] for p, state in optimizer.state.items() if "momentum_buffer" in state}
-    assert by_muon == {"up.weight", "down.weight"}
 
 
 def test_8_bit_adamw_follows_adamw():
@@ -189,3 +171,59 @@ def test_an_update_that_is_not_wanted_changes_nothing(name, device):
     gradients(model, 3)
     step_if(optimizer, torch.tensor(True), torch.device(device))
     assert not any(torch.equal(p, weights[n]) for n, p in model.named_parameters())
+
+
+def test_matrices_decay_and_vectors_do_not(tiny_model):
+    optimizer = build_optimizer(tiny_model, weight_decay=0.3)
+    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    assert decay[id(tiny_model.embed.weight)] == 0.3
+    assert decay[id(tiny_model.norm.weight)] == 0.0
+    assert decay[id(tiny_model.mix.bias_hh_l0)] == 0.0
+    assert len(decay) == len(list(tiny_model.parameters()))
+
+
+def test_frozen_parameters_are_left_out(tiny_model):
+    tiny_model.embed.weight.requires_grad_(False)
+    optimizer = build_optimizer(tiny_model)
+    held = {id(p) for g in optimizer.param_groups for p in g["params"]}
+    assert id(tiny_model.embed.weight) not in held
+
+
+def test_nothing_to_train_and_unknown_names_are_refused(tiny_model):
+    with pytest.raises(ConfigError, match=r"'sgd' is not an optimizer\. Use adamw"):
+        build_optimizer(tiny_model, name="sgd")
+    tiny_model.requires_grad_(False)
+    with pytest.raises(ConfigError, match="no trainable parameter"):
+        build_optimizer(tiny_model)
+
+
+def test_loaded_state_is_a_copy(tiny_model):
+    optimizer = build_optimizer(tiny_model)
+    updates(tiny_model, optimizer, [0])
+    saved = {name: t.clone() for name, t in optimizer_tensors(optimizer, tiny_model).items()}
+    before = {name: t.clone() for name, t in saved.items()}
+    load_optimizer_tensors(optimizer, tiny_model, saved, where="here")
+    updates(tiny_model, optimizer, [0])
+    assert all(torch.equal(saved[name], before[name]) for name in saved)
+
+
+def test_state_of_another_model_is_refused_and_nothing_changes(tiny_model):
+    optimizer = build_optimizer(tiny_model)
+    updates(tiny_model, optimizer, [0])
+    saved = optimizer_tensors(optimizer, tiny_model)
+    foreign = {**saved, "other.weight/exp_avg": torch.zeros(2)}
+    with pytest.raises(CheckpointError, match=r"other\.weight/exp_avg is unknown"):
+        load_optimizer_tensors(optimizer, tiny_model, foreign, where="x")
+    misshapen = {**saved, "norm.weight/exp_avg": torch.zeros(2)}
+    with pytest.raises(CheckpointError, match=r"norm.weight/exp_avg is \(2,\)"):
+        load_optimizer_tensors(optimizer, tiny_model, misshapen, where="x")
+    partial = {k: v for k, v in saved.items() if k != "norm.weight/exp_avg_sq"}
+    with pytest.raises(CheckpointError, match=r"norm\.weight lacks exp_avg_sq"):
+        load_optimizer_tensors(optimizer, tiny_model, partial, where="x")
+    assert optimizer_tensors(optimizer, tiny_model).keys() == saved.keys()
+
+
+def test_a_run_that_made_no_update_has_no_state(tiny_model):
+    optimizer = build_optimizer(tiny_model)
+    assert optimizer_tensors(optimizer, tiny_model) == {}
+    load_optimizer_tensors(optimizer, tiny_model, {}, where="x")
