@@ -29,9 +29,8 @@ from toque.reports.verdict import Verdict, verdict_of
 from toque.runs.places import RunFinder
 from toque.runs.run_record import RunRecord
 from toque.runs.run_state import RunStatus, state_of
-from toque.serving.page_files import FOLDER as SERVED_PAGE
-from toque.serving.page_files import page_files
-from toque.serving.server import Gate, RequestError, answer_to
+from toque.serving.server import PAGE as SERVED_PAGE
+from toque.serving.server import Gate, RequestError, answer_to, page_files
 
 _LIVE: Final = STYLE.parent.parent / "live"
 _SHARED: Final = (STYLE, SERVED_PAGE / "stream.js", SERVED_PAGE / "toque.svg")

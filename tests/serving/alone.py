@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from toque.models.generation import engine
 from toque.models.generation.options import GenerationOptions
-from toque.serving.served_models import ServedModel
+from toque.serving.batcher import ServedModel
 
 GREEDY = GenerationOptions()
 

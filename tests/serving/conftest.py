@@ -20,7 +20,7 @@ from toque.models.lora.adapter_files import write_adapter
 from toque.models.lora.frozen import base_sha256
 from toque.models.lora.layers import attach
 from toque.serving.application import build_app
-from toque.serving.served_models import ServedModel, ServedModels
+from toque.serving.batcher import ServedModel, ServedModels
 from toque.serving.server import Limits, Server
 
 FAMILIES = ("gpt2", "t5")

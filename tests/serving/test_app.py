@@ -11,7 +11,7 @@ import pytest
 
 from serving.alone import alone
 from toque.data.tokenizer.codec import TextStream
-from toque.serving.served_models import ServedModels
+from toque.serving.batcher import ServedModels
 
 openai = pytest.importorskip("openai")
 JSON = {"Content-Type": "application/json"}

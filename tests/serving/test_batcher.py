@@ -11,8 +11,7 @@ import pytest
 from serving.alone import GREEDY, alone, prompts
 from toque.models.generation.live_rows import Order
 from toque.models.generation.options import GenerationOptions
-from toque.serving.batcher import Batcher
-from toque.serving.served_models import ServedModels
+from toque.serving.batcher import Batcher, ServedModels
 from toque.serving.server import RequestError
 from written import generate
 

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from serving.known_recipe import FOODS, TEXT, TITLE, served_models
 from toque.serving.application import build_app
-from toque.serving.page_files import FOLDER
+from toque.serving.server import PAGE as FOLDER
 
 TOKEN = secrets.token_hex()
 
@@ -57,9 +57,7 @@ def test_no_file_of_the_page_names_another_address():
     assert named == {"toque.svg"}  # its name space
 
 
-@pytest.mark.parametrize(
-    "path", ["/page/nothing.js", "/page/../page_files.py", "/page/%2e%2e/app.py"]
-)
+@pytest.mark.parametrize("path", ["/page/nothing.js", "/page/../server.py", "/page/%2e%2e/app.py"])
 def test_nothing_but_the_files_of_the_page_has_an_address(client, path):
     assert client.get(path).status_code == 404
 

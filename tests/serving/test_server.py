@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from serving.alone import alone
-from toque.serving.served_models import ServedModels
+from toque.serving.batcher import ServedModels
 
 ASK = {"model": "tiny", "prompt": "rice", "temperature": 0}
 

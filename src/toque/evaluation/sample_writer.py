@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from toque.evaluation.evaluator import Evaluated, Evaluator
 from toque.evaluation.text_samples import Sample, append_samples
@@ -20,18 +20,6 @@ MOST_LINES: Final = 30
 """Lines of a text that are shown; a model that has just begun may write hundreds."""
 MOST_LETTERS: Final = 200
 """Letters of a line that are shown."""
-_ROWS: Final = (
-    ("bleu", "BLEU, of 100", ".2f"),
-    ("rouge1", "ROUGE-1 F1", ".4f"),
-    ("rouge2", "ROUGE-2 F1", ".4f"),
-    ("rougeL", "ROUGE-L F1", ".4f"),
-    ("recipe_score", "recipe score", ".4f"),
-    ("ingredient_coherence", "ingredient coherence", ".4f"),
-    ("instruction_quality", "instruction quality", ".4f"),
-    ("completeness", "completeness", ".4f"),
-    ("format_correctness", "format correctness", ".4f"),
-)
-"""Scores that are shown, with their names for people; the others are in metrics.jsonl."""
 _QUALITY: Final = (
     "recipe_score",
     "ingredient_coherence",
@@ -39,24 +27,22 @@ _QUALITY: Final = (
     "completeness",
     "format_correctness",
 )
+_SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)
+"""Scores that are shown; the others are in metrics.jsonl."""
+_NAMES: Final = {"bleu": "BLEU, of 100"} | {f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"}
 
 
 @dataclass
 class SampleWriter(Callback):
-    """Keeps and shows the texts of an evaluation.
+    """Keeps the texts of an evaluation in samples.jsonl, and shows them.
 
-    Args:
-        evaluator: holds the result of the newest evaluation.
-        path: samples.jsonl.
-        watched: metrics that the run goes by.
-        reporter: shows them.
-        warn: called when a text could not be kept or scored; the run goes on.
-        clock: seconds that pass.
+    `warn` is called when a text could not be kept or scored; the run goes on.
     """
 
     evaluator: Evaluator
     path: Path
     watched: Sequence[str] = ()
+    """Metrics that the run goes by."""
     reporter: Reporter = SILENT
     warn: Callable[[Progress, str], None] = lambda _at, _message: None
     clock: Callable[[], float] = time.perf_counter
@@ -64,17 +50,6 @@ class SampleWriter(Callback):
     _began: float = 0.0
     _spent: float = 0.0
     _failed: set[str] = field(default_factory=set)
-
-    @classmethod
-    def in_run(
-        cls,
-        run: Path,
-        evaluator: Evaluator,
-        reporter: Reporter,
-        warn: Callable[[Progress, str], None],
-    ) -> Self:
-        """The writer of a run's samples.jsonl."""
-        return cls(evaluator, run / "samples.jsonl", evaluator.watched, reporter, warn)
 
     def on_fit_start(self, start: RunStart) -> None:
         """Begin to count the time."""
@@ -111,12 +86,11 @@ def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] 
     n = len(found.held_out)
     if not n:
         return []
-    known = {name for name, _, _ in _ROWS}
-    more = [(name, name.replace("_", " "), ".4f") for name in watched if name not in known]
     lines = [f"  {n} text{'s' * (n > 1)} for held-out prompts:"]
-    for name, words, form in (*_ROWS, *more):
+    for name in dict.fromkeys((*_SHOWN, *watched)):
         if name not in found.texts:
             continue
+        words, form = _NAMES.get(name, name.replace("_", " ")), ".2f" if name == "bleu" else ".4f"
         value = found.texts[name]
         said = "not measured" if math.isnan(value) else f"{value:{form}}"
         change = value - before.get(name, math.nan)
@@ -136,16 +110,13 @@ def cost(found: Evaluated, share: float) -> str:
     >>> cost(Evaluated(seconds=4.2, texts_seconds=3.1, own=["a text"]), 0.064)
     '  evaluated in 4.2 s, 3.1 s of it for texts; evaluations took 6.4 % of the time so far'
     """
-    texts = f", {seconds(found.texts_seconds)} of it for texts" * bool(found.held_out or found.own)
-    return (
-        f"  evaluated in {seconds(found.seconds)}{texts}; evaluations took {share:.1%} of the time "
-        "so far"
-    ).replace("%", " %")
-
-
-def seconds(amount: float) -> str:
-    """Seconds for people."""
-    return f"{amount:.1f} s" if amount < 60 else clock_text(amount)
+    whole, writing = (
+        f"{seconds:.1f} s" if seconds < 60 else clock_text(seconds)
+        for seconds in (found.seconds, found.texts_seconds)
+    )
+    texts = f", {writing} of it for texts" if found.held_out or found.own else ""
+    part = f"{share:.1%}".replace("%", " %")
+    return f"  evaluated in {whole}{texts}; evaluations took {part} of the time so far"
 
 
 def shown(sample: Sample, *, step: int) -> str:

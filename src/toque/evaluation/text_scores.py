@@ -70,15 +70,12 @@ class Scores:
 
     def __str__(self) -> str:
         """The table for people."""
-        lines = [_line(name, e, self.n_texts) for name, e in self.overall.items()]
-        return "\n".join([f"{self.n_texts} written texts, with 95 % intervals:", *lines])
-
-
-def _line(name: str, e: Estimate, n_texts: int) -> str:
-    line = f"  {name.replace('_', ' '):26}{e.value:8.3f}"
-    if e.low is not None and e.high is not None:
-        line += f"   {e.low:.3f} to {e.high:.3f}"
-    return line + (f"   ({e.n} texts)" if e.n != n_texts else "")
+        lines = [f"{self.n_texts} written texts, with 95 % intervals:"]
+        for name, e in self.overall.items():
+            ends = f"   {e.low:.3f} to {e.high:.3f}" if e.low is not None else ""
+            some = f"   ({e.n} texts)" if e.n != self.n_texts else ""
+            lines.append(f"  {name.replace('_', ' '):26}{e.value:8.3f}{ends}{some}")
+        return "\n".join(lines)
 
 
 @dataclass
@@ -168,9 +165,8 @@ class TextScores:
         measures = {name: self._measure(name, rows) for name, rows in self._rows.items()}
         totals: dict[str, Estimate] = {}
         for n, parts in self._grams.items():
-            if (
-                score := distinct(parts)
-            ) is not None:  # no interval: resampling a set of texts only lowers it
+            score = distinct(parts)
+            if score is not None:  # no interval: resampling a set of texts only lowers it
                 totals[f"distinct_{n}"] = Estimate(score, None, None, self.n_texts)
         for path, metric in self.user_metrics.items():
             try:

@@ -11,11 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from toque.serving.batcher import Batcher, failure
+from toque.serving.batcher import Batcher, ServedModels, failure
 from toque.serving.page_routes import page_routes
 from toque.serving.protocol import ChatRequest, CompletionRequest, TextRequest, parsed
 from toque.serving.reply import Reply
-from toque.serving.served_models import ServedModels
 from toque.serving.server import Gate, Limits, RequestError, answer_to, read_body
 
 

@@ -1,4 +1,4 @@
-"""Continuous batching: one thread computes, and the texts of all requests share its batch.
+"""Served models, and their batch: one thread computes, and all requests share its steps.
 
 The event loop holds the queue, first come, first served, and sends the thread rounds of steps. A
 round begins by freeing rows whose clients went away and filling free rows from the queue; it ends
@@ -12,21 +12,24 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from transformers import PreTrainedModel
 
+from toque.data.tokenizer.chat import ChatTemplate
+from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_ids
+from toque.models.families import family_of, max_positions
 from toque.models.generation.kv_cache import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.packed_products import Packs, with_packed_products
+from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import use_adapter
-from toque.serving.served_models import ServedModel, ServedModels
 from toque.serving.server import RequestError
 
 T = TypeVar("T")
@@ -37,6 +40,117 @@ ROUND_SECONDS: Final = 0.1
 cores, the client's work on the same machine included; a reader does not see the difference."""
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """Bounds of the histograms' buckets."""
+UNLIMITED_TOKENS: Final = 2048
+"""Longest prompt, and longest answer, of a model whose positions have no end (T5)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """One name that can be asked: a model, or one adapter on a base that several share."""
+
+    name: str
+    model: PreTrainedModel
+    codec: Codec
+    record: Provenance
+    asked: Callable[[str], str]
+    """Function from what a person types to the prompt that the model was trained on."""
+    adapter: str | None = None
+    """Name of the adapter inside `model`; None for the model alone."""
+    base: str | None = None
+    """Served name of the model that the adapter lies on."""
+    chat: ChatTemplate | None = None
+    """Template of whole conversations, for a model that was trained to converse."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970 when it was loaded."""
+
+    @property
+    def description(self) -> dict[str, object]:
+        """The model as /v1/models lists it."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "toque",
+            "parent": self.base,
+            "max_model_len": self.context_tokens,
+        }
+
+    @cached_property
+    def is_encoder_decoder(self) -> bool:
+        """True where prompts are read on a side of their own."""
+        return family_of(self.model.config).is_encoder_decoder
+
+    @cached_property
+    def context_tokens(self) -> int:
+        """Tokens of the longest prompt; of prompt and answer together where one row holds both."""
+        return max_positions(self.model.config) or UNLIMITED_TOKENS
+
+    @cached_property
+    def columns(self) -> int:
+        """Columns of the KV cache that the longest row takes."""
+        return self.context_tokens + (0 if self.is_encoder_decoder else 1)
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """A prompt as the model reads it."""
+        kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
+        return prompt_ids(self.codec, prompt, kind, self.record.form)
+
+    def most_tokens(self, prompt: Sequence[int], most: int | None, *, param: str) -> int:
+        """Tokens of the longest answer to a prompt, as far as the positions go.
+
+        Args:
+            prompt: ids.
+            most: the longest that was asked for; None for the length the model was trained on.
+            param: the request's field that holds the prompt.
+
+        Raises:
+            RequestError: the prompt is empty, too long, or holds ids that are not the model's.
+        """
+        limit, vocabulary = self.context_tokens, self.model.config.vocab_size
+        if not prompt:
+            raise RequestError(
+                400, f"{param} holds no tokens, and a model needs one to begin from.", param=param
+            )
+        if not all(0 <= token < vocabulary for token in prompt):
+            raise RequestError(
+                400,
+                f"{param} holds ids that are none of the model's: allowed are 0 to "
+                f"{vocabulary - 1:,}.",
+                param=param,
+            )
+        if len(prompt) > limit:
+            raise RequestError(
+                400,
+                f"This model's maximum context length is {limit:,} tokens, and the prompt has "
+                f"{len(prompt):,}. Shorten the prompt.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        wanted = most or self.record.max_new_tokens
+        # The last new token is never read back, so it needs no position.
+        return min(wanted, limit if self.is_encoder_decoder else limit - len(prompt) + 1)
+
+
+class ServedModels(dict[str, ServedModel]):
+    """The models of a server by their names, in the order they were given."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        super().__init__((model.name, model) for model in models)
+
+    def named(self, name: str) -> ServedModel:
+        """The model of a request.
+
+        Raises:
+            RequestError: 404, no model has this name.
+        """
+        if name not in self:
+            raise RequestError(
+                404,
+                f"The model {name[:100]!r} does not exist here. There are: {', '.join(self)}.",
+                param="model",
+                code="model_not_found",
+            )
+        return self[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,34 +161,6 @@ class Ticket:
     orders: Sequence[Order]
     news: asyncio.Queue[list[NewToken] | RequestError] = field(default_factory=asyncio.Queue)
     """The tokens of each round as they come; the error, where the batch could not go on."""
-
-
-class _Lane:
-    """The rows of one served model, made anew after a failure."""
-
-    def __init__(self, served: ServedModel, n_rows: int, packs: Packs) -> None:
-        self.served, self._n_rows, self._packs = served, n_rows, packs
-        self.rows: LiveRows | None = self.made()
-
-    def made(self) -> LiveRows:
-        """Rows of the model, while its adapter is active."""
-        return LiveRows(
-            with_packed_products(self.served.model, "float32", self._packs),
-            rows=self._n_rows,
-            columns=self.served.columns,
-            eos_id=self.served.codec.eos_id,
-            pad_id=self.served.codec.pad_id,
-        )
-
-    def change(self, joining: Sequence[Order], leaving: Collection[Order]) -> None:
-        """Free rows, and begin others."""
-        if self.rows is None and joining:
-            self.rows = self.made()
-        if self.rows is not None:
-            for order in leaving:
-                self.rows.drop(order)
-            if joining:
-                self.rows.admit(joining)
 
 
 class Batcher:
@@ -90,11 +176,12 @@ class Batcher:
         self.rows, self.queue = rows, queue
         self.metrics = Metrics(self)
         self._active: dict[PreTrainedModel, str | None] = {}
-        self._lanes: dict[str, _Lane] = {}
-        packs: Packs = {}
+        self._models = models
+        self._packs: Packs = {}
+        self._rows: dict[str, LiveRows | None] = {}  # None after a failure
         for name, served in models.items():
             self._activate(served)
-            self._lanes[name] = _Lane(served, rows, packs)
+            self._rows[name] = self._made(served)
         self._waiting: deque[tuple[Order, Ticket]] = deque()
         self._live: dict[Order, Ticket] = {}
         self._leaving: set[Order] = set()
@@ -215,32 +302,53 @@ class Batcher:
         news: list[NewToken] = []
         failed: set[str] = set()
         end = time.monotonic() + ROUND_SECONDS
-        for name, lane in self._lanes.items():
+        for name in self._models:
             if leaving or name in joining:
-                with self._surviving(lane, failed):
-                    lane.change(joining.get(name, ()), leaving)
+                with self._surviving(name, failed):
+                    self._change(name, joining.get(name, ()), leaving)
         is_urgent = bool(joining)  # whose first tokens are due
         while True:
             is_live = False
-            for lane in self._lanes.values():
-                if lane.rows is not None and lane.rows.orders:
-                    with self._surviving(lane, failed):
-                        new = lane.rows.step()
+            for name, rows in self._rows.items():
+                if rows is not None and rows.orders:
+                    with self._surviving(name, failed):
+                        new = rows.step()
                         is_live, is_urgent = True, is_urgent or any(one.end for one in new)
                         news += new
             if not is_live or is_urgent or self._is_wanted or time.monotonic() >= end:
                 return news, failed
 
     @contextmanager
-    def _surviving(self, lane: _Lane, failed: set[str]) -> Iterator[None]:
-        """Work of one lane; whatever fails in it, the others go on."""
+    def _surviving(self, name: str, failed: set[str]) -> Iterator[None]:
+        """Work of one model; whatever fails in it, the others go on."""
         try:
-            self._activate(lane.served)
+            self._activate(self._models[name])
             yield
         except Exception:  # noqa: BLE001  # memory, the model, a mistake of ours
-            _log.exception("writing with %s failed", lane.served.name)
-            lane.rows = None  # may be in any state
-            failed.add(lane.served.name)
+            _log.exception("writing with %s failed", name)
+            self._rows[name] = None  # may be in any state
+            failed.add(name)
+
+    def _change(self, name: str, joining: Sequence[Order], leaving: Collection[Order]) -> None:
+        """Free rows of a model, and begin others."""
+        rows = self._rows[name]
+        if rows is None and joining:
+            rows = self._rows[name] = self._made(self._models[name])
+        if rows is not None:
+            for order in leaving:
+                rows.drop(order)
+            if joining:
+                rows.admit(joining)
+
+    def _made(self, served: ServedModel) -> LiveRows:
+        """Rows of a model whose adapter is active."""
+        return LiveRows(
+            with_packed_products(served.model, "float32", self._packs),
+            rows=self.rows,
+            columns=served.columns,
+            eos_id=served.codec.eos_id,
+            pad_id=served.codec.pad_id,
+        )
 
     def _activate(self, served: ServedModel) -> None:
         """Make a model's adapter the active one of its base, where the base has any."""
@@ -252,11 +360,7 @@ class Batcher:
 
 
 class Metrics:
-    """Counts and times of requests, for Prometheus.
-
-    Args:
-        batcher: its queue and rows are counted, too.
-    """
+    """Counts and times of requests and of a batcher's queue and rows, for Prometheus."""
 
     def __init__(self, batcher: Batcher) -> None:
         registry = self._registry = CollectorRegistry()

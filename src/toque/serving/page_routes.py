@@ -28,11 +28,9 @@ from toque.cooking.recipe import Recipe, parse_text
 from toque.cooking.recipe_scores import asked_ingredients, hint, text_metrics
 from toque.cooking.shopping_list import MOST_SERVINGS, estimated_servings, shopping_list
 from toque.evaluation.constrained_choice import choose
-from toque.serving.batcher import Batcher
-from toque.serving.page_files import page_files
+from toque.serving.batcher import Batcher, ServedModel, ServedModels
 from toque.serving.protocol import parsed
-from toque.serving.served_models import ServedModel, ServedModels
-from toque.serving.server import Limits, read_body
+from toque.serving.server import Limits, page_files, read_body
 
 Words = Annotated[str, Field(max_length=300)]
 Foods = Annotated[list[Words], Field(max_length=50)]

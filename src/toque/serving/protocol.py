@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from toque.errors import DataError
 from toque.models.generation.live_rows import End, NewToken
 from toque.models.generation.options import GenerationOptions
-from toque.serving.served_models import ServedModel
+from toque.serving.batcher import ServedModel
 from toque.serving.server import RequestError
 
 Json = dict[str, Any]
@@ -60,6 +60,18 @@ class Piece:
     """Characters of the tokens before these."""
     end: End | None = None
     """Set with the last piece of a text."""
+
+    @property
+    def is_news(self) -> bool:
+        """True if a client sees a difference."""
+        return bool(self.text or self.end or any(t.new.logprob is not None for t in self.tokens))
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Piece]) -> Piece:
+        """The pieces of one text as one."""
+        tokens = [token for piece in pieces for token in piece.tokens]
+        text = "".join(piece.text for piece in pieces)
+        return cls(pieces[-1].index, text, tokens, end=pieces[-1].end)
 
 
 def _asks_for_nothing(value: object) -> object:

@@ -17,18 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from toque.data.tokenizer.codec import Codec, TextStream
 from toque.models.generation.live_rows import NewToken, Order
-from toque.serving.batcher import Batcher, Ticket
+from toque.serving.batcher import Batcher, ServedModel, Ticket
 from toque.serving.protocol import Json, Piece, TextRequest, TextToken
-from toque.serving.served_models import ServedModel
 from toque.serving.server import Limits, RequestError, answer_to
 
 
 class StopStrings:
-    """Text up to the first of some strings; what may become one is held back.
-
-    Args:
-        stops: none of them empty.
-    """
+    """Text up to the first of some strings, none empty; what may become one is held back."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -68,8 +63,7 @@ class _Text:
 
     def piece(self, news: Sequence[NewToken]) -> Piece:
         """The piece that some more tokens make."""
-        text, end = "", None
-        tokens: list[TextToken] = []
+        text, end, tokens = "", None, list[TextToken]()
         for new in news:
             end, more = new.end, ""
             if end != "stop":
@@ -121,13 +115,6 @@ def orders_of(
 
 class Reply(Response):
     """The answer to one request, written while it is sent.
-
-    Args:
-        batcher: writes the texts.
-        served: the model that was asked for.
-        prompts: ids.
-        request: says which texts are wanted, how they end, and in which form they are sent.
-        limits: bounds of their number and time.
 
     Raises:
         RequestError: as for `orders_of`.
@@ -228,7 +215,7 @@ class Reply(Response):
         async for pieces in self._pieces(ticket):
             for piece in pieces:
                 texts[piece.index].append(piece)
-        choices = [self._request.choice(_joined(pieces)) for pieces in texts]
+        choices = [self._request.choice(Piece.joined(pieces)) for pieces in texts]
         body = msgspec.json.encode({**self._head, "choices": choices, "usage": self._usage})
         self._has_begun = True
         answer = Response(body, media_type="application/json")
@@ -237,7 +224,7 @@ class Reply(Response):
     async def _stream(self, ticket: Ticket) -> None:
         choices = self._request.opening(len(self._orders))
         async for pieces in self._pieces(ticket):
-            choices += [self._request.event(piece) for piece in pieces if _is_worth_sending(piece)]
+            choices += [self._request.event(piece) for piece in pieces if piece.is_news]
             if choices:
                 await self._send_events([{**self._head, "choices": [one]} for one in choices])
                 choices = []
@@ -263,19 +250,6 @@ class Reply(Response):
             parts.append(b"data: [DONE]\n\n")
         body = {"type": "http.response.body", "body": b"".join(parts), "more_body": not last}
         await self._send(body)
-
-
-def _is_worth_sending(piece: Piece) -> bool:
-    return bool(
-        piece.text or piece.end or any(token.new.logprob is not None for token in piece.tokens)
-    )
-
-
-def _joined(pieces: Sequence[Piece]) -> Piece:
-    """The pieces of one text as one."""
-    text = "".join(piece.text for piece in pieces)
-    tokens = [token for piece in pieces for token in piece.tokens]
-    return Piece(pieces[-1].index, text, tokens, end=pieces[-1].end)
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""Server around an application: its address, its gate, limits of time, and an end that waits.
+"""Server around an application: its address, gate, page, limits of time, and an end that waits.
 
 An application answers requests by raising `RequestError`, in the form of OpenAI's protocol.
 """
@@ -11,15 +11,17 @@ import ipaddress
 import resource
 import signal
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import uvicorn
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -46,6 +48,23 @@ _TYPES: Final = {
 }
 _OTHER_FILES = 128
 """Descriptors beside the connections: weights, libraries, the log, connections that are closing."""
+PAGE: Final = Path(__file__).parent / "page"
+_MEDIA_TYPES: Final = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # another version of the server sends other files
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +93,7 @@ class Limits:
 class RequestError(Exception):
     """Refusal of a request, in the form that clients of OpenAI's protocol read.
 
-    Args:
-        status: HTTP's code.
-        message: what was found, what is allowed, what to do.
-        param: the field of the request it is about.
-        code: the protocol's own word, for programs.
-        headers: sent along.
+    `param` is the field of the request that it is about, `code` the protocol's word for programs.
     """
 
     def __init__(
@@ -299,12 +313,7 @@ class _TimedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Serves until SIGTERM or Ctrl-C, then answers what it has accepted.
-
-    Args:
-        gate: The application.
-        limits: Its times and its most connections.
-    """
+    """Serves until SIGTERM or Ctrl-C, then answers what it has accepted."""
 
     def __init__(self, gate: Gate, limits: Limits) -> None:
         opened: dict[_TimedProtocol, None] = {}
@@ -421,3 +430,26 @@ def url_of(host: str, sock: socket.socket) -> str:
     """The address to type into a browser."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{sock.getsockname()[1]}"
+
+
+def page_files(folder: Path = PAGE, also: Iterable[Path] = ()) -> list[Route]:
+    """The page at "/" and what it is made of below "/page/", in memory, with strict headers.
+
+    Only what lies in the folder at start has an address, so no request can name another file.
+
+    Args:
+        folder: Holds index.html and the page's own files.
+        also: Files that it shares with other pages.
+    """
+    files = [*sorted(folder.iterdir()), *also]
+    routes = [Route(f"/page/{file.name}", _sending(file)) for file in files]
+    return [Route("/", _sending(folder / "index.html")), *routes]
+
+
+def _sending(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    content, kind = file.read_bytes(), _MEDIA_TYPES[file.suffix]
+
+    async def send(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=_PAGE_HEADERS)
+
+    return send

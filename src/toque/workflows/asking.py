@@ -21,7 +21,7 @@ from toque.data.tokenizer.portable import files_of_model
 from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
 from toque.errors import CheckpointError, ConfigError, DataError
 from toque.models.loading.hub import resolve_folder
-from toque.models.loading.provenance import Form, Provenance, form_named, provenance_of
+from toque.models.loading.provenance import Form, Provenance, provenance_of
 
 if TYPE_CHECKING:
     from toque.evaluation.text_samples import Prompt
@@ -118,7 +118,7 @@ def _form_of_source(kind: str, columns: object) -> Form:
 def model_files(codec: Codec, record: Provenance, *, encoder: bool) -> tuple[dict[str, str], bool]:
     """Files of a model folder beside its weights; see `files_of_model`."""
     kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
-    begin, end = asking_bounds(codec, kind, form_named(record.form))
+    begin, end = asking_bounds(codec, kind, record.form)
     return files_of_model(codec, record, begin=begin, end=end)
 
 

@@ -408,7 +408,8 @@ def build_observers(
     callbacks += Gradients.from_settings(
         observe.gradients, log.record, model, trainer.optimizer, runtime, sharing
     )
-    callbacks += [log, SampleWriter.in_run(run, evaluator, reporter, warn), *summaries]
+    samples = SampleWriter(evaluator, run / "samples.jsonl", evaluator.watched, reporter, warn)
+    callbacks += [log, samples, *summaries]
     if (asked := config.train.early_stopping) is not None:
         callbacks.append(Patience(**dict(asked), rises=goal_of(asked.metric).rises))
     return [*callbacks, *watchers.callbacks(warn), *feeds]

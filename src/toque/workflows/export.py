@@ -16,7 +16,7 @@ from toque.data.tokenizer.tokenizer_folder import is_toques, read_folder
 from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.models.loading.card_usage import with_gguf_usage, with_usage
 from toque.models.loading.hub import push, refuse_push, resolve_folder
-from toque.models.loading.provenance import Provenance, form_named
+from toque.models.loading.provenance import Provenance
 from toque.workflows.asking import (
     FOREIGN,
     UNKNOWN,
@@ -193,7 +193,7 @@ def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenanc
         )
     codec, encoder = codec_in(source, record), _has_encoder(source)
     family: FamilyKind = "encoder-decoder" if encoder else "decoder"
-    form = form_named(record.form)
+    form = record.form
     begin, end = asking_bounds(codec, family, form)
     file, ends = gguf_name(to, kind), "" if encoder or end is None else "\n"
     before = f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""

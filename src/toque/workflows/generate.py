@@ -12,7 +12,7 @@ from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.models.generation.options import GenerationOptions
-from toque.models.loading.provenance import Provenance, form_named, provenance_of
+from toque.models.loading.provenance import Provenance, provenance_of
 from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.asking import provenance_in, writes_recipes
 from toque.workflows.prompt_files import read_prompts
@@ -97,7 +97,7 @@ def generate(
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 model,
-                [opened.prompt_ids(text, form_named(record.form)) for text in typed],
+                [opened.prompt_ids(text, record.form) for text in typed],
                 replace(options, max_new_tokens=options.max_new_tokens or record.max_new_tokens),
                 eos_id=codec.eos_id,
                 pad_id=codec.pad_id,

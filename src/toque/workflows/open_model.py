@@ -24,7 +24,7 @@ from toque.models.loading.pretrained import (
     load_model,
     load_with_adapter,
 )
-from toque.models.loading.provenance import Form, Provenance, form_named
+from toque.models.loading.provenance import Form, Provenance
 from toque.models.lora.adapter_files import is_adapter_folder, merged
 from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import refuse_links
@@ -57,7 +57,7 @@ class OpenedModel:
     def prompt_ids(self, prompt: str, form: Form | None = None) -> list[int]:
         """A prompt as the model reads it, or as one of another form does."""
         kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
-        return prompt_ids(self.codec, prompt, kind, form or form_named(self.provenance.form))
+        return prompt_ids(self.codec, prompt, kind, form or self.provenance.form)
 
     def check_tokenizer(self, store: TokenStore) -> None:
         """Refuse a store of another tokenizer; one that was saved again is no other.

@@ -22,7 +22,7 @@ from toque.models.lora.adapter_files import (
     read_config,
     rows_needed,
 )
-from toque.serving.served_models import ServedModel, ServedModels
+from toque.serving.batcher import ServedModel, ServedModels
 from toque.workflows.asking import FOREIGN, codec_in, provenance_in, writes_recipes
 from toque.workflows.open_model import open_model
 from toque.workflows.prompt_files import trained_prompt

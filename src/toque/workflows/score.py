@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -77,7 +76,8 @@ class Evaluation:
             "applies_to": {name: e.n for name, e in overall.items()},
             "slices": {
                 slicing: {
-                    label: {"texts": self.texts.sizes[slicing][label], **_with_intervals(found)}
+                    label: {"texts": self.texts.sizes[slicing][label]}
+                    | {name: [round(e.value, DIGITS), *_interval(e)] for name, e in found.items()}
                     for label, found in labels.items()
                 }
                 for slicing, labels in self.texts.slices.items()
@@ -140,10 +140,6 @@ class Evaluation:
 
 def _interval(e: Estimate) -> list[float | None]:
     return [None if bound is None else round(bound, DIGITS) for bound in (e.low, e.high)]
-
-
-def _with_intervals(found: Mapping[str, Estimate]) -> dict[str, Any]:
-    return {name: [round(e.value, DIGITS), *_interval(e)] for name, e in found.items()}
 
 
 def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluation:

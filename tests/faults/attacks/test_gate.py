@@ -14,8 +14,8 @@ import toque
 from fixtures.servers import in_a_thread
 from toque.runs.places import RunFinder
 from toque.serving.application import build_app as app_of_serve
+from toque.serving.batcher import ServedModels
 from toque.serving.protocol import ChatRequest, CompletionRequest, parsed
-from toque.serving.served_models import ServedModels
 from toque.serving.server import LOOPBACK_NAMES, Limits, RequestError, Server, hosts_of
 from toque.watching import Watcher, watching_app
 
