@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from tiny import shape_yaml
 from toque.cli import main
 from toque.config import load_config
-from toque.cooking.augmentation import Augmentation, Rewriting
+from toque.config.schema_methods import AugmentationConfig
+from toque.cooking.augmentation import Rewriting
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.keyed_random import key_of
 from toque.workflows.prepared_store import open_store
@@ -59,8 +60,8 @@ def test_what_augmentation_does_is_counted(
     config = load_config(str(kitchen / "c.yaml"), []).config
     store, encoder = open_store(config), config.model.family == "t5"
     rows = store.rows("train")
-    rewriting = Rewriting.from_settings(config.augmentation, store, rows, encoder=encoder)
-    assert rewriting is not None
+    assert config.augmentation is not None
+    rewriting = Rewriting(config.augmentation, store, rows, encoder=encoder)
     varied = rewriting.varied
     key = key_of(config.seed, 0)
     changed = sum(
@@ -73,7 +74,7 @@ def test_what_augmentation_does_is_counted(
     assert told.splitlines()[0] in capfd.readouterr().err
     # Beside the shortest example alone, what augmentation lengthens does not fit.
     lengths = store.prompt_lengths + store.target_lengths
-    rules = Augmentation(prompt_formats=True, tips=1.0)
+    rules = AugmentationConfig(prompt_formats=True, tips=1.0)
     shortest = rows[lengths[rows].argmin() :][:1]
     narrow, wide = (Rewriting(rules, store, r, encoder=encoder) for r in (shortest, rows))
     fitting, left = narrow.counts(rows, key)

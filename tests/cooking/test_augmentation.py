@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from toque.cooking.augmentation import Augmentation
+from toque.config.schema_methods import AugmentationConfig
+from toque.cooking.augmentation import edits_of
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, parse_text, to_text
@@ -23,7 +24,9 @@ from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.keyed_random import key_of
 
-ALL = Augmentation(prompt_formats=True, instructions=0.7, paraphrase=0.9, substitute=1.0, tips=0.5)
+ALL = AugmentationConfig(
+    prompt_formats=True, instructions=0.7, paraphrase=0.9, substitute=1.0, tips=0.5
+)
 SOUP = Recipe(
     "Walnut Bread",
     ("2 cups flour", "1 cup walnuts, chopped", "1 teaspoon salt"),
@@ -42,10 +45,12 @@ def words(text: str) -> list[str]:
     return text.replace("\n", " \n ").split(" ") if text else []
 
 
-def augmented(prompt: str, target: str, key: int, rules: Augmentation = ALL) -> tuple[str, str]:
+def augmented(
+    prompt: str, target: str, key: int, rules: AugmentationConfig = ALL
+) -> tuple[str, str]:
     """On text, the slow and plain way."""
     p, t = [w for w in words(prompt) if w], [w for w in words(target) if w]
-    of_prompt, of_target = rules.edits(p, t, key=key, whole=True)
+    of_prompt, of_target = edits_of(rules, p, t, key=key, whole=True)
     return joined(edited(p, of_prompt)), joined(edited(t, of_target))
 
 
@@ -57,7 +62,7 @@ def check(codec: Codec, pairs: Iterator[tuple[str, str]]) -> Counter[str]:
         ids = [np.array(codec.encode(text), np.uint16) for text in (prompt, target)]
         read = [words_of(codec, side) for side in ids]
         key = key_of(number, 1)
-        edits = ALL.edits(read[0], read[1], key=key, whole=True)
+        edits = edits_of(ALL, read[0], read[1], key=key, whole=True)
         expected = augmented(prompt, target, key)
         for side, own, text in zip(ids, edits, expected, strict=True):
             assert spliced(codec, side, own).tolist() == codec.encode(text), text
@@ -102,7 +107,7 @@ def test_spliced_ids_are_those_of_the_augmented_text_of_real_recipes(
 
 
 def test_a_swap_is_made_everywhere_or_not_at_all() -> None:
-    rules = Augmentation(substitute=1.0)
+    rules = AugmentationConfig(substitute=1.0)
     prompt, target = augmented(*both(SOUP), 1, rules)
     assert prompt == "Generate recipe for: Pecan Bread using ingredients: flour, pecans, salt"
     assert "walnut" not in target.casefold()
@@ -115,7 +120,9 @@ def test_a_swap_is_made_everywhere_or_not_at_all() -> None:
 
 
 def test_verbs_change_only_where_they_begin_a_sentence_of_the_steps() -> None:
-    texts = {augmented(*both(SOUP), key, Augmentation(paraphrase=1.0))[1] for key in range(40)}
+    texts = {
+        augmented(*both(SOUP), key, AugmentationConfig(paraphrase=1.0))[1] for key in range(40)
+    }
     first = {parse_text(text).steps[0] for text in texts}
     assert first == {
         f"{mix} the flour and salt. {add} the walnuts; mix."
@@ -125,16 +132,18 @@ def test_verbs_change_only_where_they_begin_a_sentence_of_the_steps() -> None:
 
 
 def test_formats_and_instructions_are_all_met_and_tips_end_a_whole_text() -> None:
-    formats = Augmentation(prompt_formats=True)
+    formats = AugmentationConfig(prompt_formats=True)
     prompts = {augmented(*both(SOUP), key, formats)[0] for key in range(99)}
     assert len(prompts) == 8
     assert "Walnut Bread using ingredients: flour, walnuts, salt" in prompts
-    others = {augmented(*both(SOUP), key, Augmentation(instructions=1.0))[0] for key in range(99)}
+    others = {
+        augmented(*both(SOUP), key, AugmentationConfig(instructions=1.0))[0] for key in range(99)
+    }
     assert len(others) == 6
-    tipped = augmented(*both(SOUP), 3, Augmentation(tips=1.0))[1]
+    tipped = augmented(*both(SOUP), 3, AugmentationConfig(tips=1.0))[1]
     assert tipped.startswith(both(SOUP)[1] + "\nTip: ")
     cut = [w for w in words(both(SOUP)[1]) if w]
-    assert Augmentation(tips=1.0).edits([], cut, key=3, whole=False) == ([], [])
+    assert edits_of(AugmentationConfig(tips=1.0), [], cut, key=3, whole=False) == ([], [])
 
 
 def test_other_tasks_and_texts_are_left_alone() -> None:
@@ -143,6 +152,6 @@ def test_other_tasks_and_texts_are_left_alone() -> None:
 
 
 def test_probabilities_are_those_of_examples() -> None:
-    rules = Augmentation(tips=0.25)
+    rules = AugmentationConfig(tips=0.25)
     tipped = sum("Tip:" in augmented(*both(SOUP), key, rules)[1] for key in range(2000))
     assert 430 < tipped < 570

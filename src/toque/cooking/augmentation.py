@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +48,12 @@ class Rewriting:
     """
 
     def __init__(
-        self, rules: Augmentation, store: TokenStore, rows: NDArray[np.int64], *, encoder: bool
+        self,
+        rules: AugmentationConfig,
+        store: TokenStore,
+        rows: NDArray[np.int64],
+        *,
+        encoder: bool,
     ) -> None:
         codec = store.codec()
         self._rules, self._store, self._encoder = rules, store, encoder
@@ -57,20 +61,6 @@ class Rewriting:
         self._bounds = prompt_bounds(codec, "encoder-decoder" if encoder else "decoder")
         prompts, targets = store.prompt_lengths[rows], store.target_lengths[rows]
         self._most = int(prompts.max()), int(targets.max()), int((prompts + targets).max())
-
-    @classmethod
-    def from_settings(
-        cls,
-        section: AugmentationConfig | None,
-        store: TokenStore,
-        rows: NDArray[np.int64],
-        *,
-        encoder: bool,
-    ) -> Self | None:
-        """The training examples (`rows` of the store) through augmentation; None without it."""
-        if section is None:
-            return None
-        return cls(Augmentation(**section.model_dump()), store, rows, encoder=encoder)
 
     @property
     def varied(self) -> Varied:
@@ -100,7 +90,8 @@ class Rewriting:
         prompt, target = self._store.prompt(row), self._store.target(row)
         head, asks, tail = _divided(prompt, *self._bounds)
         _, writes, close = _divided(target, None, self._eos)
-        in_prompt, in_target = self._rules.edits(
+        in_prompt, in_target = edits_of(
+            self._rules,
             words_of(self._codec, asks),
             words_of(self._codec, writes),
             key=key_of(key, row, _AUGMENT),
@@ -127,10 +118,10 @@ def _divided(ids: Ids, begin: int | None, end: int | None) -> tuple[Ids, Ids, Id
 
 
 _FORMAT, _CONNECTION, _PARAPHRASE, _SUBSTITUTE, _TIP = range(5)
-_ASKS: Final = ASKS_FOR.split()
-_WITH: Final = WITH_INGREDIENTS.split()
+_ASKS: Final = tuple(ASKS_FOR.split())
+_WITH: Final = tuple(WITH_INGREDIENTS.split())
 _FORMATS: Final = (
-    tuple(_ASKS),
+    _ASKS,
     *(tuple(form.partition("{text}")[0].split()) for form in PROMPT_FORMATS),
 )
 _TARGET_BEGINS: Final = "Ingredients:"
@@ -139,65 +130,56 @@ _STEPS_BEGIN: Final = "Instructions:"
 Edits = list[Edit]
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """Rules of augmentation: a probability of each technique, per example and epoch."""
+def edits_of(
+    rules: AugmentationConfig,
+    prompt: Sequence[str],
+    target: Sequence[str],
+    *,
+    key: int,
+    whole: bool,
+) -> tuple[Edits, Edits]:
+    """The edits of each side of an example.
 
-    prompt_formats: bool = False
-    """One of the eight wordings for every example, all equally likely."""
-    instructions: float = 0.0
-    paraphrase: float = 0.0
-    substitute: float = 0.0
-    tips: float = 0.0
+    Args:
+        rules: the probability of each technique.
+        prompt: its words.
+        target: its words.
+        key: seeds every draw.
+        whole: True if the target reaches the true end of its text.
+    """
 
-    def edits(
-        self, prompt: Sequence[str], target: Sequence[str], *, key: int, whole: bool
-    ) -> tuple[Edits, Edits]:
-        """The edits of each side.
-
-        Args:
-            prompt: its words.
-            target: its words.
-            key: seeds every draw.
-            whole: True if the target reaches the true end of its text.
-        """
-        if not target or target[0] != _TARGET_BEGINS:
-            return [], []
-        asked, written = self._prompt(prompt, key), []
-        if self._drawn(key, _SUBSTITUTE, self.substitute) and (at := _names_at(prompt)):
-            found = substitution(prompt, target, names_at=at, key=key_of(key, _SUBSTITUTE, 1))
-            asked += found[0]
-            written += found[1]
-        if self._drawn(key, _PARAPHRASE, self.paraphrase):
-            written += _paraphrased(target, key)
-        if whole and self._drawn(key, _TIP, self.tips):
-            tip = TIPS[key_of(key, _TIP, 1) % len(TIPS)]
-            written.append(Edit(len(target), len(target), (BREAK, "Tip:", *tip.split())))
-        return sorted(asked), _apart(written)
-
-    def _prompt(self, prompt: Sequence[str], key: int) -> Edits:
-        if list(prompt[: len(_ASKS)]) != _ASKS:
-            return []
-        edits: Edits = []
-        if self.prompt_formats:
-            form = _FORMATS[key_of(key, _FORMAT) % len(_FORMATS)]
-            if form != _FORMATS[0]:
-                edits.append(Edit(0, len(_ASKS), form))
-        at = _names_at(prompt)
-        if at and self._drawn(key, _CONNECTION, self.instructions):
-            words = CONNECTIONS[key_of(key, _CONNECTION, 1) % len(CONNECTIONS)]
-            edits.append(Edit(at - len(_WITH), at, tuple(words.split())))
-        return edits
-
-    def _drawn(self, key: int, technique: int, probability: float) -> bool:
+    def drawn(technique: int, probability: float) -> bool:
         return key_of(key, technique, 2) / 2.0**64 < probability
+
+    if not target or target[0] != _TARGET_BEGINS:
+        return [], []
+    asked: Edits = []
+    written: Edits = []
+    names_at = _names_at(prompt)
+    if tuple(prompt[: len(_ASKS)]) == _ASKS:
+        form = _FORMATS[key_of(key, _FORMAT) % len(_FORMATS)]
+        if rules.prompt_formats and form != _ASKS:
+            asked.append(Edit(0, len(_ASKS), form))
+        if names_at and drawn(_CONNECTION, rules.instructions):
+            words = CONNECTIONS[key_of(key, _CONNECTION, 1) % len(CONNECTIONS)]
+            asked.append(Edit(names_at - len(_WITH), names_at, tuple(words.split())))
+    if names_at and drawn(_SUBSTITUTE, rules.substitute):
+        swapped = substitution(prompt, target, names_at, key=key_of(key, _SUBSTITUTE, 1))
+        asked += swapped[0]
+        written += swapped[1]
+    if drawn(_PARAPHRASE, rules.paraphrase):
+        written += _paraphrased(target, key)
+    if whole and drawn(_TIP, rules.tips):
+        tip = TIPS[key_of(key, _TIP, 1) % len(TIPS)]
+        written.append(Edit(len(target), len(target), (BREAK, "Tip:", *tip.split())))
+    return sorted(asked), _apart(written)
 
 
 def _names_at(prompt: Sequence[str]) -> int | None:
     """Index of the first ingredient name; None if the prompt lists none."""
-    for at in range(len(prompt) - len(_WITH)):
-        if list(prompt[at : at + len(_WITH)]) == _WITH:
-            return at + len(_WITH)
+    for at in range(len(_WITH), len(prompt)):
+        if tuple(prompt[at - len(_WITH) : at]) == _WITH:
+            return at
     return None
 
 

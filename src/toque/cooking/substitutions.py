@@ -115,7 +115,7 @@ def spliced(codec: Codec, ids: Ids, edits: Sequence[Edit]) -> Ids:
 
 
 def substitution(
-    prompt: Sequence[str], target: Sequence[str], *, names_at: int, key: int
+    prompt: Sequence[str], target: Sequence[str], names_at: int, *, key: int
 ) -> tuple[list[Edit], list[Edit]]:
     """The edits of one swap in each side; none if no swap is safe.
 
@@ -126,8 +126,7 @@ def substitution(
         key: chooses among the possible swaps.
     """
     listed = {name.casefold() for name in " ".join(prompt[names_at:]).split(", ")}
-    words = [word.casefold() for word in (*prompt, *target)]
-    text = " ".join(words)
+    text = " ".join((*prompt, *target)).casefold()
     swaps = [
         (old, new)
         for one, other in PAIRS
@@ -137,16 +136,13 @@ def substitution(
     if not swaps:
         return [], []
     old, new = swaps[key_of(key) % len(swaps)]
-    edits = [_swapped(side, old, new) for side in (prompt, target)]
-    if any(found is None or not found for found in edits):
-        return [], []
-    return edits[0] or [], edits[1] or []
+    asked, written = _swapped(prompt, old, new), _swapped(target, old, new)
+    return (asked, written) if asked and written else ([], [])
 
 
 def _own(food: Forms, other: Forms) -> list[str]:
     """The words of a food that are not in the other."""
-    shared = set(other[0].split())
-    return [word for word in food[0].split() if word not in shared]
+    return [word for word in food[0].split() if word not in other[0].split()]
 
 
 def _swapped(words: Sequence[str], old: Forms, new: Forms) -> list[Edit] | None:
@@ -156,20 +152,20 @@ def _swapped(words: Sequence[str], old: Forms, new: Forms) -> list[Edit] | None:
     at = 0
     while at < len(words):
         found = _mention(words, at, old, new)
-        if found is not None:
-            around = {
-                _bare(word) for word in (*words[max(0, at - 1) : at], *words[found.end :][:1])
-            }
-            ends = words[found.end - 1][-1] in _CLOSING
-            before = _bare(words[at - 1]) if at else ""
-            if (not ends and around & _SIDES) or before in _SIDES:
+        if found is None:
+            if any(part in words[at].casefold() for part in telling):
                 return None
-            edits.append(found)
-            at = found.end
+            at += 1
             continue
-        if any(part in words[at].casefold() for part in telling):
+        before, after = (
+            {word.casefold().strip("(" + _CLOSING) for word in side}
+            for side in (words[max(0, at - 1) : at], words[found.end :][:1])
+        )
+        ends = words[found.end - 1][-1] in _CLOSING
+        if not _SIDES.isdisjoint(before if ends else before | after):
             return None
-        at += 1
+        edits.append(found)
+        at = found.end
     return edits
 
 
@@ -193,7 +189,3 @@ def _mention(words: Sequence[str], at: int, old: Forms, new: Forms) -> Edit | No
         replacing[-1] += closing
         return Edit(at, at + len(parts), tuple(replacing))
     return None
-
-
-def _bare(word: str) -> str:
-    return word.casefold().strip("(" + _CLOSING)

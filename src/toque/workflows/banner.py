@@ -74,8 +74,10 @@ def _drawn(config: RunConfig, store: TokenStore, stream: BatchStream) -> list[st
     if config.curriculum is not None and isinstance(plan, StagedPlan):
         lines += plan.in_words(config.curriculum)
     encoder = stream.layout.shape.source > 0
-    rewriting = Rewriting.from_settings(config.augmentation, store, rows, encoder=encoder)
-    return lines + ([rewriting.in_words(rows, seed=config.seed)] if rewriting is not None else [])
+    if config.augmentation is not None:
+        rewriting = Rewriting(config.augmentation, store, rows, encoder=encoder)
+        lines.append(rewriting.in_words(rows, seed=config.seed))
+    return lines
 
 
 def _length(config: RunConfig, stream: BatchStream, length: Length) -> str:

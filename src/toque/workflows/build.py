@@ -195,7 +195,8 @@ def build_stream(
     rows, encoder = store.rows("train"), model.config.is_encoder_decoder
     corruption = config.span_corruption
     spans = SpanCorruption.from_settings(corruption, store, encoder=encoder) if corruption else None
-    rewriting = Rewriting.from_settings(config.augmentation, store, rows, encoder=encoder)
+    rules = config.augmentation
+    rewriting = Rewriting(rules, store, rows, encoder=encoder) if rules is not None else None
     return BatchStream.from_settings(
         config.train,
         config.data,

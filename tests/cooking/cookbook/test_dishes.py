@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from toque.cooking.cookbook import dishes as module
-from toque.cooking.cookbook.dishes import Dish
-from toque.cooking.cookbook.kitchen import Draw, Kitchen
-from toque.cooking.cookbook.pantry import PANTRY
+from toque.cooking.cookbook import kitchen
+from toque.cooking.cookbook.kitchen import Dish, Draw
+from toque.cooking.cookbook.measures import PANTRY
 
-FOLDER = Path(module.__file__).with_name("dishes")
+FOLDER = Path(kitchen.__file__).with_name("dishes")
 TOAST = {"serves": [1], "title": ["Toast"], "tags": ["snack"]}
 
 
@@ -64,6 +63,8 @@ def test_the_example_of_the_format_is_a_dish():
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
+        ([{"eaten 50%": "2 slice bread"}], "listed twice"),
+        ([{"eaten 50%": "1 cup unobtainium"}], "unobtainium"),
         (["Toast the {bread} with {butter}."], "butter.*not listed"),
         (["Wait."], "does not use"),
         ([{"soon": ["Toast the {bread}."]}], "'soon' is no command"),
@@ -77,12 +78,3 @@ def test_a_wrong_dish_is_refused_by_its_name(steps, message):
     with pytest.raises((AssertionError, KeyError, ValueError), match=message) as caught:
         dish.recipe(Draw(0, 0))
     assert caught.value.__notes__ == ["in the dish 'toast' of the cookbook"]
-
-
-def test_a_food_is_listed_once_and_known():
-    kitchen = Kitchen(Draw(0, 0))
-    kitchen.add("1 egg")
-    with pytest.raises(AssertionError, match="listed twice"):
-        kitchen.add("2 egg")
-    with pytest.raises(KeyError, match="unobtainium"):
-        kitchen.add("1 cup unobtainium")

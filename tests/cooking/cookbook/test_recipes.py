@@ -8,9 +8,8 @@ import re
 import pytest
 
 from toque.cooking.consistency import ingredient_coverage
-from toque.cooking.cookbook.dishes import dishes
-from toque.cooking.cookbook.kitchen import SOURCE, Draw, nutrition_class
-from toque.cooking.cookbook.pantry import PANTRY
+from toque.cooking.cookbook.kitchen import SOURCE, Draw, dishes, nutrition_class
+from toque.cooking.cookbook.measures import PANTRY
 from toque.cooking.cookbook.recipes import recipe, recipes, write_cookbook
 from toque.cooking.ingredients.names import head_noun, ingredient_name
 from toque.cooking.recipe import difficulty_of, parse_text, to_text

@@ -1,28 +1,49 @@
-"""Builder of one cookbook recipe: draws, ingredients, steps, and checks that they agree.
+"""Kitchen of the cookbook: the interpreter that makes recipes of a dish's data.
 
-The kitchen scales amounts, names foods in steps as the ingredient list does, and refuses a recipe
-in which a listed food is not used or a used food is not listed.
+`dishes/README.md` describes the data. The kitchen follows a dish's entries in order, scales
+amounts, names foods in steps as the ingredient list does, and refuses a recipe in which a listed
+food is not used or a used food is not listed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from string import Template
+from typing import Any, Final, TypeVar
 
-from toque.cooking.cookbook.measures import Measured, Specification, measure, specification
-from toque.cooking.cookbook.pantry import PANTRY
+import yaml
+
+from toque.cooking.cookbook.measures import PANTRY, Measured, Specification, measure, specification
 from toque.cooking.labels.nutrition import GREEN_PER_100_G, RED_PER_100_G, RED_PER_SERVING
 from toque.cooking.recipe import NutritionClass, Recipe, difficulty_of
 from toque.keyed_random import GOLDEN, mix
 
 SOURCE: Final = "toque cookbook (synthetic)"
+CHAPTERS: Final = (
+    "soups", "stews", "pasta", "grains", "mains", "handheld", "vegetables", "breakfast", "baking",
+    "sweets", "simple",
+)  # fmt: skip
+"""Files of dishes. The order counts: recipe `index` of a seed draws the number of its dish."""
 
+_FOLDER: Final = Path(__file__).with_name("dishes")
+# The parser in C is ten times faster; a few builds of PyYAML come without it.
+_Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_CHANCE: Final = re.compile(r"(\d+)%")
+_RANGE: Final = re.compile(r"(\d+)-(\d+)(?: by (\d+))?")
+_GROUP: Final = re.compile(r"(\w+) (\d)(?:-(\d))?")
 _SLOT: Final = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
 _SMALL_WORDS: Final = {"with", "and", "of", "in", "the", "a", "on", "for"}
 _SINGULAR_IN_S: Final = {"asparagus", "couscous", "swiss"}
 _RICH_KCAL: Final = 600.0
 """Energy of a serving above which it counts one point more: 30 % of 2,000 kcal."""
+
+_T = TypeVar("_T")
+Entry = Any
+"""A text, a list of phrasings, or a mapping whose first key is a command."""
 
 
 class Draw:
@@ -38,17 +59,56 @@ class Draw:
         return drawn
 
 
-class Kitchen:
-    """Builder of one recipe; foods first, then title and tags, then steps."""
+@dataclass(frozen=True)
+class Dish:
+    """One dish as its file describes it."""
+
+    name: str
+    foods: Sequence[Entry]
+    title: Sequence[Entry]
+    tags: Sequence[Entry]
+    steps: Sequence[Entry]
+    serves: Sequence[int] = ()
+    """Servings to choose from; amounts are for one serving."""
+    makes: int = 0
+    """Servings of one batch, if amounts are for a batch."""
+    batches: Sequence[float] = ()
+    """Numbers of batches to choose from."""
+
+    def recipe(self, draw: Draw) -> Recipe:
+        """One recipe for this dish; the draws decide which."""
+        try:
+            return _Kitchen(draw).cook(self)
+        except Exception as error:
+            error.add_note(f"in the dish {self.name!r} of the cookbook")
+            raise
+
+
+@cache
+def dishes() -> tuple[Dish, ...]:
+    """Every dish of the cookbook, chapter by chapter."""
+    chapters = map(_chapter, CHAPTERS)
+    return tuple(Dish(name, **data) for chapter in chapters for name, data in chapter.items())
+
+
+@cache
+def _chapter(name: str) -> dict[str, Any]:
+    text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.load(text, _Loader)  # noqa: S506  # a safe loader, and our own file
+    return found
+
+
+class _Kitchen:
+    """Interpreter of one dish: foods first, then title and tags, then steps."""
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
         self._scale = 1.0
-        self.servings = 1
-        """Servings of the recipe."""
+        self._servings = 1
         self._title = ""
-        self._tags: list[str] = []
-        self._minutes = 0.0
+        self._minutes = 0
+        self._words: dict[str, str] = {}
+        self._flags: dict[str, bool] = {}
         self._lines: dict[str, str] = {}
         self._measured: dict[str, Measured] = {}
         self._eaten: dict[str, float] = {}
@@ -56,96 +116,187 @@ class Kitchen:
         self._used: set[str] = set()
         self._steps: list[str] = []
 
-    # Draws
+    def cook(self, dish: Dish) -> Recipe:
+        """The recipe, checked: every listed food is used in a step."""
+        if dish.serves:
+            self._servings = self._pick(dish.serves)
+            self._scale = float(self._servings)
+        else:
+            self._scale = self._pick(dish.batches)
+            self._servings = round(dish.makes * self._scale)
+        self._words["servings"] = str(self._servings)
+        self._follow(dish.foods, self._list)
+        self._title = self._titled(self._pick(self._options(dish.title)))
+        tags = self._options(dish.tags)
+        self._follow(dish.steps, lambda text: self._step([text]))
+        unused = [key for key in self._lines if key not in self._used]
+        assert not unused, f"{self._title} lists {unused} and does not use them"
+        facts, grams = self._nutrition()
+        minutes = 5 * round((self._minutes + 4 + len(self._lines)) / 5)
+        quick = ["quick"] if minutes <= 30 else []
+        return Recipe(
+            title=self._title,
+            ingredients=tuple(self._lines.values()),
+            steps=tuple(self._steps),
+            tags=tuple(dict.fromkeys([*tags, *self._diet(), *quick])),
+            servings=self._servings,
+            minutes=minutes,
+            source=SOURCE,
+            nutrition=facts,
+            difficulty=difficulty_of(len(self._lines), len(self._steps)),
+            nutrition_class=nutrition_class(facts, grams),
+        )
 
-    def pick(self, *options: str) -> str:
-        """One of the options."""
-        return options[self._draw.below(len(options))]
+    # Entries
 
-    def chance(self, percent: int) -> bool:
-        """True with a probability of `percent` percent."""
-        return self._draw.below(100) < percent
+    def _follow(self, entries: Sequence[Entry], write: Callable[[str], None]) -> None:
+        """Carry out entries; `write` takes a text, which lists foods or tells a step."""
+        for entry in entries:
+            if isinstance(entry, str):
+                write(self._filled(entry))
+            elif isinstance(entry, list):
+                self._step(self._options(entry))
+            else:
+                self._command(entry, write)
 
-    def between(self, low: int, high: int, step: int = 1) -> int:
-        """An integer from `low` to `high`, a multiple of `step` above `low`."""
-        return low + step * self._draw.below((high - low) // step + 1)
+    def _command(self, entry: Mapping[str, Entry], write: Callable[[str], None]) -> None:
+        key, value = next(iter(entry.items()))
+        verb, _, rest = key.partition(" ")
+        if verb == "if":
+            self._follow(self._chosen(entry), write)
+        elif verb == "let":
+            self._let(rest, value)
+        elif verb == "call":
+            self._groups[rest] = [food for food in value.split("; ") if food in self._lines]
+        elif verb == "use":
+            for name, given in entry.items():
+                self._let(name, given)
+            self._follow(_chapter("techniques")[value], write)
+        elif verb == "eaten":
+            self._list(value, eaten=int(rest.rstrip("%")) / 100)
+        elif key.endswith(" min"):
+            minutes = self._time(key.removesuffix(" min"))
+            self._step(self._options(value), minutes=minutes)
+        elif group := _GROUP.fullmatch(key):
+            name, low, high = group.groups()
+            foods = [food for foods in self._options(value) for food in foods.split("; ")]
+            specs = [specification(text) for text in self._some(int(low), int(high or low), foods)]
+            self._groups[name] = [spec.key for spec in specs]
+            for spec in specs:
+                self._add(spec, 1.0)
+        else:
+            raise ValueError(f"{key!r} is no command, no time and no group such as 'herb 1-2'")
 
-    def some(self, low: int, high: int, options: Iterable[str]) -> list[str]:
-        """`low` to `high` different options, in the order given."""
-        pool = list(enumerate(options))
-        chosen = [pool.pop(self._draw.below(len(pool))) for _ in range(self.between(low, high))]
-        return [option for _, option in sorted(chosen)]
+    def _let(self, name: str, value: Entry) -> None:
+        """Give a name to a word, a drawn word or number, or the outcome of a chance."""
+        if isinstance(value, dict):
+            value = self._chosen(value)[0]
+        if isinstance(value, list):
+            value = self._pick(self._options(value))
+        text = self._filled(str(value))
+        if _CHANCE.fullmatch(text):
+            self._flags[name] = self._holds(text)
+            return
+        word = str(self._number(text)) if _RANGE.fullmatch(text) else text
+        self._words[name] = word
+        self._words[name.capitalize()] = word[:1].upper() + word[1:]
 
-    # Ingredients
+    def _filled(self, text: str) -> str:
+        """A text with its `$words`."""
+        return Template(text).substitute(self._words) if "$" in text else text
 
-    def serves(self, *options: int) -> None:
-        """Choose the servings; amounts of foods listed afterwards are for one serving."""
-        self.servings = options[self._draw.below(len(options))]
-        self._scale = float(self.servings)
+    def _options(self, value: Entry) -> list[str]:
+        """The texts to choose from, without those whose condition does not hold."""
+        if isinstance(value, str):
+            return [self._filled(value)]
+        entries = self._chosen(value) if isinstance(value, dict) else value
+        return [text for entry in entries for text in self._options(entry)]
 
-    def batch(self, servings: int, *scales: float) -> None:
-        """Choose how many batches of `servings`; amounts listed afterwards are for one batch."""
-        self._scale = scales[self._draw.below(len(scales))]
-        self.servings = round(servings * self._scale)
+    def _chosen(self, cases: Mapping[str, Entry]) -> list[Entry]:
+        """The entries of the first case that holds; none if no case does."""
+        for case, value in cases.items():
+            if case == "else" or self._holds(case.removeprefix("if ")):
+                return value if isinstance(value, list) else [value]
+        return []
 
-    def add(self, *specifications: str, eaten: float = 1.0) -> None:
-        """List ingredients. `eaten` is the share that ends on the plate (salt of pasta water)."""
-        for text in specifications:
-            self._add(specification(text), eaten)
+    def _holds(self, condition: str) -> bool:
+        return all(self._holds_one(part) for part in self._filled(condition).split(" and "))
 
-    def group(self, name: str, low: int, high: int, *specifications: str) -> None:
-        """List `low` to `high` of the ingredients and call them `name` in templates."""
-        specs = [specification(text) for text in self.some(low, high, specifications)]
-        self._groups[name] = [spec.key for spec in specs]
-        for spec in specs:
-            self._add(spec, 1.0)
+    def _holds_one(self, condition: str) -> bool:
+        names = condition.removeprefix("no ")
+        return any(map(self._is_true, names.split(" or "))) == (names == condition)
 
-    def call(self, name: str, *keys: str) -> None:
-        """Let `name` stand for those of the foods that are listed, in templates."""
-        self._groups[name] = [key for key in keys if key in self._lines]
-
-    def has(self, name: str) -> bool:
-        """True if the food, or a food of the group, is listed."""
+    def _is_true(self, name: str) -> bool:
+        """The answer to "40%", "veg = 2", a chance with a name, or the name of a food or group."""
+        if chance := _CHANCE.fullmatch(name):
+            return self._draw.below(100) < int(chance[1])
+        word, equals, value = name.partition(" = ")
+        if equals:
+            return self._words.get(word, str(len(self._groups.get(word, ())))) == value
+        if name in self._flags:
+            return self._flags[name]
         return name in self._lines or bool(self._groups.get(name))
 
-    def count(self, name: str) -> int:
-        """Number of foods in the group."""
-        return len(self._groups.get(name, []))
+    def _time(self, cases: str) -> int:
+        """The minutes of "8-10", or of "3-4 if shrimp, else 5-6"."""
+        for case in cases.split(", "):
+            minutes, _, condition = case.removeprefix("else ").partition(" if ")
+            if not condition or self._holds(condition):
+                return self._number(minutes)
+        raise ValueError(f"no time of {cases!r} applies")
+
+    # Draws
+
+    def _pick(self, options: Sequence[_T]) -> _T:
+        return options[self._draw.below(len(options))]
+
+    def _number(self, text: str) -> int:
+        """A number, drawn if the text is a range: "8-10", "15-30 by 5"."""
+        limits = _RANGE.fullmatch(text)
+        if limits is None:
+            return int(text)
+        low, high, step = (int(limit or 1) for limit in limits.groups())
+        return low + step * self._draw.below((high - low) // step + 1)
+
+    def _some(self, low: int, high: int, options: Sequence[str]) -> list[str]:
+        """`low` to `high` different options, in the order given."""
+        pool = list(enumerate(options))
+        n = low + self._draw.below(high - low + 1)
+        chosen = [pool.pop(self._draw.below(len(pool))) for _ in range(n)]
+        return [option for _, option in sorted(chosen)]
+
+    # Foods, title and steps
+
+    def _list(self, foods: str, eaten: float = 1.0) -> None:
+        """List foods. `eaten` is the share that ends on the plate (salt of pasta water)."""
+        for text in foods.split("; "):
+            self._add(specification(text), eaten)
 
     def _add(self, spec: Specification, eaten: float) -> None:
         assert spec.key not in self._lines, f"{spec.key} is listed twice"
         measured = measure(spec, self._scale)
-        preparation = self.pick(*spec.preparations)
+        preparation = self._pick(spec.preparations)
         self._lines[spec.key] = f"{measured.line}, {preparation}" if preparation else measured.line
         self._measured[spec.key] = measured
         self._eaten[spec.key] = eaten
 
-    # Words
-
-    def title(self, *forms: str) -> None:
-        """Name the dish by one of the templates; `{food:one}` is the singular."""
-        words = self._fill(self.pick(*forms), used=None).split()
-        self._title = " ".join(
+    def _titled(self, form: str) -> str:
+        words = self._named(form, used=None).split()
+        return " ".join(
             word if word in _SMALL_WORDS and at else word[:1].upper() + word[1:]
             for at, word in enumerate(words)
         )
 
-    def tag(self, *tags: str) -> None:
-        """Add tags."""
-        self._tags.extend(tags)
-
-    def step(self, *phrasings: str, minutes: int = 0) -> None:
-        """Write one step of so many minutes by one of the phrasings.
-
-        `{onion}` names a listed food, `{onion, carrot}` the listed ones of these, `{veg}` a group;
-        `{veg:is}` writes "is" or "are", and `{min}` the minutes.
-        """
+    def _step(self, phrasings: Sequence[str], minutes: int = 0) -> None:
+        """Write one step of so many minutes by one of the phrasings."""
         self._minutes += minutes
-        template = self.pick(*phrasings).replace("{min}", write_minutes(minutes))
-        text = self._fill(template, used=self._used)
+        template = self._pick(phrasings).replace("{min}", write_minutes(minutes))
+        text = self._named(template, used=self._used)
         self._steps.append(text[:1].upper() + text[1:])
 
-    def _fill(self, template: str, used: set[str] | None) -> str:
+    def _named(self, template: str, used: set[str] | None) -> str:
+        """A template with the names of foods; `{food:one}` is the singular, `{food:is}` a verb."""
+
         def written(match: re.Match[str]) -> str:
             keys = self._keys(match[1])
             if match[2] == "is":
@@ -175,37 +326,15 @@ class Kitchen:
         name = self._name(key, None)
         return name.endswith("s") and name not in _SINGULAR_IN_S
 
-    # The finished recipe
-
-    def serve(self) -> Recipe:
-        """The recipe, checked: every listed food is used in a step."""
-        unused = [key for key in self._lines if key not in self._used]
-        assert not unused, f"{self._title} lists {unused} and does not use them"
-        facts, grams = self._nutrition()
-        minutes = 5 * round((self._minutes + 4 + len(self._lines)) / 5)
-        quick = ["quick"] if minutes <= 30 else []
-        return Recipe(
-            title=self._title,
-            ingredients=tuple(self._lines.values()),
-            steps=tuple(self._steps),
-            tags=tuple(dict.fromkeys([*self._tags, *self._diet(), *quick])),
-            servings=self.servings,
-            minutes=minutes,
-            source=SOURCE,
-            nutrition=facts,
-            difficulty=difficulty_of(len(self._lines), len(self._steps)),
-            nutrition_class=nutrition_class(facts, grams),
-        )
-
     def _nutrition(self) -> tuple[dict[str, float], float]:
         """Rough facts per serving (kcal, and grams of fat, sugar and salt), and its weight."""
         weight = 0.0
         totals: dict[str, float] = {}
         for key, measured in self._measured.items():
             food, share = PANTRY[key], self._eaten[key] * measured.grams / 100.0
-            weight += 100.0 * share / self.servings
+            weight += 100.0 * share / self._servings
             for name, figure in food.per_100_g.items():
-                totals[name] = totals.get(name, 0.0) + share * figure / self.servings
+                totals[name] = totals.get(name, 0.0) + share * figure / self._servings
         return {name: round(total, 1) for name, total in totals.items()}, weight
 
     def _diet(self) -> list[str]:

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from toque.cooking.cookbook.dishes import dishes
-from toque.cooking.cookbook.kitchen import Draw
+from toque.cooking.cookbook.kitchen import Draw, dishes
 from toque.cooking.recipe import Recipe
 from toque.errors import ConfigError, DataError, argument
 from toque.storage.atomic import atomic_file
