@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.ingredients.kitchen_amounts import write_amount
 from toque.cooking.ingredients.vocabulary import UNITS
-from toque.cooking.shopping_list import shopping_list
+from toque.cooking.shopping_list import shopping_list, write_amount
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ Columns of an example, all numbers:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -76,12 +75,11 @@ def examples_of(
     keys = map(xxh3_64_intdigest, (body, title, b"%b\n%b" % (title, body)))
     key, title_key, record_key = keys
     codes = {task: int(columns[task]) for task in CLASSES if columns[task] != UNKNOWN}
-    labelled = Labelled(reading, codes, record_key)
     examples: list[Example] = []
     for number, task in enumerate(TASKS):
         if task not in tasks:
             continue
-        asked = ask(task, labelled)
+        asked = _asked(task, reading, codes, record_key)
         if asked is None:
             notes[missing_note(task, NEEDS[task])] += 1
             continue
@@ -154,55 +152,46 @@ NEEDS: Final[dict[Task, str]] = {
 """Reasons for which a record has no example of a task."""
 
 
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """A recipe with its labels: the input of the tasks."""
-
-    reading: Reading
-    classes: dict[Task, int]
-    """Class code of each task of `CLASSES` whose class is known."""
-    key: int
-    """64-bit seed of its random choices: the wording of a request, the requested step."""
-
-    @property
-    def names(self) -> list[str]:
-        """Names of its ingredients, as prompts list them."""
-        return different(facts.name for facts in self.reading.lines)
-
-
-Asked = tuple[str, str]
-"""A prompt and its answer."""
-
-
-def ask(task: Task, labelled: Labelled) -> Asked | None:
+def _asked(
+    task: Task, reading: Reading, codes: Mapping[Task, int], key: int
+) -> tuple[str, str] | None:
     """The prompt and the answer of a task; None if the recipe lacks what the task needs.
 
-    Raises:
-        KeyError: an unknown task.
+    Args:
+        task: the task.
+        reading: the recipe.
+        codes: class code of each task of `CLASSES` whose class is known.
+        key: 64-bit seed of its random choices: the wording of a request, the requested step.
     """
-    if task not in CLASSES:
-        return _ASK[task](labelled)
-    number = labelled.classes.get(task)
-    return None if number is None else (_question(task, labelled), CLASSES[task][number])
+    recipe = reading.recipe
+    if task == "write":
+        return prompt_of_names(recipe.title, _names(reading)), to_text(recipe)
+    if task == "request":
+        return _request(reading, key), to_text(recipe)
+    if task == "title":
+        return _question(task, reading), recipe.title
+    if task == "next_step":
+        n = len(recipe.steps)
+        at = 1 + key_of(key, _NEXT_STEP) % (n - 1) if n > 1 else 0
+        return (_question(task, reading, at), f"{at + 1}. {recipe.steps[at]}") if at else None
+    return (_question(task, reading), CLASSES[task][codes[task]]) if task in codes else None
 
 
-def _write(labelled: Labelled) -> Asked:
-    recipe = labelled.reading.recipe
-    return prompt_of_names(recipe.title, labelled.names), to_text(recipe)
+def _names(reading: Reading) -> list[str]:
+    return different(facts.name for facts in reading.lines)
 
 
-def _request(labelled: Labelled) -> Asked:
-    recipe = labelled.reading.recipe
+def _request(reading: Reading, key: int) -> str:
+    recipe, foods = reading.recipe, _names(reading)[:_FOODS_OF_A_REQUEST]
     known = {
         "title": recipe.title,
-        "foods": _listed(labelled.names[:_FOODS_OF_A_REQUEST]),
+        "foods": " and ".join(filter(None, (", ".join(foods[:-1]), *foods[-1:]))),
         "servings": str(recipe.servings or ""),
         "minutes": str(recipe.minutes or ""),
     }
     unknown = [f"{{{name}}}" for name, value in known.items() if not value]
     forms = [form for form in REQUESTS if not any(name in form for name in unknown)]
-    form = forms[key_of(labelled.key, _REQUEST) % len(forms)]
-    return form.format(**known), to_text(recipe)
+    return forms[key_of(key, _REQUEST) % len(forms)].format(**known)
 
 
 def question(task: Task, recipe: Recipe) -> str:
@@ -212,61 +201,20 @@ def question(task: Task, recipe: Recipe) -> str:
     'Rate how healthy this recipe is (Healthy, Moderate or Indulgent): Toast\n- 2 slices bread'
 
     Raises:
-        KeyError: not a classification task.
+        KeyError: the task has no question.
     """
-    return _question(task, Labelled(read(recipe), {}, 0))
+    return _question(task, read(recipe))
 
 
-def _question(task: Task, labelled: Labelled) -> str:
-    return f"{QUESTIONS[task]}{labelled.reading.recipe.title}\n{_SHOWN[task](labelled)}"
-
-
-def _lines(labelled: Labelled) -> str:
-    return "\n".join(f"- {line}" for line in labelled.reading.recipe.ingredients)
-
-
-def _names(labelled: Labelled) -> str:
-    return f"Ingredients: {', '.join(labelled.names)}"
-
-
-def _names_and_steps(labelled: Labelled) -> str:
-    return f"{_names(labelled)}\n{_numbered(labelled.reading.recipe.steps, 1)}"
-
-
-def _next_step(labelled: Labelled) -> Asked | None:
-    recipe = labelled.reading.recipe
-    if len(recipe.steps) < 2:
-        return None
-    at = 1 + key_of(labelled.key, _NEXT_STEP) % (len(recipe.steps) - 1)
-    first = max(0, at - SHOWN_STEPS)
-    done = _numbered(recipe.steps[first:at], first + 1)
-    prompt = f"{QUESTIONS['next_step']}{recipe.title}\n{_names(labelled)}\n{done}"
-    return prompt, f"{at + 1}. {recipe.steps[at]}"
-
-
-def _title(labelled: Labelled) -> Asked:
-    prompt = f"{QUESTIONS['title'].rstrip()}\n{_names_and_steps(labelled)}"
-    return prompt, labelled.reading.recipe.title
-
-
-def _numbered(steps: Sequence[str], first: int) -> str:
-    return "\n".join(f"{n}. {step}" for n, step in enumerate(steps, start=first))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-_SHOWN: Final[dict[Task, Callable[[Labelled], str]]] = {
-    "nutrition": _lines,
-    "difficulty": _names_and_steps,
-    "cuisine": _names,
-}
-"""The part of a recipe that a classification task shows."""
-
-_ASK: Final[dict[Task, Callable[[Labelled], Asked | None]]] = {
-    "write": _write,
-    "request": _request,
-    "next_step": _next_step,
-    "title": _title,
-}
+def _question(task: Task, reading: Reading, at: int | None = None) -> str:
+    """The question of a task and the part of the recipe that it may see: steps up to `at`."""
+    recipe, opening = reading.recipe, QUESTIONS[task]
+    opening = opening.rstrip() if task == "title" else f"{opening}{recipe.title}"
+    if task == "nutrition":
+        return "\n".join((opening, *(f"- {line}" for line in recipe.ingredients)))
+    names = f"{opening}\nIngredients: {', '.join(_names(reading))}"
+    if task == "cuisine":
+        return names
+    first = 0 if at is None else max(0, at - SHOWN_STEPS)
+    steps = enumerate(recipe.steps[first:at], start=first + 1)
+    return f"{names}\n" + "\n".join(f"{n}. {step}" for n, step in steps)

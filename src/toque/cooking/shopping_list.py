@@ -1,13 +1,18 @@
-"""Shopping list of a recipe: its foods with amounts for a number of servings, equal foods added."""
+"""Shopping list of a recipe: its foods with amounts for a number of servings, equal foods added.
+
+Scaling a recipe gives numbers no spoon holds. A spoon or a cup is written in halves, thirds,
+quarters and eighths, a metric unit with three digits; what outgrows its unit climbs to the next
+(6 teaspoons are 2 tablespoons), what no longer fills it steps down.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from toque.cooking.ingredients.amounts import Amount, IngredientLine
-from toque.cooking.ingredients.kitchen_amounts import write_amount
 from toque.cooking.ingredients.names import one_name, stem
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.tokens import Range
@@ -102,3 +107,114 @@ def _measures(line: IngredientLine) -> list[tuple[Amount, str]]:
             size = write_amount(amount.quantity, amount.unit, keep_unit=True)
             found[-1] = (found[-1][0], f" of {size}")
     return found
+
+
+_FRACTIONS: Final = (
+    (0.0, ""), (1 / 8, "⅛"), (1 / 4, "¼"), (1 / 3, "⅓"), (1 / 2, "½"), (2 / 3, "⅔"), (3 / 4, "¾"),
+    (1.0, ""),
+)  # fmt: skip
+_OFF: Final = 0.05
+"""Largest relative error that writing a fraction may make when an amount changes its unit."""
+
+
+class _Step(NamedTuple):
+    """A unit of a ladder."""
+
+    unit: str
+    holds: float
+    """Amount of the ladder's first unit that it holds, exactly, unlike millilitres."""
+    least: float = 0.0
+    """The least amount written in it."""
+    most: float = math.inf
+    """An amount written in it is less."""
+
+
+_LADDERS: Final = (
+    (_Step("teaspoon", 1, most=3), _Step("tablespoon", 3, 1, most=4), _Step("cup", 48, 1 / 4)),
+    (_Step("ounce", 1, most=16), _Step("pound", 16, 1 / 4)),
+    (_Step("gram", 1, most=1000), _Step("kilogram", 1000, 1)),
+    (_Step("millilitre", 1, most=1000), _Step("litre", 1000, 1)),
+)
+"""Units that change into each other, the smallest first."""
+_LADDER_OF: Final = {step.unit: ladder for ladder in _LADDERS for step in ladder}
+_ABBREVIATED: Final = {
+    "milligram": "mg", "gram": "g", "kilogram": "kg", "millilitre": "ml", "centilitre": "cl",
+    "decilitre": "dl", "litre": "l", "millimetre": "mm", "centimetre": "cm",
+}  # fmt: skip
+"""Metric units, which take decimals, as they are written."""
+
+
+def write_amount(quantity: Range, unit: str | None, *, keep_unit: bool = False) -> str:
+    """An amount for people.
+
+    >>> write_amount((6.0, 6.0), "teaspoon"), write_amount((1.5, 2.25), "cup")
+    ('2 tablespoons', '1½–2¼ cups')
+    >>> write_amount((0.125, 0.125), "cup"), write_amount((1500.0, 1500.0), "gram")
+    ('2 tablespoons', '1.5 kg')
+    >>> write_amount((2.0, 2.0), None)
+    '2'
+
+    Args:
+        quantity: low and high, the same unless it is a range.
+        unit: a name in `units.UNITS`; None for pieces.
+        keep_unit: leave an amount in its unit though another suits it better.
+    """
+    if not keep_unit:
+        quantity, unit = _in_a_fitting_unit(quantity, unit)
+    low, high = (_written(value, unit) for value in quantity)
+    number = low if low == high else f"{low}–{high}"
+    if unit is None:
+        return number
+    return f"{number} {_ABBREVIATED.get(unit) or (_plural(unit) if quantity[1] > 1.0 else unit)}"
+
+
+def _plural(unit: str) -> str:
+    """A unit's plural.
+
+    >>> [_plural(unit) for unit in ("cup", "leaf", "inch", "box", "fluid ounce")]
+    ['cups', 'leaves', 'inches', 'boxes', 'fluid ounces']
+    """
+    if unit.endswith("f"):
+        return unit[:-1] + "ves"
+    return unit + ("es" if unit.endswith(("ch", "sh", "x", "s")) else "s")
+
+
+def _in_a_fitting_unit(quantity: Range, unit: str | None) -> tuple[Range, str | None]:
+    """The amount in its own unit if that fits, else in the largest that its fractions suit."""
+    ladder = _LADDER_OF.get(unit or "")
+    if ladder is None:
+        return quantity, unit
+    own = next(step for step in ladder if step.unit == unit)
+    if own.least <= quantity[0] and quantity[1] < own.most:
+        return quantity, unit
+    low, high = quantity[0] * own.holds, quantity[1] * own.holds
+    for step in reversed(ladder):
+        found = (low / step.holds, high / step.holds)
+        if found[0] >= step.least and all(_is_written_well(value, step.unit) for value in found):
+            return found, step.unit
+    smallest = ladder[0]
+    return (low / smallest.holds, high / smallest.holds), smallest.unit
+
+
+def _is_written_well(value: float, unit: str) -> bool:
+    if unit in _ABBREVIATED:
+        return True
+    whole, part, _ = _fraction(value)
+    return abs(whole + part - value) <= _OFF * value
+
+
+def _written(value: float, unit: str | None) -> str:
+    if unit in _ABBREVIATED:
+        return f"{float(f'{value:.3g}'):,.10g}"
+    whole, _, glyph = _fraction(value)
+    return f"{whole:,}{glyph}" if whole or not glyph else glyph
+
+
+def _fraction(value: float) -> tuple[int, float, str]:
+    """The whole part, the nearest fraction and its glyph; an eighth is the least there is."""
+    whole = math.floor(value)
+    rest = value - whole
+    part, glyph = min(_FRACTIONS, key=lambda fraction: abs(fraction[0] - rest))
+    if whole == 0 and part == 0.0 and value > 0.0:
+        part, glyph = _FRACTIONS[1]
+    return (whole + 1, 0.0, "") if part == 1.0 else (whole, part, glyph)

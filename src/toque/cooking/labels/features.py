@@ -7,7 +7,6 @@ third are distinct. They are a function of the line alone, so a bounded cache ch
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -56,8 +55,6 @@ class LineFacts(NamedTuple):
     """Words by which steps may refer to it: its own, and the last of its food's name."""
     words: str
     """Its words, joined: two lines with the same words are duplicates."""
-    is_dirty: bool
-    """True if it may contain markup or an advert and needs the full check."""
     grams: float
     """Grams eaten; 0.0 if the line gives no amount or the food is unknown."""
     nutrients: Nutrients
@@ -80,7 +77,6 @@ def line_facts(text: str) -> LineFacts:
     name = _name_facts(line.name)
     food = name.food if name.is_food else None
     grams, frying = _eaten(line, food) if food is not None else (0.0, False)
-    words = words_of(text)
     return LineFacts(
         line=line,
         name=name.listed,
@@ -89,8 +85,7 @@ def line_facts(text: str) -> LineFacts:
         is_named=name.food is not None,
         has_amount=bool(line.amounts) or _NEEDS_NO_AMOUNT.search(text) is not None,
         stems=name.stems,
-        words=" ".join(words),
-        is_dirty=may_be_dirty(text, words),
+        words=" ".join(words_of(text)),
         grams=grams,
         nutrients=scaled(food, grams) if food is not None else (),
         is_frying_fat=frying,
@@ -134,36 +129,12 @@ def _eaten(line: IngredientLine, food: Food) -> tuple[float, bool]:
     return grams, False
 
 
-_SUSPECT_MARKS: Final = tuple("<&{}[]")
-_SUSPECT_SIGNS: Final = tuple("\ufffdÃÂâ©")
-_SUSPECT_WORDS: Final = frozenset(
-    """
-    http https www list cart advertisement click subscribe rights copyright follow facebook
-    instagram pinterest email mail print watch lorem read policy log login sign null undefined
-    """.split()  # noqa: SIM905
-)
-
-
-def may_be_dirty(text: str, words: Iterable[str]) -> bool:
-    """True if a text may contain markup, links or adverts.
-
-    A prefilter, ten times faster than the patterns of `quality`; nearly always False.
-    """
-    if not _SUSPECT_WORDS.isdisjoint(words):
-        return True
-    for mark in _SUSPECT_MARKS if text.isascii() else _SUSPECT_MARKS + _SUSPECT_SIGNS:
-        if mark in text:
-            return True
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Input of quality, difficulty and nutrition."""
 
     recipe: Recipe
     lines: tuple[LineFacts, ...]
-    title_words: list[str]
     text: str
     """The steps, joined by blanks, in lower case."""
     step_words: list[list[str]]
@@ -189,7 +160,6 @@ def read(recipe: Recipe) -> Reading:
     return Reading(
         recipe=recipe,
         lines=tuple(map(line_facts, recipe.ingredients)),
-        title_words=words_of(recipe.title),
         text=text,
         step_words=step_words,
         words=words,

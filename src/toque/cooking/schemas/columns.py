@@ -27,18 +27,6 @@ from toque.sources.records import is_filled, unused_in
 Role = Literal["title", "ingredients", "steps"]
 ROLES: tuple[Role, ...] = ("title", "ingredients", "steps")
 
-Schema = Literal[
-    "foodcom-raw",
-    "foodcom",
-    "recipenlg",
-    "recipe1m",
-    "recipe-box",
-    "epicurious",
-    "schema.org",
-    "spoonacular",
-    "generic",
-]
-
 _NAMES: dict[Role, str] = {
     "title": """
         translatedrecipename title name recipename recipetitle dishname recipe dish headline
@@ -76,7 +64,7 @@ _NOT_FOLDED = re.compile(r"[^a-z0-9]")
 class Shape:
     """Schema and roles of a record, by its field names."""
 
-    schema: Schema
+    schema: str
     roles: Mapping[str, str]
     """Role, or another known word such as "servings", to the record's own field name."""
     folded: Mapping[str, str]
@@ -136,7 +124,7 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
     return Shape(schema, roles, folded, nutrients, figures.union(nutrients, _LABELS))
 
 
-def _schema(fields: Iterable[str]) -> Schema:
+def _schema(fields: Iterable[str]) -> str:
     there = frozenset(fields)
     if {"recipeingredientparts", "recipeinstructions"} <= there:
         return "foodcom"
@@ -153,7 +141,7 @@ def _schema(fields: Iterable[str]) -> Schema:
     return "generic"
 
 
-def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = False) -> Schema:
+def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = False) -> str:
     """The schema of decoded records, by their field names and values.
 
     Args:

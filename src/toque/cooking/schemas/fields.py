@@ -115,14 +115,7 @@ def _cut(raw: Mapping[str, Any], notes: Counter[str]) -> Mapping[str, Any]:
             return [shorter(item, depth + 1) for item in value]
         return {name: shorter(item, depth + 1) for name, item in value.items()}
 
-    return {name: value if _is_small(value) else shorter(value, 1) for name, value in raw.items()}
-
-
-def _is_small(value: Any) -> bool:
-    """True if a value is a text or a list of texts, none too long: the usual case."""
-    if isinstance(value, list):
-        return all(isinstance(item, str) and len(item) <= MAX_FIELD_CHARS for item in value)
-    return isinstance(value, str) and len(value) <= MAX_FIELD_CHARS
+    return {name: shorter(value, 1) for name, value in raw.items()}
 
 
 def _repaired(record: Record, notes: Counter[str]) -> Record | str:

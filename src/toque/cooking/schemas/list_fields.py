@@ -9,6 +9,7 @@ Parquet `[{'name': 'a', 'meta': array([], dtype=object)}\n {'name': 'b'}]`. Wher
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ _ITEM_TEXT = ("text", "original", "originalString", "line", "raw", "step", "desc
 _QUANTITY = ("quantity", "amount", "qty")
 _UNIT = ("unit", "units", "measure")
 _NAME = ("name", "ingredient", "item", "food", "title")
+_DEEPEST = 12
 
 
 class BrokenListError(ValueError):
@@ -108,41 +110,48 @@ def printed(value: Any) -> Any:
         return None
 
 
-def all_lines(value: Any) -> list[str]:
-    """The texts in lists of texts, of lists and of objects, in order."""
-    if isinstance(value, list) and set(map(type, value)) == {str}:
-        return value  # as nearly always
-    return list(_lines(value))
+def all_lines(value: Any, notes: Counter[str] | None = None) -> list[str]:
+    """The texts in lists of texts, of lists and of objects, in order; a section's name heads it.
+
+    Args:
+        value: a list, an object or a text, of any collection or of schema.org.
+        notes: counts the tips of schema.org, which are left out.
+    """
+    return list(_lines(value, Counter() if notes is None else notes, 0))
 
 
-def _lines(value: Any, depth: int = 0) -> Iterator[str]:
+def _lines(value: Any, notes: Counter[str], depth: int) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, list) and depth < 8:
+    elif isinstance(value, list) and depth < _DEEPEST:
         for item in value:
-            yield from _lines(item, depth + 1)
-    elif isinstance(value, dict) and depth < 8:
-        yield from _lines_of_object(value, depth)
+            yield from _lines(item, notes, depth + 1)
+    elif isinstance(value, dict) and depth < _DEEPEST:
+        yield from _lines_of_object(value, notes, depth)
 
 
-def _lines_of_object(value: Mapping[Any, Any], depth: int) -> Iterator[str]:
+def _lines_of_object(value: Mapping[Any, Any], notes: Counter[str], depth: int) -> Iterator[str]:
+    kind = value.get("@type")
+    if kind == "HowToTip":
+        notes["tips beside the steps left out"] += 1
+        return
     nested = value.get("itemListElement") or value.get("steps") or value.get("ingredients")
     text = next((value[name] for name in _ITEM_TEXT if isinstance(value.get(name), str)), "")
-    if isinstance(nested, list):
+    if isinstance(nested, list | dict) and not (kind and isinstance(value.get("text"), str)):
         heading = text_of(value.get("name") or value.get("title")).strip().rstrip(":")
-        if heading:
+        if heading and kind in (None, "HowToSection"):
             yield f"{heading}:"
-        yield from _lines(nested, depth + 1)
+        yield from _lines(nested, notes, depth + 1)
     elif text:
         yield text
-    elif parts := [_part(value, names) for names in (_QUANTITY, _UNIT, _NAME)]:
-        if parts[2]:
-            yield " ".join(part for part in parts if part)
-            return
+    elif _part(value, _NAME):
+        parts = (_part(value, names) for names in (_QUANTITY, _UNIT, _NAME))
+        yield " ".join(part for part in parts if part)
+    else:
         for heading, items in value.items():  # {"For the sauce": [...]}
             if isinstance(items, list) and isinstance(heading, str):
                 yield f"{heading.rstrip(':')}:"
-                yield from _lines(items, depth + 1)
+                yield from _lines(items, notes, depth + 1)
 
 
 def _part(value: Mapping[Any, Any], names: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ _SECTION = re.compile(r"(?:M{5}|-{5})-*+")
 _FIELD = re.compile(
     r"\s{0,8}(Title|Categories|Category|Servings|Serves|Yield)\s*:\s*(.*)\Z", re.IGNORECASE
 )
+_FIELDS = {
+    "title": "title", "categories": "tags", "category": "tags", "servings": "servings",
+    "serves": "servings", "yield": "servings",
+}  # fmt: skip
 _AMOUNT = r"[\d ./\-½¼¾⅓⅔⅛]"
 _UNIT_WORDS = {
     "x": "", "ea": "", "sm": "small", "md": "medium", "lg": "large", "cn": "can",
@@ -82,133 +86,90 @@ def mealmaster_records(contents: Contents) -> Numbered:
         yield line, attempted(_record, text[start:end])
 
 
-def _record(recipe: bytes) -> dict[str, Any] | str:
+def _record(recipe: bytes) -> dict[str, Any]:
+    """One recipe: its fields, then its ingredients, then its steps."""
     try:
         text = recipe.decode()
     except UnicodeDecodeError:
         text = recipe.decode("cp437")  # the program ran under DOS
-    parser = _Reading()
-    for line in text.splitlines()[1:]:
-        if _END.match(line.rstrip()):
-            break
-        parser.line(line.expandtabs())
-    parser.close()
+    lines = takewhile(lambda line: not _END.match(line.rstrip()), text.splitlines()[1:])
+    fields = dict.fromkeys(_FIELDS.values(), "")
+    ingredients: list[str] = []
+    left: list[str] = []
+    right: list[str] = []
+    heading = last_field = ""
+    in_list = False
+    steps: list[str] = []
+    for line in lines:
+        line = line.expandtabs()  # noqa: PLW2901
+        bare = line.strip()
+        is_head = not (ingredients or left or steps)
+        match = _FIELD.match(line) if is_head else None
+        if steps:
+            steps.append(bare)
+        elif not bare:
+            last_field, in_list = "", False
+        elif match:
+            last_field = _FIELDS[match[1].lower()]
+            fields[last_field] = fields[last_field] or match[2].strip()
+        elif is_head and last_field in ("title", "tags") and not _CELL.match(line):
+            fields[last_field] += f" {bare}"  # a long title continues
+        elif section := _section_name(bare):
+            ingredients += _listed(heading, left + right)
+            left, right, heading = [], [], section
+        elif (found := _cells(line, in_list=in_list)) != (None, None):
+            left += filter(None, found[:1])
+            right += filter(None, found[1:])
+            in_list = True
+        else:
+            steps.append(bare)
     return {
-        "title": parser.field("title") or "",
-        "ingredients": parser.ingredients,
-        "directions": parser.steps,
-        "tags": [t.strip() for t in (parser.field("categories") or "").split(",") if t.strip()],
-        "servings": parser.field("yield"),
+        **fields,
+        "ingredients": ingredients + _listed(heading, left + right),
+        "directions": _paragraphs(steps),
+        "tags": [tag for text in fields["tags"].split(",") if (tag := text.strip())],
     }
 
 
-@dataclass
-class _Reading:
-    """Parser state of one recipe."""
-
-    fields: dict[str, list[str]] = field(default_factory=dict)
-    ingredients: list[str] = field(default_factory=list)
-    steps: list[str] = field(default_factory=list)
-    _left: list[str] = field(default_factory=list)
-    _right: list[str] = field(default_factory=list)
-    _paragraph: list[str] = field(default_factory=list)
-    _heading: str = ""
-    _last_field: str = ""
-    _in_steps: bool = False
-    _block_has_ingredient: bool = False
-
-    def line(self, line: str) -> None:
-        """Parse the next line."""
-        if not line.strip():
-            self._end_paragraph()
-            self._last_field = ""
-            self._block_has_ingredient = False
-            return
-        if not self.ingredients and not self._left and not self._in_steps and self._field(line):
-            return
-        if section := _section_name(line.strip()):
-            self._section(section)
-        elif self._in_steps or not self._ingredient(line):
-            self._end_ingredients()
-            self._in_steps = True
-            self._step(line)
-
-    def close(self) -> None:
-        """Parse the end."""
-        self._end_ingredients()
-        self._end_paragraph()
-
-    def field(self, name: str) -> str | None:
-        """The text of a field with its continuation lines; None without the field."""
-        return " ".join(self.fields[name]) if name in self.fields else None
-
-    def _field(self, line: str) -> bool:
-        match = _FIELD.match(line)
-        if match:
-            name = match[1].lower()
-            name = {"category": "categories", "servings": "yield", "serves": "yield"}.get(
-                name, name
-            )
-            self.fields.setdefault(name, [match[2].strip()])
-            self._last_field = name
-            return True
-        if self._last_field in ("title", "categories") and not _CELL.match(line):
-            self.fields[self._last_field].append(line.strip())  # a long title continues
-            return True
-        return False
-
-    def _section(self, name: str) -> None:
-        if self._in_steps:
-            self._end_paragraph()
-            self._paragraph.append(f"{name.capitalize()}:")
-            self._end_paragraph()
+def _listed(heading: str, texts: list[str]) -> list[str]:
+    """The ingredients of a section, its columns one after the other; "-" continues a line."""
+    lines: list[str] = []
+    for text in texts:
+        bare = text.lstrip("- ")
+        if text.startswith("-") and lines:
+            lines[-1] += f" {bare}"
         else:
-            self._end_ingredients()
-            self._heading = f"{name.capitalize()}:"
+            lines.append(bare)
+    return [f"{heading.capitalize()}:", *lines] if heading and lines else lines
 
-    def _ingredient(self, line: str) -> bool:
-        """Add a line's ingredients, if any, to their columns."""
-        left, right = _columns(line)
-        found = [_cell(left), _cell(right)]
-        if found == [None, None] and self._is_plain(line):
-            found[0] = line.strip()
-        for column, text in zip((self._left, self._right), found, strict=True):
-            if text is not None:
-                column.append(text)
-        self._block_has_ingredient |= found != [None, None]
-        return found != [None, None]
 
-    def _is_plain(self, line: str) -> bool:
-        """True if a line outside the columns is an ingredient, as hand-made files have them."""
-        text = line.strip()
-        if text.endswith(".") or len(text) > _PLAIN_CHARS:
-            return False
-        return text[:1].isdigit() or self._block_has_ingredient
+def _paragraphs(lines: list[str]) -> list[str]:
+    found: list[list[str]] = [[]]
+    for line in lines:
+        if section := _section_name(line):
+            found += [f"{section.capitalize()}:"], []
+        elif not line or line.startswith(":"):  # a line break that was meant
+            found.append([line[1:].strip()] if line else [])
+        else:
+            found[-1].append(line)
+    return [" ".join(paragraph) for paragraph in found if paragraph]
 
-    def _end_ingredients(self) -> None:
-        """Read the columns of a section one after the other; "-" continues the line above."""
-        lines: list[list[str]] = []
-        for text in self._left + self._right:
-            if text.startswith("-") and lines:
-                lines[-1].append(text.lstrip("- "))
-            else:
-                lines.append([text.lstrip("- ")])
-        if self._heading and lines:
-            self.ingredients.append(self._heading)
-        self.ingredients += map(" ".join, lines)
-        self._left, self._right, self._heading = [], [], ""
 
-    def _step(self, line: str) -> None:
-        text = line.strip()
-        if text.startswith(":"):  # a line break that was meant
-            self._end_paragraph()
-            text = text[1:].strip()
-        self._paragraph.append(text)
-
-    def _end_paragraph(self) -> None:
-        if self._paragraph:
-            self.steps.append(" ".join(self._paragraph))
-            self._paragraph = []
+def _cells(line: str, *, in_list: bool) -> tuple[str | None, str | None]:
+    """The one or two ingredients of a line; versions differ in where the second one begins."""
+    found: tuple[str | None, str | None] = (_cell(line), None)
+    for at in _SECOND_COLUMNS:
+        if len(line) > at and not line[at - 1].strip():
+            cell = _CELL.match(line, at)
+            if cell and (cell[1].strip() or cell[2].strip() or at == _SECOND_COLUMNS[0]):
+                found = _cell(line[:at]), _cell(line[at:])
+                break
+    if found == (None, None):
+        bare = line.strip()  # outside the columns, as hand-made files have them
+        plain = len(bare) <= _PLAIN_CHARS and not bare.endswith(".")
+        if plain and (in_list or bare[:1].isdigit()):
+            return bare, None
+    return found
 
 
 def _section_name(line: str) -> str:
@@ -227,32 +188,16 @@ def _section_name(line: str) -> str:
     return bare.rstrip().rstrip("-").rstrip() or bare[0]
 
 
-def _columns(line: str) -> tuple[str, str]:
-    """A line's one or two ingredients; versions differ in where the second one begins."""
-    for at in _SECOND_COLUMNS:
-        if len(line) > at and not line[at - 1].strip():
-            cell = _CELL.match(line, at)
-            if cell and (cell[1].strip() or cell[2].strip() or at == _SECOND_COLUMNS[0]):
-                return line[:at], line[at:]
-    return line, ""
-
-
 def _cell(text: str) -> str | None:
     """One ingredient with its unit in words; None if there is none."""
     match = _CELL.match(text.ljust(12)) or _LOOSE.match(text)
     if match is None:
         return None
     amount, unit, name = " ".join(match[1].split()), match[2].strip(), match[3].strip()
-    word = _UNIT_WORDS.get(unit, _UNIT_WORDS.get(unit.lower()))
+    word = _UNIT_WORDS.get(unit, _UNIT_WORDS.get(unit.lower(), "" if not unit else None))
     if word is None:
-        if unit:
-            return None
-        word = ""
-    if (
-        word
-        and word not in _NO_PLURAL
-        and amount not in ("1", "")
-        and "/" not in amount.split(" ")[0]
-    ):
+        return None
+    one = amount in ("1", "") or "/" in amount.partition(" ")[0]
+    if word and word not in _NO_PLURAL and not one:
         word += "es" if word.endswith(("h", "x")) else "s"
     return " ".join(part for part in (amount, word, name) if part)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal, TypeVar, get_args
 
 from toque.cooking.ingredients.parser import MAX_CHARS
-from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe
+from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
 from toque.cooking.recipe_scores import MIN_CHARS
 from toque.cooking.schemas.cleaning import (
     clean_ingredients,
@@ -42,8 +42,6 @@ _HOURS = re.compile(r"((?<!\d)\d++(?:\.\d++)?+)\s*+h", re.IGNORECASE)
 _MINUTE = re.compile(r"((?<!\d)\d++(?:\.\d++)?+)\s*+m", re.IGNORECASE)
 _MOST_MINUTES = 1e9
 """A longer time is no time; the same bound as for every other number of a record."""
-_FRAME_CHARS = 29
-"""Characters of the headers in a recipe's text; see `recipe.to_text`."""
 _T = TypeVar("_T", bound=str)
 
 
@@ -64,13 +62,8 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     )
     if not directions:
         return "no steps"
-    n_step_chars = sum(map(len, directions))
-    n_chars = n_step_chars + sum(map(len, ingredients))
-    n_chars += 3 * (len(directions) + len(ingredients)) + _FRAME_CHARS
-    if n_chars < MIN_CHARS or (n_step_chars < MIN_STEP_CHARS and not _tells_how(directions)):
-        return "too short"
     source, tags, nutrition = map(record.get, ("source", "tags", "nutrition"))
-    return Recipe(
+    recipe = Recipe(
         title=title,
         ingredients=ingredients,
         steps=directions,
@@ -82,6 +75,8 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
+    little = sum(map(len, directions)) < MIN_STEP_CHARS and not _tells_how(directions)
+    return "too short" if little or len(to_text(recipe)) < MIN_CHARS else recipe
 
 
 def _tells_how(steps: tuple[str, ...]) -> bool:

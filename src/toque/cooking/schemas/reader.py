@@ -21,7 +21,7 @@ from toque.cooking.schemas.columns import (
 from toque.cooking.schemas.fields import UNUSED, records_of
 from toque.cooking.schemas.mealmaster import is_mealmaster, mealmaster_blocks, mealmaster_records
 from toque.cooking.schemas.normalize import recipe_of
-from toque.cooking.schemas.web_pages import is_page, page_blocks, page_records
+from toque.cooking.schemas.schema_org import is_page, page_blocks, page_records
 from toque.errors import ConfigError
 from toque.sources.decompress import UTF_8, head
 from toque.sources.documents import Columns, DocumentReader, PairReader
@@ -98,7 +98,7 @@ class RecipeReader:
         Raises:
             DataError: the file is of no known kind, lacks a part of a recipe, or is damaged.
         """
-        return recognise(path, self.columns, encoding=self.encoding).blocks()
+        return recognise(path, self.columns, encoding=self.encoding)[1]()
 
     def examples(self, block: Block) -> BlockExamples:
         """The examples of each usable recipe, and the reasons for which others were dropped."""
@@ -109,19 +109,17 @@ class RecipeReader:
         read = kept = 0
         for number, recipe, raw in self.recipes(block, notes):
             read += 1
-            found: list[Example] | str = (
-                attempted(examples_of, recipe, notes, self.tasks)
-                if isinstance(recipe, Recipe)
-                else recipe
-            )
+            found: list[Example] | str = recipe if isinstance(recipe, str) else []
+            if isinstance(recipe, Recipe):
+                found = attempted(examples_of, recipe, notes, self.tasks)
             if isinstance(found, list):
                 kept += 1
                 examples += found
-            else:
-                numbers = dropped.setdefault(found, [])
-                if len(numbers) < PER_REASON:
-                    texts[number] = _shown(block, number, raw)
-                numbers.append(number)
+                continue
+            numbers = dropped.setdefault(found, [])
+            if len(numbers) < PER_REASON and (text := _shown(block, number, raw)):
+                texts[number] = text
+            numbers.append(number)
         unused = {n.removeprefix(UNUSED): c for n, c in notes.items() if n.startswith(UNUSED)}
         return BlockExamples(
             examples=examples,
@@ -130,7 +128,7 @@ class RecipeReader:
             dropped=dropped,
             notes={n: count for n, count in notes.items() if count and not n.startswith(UNUSED)},
             unused=most_named(Counter(unused)),
-            texts={number: text for number, text in texts.items() if text},
+            texts=texts,
         )
 
     def schema(self, path: Path) -> str:
@@ -140,7 +138,7 @@ class RecipeReader:
             UnknownFormatError: the file is of no known kind; it may be plain text.
             DataError: it lacks a part of a recipe, or is damaged.
         """
-        return recognise(path, self.columns, encoding=self.encoding).schema
+        return recognise(path, self.columns, encoding=self.encoding)[0]
 
     def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
         """Number, cleaned recipe or reason for having none, and raw form of each record."""
@@ -196,16 +194,10 @@ def reader_for(columns: Columns, *, encoding: str = UTF_8) -> RecordReader:
 _MARKUP_NAMES = ("@type", "@graph", "@context")
 
 
-@dataclass(frozen=True)
-class Recognised:
-    """A file's schema, by its name in the report, and its blocks."""
-
-    schema: str
-    blocks: Callable[[], Iterator[Block]]
-
-
-def recognise(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) -> Recognised:
-    """The recipe schema of `path`.
+def recognise(
+    path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8
+) -> tuple[str, Callable[[], Iterator[Block]]]:
+    """The recipe schema of `path`, by its name in the report, and its blocks.
 
     Args:
         path: the file, plain or compressed.
@@ -221,9 +213,9 @@ def recognise(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) 
     start, whole = head(path, encoding=encoding)
     layout = structured_layout(path, start, whole=whole, encoding=encoding)
     if layout is None and is_page(start):
-        return Recognised("web-page", lambda: page_blocks(path, encoding=encoding))
+        return "web-page", lambda: page_blocks(path, encoding=encoding)
     if layout is None and is_mealmaster(start):
-        return Recognised("mealmaster", lambda: mealmaster_blocks(path, encoding=encoding))
+        return "mealmaster", lambda: mealmaster_blocks(path, encoding=encoding)
     layout = layout or table_layout(path, start, whole=whole, n_known=_n_parts, encoding=encoding)
     if layout is None:
         raise _unknown(path, start)
@@ -239,7 +231,7 @@ def recognise(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) 
     shape = shape_of(layout.fields, tuple(columns.items()))
     needed = {*layout.text_columns, *shape.roles.values()}
     read = [name for name in layout.fields if name in needed]
-    return Recognised(_schema(layout, columns), lambda: layout.blocks(read))
+    return _schema(layout, columns), lambda: layout.blocks(read)
 
 
 def _schema(layout: FileLayout, columns: Mapping[str, str]) -> str:

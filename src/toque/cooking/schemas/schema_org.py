@@ -1,16 +1,27 @@
-"""schema.org Recipe nodes as websites write them: graphs, lists, sections, steps and strings.
+"""schema.org recipes: JSON-LD nodes as websites write them, and web pages that hold them.
 
-https://schema.org/Recipe; recipeInstructions may be text, a list of texts, HowToSteps, or
-HowToSections of HowToSteps.
+https://schema.org/Recipe. A page is one block; its recipes are in JSON-LD or else microdata. Only
+structured data is read; nothing is guessed from the layout of a page. Pages are untrusted: every
+pattern has bounded cost, nothing is fetched, no code is run. Tags are matched by patterns of
+bounded length: `html.parser` takes quadratic time on damaged pages, and extruct (under
+recipe-scrapers) over a minute on 0.3 MB of nested `itemref`.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from toque.cooking.schemas.cleaning import decoded_entities
 from toque.cooking.schemas.list_fields import all_lines, text_of, words_in
+from toque.sources.decompress import MAX_RECORD_BYTES, UTF_8, chunks
+from toque.sources.records import TOO_LONG, Block, Contents, Numbered, pack, survivors, unreadable
 
 MAX_DEPTH = 12
 
@@ -69,7 +80,7 @@ def _recipes(value: Any, depth: int) -> Iterator[dict[str, Any]]:
 
 def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, Any]:
     """A Recipe node in our field names."""
-    steps = list(_steps(node.get("recipeInstructions") or node.get("instructions"), notes, 0))
+    steps = all_lines(node.get("recipeInstructions") or node.get("instructions"), notes)
     kinds = [node.get(name) for name in ("keywords", "recipeCategory", "recipeCuisine")]
     record = {
         "title": text_of(node.get("name")) or text_of(node.get("headline")),
@@ -86,30 +97,247 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
     return {name: value for name, value in record.items() if value}
 
 
-def _steps(value: Any, notes: Counter[str], depth: int) -> Iterator[str]:
-    """Texts of steps in order; a section's name is a heading before its steps."""
-    if depth > MAX_DEPTH:
-        return
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _steps(item, notes, depth + 1)
-    elif isinstance(value, dict):
-        nested = value.get("itemListElement") or value.get("steps")
-        kind = value.get("@type")
-        if kind == "HowToTip":
-            notes["tips beside the steps left out"] += 1
-        elif nested and not isinstance(value.get("text"), str):
-            heading = text_of(value.get("name")).strip().rstrip(":")
-            if kind == "HowToSection" and heading:
-                yield f"{heading}:"
-            yield from _steps(nested, notes, depth + 1)
-        else:
-            yield next(
-                (t for n in ("text", "description", "name") if (t := text_of(value.get(n)))), ""
-            )
-
-
 def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value else value
+
+
+NO_RECIPE = "no recipe in page"
+
+_LOOKS_LIKE_PAGE = re.compile(
+    rb"\s*+(?:<\?xml[^>]*+>\s*+)?(?:<!--(?:(?!-->).)*+-->\s*+)*+"
+    rb"<(?:!doctype\s+html|html|head|body|script|meta|div|article|main|section)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_JSON_LD = re.compile(r"application/ld\+json", re.IGNORECASE)
+_TAG_BEFORE = re.compile(r"<script\b[^<>]*\btype\s*=\s*[\"']?\Z", re.IGNORECASE)
+_TAG_CHARS = 400
+_MAX_SCRIPTS = 200
+_SCRIPT_END = re.compile(r"</script", re.IGNORECASE)
+_CHARSET = re.compile(rb"<meta\b[^<>]*\bcharset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
+_WRAPPING = re.compile(
+    r"^\s*(?:<!--|//\s*<!\[CDATA\[|<!\[CDATA\[|/\*.*?\*/)|(?:-->|//\s*\]\]>|\]\]>)\s*$"
+)
+_TRAILING_COMMA = re.compile(r",(\s*[}\]])")
+_BAD_ESCAPE = re.compile(r"\\(?![\"\\/bfnrtu])")
+
+
+def is_page(start: bytes) -> bool:
+    """True if a file begins as HTML does."""
+    return _LOOKS_LIKE_PAGE.match(start) is not None
+
+
+def page_blocks(path: Path, *, encoding: str = UTF_8) -> Iterator[Block]:
+    """The page whole, in one block."""
+    text = b""
+    for chunk in chunks(path, encoding=encoding):
+        text += chunk
+        if len(text) > MAX_RECORD_BYTES:
+            yield unreadable(path, 1, TOO_LONG)
+            return
+    yield pack(path, 1, "page", text)
+
+
+def page_records(contents: Contents) -> Numbered:
+    """The page's recipes as schema.org nodes; a page without any is one dropped record."""
+    for found in survivors(_nodes(contents)):
+        yield (contents.first, found) if isinstance(found, str) else found
+
+
+def _nodes(contents: Contents) -> Numbered:
+    text = page_text(contents.body)
+    values: list[Any] = []
+    line, counted = contents.first, 0
+    for start, script in islice(_scripts(text), _MAX_SCRIPTS):
+        values.append(_json_of(script))
+        line += text.count("\n", counted, start)
+        counted = start
+    nodes = recipe_nodes(values)
+    if not any(is_full(node) for node in nodes):
+        in_markup = microdata_recipe(text)
+        nodes = [in_markup] if in_markup else nodes
+    for node in nodes:
+        yield line, node
+    if not nodes:
+        yield contents.first, NO_RECIPE
+
+
+def _scripts(text: str) -> Iterator[tuple[int, str]]:
+    """The offset and text of each JSON-LD script; one that never ends is ignored."""
+    after = 0
+    for match in _JSON_LD.finditer(text):
+        at = match.start()
+        if at < after or not _TAG_BEFORE.search(text[max(after, at - _TAG_CHARS) : at]):
+            continue
+        begin = text.find(">", at, at + _TAG_CHARS) + 1
+        end = _SCRIPT_END.search(text, begin) if begin else None
+        if end is None:
+            return
+        yield begin, text[begin : end.start()]
+        after = end.end()
+
+
+def page_text(page: bytes) -> str:
+    """The page decoded as UTF-8, else as it declares, else as Windows-1252."""
+    declared = _CHARSET.search(page, 0, 4096)
+    for name in ("utf-8", declared[1].decode("ascii") if declared else "cp1252"):
+        try:
+            return page.decode(name)
+        except (UnicodeDecodeError, LookupError):
+            continue
+    return page.decode("utf-8", "replace")
+
+
+def _json_of(script: str) -> Any:
+    """The value of a JSON-LD script, after repair of common mistakes; None if it has none."""
+    bare = _WRAPPING.sub("", _WRAPPING.sub("", script.strip())).strip().rstrip(";")
+    repaired = _BAD_ESCAPE.sub("", _TRAILING_COMMA.sub(r"\1", bare))
+    for text in (bare, repaired, decoded_entities(repaired)):
+        try:
+            return json.loads(text, strict=False)  # pages write line breaks into strings
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+_KIND = "schema.org/Recipe"
+_INGREDIENTS = ("recipeIngredient", "ingredients")
+_LISTED = (*_INGREDIENTS, "recipeInstructions", "keywords")
+_VOID = frozenset(
+    ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr")
+)
+_BREAKS = frozenset(("br", "p", "li", "div", "tr", "h2", "h3", "h4"))
+_MAX_OPEN = 50
+"""Most open elements that collect text; more are damage and would take quadratic time."""
+_UNREAD = (("<!--", "-->"), ("<script", "</script"), ("<style", "</style"))
+_TAG = re.compile(
+    r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,20}+)"
+    r"((?:[^<>\"']{1,2000}+|\"[^\"<]{0,5000}+\"|'[^'<]{0,5000}+'){0,50}+)>"
+)
+_ATTRIBUTE = re.compile(r"([a-zA-Z-]++)\s*+(?:=\s*+(?:\"([^\"]*+)\"|'([^']*+)'|([^\s\"'>]++)))?+")
+
+
+def microdata_recipe(page: str) -> dict[str, Any] | None:
+    """The page's recipe as a schema.org node; None if it marks up no ingredients."""
+    if _KIND not in page:
+        return None
+    reading = _Markup()
+    for text in _read_parts(page):
+        at = 0
+        for tag in _TAG.finditer(text):
+            reading.text(text[at : tag.start()])
+            reading.tag(tag[2].lower(), tag[3], closing=bool(tag[1]))
+            at = tag.end()
+        reading.text(text[at:])
+    node: dict[str, Any] = {
+        name: values if name in _LISTED else values[0] for name, values in reading.found.items()
+    }
+    if not any(node.get(name) for name in _INGREDIENTS):
+        return None
+    return {"@type": "Recipe", **node}
+
+
+def _read_parts(page: str) -> Iterator[str]:
+    """The page without comments, scripts and styles; an unclosed one ends it."""
+    at = 0
+    starts = {opening: page.find(opening) for opening, _ in _UNREAD}
+    while True:
+        for opening, begin in starts.items():
+            if 0 <= begin < at:
+                starts[opening] = page.find(opening, at)
+        found = [(begin, opening) for opening, begin in starts.items() if begin >= 0]
+        if not found:
+            yield page[at:]
+            return
+        begin, opening = min(found)
+        yield page[at:begin]
+        closing = dict(_UNREAD)[opening]
+        end = page.find(closing, begin)
+        if end < 0:
+            return
+        at = end + len(closing)
+
+
+@dataclass
+class _Item:
+    """An element that carries `itemprop`, or a list item (whose name is empty), while open."""
+
+    name: str
+    depth: int
+    texts: list[str] = field(default_factory=list)
+    n_ingredients: int = 0
+
+
+class _Markup:
+    """Parser state of a page."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = {}
+        self._depth = 0
+        self._scopes: list[tuple[int, bool]] = []
+        self._items: list[_Item] = []
+
+    def text(self, text: str) -> None:
+        """Add the text between two tags."""
+        if self._items and text:
+            self._add(decoded_entities(text).replace("\n", " "))
+
+    def tag(self, name: str, attributes: str, *, closing: bool) -> None:
+        """Process a tag."""
+        if name in _BREAKS:
+            self._add("\n")
+        if closing:
+            if name not in _VOID:
+                self._end()
+            return
+        void = name in _VOID
+        self._depth += not void
+        if "item" in attributes:
+            self._marked(name, _attributes(attributes), void=void)
+        elif name == "li" and self._inside():
+            self._items.append(_Item("", self._depth))
+
+    def _marked(self, tag: str, given: dict[str, str], *, void: bool) -> None:
+        names = given.get("itemprop", "").split()
+        if self._inside() and names and "itemscope" not in given:
+            content = given.get("content") or (given.get("datetime") if tag == "time" else None)
+            for name in names:
+                if content:
+                    self.found.setdefault(name, []).append(content)
+                elif not void:
+                    self._items.append(_Item(name, self._depth))
+        if "itemscope" in given and not void:
+            kind = given.get("itemtype", "").rstrip("/")
+            self._scopes.append((self._depth, kind.endswith(_KIND)))
+
+    def _end(self) -> None:
+        while self._items and self._items[-1].depth >= self._depth:
+            self._close(self._items.pop())
+        while self._scopes and self._scopes[-1][0] >= self._depth:
+            self._scopes.pop()
+        self._depth -= 1
+
+    def _close(self, item: _Item) -> None:
+        text = "".join(item.texts).strip()
+        if item.name:
+            self.found.setdefault(item.name, []).append(text)
+        if item.name in _INGREDIENTS:
+            for outer in self._items[-_MAX_OPEN:]:
+                outer.n_ingredients += 1
+        elif not item.name and item.n_ingredients == 1:
+            # The amount often precedes the marked name: "<li>6 cl <a itemprop=...>Malibu".
+            name = next(name for name in _INGREDIENTS if name in self.found)
+            self.found[name][-1] = " ".join(text.split())
+
+    def _add(self, text: str) -> None:
+        for item in self._items[:_MAX_OPEN]:
+            item.texts.append(text)
+
+    def _inside(self) -> bool:
+        return bool(self._scopes) and self._scopes[-1][1]
+
+
+def _attributes(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, double, single, bare in _ATTRIBUTE.findall(text):
+        found.setdefault(name.lower(), decoded_entities(double or single or bare))
+    return found
