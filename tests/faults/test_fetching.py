@@ -22,7 +22,7 @@ def with_best(parts, folder, *, loss, value, step=2):
     """A run of a few steps with a best model."""
     store = parts.made(folder, step)
     model = {"w": torch.full((300,), value)}
-    store.save_best(step, model, progress={"step": step}, metrics={"loss": loss})
+    store.save(step, {"model": model}, {"progress": {"step": step}}, metrics={"loss": loss})
     return store
 
 

@@ -11,7 +11,7 @@ def test_a_step_is_never_in_the_bucket_without_the_best_models_before_it(
     """Found by `bench/kills.py --upload`: same weights, another finished model."""
     store = parts.made(tmp_path / "a", 4, 6)
     tensors = store.newest_valid().tensors("model")
-    store.save_best(4, tensors, progress={"step": 4}, metrics={"loss": 1.0})
+    store.save(4, {"model": tensors}, {"progress": {"step": 4}}, metrics={"loss": 1.0})
     put, manifests = Bucket.put, []
 
     def watched(folder, name, data, *, new=False):

@@ -14,7 +14,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -162,25 +161,23 @@ def drill(
         )
     preload()
     with _scratch_beside(folder) as scratch:
-        faults = _Faults(folder, scratch, steps, kills, random.Random(seed), reporter.notice)
+        faults = _Faults(folder, Path(scratch), steps, kills, random.Random(seed), reporter.notice)
         return DrillResult(folder, tuple(faults.run()))
 
 
-@contextmanager
-def _scratch_beside(run: Path) -> Iterator[Path]:
+def _scratch_beside(run: Path) -> tempfile.TemporaryDirectory[str]:
     """A folder on the disk of the run, which is the one under test; removed at the end."""
+    place = run.resolve().parent
     try:
-        scratch = Path(tempfile.mkdtemp(prefix=f"drill-{run.name}-", dir=run.resolve().parent))
+        return tempfile.TemporaryDirectory(
+            prefix=f"drill-{run.name}-", dir=place, ignore_cleanup_errors=True
+        )
     except OSError as error:
         raise CheckpointError(
-            f"{run.resolve().parent} cannot be written: {error.strerror}. The drill works in a "
-            "folder beside the run, so that its disk is the one that is tested; give yourself the "
-            "right to write there, or copy the run elsewhere."
+            f"{place} cannot be written: {error.strerror}. The drill works in a folder beside the "
+            "run, so that its disk is the one that is tested; give yourself the right to write "
+            "there, or copy the run elsewhere."
         ) from error
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class _Faults:

@@ -229,9 +229,12 @@ def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(tmp_path):
 
 
 def keep_best(store, step, loss):
-    return store.save_best(
-        step, tensors(step)["model"], progress={"step": step}, metrics={"loss": loss}
-    )
+    metrics = {"loss": loss}
+    if store.is_among_best(step, metrics):
+        return store.save(
+            step, {"model": tensors(step)["model"]}, {"progress": {"step": step}}, metrics=metrics
+        )
+    return None
 
 
 def test_the_best_are_those_with_the_lowest_loss(tmp_path):
@@ -365,7 +368,8 @@ def test_the_best_may_go_by_a_metric_that_rises_and_older_ones_lack_it_last(tmp_
     store = CheckpointStore(tmp_path / "checkpoints", keep_best=2, best_by=Goal("bleu", rises=True))
     for step, bleu in ((2, 5.0), (3, 7.0), (4, 6.0), (5, 1.0), (6, float("nan"))):
         metrics = {"loss": 9.0, "bleu": bleu}
-        store.save_best(step, tensors(step)["model"], progress={"step": step}, metrics=metrics)
+        if store.is_among_best(step, metrics):
+            store.save(step, {"model": tensors(step)["model"]}, {"progress": {}}, metrics=metrics)
     kept = sorted(path.name for path in (tmp_path / "best").glob("step-*"))
     assert kept == ["step-00000003", "step-00000004"]
     assert store.best().step == 3

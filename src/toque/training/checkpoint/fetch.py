@@ -64,11 +64,7 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
         CheckpointError: the bucket holds another run, or checkpoints of which none can be used.
         BucketError: the service refused or stayed away.
     """
-    names = bucket.names()
-    steps = complete_steps(names, "checkpoints")
-    here = _newest_here(run)
-    if here is not None and steps:
-        _refuse_another_run(bucket, steps, here)
+    names, steps, here = _there_and_here(bucket, run)
     reasons: list[str] = []
     for step in steps:
         if here is not None and _step(step) <= here.step:
@@ -76,7 +72,9 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
         try:
             place = f"checkpoints/{step}"
             with _fetched(bucket, place, run) as manifest:
-                _refuse_absent(names, place, manifest)
+                absent = [e.file for e in manifest.files if f"{place}/{e.file}" not in names]
+                if absent:
+                    raise CheckpointError(f"its manifest lists {absent[0]}, which is not there.")
                 _fetch_rest(bucket, names, run, say)
         except (OtherFormatError, BucketError):
             raise
@@ -101,17 +99,24 @@ def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
         CheckpointError: the bucket holds another run, or it is damaged there.
         BucketError: the service refused or stayed away.
     """
-    names, place = bucket.names(), f"checkpoints/{step_name(step)}"
-    steps = complete_steps(names, "checkpoints")
-    here = _newest_here(run)
-    if here is not None and steps:
-        _refuse_another_run(bucket, steps, here)
+    place = f"checkpoints/{step_name(step)}"
+    names, steps, here = _there_and_here(bucket, run)
     if step_name(step) not in steps or _whole_here(run / place) is not None:
         return
     with _fetched(bucket, place, run):
         if here is None or here.step < _step(steps[0]):
             _fetch_rest(bucket, names, run, say)
     say(f"fetched step {step:,} from {bucket.address}")
+
+
+def _there_and_here(bucket: Bucket, run: Path) -> tuple[list[str], list[str], Manifest | None]:
+    """Names and checkpoints in the bucket, and the newest one here, which are of one run."""
+    names, folders = bucket.names(), sorted((run / "checkpoints").glob("step-*"), reverse=True)
+    steps = complete_steps(names, "checkpoints")
+    here = next(filter(None, map(_whole_here, folders)), None)
+    if here is not None and steps:
+        _refuse_another_run(bucket, steps, here)
+    return names, steps, here
 
 
 def complete_steps(names: list[str], kind: str) -> list[str]:
@@ -133,11 +138,6 @@ def _whole_here(folder: Path) -> Manifest | None:
         raise
     except CheckpointError:
         return None
-
-
-def _newest_here(run: Path) -> Manifest | None:
-    folders = sorted((run / "checkpoints").glob("step-*"), reverse=True)
-    return next(filter(None, map(_whole_here, folders)), None)
 
 
 def _refuse_another_run(bucket: Bucket, steps: list[str], here: Manifest) -> None:
@@ -169,12 +169,6 @@ def _refuse_another_run(bucket: Bucket, steps: list[str], here: Manifest) -> Non
         )
     if str(unread):
         raise unread
-
-
-def _refuse_absent(names: list[str], place: str, manifest: Manifest) -> None:
-    absent = [e.file for e in manifest.files if f"{place}/{e.file}" not in names]
-    if absent:
-        raise CheckpointError(f"its manifest lists {absent[0]}, which is not there.")
 
 
 @contextmanager

@@ -84,18 +84,6 @@ class Checkpoint:
         path = self.path / LAYOUT
         return parse_layout(_read(path), str(path), names)
 
-    def bytes_of(self, stem: str) -> int:
-        """Bytes of the tensors saved as `stem`; of a whole file with its header.
-
-        Raises:
-            CheckpointError: the layout of its shards cannot be.
-        """
-        layout = self.layout()
-        if layout is not None:
-            return layout.bytes_of(stem)
-        name = f"{stem}.safetensors"
-        return sum(entry.bytes for entry in self.manifest.files if entry.file == name)
-
     def state(self) -> dict[str, Any]:
         """The content of `state.json`.
 

@@ -134,7 +134,7 @@ class _Save:
     tensors: Tensors
     write: Callable[[Tensors], Any]
     """Writes them or their copies, in the thread or in the loop."""
-    finish: Callable[[Any], Saved | None]
+    finish: Callable[[Any], Saved]
     """Function called in the loop, by all ranks that write, with the result of `write`."""
     folder: ExitStack = field(default_factory=ExitStack)
     """Holds the checkpoint's folder open until all shards are in it, on rank 0."""
@@ -301,11 +301,8 @@ class Saves:
     ) -> _Save:
         """Whole tensors, by this rank alone: the store makes a checkpoint of them."""
 
-        def write(tensors: Tensors) -> Saved | None:
-            if not metrics:
-                return self.store.save(step, tensors, state)
-            model, progress = tensors["model"], state["progress"]
-            return self.store.save_best(step, model, progress=progress, metrics=metrics)
+        def write(tensors: Tensors) -> Saved:
+            return self.store.save(step, tensors, state, metrics=metrics)
 
         return _Save(parent.name, tensors, write, lambda saved: saved)
 
@@ -339,7 +336,14 @@ class Saves:
         writer = FolderWriter(place, self.store.after)
 
         def write(tensors: Tensors) -> FileEntry | str:
-            return _written_shard(writer, shard_name(ranks.rank, ranks.world_size), tensors[""])
+            """The shard of this rank on the disk; or why the file system refused it."""
+            name = shard_name(ranks.rank, ranks.world_size)
+            try:
+                entry = writer.write(name, partial(write_tensors, tensors[""]))
+                sync_file(writer.folder / name)
+            except OSError as error:
+                return error.strerror or str(error)
+            return entry
 
         def finish(written: FileEntry | str) -> Saved:
             parts = ranks.all_gather((written, shard.cut))
@@ -354,10 +358,7 @@ class Saves:
                     size = self._sealed(writer, step, parts, state, metrics)
             except SaveError as error:
                 return error
-            if metrics:
-                self.store.prune_best()
-            else:
-                self.store.prune(step)
+            self.store.prune(step, best=bool(metrics))
             return size
 
         return _Save(parent.name, {"": shard.tensors}, write, finish, folder)
@@ -394,7 +395,7 @@ class Saves:
             saved = save.finish(save.job.result())
         except SaveError as error:
             return self._failed(at, error, quiet=quiet)
-        if saved is not None and save.kind == self.store.folder.name:
+        if save.kind == self.store.folder.name:
             self.counts.written += 1
             if self.ranks.is_main:
                 self.callbacks.on_save(at, replace(saved, blocked_seconds=save.blocked_seconds))
@@ -425,15 +426,3 @@ class Saves:
 
 _Part = tuple[FileEntry | str, Mapping[str, CutTensor]]
 """The file of one rank, or why there is none, and the slices it holds."""
-
-
-def _written_shard(
-    writer: FolderWriter, name: str, tensors: Mapping[str, Tensor]
-) -> FileEntry | str:
-    """The shard of this rank on the disk; or why the file system refused it."""
-    try:
-        entry = writer.write(name, partial(write_tensors, tensors))
-        sync_file(writer.folder / name)
-    except OSError as error:
-        return error.strerror or str(error)
-    return entry

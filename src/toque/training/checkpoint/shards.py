@@ -8,7 +8,6 @@ beside those of the shards. Only the bytes that a rank needs are read.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -65,11 +64,6 @@ class CutTensor(msgspec.Struct, frozen=True):
         return self.shape[self.dim] if self.shape else 1
 
     @property
-    def bytes(self) -> int:
-        """Bytes of all slices."""
-        return math.prod(self.shape) * self.torch_dtype.itemsize
-
-    @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype that `dtype` names."""
         return DTYPES[self.dtype]
@@ -110,10 +104,6 @@ class ShardLayout(msgspec.Struct, frozen=True):
         """The tensors saved as `stem`, by their own names."""
         start = f"{stem}/"
         return {k.removeprefix(start): t for k, t in self.tensors.items() if k.startswith(start)}
-
-    def bytes_of(self, stem: str) -> int:
-        """Bytes of the tensors saved as `stem`."""
-        return sum(tensor.bytes for tensor in self.of(stem).values())
 
 
 def parse_layout(text: bytes, place: str, listed: set[str]) -> ShardLayout:

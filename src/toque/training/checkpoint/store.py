@@ -63,6 +63,7 @@ MOVED: Final = "folder moved"
 """`RunEnd.reason` where the run's folder is not at its place any more."""
 
 NamedTensors = Mapping[str, Tensor]
+NO_METRICS: Final[Mapping[str, float]] = {}
 
 
 class SaveError(CheckpointError):
@@ -165,7 +166,12 @@ class CheckpointStore:
         refuse_moved(self.folder)
 
     def save(
-        self, step: int, tensors: Mapping[str, NamedTensors], state: Mapping[str, Any]
+        self,
+        step: int,
+        tensors: Mapping[str, NamedTensors],
+        state: Mapping[str, Any],
+        *,
+        metrics: Mapping[str, float] = NO_METRICS,
     ) -> Saved:
         """Write a checkpoint and, once it is durable, remove those no longer kept.
 
@@ -173,40 +179,24 @@ class CheckpointStore:
             step: updates done.
             tensors: file stem -> named tensors, e.g. {"model": ..., "optimizer": ...}.
             state: JSON; its "progress" and "cursor" are repeated in the manifest.
+            metrics: what makes it one of the best models, kept apart; empty for a checkpoint.
 
         Raises:
             SaveError: the file system refused. The older checkpoints are untouched.
         """
-        saved = self._write(self.here, step, tensors, state=state, metrics={})
-        self.prune(step)
-        return saved
-
-    def save_best(
-        self,
-        step: int,
-        model: NamedTensors,
-        *,
-        progress: Mapping[str, Any],
-        metrics: Mapping[str, float],
-    ) -> Saved | None:
-        """Keep the model apart when its evaluation is among the `keep_best` best.
-
-        Returns:
-            What was saved, or None when the model was not good enough.
-
-        Raises:
-            SaveError: the file system refused. The older ones are untouched.
-        """
-        if not self.is_among_best(step, metrics):
-            return None
-        saved = self._write(
-            self.best_folder, step, {"model": model}, state={"progress": progress}, metrics=metrics
-        )
-        self.prune_best()
-        return saved
+        started = time.perf_counter()
+        parent = self.best_folder if metrics else self.here
+        with self.writing(parent, step, sum(map(bytes_of, tensors.values()))) as writer:
+            files = [
+                writer.write(f"{stem}.safetensors", partial(write_tensors, named))
+                for stem, named in tensors.items()
+            ]
+            size = self.seal(writer, step, files, state=state, metrics=metrics, version=WHOLE)
+        self.prune(step, best=bool(metrics))
+        return Saved(parent / step_name(step), step, size, time.perf_counter() - started)
 
     def is_among_best(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """True if `save_best` would keep a model with these metrics."""
+        """True if a model with these metrics is among the `keep_best` best."""
         rank = self.best_by.rank(metrics)
         if self.keep_best < 1 or not math.isfinite(rank):
             return False
@@ -256,24 +246,6 @@ class CheckpointStore:
                 found.append(manifest)
         return sorted(found, key=lambda m: (self.best_by.rank(m.metrics), m.step))
 
-    def _write(
-        self,
-        parent: Path,
-        step: int,
-        tensors: Mapping[str, NamedTensors],
-        *,
-        state: Mapping[str, Any],
-        metrics: Mapping[str, float],
-    ) -> Saved:
-        started = time.perf_counter()
-        with self.writing(parent, step, sum(map(bytes_of, tensors.values()))) as writer:
-            files = [
-                writer.write(f"{stem}.safetensors", partial(write_tensors, named))
-                for stem, named in tensors.items()
-            ]
-            size = self.seal(writer, step, files, state=state, metrics=metrics, version=WHOLE)
-        return Saved(parent / step_name(step), step, size, time.perf_counter() - started)
-
     @contextmanager
     def writing(self, parent: Path, step: int, needed: int) -> Iterator[FolderWriter]:
         """A checkpoint's folder to fill; it appears in `parent` when the block ends well.
@@ -284,11 +256,16 @@ class CheckpointStore:
         self._refuse_taken_over()
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            _refuse_full_disk(parent, needed)
+            free = shutil.disk_usage(parent).free
+            if free < needed:  # rather than fill the disk to the last byte
+                raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
             with atomic_folder(parent / step_name(step), after=self.after) as writer:
                 yield writer
         except OSError as error:
-            raise save_error(step, parent, error.strerror or str(error)) from error
+            raise SaveError(
+                f"Step {step} could not be saved in {parent}: {error.strerror or error}. What was "
+                "saved before is intact. Make room or repair the disk; the next save tries again."
+            ) from error
 
     def seal(
         self,
@@ -331,35 +308,17 @@ class CheckpointStore:
                 "one is saved any more; what was saved before is intact, and the other goes on."
             )
 
-    def prune(self, step: int) -> None:
-        """Remove the checkpoints that are no longer kept, once that of `step` is durable."""
-        # Steps beyond the present one were found damaged when the run continued: they neither
-        # count as kept nor are they ours to delete.
-        present = [path for path in step_folders(self.here) if step_of(path) <= step]
-        for path in present[max(1, self.keep_last) :]:
-            self._remove(path)
-
-    def prune_best(self) -> None:
-        """Remove the best models that are no longer among the best."""
-        for manifest in self._best_first()[self.keep_best :]:
-            self._remove(self.best_folder / step_name(manifest.step))
-
-    def _remove(self, path: Path) -> None:
-        # An old checkpoint that cannot be deleted is no reason to stop.
-        with contextlib.suppress(OSError):
-            remove_folder(path, after=self.after)
-
-
-def save_error(step: int, parent: Path, why: str) -> SaveError:
-    """The error of a save that `why` ended."""
-    return SaveError(
-        f"Step {step} could not be saved in {parent}: {why}. What was saved before is intact. Make "
-        "room or repair the disk; the next save tries again."
-    )
-
-
-def _refuse_full_disk(folder: Path, needed: int) -> None:
-    """Fail before writing rather than fill the disk to the last byte."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
+    def prune(self, step: int, *, best: bool = False) -> None:
+        """Remove what is no longer kept, once the checkpoint or best model of `step` is durable."""
+        if best:
+            worse = self._best_first()[self.keep_best :]
+            doomed = [self.best_folder / step_name(manifest.step) for manifest in worse]
+        else:
+            # Steps beyond the present one were found damaged when the run continued: they neither
+            # count as kept nor are they ours to delete.
+            present = [path for path in step_folders(self.here) if step_of(path) <= step]
+            doomed = present[max(1, self.keep_last) :]
+        for path in doomed:
+            # An old checkpoint that cannot be deleted is no reason to stop.
+            with contextlib.suppress(OSError):
+                remove_folder(path, after=self.after)

@@ -29,7 +29,7 @@ from toque.version import __version__
 
 Strategy = Literal["auto", "single", "ddp", "fsdp", "hsdp"]
 _STARTING: Final = f"toque train CONFIG {argument('gpus=2')}"
-BEAT: Final = 10.0
+BEAT = 10.0
 """Seconds between two signs of life of rank 0 while it works alone."""
 TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
 """Environment variable: seconds that ranks wait for each other before the run is given up. One
@@ -135,7 +135,7 @@ def _number(name: str, default: int) -> int:
     return int(text)
 
 
-def while_others_wait(ranks: Ranks, work: Callable[[], None], *, beat: float = BEAT) -> None:
+def while_others_wait(ranks: Ranks, work: Callable[[], None]) -> None:
     """Do `work` on rank 0, however long it takes; the others return when it is done.
 
     Raises:
@@ -149,7 +149,7 @@ def while_others_wait(ranks: Ranks, work: Callable[[], None], *, beat: float = B
 
     def live() -> None:
         try:
-            while ranks.is_distributed and not done.wait(beat):
+            while ranks.is_distributed and not done.wait(BEAT):
                 ranks.broadcast(False)
         except RankLost as error:
             lost.append(error)
