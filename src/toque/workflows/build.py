@@ -67,8 +67,7 @@ from toque.training.time_limit import CommandClock
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep, UpdateGuard
 from toque.workflows.asking import own_prompts, target_limit
-from toque.workflows.banner import banner
-from toque.workflows.run_length import Length, length_of, time_left_of
+from toque.workflows.run_length import Length, banner, length_of, time_left_of
 
 
 @dataclass(frozen=True)

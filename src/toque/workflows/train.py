@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +17,15 @@ from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, 
 from toque.evaluation.text_scores import TextScores
 from toque.reporter import SILENT, LogReporter, Reporter
 from toque.reports.verdict import verdict_of
+from toque.storage.bucket import Bucket, is_remote, open_bucket
+from toque.storage.bucket_access import RUNS, BucketError
+from toque.storage.bucket_lock import BucketLock
+from toque.storage.download import cache_folder
 from toque.storage.no_follow import place_of, refuse_links
+from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.resume import broadcast_checkpoint, refuse_unshared_folder
 from toque.training.checkpoint.saved import Checkpoint
+from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import (
     joined,
@@ -29,7 +36,6 @@ from toque.training.distributed.process_group import (
 from toque.training.observers.metrics_log import write_after
 from toque.training.observers.watchers import Watchers
 from toque.training.time_limit import CommandClock
-from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.build import Run, build_run
 from toque.workflows.final_model import finish, is_finished
 from toque.workflows.prepare import prepare_if_absent
@@ -69,7 +75,7 @@ def train(
         if ranks.is_distributed:
             said = config_sha256(config.config)[:12]
             refuse_unlike(ranks, versions() | {"the configuration (its SHA-256)": said})
-        config = on_this_machine(config)
+        config = _on_this_machine(config)
         refuse_links(Path(config.config.run_dir), CheckpointError)
         # Every rank computes; the first also speaks, writes and uploads.
         logged = LoggedReporter(reporter if ranks.is_main else SILENT)
@@ -89,7 +95,7 @@ def train(
             # Going back, fetching and uploading are the first rank's.
             on, older = upload and ranks.is_main, resume if ranks.is_main else None
             back = None if older is None else partial(go_back, config, store, older, say)
-            uploads = stack.enter_context(uploading(config.config, say=say, on=on, go_back=back))
+            uploads = stack.enter_context(_uploading(config.config, say=say, on=on, go_back=back))
             if watchers is not None:
                 stack.enter_context(tracked(watchers, reporter))
 
@@ -176,6 +182,79 @@ def _watchers(config: RunConfig, own: Sequence[object]) -> Watchers:
         settings=config.model_dump(mode="json"),
         scores=RECIPE_SCORES,
     )
+
+
+def _on_this_machine(resolved: Resolved) -> Resolved:
+    """The same run in a folder of this machine: `run_dir: gs://...` becomes `checkpoint.upload`.
+
+    Raises:
+        ConfigError: the address cannot be a run's, or two different ones are given.
+    """
+    config = resolved.config
+    try:
+        remote = is_remote(config.run_dir)
+    except BucketError as error:
+        raise ConfigError(
+            f"run_dir is {config.run_dir.partition('://')[0]}://..., a kind of address that "
+            "cannot hold a run. Use a folder, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER."
+        ) from error
+    if not remote:
+        return resolved
+    address = config.run_dir.rstrip("/")
+    if config.checkpoint.upload not in (None, address):
+        raise ConfigError(
+            f"run_dir is {address} and checkpoint.upload is {config.checkpoint.upload}: a run has "
+            "one place in a bucket. Leave checkpoint.upload out."
+        )
+    scheme, _, rest = address.partition("://")
+    parts = rest.split("/")
+    if len(parts) < 2 or any(part in ("", ".", "..") for part in parts):
+        raise ConfigError(
+            f"run_dir is {address}, which names no folder in a bucket. Write it as "
+            "gs://BUCKET/FOLDER, e.g. gs://my-bucket/runs/cookbook."
+        )
+    folder = cache_folder("runs").joinpath(scheme, *parts)
+    checkpoint = config.checkpoint.model_copy(update={"upload": address})
+    here = config.model_copy(update={"run_dir": str(folder), "checkpoint": checkpoint})
+    return replace(resolved, config=here)
+
+
+@contextmanager
+def _uploading(
+    config: RunConfig,
+    *,
+    say: Callable[[str], None],
+    on: bool,
+    go_back: Callable[[Bucket | None], None] | None,
+) -> Iterator[Uploads | None]:
+    """Hold the run's place in its bucket, fetch what is newer there, and upload until the end.
+
+    With `go_back` that is called instead of fetching, with the place, or None without a bucket.
+
+    Raises:
+        CheckpointError: another process trains there, it holds another run, or the store refuses.
+    """
+    if config.checkpoint.upload is None or not on:
+        if go_back is not None:
+            go_back(None)
+        yield None
+        return
+    run = Path(config.run_dir)
+    bucket = open_bucket(config.checkpoint.upload.rstrip("/"), RUNS)
+    with BucketLock(bucket) as lock:
+        if go_back is None:
+            fetch_run(bucket, run, say=say)
+        else:
+            go_back(bucket)
+        uploads = Uploads(run, bucket, lock, keep_last=config.train.keep_last)
+        try:
+            with uploads:
+                yield uploads
+                say(f"uploading what is left to {bucket.address}")
+        finally:
+            for sentence in uploads.messages():
+                say(f"warning: {sentence}")
+            say(f"checkpoint.upload={bucket.address}: {uploads.counts.in_words()}")
 
 
 @contextmanager
