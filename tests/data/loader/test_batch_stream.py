@@ -4,27 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from tiny import Listed, stream_of
 from toque.batch import IGNORE, DecoderBatch, EncoderDecoderBatch
 from toque.data.loader.batch_stream import BatchStream, Step
-from toque.data.loader.collate import Layout, decoder_batch, encoder_decoder_batch
-from toque.data.loader.epoch_plan import EpochPlan
+from toque.data.loader.collate import decoder_batch, encoder_decoder_batch
 from toque.data.loader.packing import RowShape
 from toque.data.loader.prefetch import Prefetch
 from toque.units import Cursor
-
-
-class Listed:
-    """Examples held in lists: the smallest real thing a layout can read."""
-
-    def __init__(self, pairs: list[tuple[list[int], list[int]]]) -> None:
-        self.pairs = pairs
-
-    def prompt(self, row: int, /) -> np.ndarray:
-        return np.array(self.pairs[row][0], np.int64)
-
-    def target(self, row: int, /) -> np.ndarray:
-        return np.array(self.pairs[row][1], np.int64)
-
 
 TWO = Listed([([7, 8], [9, 2]), ([5], [6, 2]), ([], [4, 3, 2])])
 X = IGNORE
@@ -65,9 +51,8 @@ def test_padding_is_the_tokenizers() -> None:
     assert batch.labels.tolist() == [[6, 2, X, X]]
 
 
-def stream(
-    *, encoder: bool, packed: bool = True, rank: int = 0, world_size: int = 1
-) -> BatchStream:
+def stream(*, encoder: bool, **options: object) -> BatchStream:
+    """Updates of six rows; some of the 90 examples of a decoder have no prompt."""
     rng = np.random.default_rng(1)
     pairs = [
         (
@@ -76,20 +61,8 @@ def stream(
         )
         for n in rng.integers(1, 20, 90)
     ]
-    examples = Listed(pairs)
-    p, t = (np.array([len(pair[side]) for pair in pairs]) for side in (0, 1))
-    shape = RowShape(16, 40) if encoder else RowShape(0, 48)
-    plan = EpochPlan(
-        examples=np.arange(90),
-        source_lengths=p if encoder else np.zeros_like(p),
-        target_lengths=t if encoder else p + t - 1,
-        shape=shape,
-        seed=5,
-        update_rows=6,
-        window=32,
-    )
-    layout = Layout(examples, shape=shape, pad_id=0, start_id=0, packed=packed)
-    return BatchStream(plan, layout, p, t, rank=rank, world_size=world_size)
+    family, sizes = "t5" if encoder else "gpt2", {"update_rows": 6, "window": 32, "seed": 5}
+    return stream_of(pairs, family, shape=(16, 40, 48), **sizes, **options)
 
 
 def first(s: BatchStream, n: int) -> list[Step]:
