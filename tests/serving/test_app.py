@@ -154,18 +154,6 @@ def test_max_tokens_and_stop_end_a_text(client, gpt2, address):
     assert metric(address, "toque_live_texts") == 0  # their places are free
 
 
-def test_logprobs_stand_beside_the_tokens_of_the_text(client, gpt2):
-    asked = {"model": "tiny", "temperature": 0}
-    text = client.completions.create(prompt="Recipe for rice", logprobs=2, **asked).choices[0]
-    assert "".join(text.logprobs.tokens) == text.text == expected(gpt2, "Recipe for rice")
-    assert text.logprobs.text_offset[1] == len(text.logprobs.tokens[0])
-    said = [{"role": "user", "content": "rice"}]
-    chat = client.chat.completions.create(messages=said, logprobs=True, top_logprobs=1, **asked)
-    found = chat.choices[0].logprobs.content
-    assert [one.logprob for one in found] == text.logprobs.token_logprobs
-    assert [one.top_logprobs[0].logprob for one in found] == [one.logprob for one in found]
-
-
 @pytest.mark.parametrize("most", [1, 5])
 @pytest.mark.parametrize("temperature", [0, 1.5])
 def test_the_chosen_token_is_among_the_likeliest_as_it_stands_in_the_text(
@@ -179,7 +167,11 @@ def test_the_chosen_token_is_among_the_likeliest_as_it_stands_in_the_text(
     ):
         choice = client.completions.create(prompt="lentil soup", **asked).choices[0]
         logs = choice.logprobs
-        assert "".join(logs.tokens) == choice.text
+        plain = client.completions.create(
+            prompt="lentil soup", **(asked | {"logprobs": None})
+        ).choices[0]
+        assert "".join(logs.tokens) == choice.text == plain.text
+        assert logs.text_offset[1] == len(logs.tokens[0])
         assert " " in choice.text
         for token, log, best in zip(
             logs.tokens, logs.token_logprobs, logs.top_logprobs, strict=True

@@ -105,68 +105,6 @@ def test_draws_are_those_of_generate_beside_greedy_neighbours(served):
     assert plain == [alone(served, one) for one in prompts(served, 4)]
 
 
-def test_asking_for_probabilities_changes_no_token(gpt2):
-    (prompt,) = prompts(gpt2, 1)
-
-    async def work(batcher):
-        with batcher.ticket(gpt2, [Order(prompt, 24, GREEDY, 0, 2)]) as ticket:
-            return [new async for new in news_of(ticket) if new.end != "stop"]
-
-    found = within(ServedModels([gpt2]), work)
-    assert [new.token for new in found] == alone(gpt2, prompt)
-    for new in found:
-        (first, best), (_, second) = new.likeliest
-        assert first == new.token
-        assert best == pytest.approx(new.logprob)
-        assert second <= best <= 0
-
-
-def test_who_goes_away_frees_the_places_and_the_queue(gpt2):
-    (prompt,) = prompts(gpt2, 1)
-
-    async def work(batcher):
-        orders = [Order(prompt, 60, GREEDY) for _ in range(10)]  # 2 rows, 8 wait
-        with batcher.ticket(gpt2, orders) as ticket:
-            await ticket.news.get()
-        await settled(batcher)
-        return await written(batcher, gpt2, [Order(prompt, 24, GREEDY)])
-
-    ids, _ = within(ServedModels([gpt2]), work, rows=2)
-    assert ids == [alone(gpt2, prompt)]
-
-
-def test_a_full_queue_refuses_and_keeps_what_it_has(gpt2):
-    (prompt,) = prompts(gpt2, 1)
-
-    async def work(batcher):
-        orders = [Order(prompt, 24, GREEDY) for _ in range(5)]
-        with batcher.ticket(gpt2, orders) as first:
-            with (
-                pytest.raises(RequestError) as refused,
-                batcher.ticket(gpt2, [Order(prompt, 24, GREEDY)]),
-            ):
-                pass
-            tokens = [new.token async for new in news_of(first) if new.end != "stop"]
-        return refused.value.status, len(tokens)
-
-    found = within(ServedModels([gpt2]), work, rows=2, queue=3)
-    assert found == (429, 5 * len(alone(gpt2, prompt)))
-
-
-def test_what_fails_is_told_and_the_next_request_is_written(gpt2):
-    (prompt,) = prompts(gpt2, 1)
-
-    async def work(batcher):
-        # An id beyond the embedding, which the application refuses before it comes here.
-        with pytest.raises(RequestError) as failed:
-            await written(batcher, gpt2, [Order([10**6, 10**6], 24, GREEDY)])
-        return failed.value.status, await written(batcher, gpt2, [Order(prompt, 24, GREEDY)])
-
-    status, (ids, _) = within(ServedModels([gpt2]), work)
-    assert status == 500
-    assert ids == [alone(gpt2, prompt)]
-
-
 def test_a_model_that_cannot_begin_again_fails_alone_and_recovers(gpt2):
     """As where memory is short after a failure: the thread goes on, and others are answered."""
     broken = replace(gpt2, name="broken", model=copy.deepcopy(gpt2.model))

@@ -108,20 +108,6 @@ def test_a_run_is_asked_in_its_own_form_wherever_it_went(kind: str, trained: Any
     assert plain(Path("exported"), [expected[0]], encoder=False, most=8) == [expected[1]]
 
 
-@pytest.mark.parametrize("kind", SOURCES)
-def test_a_run_of_release_0_1_0_is_known_by_its_store(kind: str, trained: Any) -> None:
-    """Its model folder holds no record."""
-    run = trained(kind)
-    expected = written(run)
-    shutil.rmtree(run / "model" / "toque")
-    shutil.copytree("store/tokenizer", run / "model", dirs_exist_ok=True)  # as it was copied then
-    assert written(run) == expected
-    toque.export(run, "exported")
-    assert written(Path("exported")) == expected
-    shutil.rmtree("store")
-    assert written(run) == expected  # by the sources in its config.yaml
-
-
 def test_an_unfinished_run_is_known_by_its_store(trained: Any) -> None:
     run = trained("pairs")
     shutil.rmtree(run / "model")

@@ -240,7 +240,7 @@ def watched_metrics(
         train: names the metrics.
         evaluation: names what is measured.
         prompts: the held-out ones that are written for at every evaluation.
-        bits: whether the bytes of the held-out targets are known.
+        bits: True if the bytes of the held-out targets are known.
 
     Raises:
         ConfigError: one that this run does not measure.

@@ -46,12 +46,7 @@ SUBSET_KEY = key_of(0x746F717565)
 
 @dataclass
 class RowsAtOnce:
-    """Packed rows that are computed at once; fewer from where memory ran out.
-
-    Args:
-        rows: to begin with.
-        on_notice: told in a sentence where they are fewer.
-    """
+    """Packed rows that are computed at once; fewer, and told of, from where memory ran out."""
 
     rows: int
     on_notice: Callable[[str], object] = lambda _: None
@@ -123,16 +118,8 @@ class HeldOut:
         """Held-out loss over a fixed subset of a store.
 
         Where sources or tasks are mixed by weight, examples weigh in it as they do in training.
-
-        Args:
-            evaluation: says how many examples are held out at most.
-            data: names the weights of sources and tasks.
-            span_corruption: of a run that corrupts its texts.
-            store: holds the examples.
-            trained: the layout of the training batches.
-            runtime: device, precision and ranks.
-            sharing: how the ranks hold the model; None where this process alone does.
-            on_notice: told in a sentence where memory ran out.
+        `trained` is the layout of the training batches; without `sharing` this process alone holds
+        the model; `on_notice` is told in a sentence where memory ran out.
 
         Raises:
             ConfigError: the store has no held-out example.
@@ -236,12 +223,7 @@ class HeldOut:
     def by_example(
         self, model: nn.Module, on_progress: Count = uncounted
     ) -> list[tuple[int, float, float]]:
-        """Store row, nats and weight of every example, computed by this process alone.
-
-        Args:
-            model: on `device`.
-            on_progress: called with (examples done, all examples).
-        """
+        """Store row, nats and weight of every example, computed by this process alone."""
         found: list[tuple[int, float, float]] = []
         total = sum(map(len, self.rows))
         with evaluating(model), torch.no_grad():
@@ -306,13 +288,9 @@ def choose_rows(
     target_lengths: np.ndarray,
     shape: RowShape,
 ) -> list[tuple[int, ...]]:
-    """Held-out examples, packed in their order.
+    """Held-out examples `rows` of a store, packed in their order.
 
-    Args:
-        rows: their store rows.
-        prompt_lengths: [all store rows] stored prompt tokens.
-        target_lengths: [all store rows] stored target tokens.
-        shape: what a packed row holds.
+    The lengths are tokens of all rows of the store.
     """
     source, target = prompt_lengths[rows].astype(np.int64), target_lengths[rows].astype(np.int64)
     if shape.source == 0:

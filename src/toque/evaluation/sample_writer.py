@@ -78,10 +78,7 @@ class SampleWriter(Callback):
 def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] = ()) -> list[str]:
     """The lines of the scores; none where no text was written for held-out prompts.
 
-    Args:
-        found: by this evaluation.
-        before: scores of the evaluation before, by name.
-        watched: metrics that the run goes by, shown whatever they are.
+    `before` holds the scores of the evaluation before; metrics that are watched are always shown.
     """
     n = len(found.held_out)
     if not n:
@@ -101,11 +98,7 @@ def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] 
 
 
 def cost(found: Evaluated, share: float) -> str:
-    """The cost of an evaluation, for people.
-
-    Args:
-        found: by the evaluation.
-        share: of the session's time so far that evaluations took.
+    """The cost of an evaluation, and the share of the session's time that all of them took.
 
     >>> cost(Evaluated(seconds=4.2, texts_seconds=3.1, own=["a text"]), 0.064)
     '  evaluated in 4.2 s, 3.1 s of it for texts; evaluations took 6.4 % of the time so far'

@@ -75,15 +75,9 @@ def score_tasks(
     at_most: int | None,
     reporter: Reporter = SILENT,
 ) -> list[TaskScores]:
-    """Scores of every task that has held-out examples; nothing where write is alone.
+    """Scores of every task of `tasks` that has held-out examples; nothing where write is alone.
 
-    Args:
-        model: on its device.
-        heldout: of this process alone.
-        store: holds the examples.
-        tasks: those of `data.tasks`.
-        at_most: examples of each that are looked at; None for all.
-        reporter: hears of progress.
+    `heldout` is this process's alone, and at most `at_most` examples of a task are looked at.
     """
     if tuple(tasks) == ("write",):
         return []

@@ -14,14 +14,14 @@ from toque.cooking.prompts import (
     dish_and_foods,
     write_prompt,
 )
-from toque.data.store.store_manifest import NAME, StoreManifest, form_of, read_manifest
+from toque.data.store.store_manifest import StoreManifest, form_of, read_manifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, load_codec, prompt_ids
 from toque.data.tokenizer.portable import files_of_model
 from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
 from toque.errors import CheckpointError, ConfigError, DataError
 from toque.models.loading.hub import resolve_folder
-from toque.models.loading.provenance import Form, Provenance, provenance_of
+from toque.models.loading.provenance import Provenance, provenance_of
 
 if TYPE_CHECKING:
     from toque.evaluation.text_samples import Prompt
@@ -60,8 +60,7 @@ def target_limit(config: RunConfig, manifest: StoreManifest | None) -> int:
 def provenance_in(folder: Path) -> Provenance:
     """Record of the model of a run, a model folder or a hub name.
 
-    A run without a record, of release 0.1.0 or not finished, is known by its store, and where that
-    is gone by the sources in its configuration.
+    A run without a record, which is not finished, is known by its store.
 
     Raises:
         CheckpointError: the record cannot be read.
@@ -74,13 +73,7 @@ def provenance_in(folder: Path) -> Provenance:
     if record is not None:
         return record
     config = load_config(folder / "config.yaml").config
-    store = Path(config.data.store)
-    if (store / NAME).is_file():
-        return provenance_of_run(config, read_manifest(store))
-    forms = {_form_of_source(source.format, source.columns) for source in config.data.sources}
-    form: Form = forms.pop() if len(forms) == 1 else "recipes"
-    tasks: list[str] = [*config.data.tasks] if form == "recipes" else []
-    return Provenance(form=form, max_new_tokens=target_limit(config, None), tasks=tasks)
+    return provenance_of_run(config, read_manifest(Path(config.data.store)))
 
 
 def codec_in(folder: Path, record: Provenance) -> Codec:
@@ -106,13 +99,6 @@ def _here(folder: Path) -> Path:
         return resolve_folder(str(folder))
     except (ConfigError, DataError):
         return folder  # opening it says what is wrong
-
-
-def _form_of_source(kind: str, columns: object) -> Form:
-    if isinstance(columns, dict) and "prompt" in columns:
-        return "pairs"
-    named = isinstance(columns, dict) and "text" in columns
-    return "documents" if kind in ("text", "tokens") or named else "recipes"
 
 
 def model_files(codec: Codec, record: Provenance, *, encoder: bool) -> tuple[dict[str, str], bool]:

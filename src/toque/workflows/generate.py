@@ -41,13 +41,12 @@ def generate(
     on_text: OnText | None = None,
     reporter: Reporter = SILENT,
 ) -> list[Written]:
-    """Write texts for prompts.
+    """Write texts for prompts, as `toque.generate` says.
 
     Args:
         run_or_model: What writes.
-        prompts: "dish" or "dish: a, b, c" for a model of recipes; one trained on prompts, texts or
-            tokens of your own gets them as they are. One or several.
-        options: How they are written.
+        prompts: One or several.
+        options: How texts are written.
         file: More prompts, one a line or as JSON lines.
         adapters: Adapter folders; each writes every text.
         n: Texts for each prompt; they follow each other.
@@ -122,14 +121,8 @@ def _prompts(
 class InOrder:
     """An engine's `on_token` that tells of the first unfinished text, then of the next.
 
-    Those that were written meanwhile are told as soon as it is their turn.
-
-    Args:
-        on_text: is told.
-        prompts: of the texts, as the model reads them.
-        decode: ids to text.
-        adapter: by which the texts are written, if several are asked.
-        first: number of the first text.
+    Those that were written meanwhile are told as soon as it is their turn. `first` is the number
+    of the first text.
     """
 
     def __init__(

@@ -25,13 +25,11 @@ def of_all(hidden, weight):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
-def test_token_is_that_of_all_logits_and_few_are_computed(weight, spread):
+def test_token_is_that_of_all_logits(weight, spread):
     weight = weight * torch.linspace(0.0, spread, VOCAB).exp()[:, None]
     head, hidden = Int8Argmax(weight, rows=40), states(40)
     assert head(hidden).tolist() == of_all(hidden, weight)
     assert head(hidden[:1]).tolist() == of_all(hidden[:1], weight)
-    head(hidden)
-    assert 0 < head.n_in_doubt < 40 * VOCAB / 20
 
 
 @torch.inference_mode()
@@ -45,18 +43,15 @@ def test_first_of_equals_wins_and_the_last_block_is_read_to_its_end(weight):
 
 
 @torch.inference_mode()
-def test_rows_in_doubt_are_computed_whole_and_the_bounds_end_when_most_are(weight):
+def test_rows_in_doubt_are_computed_whole(weight):
     weight = weight * 1e-5 + torch.ones(SIZE)  # hardly a difference between tokens
     head, hidden = Int8Argmax(weight, rows=4), states(4).abs()
     mixed = torch.cat([hidden[:3], states(1)])
-    for given in (mixed, hidden, hidden, hidden, hidden, mixed):
+    for given in (mixed, hidden):
         logits = given @ weight.T
         largest = logits.max(1).values
         found = logits.gather(1, head(given)[:, None])[:, 0]
         torch.testing.assert_close(found, largest, rtol=1e-6, atol=0.0)
-    before, head.n_in_doubt = head.n_in_doubt, -1
-    head(states(4))
-    assert before >= 0 > head.n_in_doubt
 
 
 @torch.inference_mode()

@@ -83,23 +83,6 @@ def test_the_same_texts_again(kind, tiny):
     assert written(model) == written(model)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_draws_come_in_bf16_too(kind, rows, tiny):
-    model = tiny(kind)
-    texts = generate(
-        model,
-        PROMPTS,
-        max_new_tokens=6,
-        temperature=1.0,
-        top_p=0.9,
-        precision="bf16",
-        batch_rows=rows,
-        **IDS,
-    )
-    assert len(texts) == len(PROMPTS)
-    assert all(0 <= token < VOCAB for text in texts for token in text)
-
-
 @pytest.mark.parametrize("adapter", ["lora", "dora", "rslora"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_an_adapter_writes_as_in_the_model(family_kind, tiny, adapter, precision, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from toque.models.generation.sampling import likeliest, sampled, uniform
+from toque.models.generation.sampling import sampled, uniform
 
 
 def logits(rows=1, vocabulary=12, seed=0):
@@ -51,18 +51,6 @@ def test_impossible_tokens_are_never_drawn():
     row[0, 2], row[0, 3] = 1.0, 1.0
     got = shares(row, 1.0)
     assert got[[0, 1, 4]].sum() == 0
-
-
-@pytest.mark.parametrize("vocabulary", [12, 1023, 1024, 1500, 5001])
-def test_the_likeliest_is_the_argmax(vocabulary):
-    rows = logits(rows=40, vocabulary=vocabulary)
-    assert torch.equal(likeliest(rows), rows.argmax(-1))
-    for at in {min(at, vocabulary - 1) for at in (0, 511, 512, 1022, vocabulary)}:
-        rows[:, at] = 99.0
-        assert torch.equal(likeliest(rows), torch.full((40,), at))
-        rows[:, at] = -1.0
-    rows[:, [vocabulary // 2, vocabulary - 2]] = 50.0
-    assert likeliest(rows).tolist() == [vocabulary // 2] * 40
 
 
 def test_uniform_is_uniform_and_fixed():

@@ -209,13 +209,7 @@ def evened(rows: int, prompts: int) -> int:
 
 
 def affordable_rows(model: nn.Module, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> int:
-    """Rows to generate at once: their memory may take BESIDE_TRAINING of what is free.
-
-    Args:
-        model: On its device.
-        prompts: As `generate` takes them.
-        max_new_tokens: As `generate` takes it.
-    """
+    """Rows to generate at once: their memory may take BESIDE_TRAINING of what is free."""
     if not prompts:
         return 1
     core = unwrapped(model)

@@ -24,7 +24,6 @@ from toque.models.generation.options import GenerationOptions
 from toque.models.generation.sampling import (
     WORTHWHILE_STEPS,
     Int8Argmax,
-    likeliest,
     sampled,
     supports_int8,
     uniform,
@@ -201,7 +200,7 @@ class LiveRows:
         """Tokens of rows that choose in the same way."""
         options = self.orders[rows[0]].options
         if options.is_greedy:
-            return likeliest(logits.float()).tolist()
+            return logits.argmax(-1).tolist()
         draws = [
             uniform(self.orders[r].options.seed, self.orders[r].number, len(self._answers[r]))
             for r in rows

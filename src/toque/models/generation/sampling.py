@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
-_BLOCK = 512
 BLOCK: Final = 64
 """Neighbouring tokens that share a scale and a bound."""
 WORTHWHILE_STEPS: Final = 32
@@ -34,8 +33,6 @@ _AT_ONCE: Final = 64
 """Blocks quantized together: some 8 MB of weights."""
 MOST_BLOCKS: Final = 1 / 8
 """Share of the blocks that may be in doubt; for a row with more, all logits are computed."""
-_PATIENCE: Final = 4
-"""Consecutive steps in which most rows had more, before the bounds are given up."""
 _ROUNDING: Final = 1.001
 """Widens the bounds, because they were computed in float32 themselves."""
 
@@ -99,29 +96,6 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def likeliest(logits: Tensor) -> Tensor:
-    """[R, V] -> the index of each row's largest, [R]; the first of equals.
-
-    As `argmax`, which PyTorch does not vectorise on a CPU while it does vectorise the maximum:
-    find the block that holds the maximum, then the place in it (1.9 ms against 6.1 ms for 64 rows
-    of 50,257).
-    """
-    rows, vocabulary = logits.shape
-    blocks = vocabulary // _BLOCK
-    if logits.device.type != "cpu" or blocks < 2 or logits.stride(1) != 1:
-        return logits.argmax(-1)
-    shape, stride = (rows, blocks, _BLOCK), (logits.stride(0), _BLOCK, 1)
-    whole = logits.as_strided(shape, stride, logits.storage_offset())
-    tops = whole.amax(-1)
-    block = tops.argmax(-1)
-    row = torch.arange(rows)
-    found: Tensor = whole[row, block].argmax(-1) + block * _BLOCK
-    if blocks * _BLOCK == vocabulary:
-        return found
-    last, place = logits[:, blocks * _BLOCK :].max(-1)
-    return torch.where(last > tops[row, block], place + blocks * _BLOCK, found)
-
-
 def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:
     """True if int8 bounds are exact and faster for this head on this machine.
 
@@ -164,10 +138,7 @@ class Int8Argmax:
         self._packed = torch.ops.onednn.qlinear_prepack(int8, [rows, size])
         self._ones = torch.ones(len(int8))
         self._zeros = torch.zeros(len(int8), dtype=torch.int32)
-        self._given_up = not bool(self._lengths.isfinite().all())
-        self._misses = 0  # steps in which most rows were doubtful, one after the other
-        self.n_in_doubt = 0
-        """Logits that the last step had to compute."""
+        self._is_finite = bool(self._lengths.isfinite().all())
 
     def _quantize(self, blocks: slice, int8: Tensor) -> None:
         tokens = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
@@ -185,13 +156,11 @@ class Int8Argmax:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[n, D] float32 -> [n] tokens."""
-        if self._given_up or not bool(hidden.isfinite().all()):
-            return likeliest(torch.mm(hidden, self.weight.T))
+        if not self._is_finite or not bool(hidden.isfinite().all()):
+            return torch.mm(hidden, self.weight.T).argmax(1)
         doubtful, tokens = self._bounded(hidden)
         if len(doubtful):
-            tokens[doubtful] = likeliest(torch.mm(hidden[doubtful], self.weight.T))
-        self._misses = self._misses + 1 if 2 * len(doubtful) > len(hidden) else 0
-        self._given_up = self._misses >= _PATIENCE
+            tokens[doubtful] = torch.mm(hidden[doubtful], self.weight.T).argmax(1)
         return tokens
 
     def _bounded(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,7 +178,6 @@ class Int8Argmax:
         row, token = row[place], block[place] * BLOCK + within
         token = token.clamp_(max=len(self.weight) - 1)
         logits = (hidden[row] * self.weight[token]).sum(1)
-        self.n_in_doubt = len(token)
         return is_doubtful.nonzero()[:, 0], _first_largest(logits, row, token, n)
 
     def _bounds(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
