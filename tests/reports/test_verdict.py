@@ -119,7 +119,7 @@ def test_each_cause_is_named_with_its_lever(cause: str, tmp_path: Path) -> None:
     given, lever = CASES[cause]
     verdict = verdict_of(written(tmp_path, events(**given)))
     assert verdict is not None
-    assert verdict.cause == cause
+    assert verdict.found[0].cause == cause
     assert cause in verdict.sentence
     assert lever.lower() in advice(verdict.found[0]).lower()
     assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
@@ -143,7 +143,7 @@ def test_compiling_is_a_share_of_its_own_and_what_goes_on_is_the_cause(tmp_path:
     assert shares["compiling"] == pytest.approx(4.0)
     assert "standing still" not in shares
     assert sum(shares.values()) == pytest.approx(verdict.facts.wall)
-    assert verdict.cause == "padding"
+    assert verdict.found[0].cause == "padding"
     assert "compiling" not in [finding.cause for finding in verdict.found]
 
 
@@ -191,18 +191,18 @@ def test_compiling_that_goes_on_is_named(tmp_path: Path) -> None:
     first, one, look = events(start={"compile": True}, parts={"compiling": 6.0})
     verdict = verdict_of(written(tmp_path, [first, one, look, one | {"step": 80}]))
     assert verdict is not None
-    assert verdict.cause == "compiling"
+    assert verdict.found[0].cause == "compiling"
     assert "train.compile=false" in advice(verdict.found[0])
     once = one | {"step": 80, "parts": PARTS}
     verdict = verdict_of(written(tmp_path, [first, one, look, once]))
     assert verdict is not None
-    assert verdict.cause is None
+    assert verdict.found == ()
 
 
 def test_a_run_that_computes_is_held_up_by_nothing(tmp_path: Path) -> None:
     verdict = verdict_of(written(tmp_path, events()))
     assert verdict is not None
-    assert (verdict.cause, verdict.lever, verdict.expected_gain) == (None, None, None)
+    assert verdict.found == ()
     assert "Nothing holds this run up" in str(verdict)
     shares = {share.name: share.seconds for share in verdict.shares}
     # 60 % of the peak over ten seconds, of which nine tenths are products with weights
@@ -215,7 +215,7 @@ def test_a_gain_is_that_of_the_time_saved(tmp_path: Path) -> None:
     verdict = verdict_of(written(tmp_path, events(parts={"data_wait": 9.9})))
     assert verdict is not None
     waited = next(share.share for share in verdict.shares if share.name == "waiting for data")
-    assert verdict.expected_gain == pytest.approx(1.0 / (1.0 - waited) - 1.0)
+    assert verdict.found[0].gain == pytest.approx(1.0 / (1.0 - waited) - 1.0)
     assert "at most 100%" in str(verdict)
 
 
@@ -246,7 +246,7 @@ def test_a_killed_run_with_a_torn_line_is_judged(tmp_path: Path) -> None:
     folder = written(tmp_path, events(parts={"data_wait": 6.0}), torn='{"event": "step", "st')
     verdict = verdict_of(folder)
     assert verdict is not None
-    assert verdict.cause == "waiting for data"
+    assert verdict.found[0].cause == "waiting for data"
 
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", '{"event": "start", "step": 0}\n'])

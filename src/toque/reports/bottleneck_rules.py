@@ -14,7 +14,7 @@ from typing import Final
 
 from toque.hardware.processor import PASSIVE
 from toque.reports import run_shares as shares
-from toque.reports.run_shares import Facts, Share, mapping, share_named
+from toque.reports.run_shares import Facts, mapping
 from toque.runs.history import number
 from toque.training.bottlenecks import DATA_ADVICE, GPU_BUSY, memory_ladder
 
@@ -55,28 +55,9 @@ class Finding:
     """True if `gain` is a bound."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """Facts and shares of a run, as rules see them."""
-
-    facts: Facts
-    shares: tuple[Share, ...]
-
-    def share(self, *names: str) -> float:
-        """Share of the loop's time: what is done once, before or after it, does not count."""
-        once = (shares.STARTING, shares.COMPILING, shares.PROFILING, shares.FINISHING,
-                shares.UPLOADS)  # fmt: skip
-        return share_named(self.shares, *names) / max(1e-9, 1.0 - share_named(self.shares, *once))
-
-    @property
-    def computing(self) -> float:
-        """Share of forward and backward."""
-        return self.share(shares.COMPUTING, shares.PRODUCTS, shares.PADDING)
-
-
-def findings(case: Case) -> list[Finding]:
+def findings(facts: Facts) -> list[Finding]:
     """Everything that limits the run, what could give back most first."""
-    found = [finding for rule in RULES for finding in rule(case) if finding.weight >= NOTABLE]
+    found = [finding for rule in RULES for finding in rule(facts) if finding.weight >= NOTABLE]
     return sorted(found, key=lambda finding: -finding.weight)
 
 
@@ -104,59 +85,59 @@ def _lost(
     )  # fmt: skip
 
 
-def _waits(case: Case) -> Iterator[Finding]:
+def _waits(facts: Facts) -> Iterator[Finding]:
     """Waits of the loop, of its threads and of its end."""
-    facts, host = case.facts, case.facts.host
+    host = facts.host
     several = (number(facts.setting("readers")) or 1) > 1
     yield _lost(
         "waiting for data",
-        case.share(shares.DATA),
+        facts.share(shares.DATA),
         "the loop waited for batches",
         DATA_ADVICE if several else "make batches in several threads",
         *(() if several else ("train.readers=4",)),
     )
     yield _lost(
         "uploads",
-        share_named(case.shares, shares.UPLOADS),
+        facts.share(shares.UPLOADS, of_all=True),
         "the end waited for uploads to the bucket",
         "a nearer bucket or a faster connection; one kept model less to upload",
         *(("train.keep_best=0",) if facts.setting("keep_best") != 0 else ()),
     )
     yield _lost(
         "throttling",
-        case.share(shares.THROTTLED),
+        facts.share(shares.THROTTLED),
         "a limit on processor time (of a container or a job) held everything back",
         "raise the limit, or use as many threads as it allows",
     )
-    if host is None:
+    if not host:
         return
     cores = facts.start_number("hardware", "cores")
     of = f" of {cores:.0f}" if cores else ""
     yield _lost(
         "other programs",
-        case.share(shares.OTHERS),
-        f"a thread of the run waited for a core, while other programs kept {host.others_cores:.1f}"
-        f"{of} cores busy",
+        facts.share(shares.OTHERS),
+        "a thread of the run waited for a core, while other programs kept "
+        f"{host['others_cores']:.1f}{of} cores busy",
         "end the other programs; or have threads sleep while they wait for each other",
         environment=PASSIVE,
     )
-    n = host.major_faults
+    n = host["major_faults"]
     read = f"; {n:,.0f} pages of memory were read back from disk meanwhile" if n else ""
     yield _lost(
         "standing still",
-        case.share(shares.STILL),
+        facts.share(shares.STILL),
         "the process neither computed nor wanted to: it was stopped, or waited for something "
         f"outside it{read}",
         "look at what stops it: a scheduler, a debugger, a disk that does not answer",
     )
 
 
-def _evaluation(case: Case) -> Iterator[Finding]:
-    share, n = case.share(shares.EVALUATION), case.facts.n_evaluations
-    interval, saved = _interval(case, share, n, setting="evaluate_every")
+def _evaluation(facts: Facts) -> Iterator[Finding]:
+    share, n = facts.share(shares.EVALUATION), facts.n_evaluations
+    interval, saved = _interval(facts, share, n, setting="evaluate_every")
     enough = bool(interval) and share - saved < NOTABLE
     # What a run did not record: null is all examples, and texts there are none.
-    had = {"max_examples": None, "texts": 0} | dict(mapping(case.facts.start.get("evaluation")))
+    had = {"max_examples": None, "texts": 0} | dict(mapping(facts.start.get("evaluation")))
     few = [name for name, most in _SMALL_EVALUATION.items()
            if had[name] is None or (number(had[name]) or 0) > most]  # fmt: skip
     fewer = () if enough else tuple(f"evaluation.{name}={_SMALL_EVALUATION[name]}" for name in few)
@@ -171,9 +152,9 @@ def _evaluation(case: Case) -> Iterator[Finding]:
     )
 
 
-def _saving(case: Case) -> Iterator[Finding]:
-    share, n, skipped = case.share(shares.SAVING), case.facts.n_saves, case.facts.skipped_saves
-    settings, saved = _interval(case, share, n + skipped, setting="save_every")
+def _saving(facts: Facts) -> Iterator[Finding]:
+    share, n, skipped = facts.share(shares.SAVING), facts.n_saves, facts.skipped_saves
+    settings, saved = _interval(facts, share, n + skipped, setting="save_every")
     also = f"; {skipped} more that were due were skipped, as the disk was too slow for them"
     yield Finding(
         "saving",
@@ -187,15 +168,15 @@ def _saving(case: Case) -> Iterator[Finding]:
 
 
 def _interval(
-    case: Case, share: float, n_times: int, *, setting: str
+    facts: Facts, share: float, n_times: int, *, setting: str
 ) -> tuple[tuple[str, ...], float]:
     """An interval of at most half the run as an override, and the share it saves; or nothing."""
-    found = AMOUNT.match(str(case.facts.setting(setting) or ""))
+    found = AMOUNT.match(str(facts.setting(setting) or ""))
     if found is None or n_times < 2:
         return (), 0.0
     now, unit = float(found[1]), found[2]
-    planned = AMOUNT.match(str(case.facts.start.get("stop_after") or ""))
-    seen = float(case.facts.n_updates) if unit == "steps" else now * (n_times - 1)
+    planned = AMOUNT.match(str(facts.start.get("stop_after") or ""))
+    seen = float(facts.n_updates) if unit == "steps" else now * (n_times - 1)
     whole = float(planned[1]) if planned is not None and planned[2] == unit else seen
     half = 50.0 if unit == "%" else whole / 2
     amount = now * max(1.0, math.ceil(share / (1.0 - min(share, 0.99)) / _AIM))
@@ -215,17 +196,16 @@ def _round_up(amount: float) -> float:
     return math.ceil(amount / unit) * unit
 
 
-def _arithmetic(case: Case) -> Iterator[Finding]:
+def _arithmetic(facts: Facts) -> Iterator[Finding]:
     """Products in float32 where bf16 is fast, and attention over whole rows."""
-    facts = case.facts
     fast = mapping(facts.start.get("hardware")).get("fast_bf16") is True
     if fast and facts.start.get("precision") == "float32":
         own, other = (facts.start_number(name) for name in ("peak_flops_per_second", "bf16_peak"))
         faster = bool(own and other and other > own)
-        saved = case.share(shares.PRODUCTS) * (1.0 - own / other) if faster else 0.0  # type: ignore[operator]
+        saved = facts.share(shares.PRODUCTS) * (1.0 - own / other) if faster else 0.0  # type: ignore[operator]
         yield Finding(
             "float32",
-            max(saved, 0.3 * case.computing),  # for its rank alone
+            max(saved, 0.3 * facts.computing),  # for its rank alone
             "the products are computed in float32, and this machine computes them faster in "
             "bfloat16",
             lever="let the machine choose the precision",
@@ -238,7 +218,7 @@ def _arithmetic(case: Case) -> Iterator[Finding]:
     )
     if facts.computes_padding and products + computed > 0.0:
         excess = (computed - needed) / (products + computed)
-        saved = case.computing * (1.0 - facts.pad_fraction) * excess  # padding is another finding
+        saved = facts.computing * (1.0 - facts.pad_fraction) * excess  # padding is another finding
         on_cpu, length = facts.device == "cpu", facts.start_number("row", "target")
         shorter = (f"train.row_tokens={max(16, int(length // 2))}",) if length else ()
         yield Finding(
@@ -254,11 +234,11 @@ def _arithmetic(case: Case) -> Iterator[Finding]:
         )
 
 
-def _compiling(case: Case) -> Iterator[Finding]:
+def _compiling(facts: Facts) -> Iterator[Finding]:
     """Compiling that goes on; what the first half of the updates brought is done with."""
     yield _lost(
         "compiling",
-        case.facts.compiling_late / max(1e-9, case.facts.late),
+        facts.compiling_late / max(1e-9, facts.late),
         "of the later updates went into compiling the model again and again, for shapes that are "
         "new",
         "leave the model uncompiled",
@@ -266,12 +246,12 @@ def _compiling(case: Case) -> Iterator[Finding]:
     )
 
 
-def _padding(case: Case) -> Iterator[Finding]:
-    facts, pad = case.facts, case.facts.pad_fraction
+def _padding(facts: Facts) -> Iterator[Finding]:
+    pad = facts.pad_fraction
     if pad < _MUCH_PADDING:
         return
     computed, packs = facts.computes_padding, facts.setting("pack")
-    saved = pad * (case.computing if computed else case.share(shares.OPTIMIZER, shares.HOST))
+    saved = pad * (facts.computing if computed else facts.share(shares.OPTIMIZER, shares.HOST))
     where = "is computed like the rest" if computed else "is not computed, but fills the updates"
     yield Finding(
         "padding",
@@ -285,8 +265,8 @@ def _padding(case: Case) -> Iterator[Finding]:
     )
 
 
-def _tiny_batches(case: Case) -> Iterator[Finding]:
-    facts, each = case.facts, case.share(shares.OPTIMIZER, shares.HOST)
+def _tiny_batches(facts: Facts) -> Iterator[Finding]:
+    each = facts.share(shares.OPTIMIZER, shares.HOST)
     tokens = facts.tokens / facts.n_updates
     found = AMOUNT.match(str(facts.setting("batch") or ""))
     if tokens >= _FEW_TOKENS or found is None:
@@ -296,7 +276,7 @@ def _tiny_batches(case: Case) -> Iterator[Finding]:
     saved = each * (1.0 - 1.0 / factor)
     yield Finding(
         "tiny batches",
-        max(saved, 0.5 * case.computing * idle),
+        max(saved, 0.5 * facts.computing * idle),
         f"an update holds only {tokens:,.0f} tokens, so that what every update costs weighs much "
         f"({each:.0%} of the time beside forward and backward)",
         lever="larger updates; they change the result, and want a higher optim.peak_lr",
@@ -305,16 +285,16 @@ def _tiny_batches(case: Case) -> Iterator[Finding]:
     )
 
 
-def _memory(case: Case) -> Iterator[Finding]:
+def _memory(facts: Facts) -> Iterator[Finding]:
     """A micro-batch of a size set by hand that does not suit the machine; or too little memory."""
-    facts, asked = case.facts, case.facts.setting("micro_batch_rows")
+    asked = facts.setting("micro_batch_rows")
     rows = number(facts.start.get("micro_batch_rows"))
     if not isinstance(asked, int):
         recomputes = facts.start.get("gradient_checkpointing") is True
         ladder = memory_ladder(checkpointing=recomputes, optimizer="adamw")
         yield _lost(
             "memory",
-            case.share(shares.PAGING),
+            facts.share(shares.PAGING),
             "something waited for memory: there is too little of it",
             f"what needs less memory: {'; '.join(ladder)}",
             *(() if recomputes else ("train.gradient_checkpointing=true",)),
@@ -324,8 +304,8 @@ def _memory(case: Case) -> Iterator[Finding]:
     each = sum(facts.start_number("row", side) or 0.0 for side in ("source", "target"))
     # A micro-batch is never larger than its update.
     tokens = min(rows * each, facts.tokens / facts.n_updates / max(0.05, 1.0 - facts.pad_fraction))
-    paged = facts.host is not None and facts.host.major_faults > _MANY_FAULTS * facts.n_updates
-    stalled = case.share(shares.PAGING, *([shares.STILL] if paged else []))
+    paged = facts.host.get("major_faults", 0.0) > _MANY_FAULTS * facts.n_updates
+    stalled = facts.share(shares.PAGING, *([shares.STILL] if paged else []))
     if stalled >= NOTABLE or tokens > _MANY_AT_ONCE:
         cause = "oversized micro-batch"
     elif tokens < _FEW_AT_ONCE and facts.device == "cpu":
@@ -336,7 +316,7 @@ def _memory(case: Case) -> Iterator[Finding]:
     yield Finding(
         cause,
         # For its rank alone: what stands still for want of memory is a part of it.
-        max(1.01 * stalled, 0.5 * case.computing * (1.0 - (facts.utilisation or 0.5))),
+        max(1.01 * stalled, 0.5 * facts.computing * (1.0 - (facts.utilisation or 0.5))),
         f"{rows:.0f} rows are computed at once (train.micro_batch_rows), about {tokens:,.0f} "
         f"tokens{memory}",
         lever="leave the number of rows to Toque; the result stays the same",
@@ -345,11 +325,11 @@ def _memory(case: Case) -> Iterator[Finding]:
     )
 
 
-def _gpu(case: Case) -> Iterator[Finding]:
+def _gpu(facts: Facts) -> Iterator[Finding]:
     """A GPU that waits for the host, or whose clock is held down."""
-    busy, hot = case.facts.gpu_busy, case.facts.gpu_throttled
+    busy, hot = facts.gpu_busy, facts.gpu_throttled
     if busy is not None and busy < GPU_BUSY:
-        compiled, idle = case.facts.start.get("compile") is True, (1.0 - busy) * case.computing
+        compiled, idle = facts.start.get("compile") is True, (1.0 - busy) * facts.computing
         yield Finding(
             "host",
             idle,
@@ -369,8 +349,8 @@ def _gpu(case: Case) -> Iterator[Finding]:
         )
 
 
-def _threads(case: Case) -> Iterator[Finding]:
-    facts, host = case.facts, case.facts.host
+def _threads(facts: Facts) -> Iterator[Finding]:
+    host = facts.host
     threads = facts.start_number("hardware", "threads")
     cores = facts.start_number("hardware", "cores")
     if facts.device != "cpu" or not threads or not cores or facts.start.get("ranks", 1) != 1:
@@ -379,13 +359,13 @@ def _threads(case: Case) -> Iterator[Finding]:
     if threads > cores:
         yield _lost(
             "threads",
-            case.share(shares.CROWDED),
+            facts.share(shares.CROWDED),
             f"one of {threads:.0f} threads, which share {cores:.0f} cores, waited for another",
             f"OMP_NUM_THREADS={cores:.0f}, a thread for each core",
             environment=everyone,
         )
-    elif host is not None and threads < cores - host.others_cores - 0.5:
-        saved = (case.computing + case.share(shares.OPTIMIZER)) * (1.0 - threads / cores)
+    elif host and threads < cores - host["others_cores"] - 0.5:
+        saved = (facts.computing + facts.share(shares.OPTIMIZER)) * (1.0 - threads / cores)
         yield Finding(
             "threads",
             saved,
@@ -397,7 +377,7 @@ def _threads(case: Case) -> Iterator[Finding]:
         )
 
 
-RULES: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
+RULES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     _waits,
     _evaluation,
     _saving,

@@ -9,8 +9,10 @@ where it is computed. What these do not reach is one share, said to be not told 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from toque.hardware.processor import WORTH_WHILE
@@ -38,6 +40,7 @@ PAGING: Final = "waiting for memory"
 THROTTLED: Final = "throttled by a limit on processor time"
 STILL: Final = "standing still"
 
+_ONCE: Final = (STARTING, COMPILING, PROFILING, FINISHING, UPLOADS)
 _MUCH_SLEEP: Final = 0.25
 """Share of computing from which a sleeping main thread is a process that stands still."""
 _MOST_LOST: Final = 0.95
@@ -45,22 +48,13 @@ _MOST_LOST: Final = 0.95
 
 
 @dataclass(frozen=True)
-class HostUse:
-    """Causes that kept threads from computing, as seconds and cores over all that was sampled."""
+class Share:
+    """One of the things that wall time went into."""
 
+    name: str
     seconds: float
-    """Seconds of wall time that were looked at."""
-    others_cores: float
-    """Cores that other programs kept busy, on average."""
-    waiting_beside_others: float
-    """Seconds a thread was ready and had no core, while other programs kept cores busy."""
-    waiting_alone: float
-    """The same while no other program did: the run's own threads were in each other's way."""
-    memory_stall: float
-    throttled: float
-    asleep: float
-    """Seconds in which the main thread neither ran nor wanted to."""
-    major_faults: float
+    share: float
+    """Share of the wall time, in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,10 @@ class Facts:
     n_evaluations: int
     n_saves: int
     skipped_saves: int
-    host: HostUse | None
+    host: Mapping[str, float]
+    """Sums over all looks at the machine by their names in `host` of a system event, with
+    `others_cores` on average and `waiting_beside_others` and `waiting_alone`, the seconds a thread
+    had no core while other programs kept cores busy and while none did; empty without a look."""
     start: Event
     """Newest start event."""
     gpu_busy: float | None
@@ -102,6 +99,24 @@ class Facts:
     def wall(self) -> float:
         """Seconds in all."""
         return sum(self.parts.values())
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """Shares of the wall time, the largest first; they add up to all of it."""
+        seconds = _seconds(self)
+        wall = sum(seconds.values())
+        found = [Share(name, value, value / wall) for name, value in seconds.items() if value > 0.0]
+        return tuple(sorted(found, key=lambda share: -share.seconds))
+
+    def share(self, *names: str, of_all: bool = False) -> float:
+        """Share of the loop's time, or `of_all`: with what is done once, before or after it."""
+        once = 0.0 if of_all else self.share(*_ONCE, of_all=True)
+        return sum(s.share for s in self.shares if s.name in names) / max(1e-9, 1.0 - once)
+
+    @property
+    def computing(self) -> float:
+        """Share of forward and backward."""
+        return self.share(COMPUTING, PRODUCTS, PADDING)
 
     @property
     def device(self) -> str:
@@ -130,16 +145,6 @@ class Facts:
         return number(found)
 
 
-@dataclass(frozen=True)
-class Share:
-    """One of the things that wall time went into."""
-
-    name: str
-    seconds: float
-    share: float
-    """Share of the wall time, in [0, 1]."""
-
-
 def mapping(value: object) -> Mapping[str, Any]:
     """A mapping, or an empty one."""
     return value if isinstance(value, dict) else {}
@@ -163,6 +168,9 @@ def facts_of(events: Sequence[Event]) -> Facts | None:
     scored = kinds.get("evaluation", [])
     held_out = [number(mapping(e.get("metrics")).get("loss")) for e in scored]
     gpus = [mapping(gpu) for e in kinds.get("system", []) for gpu in _list(e.get("gpus"))]
+    busy = [number(gpu.get("utilisation_percent")) for gpu in gpus]
+    held_down = Counter(str(reason) for gpu in gpus for reason in _list(gpu.get("throttled")))
+    used = [(number(e.get("mfu")), _value(e, "seconds")) for e in steps]
     return Facts(
         parts=parts,
         late=sum(_parts({"parts": part} for part in late).values()),
@@ -171,14 +179,14 @@ def facts_of(events: Sequence[Event]) -> Facts | None:
         tokens=_sum(steps, "tokens"),
         update_seconds=_sum(steps, "seconds"),
         pad_fraction=1.0 - sum(n for _, n in weighed) / computed if computed else 0.0,
-        utilisation=_utilisation(steps),
+        utilisation=_mean((m, s) for m, s in used if m is not None and 0.0 <= m <= 1.0),
         n_evaluations=len(scored),
         n_saves=len(kinds.get("save", [])),
         skipped_saves=int(_sum([mapping(e.get("saves")) for e in ends], "skipped")),
         host=_host([mapping(e.get("host")) for e in kinds.get("system", [])]),
         start=starts[-1] if starts else {},
-        gpu_busy=_gpu_busy(gpus),
-        gpu_throttled=_gpu_throttled(gpus),
+        gpu_busy=_mean((None if percent is None else percent / 100, 1.0) for percent in busy),
+        gpu_throttled={reason: n / len(gpus) for reason, n in held_down.items()},
         losses=[loss for e in steps if (loss := number(e.get("loss"))) is not None],
         held_out=[loss for loss in held_out if loss is not None],
         grad_norm=number(steps[-1].get("grad_norm")),
@@ -197,69 +205,39 @@ def _parts(events: Iterable[Event]) -> dict[str, float]:
     return parts
 
 
+def _value(event: Event, name: str) -> float:
+    return number(event.get(name)) or 0.0
+
+
 def _sum(events: Iterable[Event], name: str) -> float:
-    return sum(max(0.0, number(e.get(name)) or 0.0) for e in events)
+    return sum(max(0.0, _value(e, name)) for e in events)
 
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _utilisation(steps: Sequence[Event]) -> float | None:
-    known = [(number(e.get("mfu")), number(e.get("seconds")) or 0.0) for e in steps]
-    used = [(mfu, seconds) for mfu, seconds in known if mfu is not None and 0.0 <= mfu <= 1.0]
-    total = sum(seconds for _, seconds in used)
-    return sum(mfu * seconds for mfu, seconds in used) / total if total > 0 else None
+def _mean(pairs: Iterable[tuple[float | None, float]]) -> float | None:
+    """Mean of known values by their weights; None where no weight is known."""
+    known = [(value, weight) for value, weight in pairs if value is not None]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total > 0.0 else None
 
 
-def _host(looks: Sequence[Event]) -> HostUse | None:
+def _host(looks: Sequence[Event]) -> dict[str, float]:
     seconds = _sum(looks, "seconds")
     if seconds <= 0.0:
-        return None
-    weighed = (
-        (number(h.get("others_cores")) or 0.0) * (number(h.get("seconds")) or 0.0) for h in looks
-    )
-    beside = [h for h in looks if (number(h.get("others_cores")) or 0.0) > WORTH_WHILE]
-    waited_beside = _sum(beside, "waiting_for_core_seconds")
-    return HostUse(
-        seconds=seconds,
-        others_cores=sum(weighed) / seconds,
-        waiting_beside_others=waited_beside,
-        waiting_alone=_sum(looks, "waiting_for_core_seconds") - waited_beside,
-        memory_stall=_sum(looks, "memory_stall_seconds"),
-        throttled=_sum(looks, "throttled_seconds"),
-        asleep=_sum(looks, "asleep_seconds"),
-        major_faults=_sum(looks, "major_faults"),
-    )
-
-
-def _gpu_busy(gpus: Sequence[Event]) -> float | None:
-    percents = [number(gpu.get("utilisation_percent")) for gpu in gpus]
-    known = [value / 100 for value in percents if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _gpu_throttled(gpus: Sequence[Event]) -> dict[str, float]:
-    reasons: dict[str, float] = {}
-    for gpu in gpus:
-        for reason in _list(gpu.get("throttled")):
-            reasons[str(reason)] = reasons.get(str(reason), 0.0) + 1 / len(gpus)
-    return reasons
-
-
-def shares_of(facts: Facts) -> tuple[Share, ...]:
-    """The shares of the wall time, the largest first; they add up to all of it."""
-    seconds = _seconds(facts)
-    wall = sum(seconds.values())
-    if wall <= 0.0:
-        return ()
-    found = [Share(name, value, value / wall) for name, value in seconds.items() if value > 0.0]
-    return tuple(sorted(found, key=lambda share: -share.seconds))
-
-
-def share_named(shares: Iterable[Share], *names: str) -> float:
-    """The share of these together."""
-    return sum(share.share for share in shares if share.name in names)
+        return {}
+    beside = [look for look in looks if _value(look, "others_cores") > WORTH_WHILE]
+    waited = _sum(beside, "waiting_for_core_seconds")
+    names = ("memory_stall_seconds", "throttled_seconds", "asleep_seconds", "major_faults")
+    return {name: _sum(looks, name) for name in names} | {
+        "seconds": seconds,
+        "others_cores": sum(_value(h, "others_cores") * _value(h, "seconds") for h in looks)
+        / seconds,
+        "waiting_beside_others": waited,
+        "waiting_alone": _sum(looks, "waiting_for_core_seconds") - waited,
+    }
 
 
 def _seconds(facts: Facts) -> dict[str, float]:
@@ -290,21 +268,21 @@ def _seconds(facts: Facts) -> dict[str, float]:
 def _lost(facts: Facts, *, busy: float) -> dict[str, float]:
     """Seconds of computing in which threads could not run, of at most `busy`."""
     host = facts.host
-    if host is None:
+    if not host:
         return {}
     lost = {
-        OTHERS: host.waiting_beside_others,
-        CROWDED: host.waiting_alone,
-        PAGING: host.memory_stall,
-        THROTTLED: host.throttled,
+        OTHERS: host["waiting_beside_others"],
+        CROWDED: host["waiting_alone"],
+        PAGING: host["memory_stall_seconds"],
+        THROTTLED: host["throttled_seconds"],
     }
-    scale = (facts.wall - facts.part("uploads", "finishing")) / host.seconds
+    scale = (facts.wall - facts.part("uploads", "finishing")) / host["seconds"]
     if facts.device == "cpu":
         # The loop sleeps while it waits for a batch, a save or the compiler's processes; threads
         # may, while they wait for each other. What goes far beyond is a process that was stopped,
         # or waits for a disk.
         known = facts.part("data_wait", "saving", "starting", "compiling")
-        asleep = host.asleep - known / max(scale, 1e-9)
+        asleep = host["asleep_seconds"] - known / max(scale, 1e-9)
         lost[STILL] = asleep if asleep * scale > _MUCH_SLEEP * busy else 0.0
     total = scale * sum(lost.values())
     scale *= min(1.0, _MOST_LOST * busy / total) if total > 0.0 else 0.0

@@ -15,16 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from toque.cooking.recipe_scores import POOR
-from toque.reports.bottleneck_rules import Case, Finding, findings
-from toque.reports.run_shares import (
-    PRODUCTS,
-    Facts,
-    Share,
-    facts_of,
-    mapping,
-    share_named,
-    shares_of,
-)
+from toque.reports.bottleneck_rules import Finding, findings
+from toque.reports.run_shares import PRODUCTS, Facts, Share, facts_of, mapping
 from toque.runs.history import METRICS, number, read_metrics
 from toque.storage.json_files import decode_json
 from toque.training.bottlenecks import GPU_BUSY, GRAD_NORM, RAN_OUT, memory_ladder
@@ -52,27 +44,15 @@ _GAP: Final = 1.3
 class Verdict:
     """Judgement of what limits a run."""
 
-    shares: tuple[Share, ...]
-    """Shares of the wall time, the largest first; they add up to all of it."""
+    facts: Facts
     sentence: str
     found: tuple[Finding, ...]
     """All that limits it, what could give back most first."""
-    facts: Facts
 
     @property
-    def cause(self) -> str | None:
-        """Name of what limits the run most, in a word or two."""
-        return self.found[0].cause if self.found else None
-
-    @property
-    def lever(self) -> str | None:
-        """Advice in words; None where nothing stands out."""
-        return self.found[0].lever if self.found else None
-
-    @property
-    def expected_gain(self) -> float | None:
-        """Gain in the loop's speed: 0.25 is a quarter faster. None where only a trial tells."""
-        return self.found[0].gain if self.found else None
+    def shares(self) -> tuple[Share, ...]:
+        """Shares of the wall time, the largest first; they add up to all of it."""
+        return self.facts.shares
 
     def __str__(self) -> str:
         """One or two lines for people."""
@@ -109,13 +89,18 @@ def verdict_of(folder: Path) -> Verdict | None:
         return None
     if facts is None:
         return None
-    shares = shares_of(facts)
-    found = tuple(findings(Case(facts, shares)))
-    if not found:
-        return Verdict(shares, _nothing(facts, shares), found, facts)
-    first = found[0]
-    sentence = f"What limits this run: {first.cause}. {_capital(first.sentence)}."
-    return Verdict(shares, sentence, found, facts)
+    found = tuple(findings(facts))
+    if found:
+        sentence = f"What limits this run: {found[0].cause}. {_capital(found[0].sentence)}."
+        return Verdict(facts, sentence, found)
+    largest, rate = facts.shares[0], ""
+    if facts.utilisation is not None and facts.share(PRODUCTS) > 0.0:
+        rate = f", at {facts.utilisation:.0%} of the machine's rate"
+    sentence = (
+        f"Nothing holds this run up: most of its time ({largest.share:.0%}) went into "
+        f"{largest.name}{rate}."
+    )
+    return Verdict(facts, sentence, found)
 
 
 def advice(finding: Finding) -> str:
@@ -133,17 +118,6 @@ def advice(finding: Finding) -> str:
         gain = f"expected: {bound}{finding.gain:.0%} more tokens a second"
     lever = _capital(finding.lever)
     return f"{lever}: {given} ({gain})." if given else f"{lever} ({gain})."
-
-
-def _nothing(facts: Facts, shares: tuple[Share, ...]) -> str:
-    largest = shares[0]
-    rate = ""
-    if facts.utilisation is not None and share_named(shares, PRODUCTS) > 0.0:
-        rate = f", at {facts.utilisation:.0%} of the machine's rate"
-    return (
-        f"Nothing holds this run up: most of its time ({largest.share:.0%}) went into "
-        f"{largest.name}{rate}."
-    )
 
 
 def _quoted(setting: str) -> str:

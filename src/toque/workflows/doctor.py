@@ -30,14 +30,15 @@ class Diagnosis:
     def record(self) -> dict[str, Any]:
         """The diagnosis as a JSON value."""
         verdict = self.verdict
+        first = verdict.found[0] if verdict.found else None
         return {
             "run": str(self.folder),
             "wall_seconds": verdict.facts.wall,
             "shares": [asdict(share) for share in verdict.shares],
             "sentence": verdict.sentence,
-            "cause": verdict.cause,
-            "lever": verdict.lever,
-            "expected_gain": verdict.expected_gain,
+            "cause": first and first.cause,
+            "lever": first and first.lever,
+            "expected_gain": first and first.gain,
             "findings": [asdict(finding) for finding in verdict.found],
             "signs": [asdict(sign) for sign in self.signs],
             "ladders": [asdict(ladder) for ladder in self.ladders],
