@@ -28,7 +28,7 @@ from toque.models.forward.outline import OutlinedRows, Where
 from toque.models.lora.frozen import frozen_matrices
 from toque.models.lora.layers import is_adapted
 from toque.models.lora.quantised import quantised_layers
-from toque.runs.history import METRICS, number, read_metrics
+from toque.runs.history import METRICS, history_of
 from toque.runs.outlined_update import OutlinedUpdate, outline_update, outlining
 from toque.runs.peak_flops import Peak
 from toque.units import Duration
@@ -92,23 +92,17 @@ class Work:
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine that a run is estimated for.
-
-    Attributes:
-        name: for people.
-        where: the kind of device.
-        precision: of the products.
-        memory_bytes: that a process may have.
-        card: of the table; None for the machine the estimate is made on.
-        peak: FLOP/s of the model's products.
-    """
+    """Machine that a run is estimated for."""
 
     name: str
     where: Where
     precision: str
     memory_bytes: int
+    """Bytes that a process may have."""
     card: Card | None
+    """Card of the table; None for the machine the estimate is made on."""
     peak: Peak
+    """FLOP/s of the model's products."""
 
 
 @dataclass(frozen=True)
@@ -399,15 +393,13 @@ def measured_rate(path: Path, parameters: int) -> float | None:
     """Useful tokens a second that a run measured; None before ten updates, or of another model."""
     if not path.is_file():
         return None
-    events = read_metrics(path)
-    started = next((e for e in events if e["event"] == "start"), {})
-    steps = [e for e in events if e["event"] == "step" and e.get("tokens") and e.get("seconds")]
-    total = (started.get("parameters") or {}).get("total")
-    if total != parameters or not steps or steps[-1]["step"] < _ENOUGH_UPDATES:
+    history = history_of(path)
+    rates = history.curves["tokens_per_second"].values()
+    total = (history.start.get("parameters") or {}).get("total")
+    if total != parameters or not rates or history.progress.step < _ENOUGH_UPDATES:
         return None
-    late = steps[len(steps) // 5 :]  # the first ones load and choose kernels
-    # The median, so that a pause or another program does not count.
-    return number(statistics.median(e["tokens"] / e["seconds"] for e in late))
+    # The first ones load and choose kernels. The median, so that a pause does not count.
+    return statistics.median(rates[len(rates) // 5 :])
 
 
 def evenly(update_rows: int, at_most: int) -> int:

@@ -190,11 +190,6 @@ class OutlinedUpdate:
     update: Operations
     """Operations of the optimizer's step; empty unless they were asked for."""
 
-    @property
-    def fixed(self) -> int:
-        """Bytes that stay from update to update."""
-        return self.weights + self.copies + self.gradients + self.optimizer
-
 
 @contextmanager
 def outlining() -> Iterator[FakeTensorMode]:

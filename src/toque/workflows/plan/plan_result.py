@@ -10,10 +10,22 @@ from toque.hardware.memory import in_words
 from toque.models.flops import ParameterCounts
 from toque.reporter import size_text
 from toque.runs.estimate import Disk, Machine, Memory, Time, Work
-from toque.workflows.plan.levers import Lever
 
 _SHARES = (0.3, 0.4, 0.5)
 """Utilisations that a card's hours are shown at."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A change of settings, and what a run then takes."""
+
+    settings: str
+    """Settings as they are written on the command line."""
+    total: int
+    fits: bool
+    update_seconds: float
+    changes: str
+    """Other differences, in a few words."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +72,7 @@ class Plan:
                 "update": time.flops_per_update,
                 "run": self._flops(),
             },
-            "time": {
-                "update_seconds": time.update_seconds,
-                "run_seconds": time.run_seconds,
-                "evaluation_seconds": time.evaluation_seconds,
-                "utilisation": time.utilisation,
-                "peak_flops_per_second": time.peak.flops_per_second,
-                "peak": time.peak.origin,
-                "how": time.how,
-            },
+            "time": asdict(time) | {"utilisation": time.utilisation},
             "totals": dict(self.work.totals),
             "disk": asdict(self.disk) | {"total": self.disk.total},
             "levers": [asdict(lever) for lever in self.levers],

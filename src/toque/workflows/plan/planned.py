@@ -1,37 +1,50 @@
-"""A plan made: the outlined model on a machine, its estimate, and the levers."""
+"""Plan made: the work of a run, the outlined model on a machine, its estimate, and the levers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
+from toque.batch import Batch, EncoderDecoderBatch
 from toque.config import RunConfig
+from toque.config.schema_methods import AdapterConfig
+from toque.data.loader.batch_stream import usual_rows
+from toque.data.loader.packing import RowShape
 from toque.errors import ConfigError
 from toque.hardware.cards import card_named
 from toque.hardware.memory import free_bytes
-from toque.models.families import Family, family_of
-from toque.models.flops import parameter_counts
-from toque.models.forward.outline import Where
-from toque.runs.estimate import Estimator, Machine
+from toque.models.families import Family, family_of, max_positions
+from toque.models.flops import flops_per_token, parameter_counts, products_of
+from toque.models.forward.outline import OutlinedRows, Where
+from toque.runs.estimate import Estimator, Machine, Memory, Time, Work
 from toque.runs.outlined_update import outlining
 from toque.runs.peak_flops import Peak, peak_of
 from toque.training.optim.factory import build_optimizer, state_bytes
+from toque.training.placement import arithmetic_of
 from toque.training.runtime import DTYPES, Runtime
-from toque.workflows.plan.levers import levers_of
+from toque.units import Cursor
+from toque.workflows.build import build_stream
 from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
-from toque.workflows.plan.plan_result import Plan
-from toque.workflows.plan.work_ahead import work_ahead
+from toque.workflows.plan.plan_result import Lever, Plan
 
 if TYPE_CHECKING:
     from toque.data.store.token_store import TokenStore
 
-_BY_VALUES = ("adamw8bit", "adafactor")
+_BY_VALUES: Final = ("adamw8bit", "adafactor")
 """Optimizers whose step reads numbers, which an outline has not."""
+_PROMPT, _TARGET = 256, 512
+"""Tokens that documents are split at when nothing is set; see data.max_prompt_tokens."""
+_HELD_OUT: Final = 512
+"""Held-out examples where nothing is set."""
+_RANK: Final = 16
+"""Rank of the adapter that is offered."""
 
 
 def planned(config: RunConfig, hardware: str | None, utilisation: float | None) -> Plan:
@@ -114,3 +127,173 @@ def machine_of(
         )
     peak = Peak(rate, f"stated: {card.source}, dense {kind}")
     return Machine(card.name, "cuda", chosen, card.memory_bytes, card, peak)
+
+
+def work_ahead(config: RunConfig, model: PreTrainedModel, store: TokenStore | None) -> Work:
+    """Rows, updates and tokens of the run.
+
+    Raises:
+        ConfigError: rows that do not fit the update or the model.
+    """
+    return _from_store(config, model, store) if store is not None else _as_set(config, model)
+
+
+def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) -> Work:
+    stream = build_stream(config, store, model)
+    batch, shape = stream.at(Cursor()).batch, stream.layout.shape
+    longest = int(stream.plan.source_lengths.max()), int(stream.plan.target_lengths.max())
+    if not stream.layout.packed:
+        shape = RowShape(longest[0] if shape.source else 0, longest[1])
+    examples = sum(len(ids) for ids in batch.example_ids) / max(1, batch.n_rows)
+    splits, whole = store.manifest.splits, store.manifest.tokens
+    held_out = min(splits.validation, config.evaluation.max_examples or splits.validation)
+    each = (whole.prompt + whole.target) / max(1, store.manifest.examples)
+    worst = -(-shape.target // max(1, longest[1]))
+    if shape.source:
+        worst = max(worst, -(-shape.source // max(1, longest[0])))
+    row, arithmetic = OutlinedRows(1, shape.source, shape.target), arithmetic_of(model, stream)
+    return Work(
+        row=OutlinedRows(1, shape.source, shape.target, max(1, round(examples))),
+        worst_examples=worst,
+        update_rows=batch.n_rows,
+        usual_rows=usual_rows(row.tokens),
+        tokens_per_update=float(_real_tokens(batch)),
+        flops_per_token=arithmetic.flops_per_token,
+        products=arithmetic.products,
+        totals=stream.totals(config.train.stop_after),
+        seconds=config.train.stop_after.seconds,
+        held_out_tokens=held_out * each,
+        how=f"the {splits.train:,} training examples of {config.data.store}, "
+        f"{each:,.0f} tokens each on average",
+    )
+
+
+def _real_tokens(batch: Batch) -> int:
+    if isinstance(batch, EncoderDecoderBatch):
+        return int((batch.source_segments > 0).sum() + (batch.target_segments > 0).sum())
+    return int((batch.segments > 0).sum())
+
+
+def _as_set(config: RunConfig, model: PreTrainedModel) -> Work:
+    """Every example as long as the settings allow."""
+    data, train = config.data, config.train
+    encoder = family_of(model.config).is_encoder_decoder
+    prompt = _PROMPT if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
+    target = _TARGET if data.max_target_tokens == "auto" else data.max_target_tokens
+    length = target if encoder else prompt + target
+    if isinstance(train.row_tokens, int):
+        length = max(length, train.row_tokens) if encoder else train.row_tokens
+    limit = max_positions(model.config)
+    length = length if limit is None else min(length, limit)
+    row = OutlinedRows(1, prompt if encoder else 0, length)
+    in_tokens = train.batch.unit == "tokens"
+    rows = int(train.batch.amount // row.tokens) if in_tokens else int(train.batch.amount)
+    if rows < 1:
+        raise ConfigError(
+            f'train.batch is "{train.batch}", and one row as long as allowed takes {row.tokens} '
+            f'tokens. Use at least train.batch="{row.tokens} tokens".'
+        )
+    shares: dict[str, Any] = {"source_share": row.source / row.tokens} if row.source else {}
+    side = float(row.source)
+    across = {"source_context": side, "cross_context": side} if row.source else {}
+    tokens = float(rows * row.tokens)
+    return Work(
+        row=row,
+        worst_examples=1,
+        update_rows=rows,
+        usual_rows=usual_rows(row.tokens),
+        tokens_per_update=tokens,
+        flops_per_token=flops_per_token(model, context=row.target / 2, **shares, **across),
+        products=products_of(model, **shares),
+        totals=_totals(config, rows, tokens),
+        seconds=train.stop_after.seconds,
+        held_out_tokens=float((config.evaluation.max_examples or _HELD_OUT) * row.tokens),
+        how="the settings alone, every example as long as they allow, because "
+        f"{data.store} is not prepared: real texts are shorter, so memory is an upper bound",
+    )
+
+
+def _totals(config: RunConfig, rows: int, tokens: float) -> dict[str, float]:
+    stop, data = config.train.stop_after, config.data
+    examples = data.max_examples and data.max_examples * (1.0 - data.validation_fraction)
+    steps_of_a_unit = {
+        "steps": 1.0,
+        "examples": 1.0 / rows,
+        "tokens": 1.0 / tokens,
+        "epochs": examples / rows if examples else None,
+    }
+    steps_each = steps_of_a_unit.get(stop.unit)
+    if steps_each is None:
+        return {}
+    steps = stop.amount * steps_each
+    return {"steps": steps, "examples": steps * rows, "tokens": steps * tokens}
+
+
+def levers_of(
+    estimator: Estimator,
+    memory: Memory,
+    time: Time,
+    model_of: Callable[[RunConfig], PreTrainedModel],
+) -> Iterator[Lever]:
+    """Each lever by itself, then those together that cost no quality; inside `outlining`.
+
+    Args:
+        estimator: of the run as it is.
+        memory: of the run as it is.
+        time: of the run as it is.
+        model_of: the outlined model of a configuration.
+    """
+    config, work, optim = estimator.config, estimator.work, estimator.config.optim.name
+
+    def seconds(changed: Estimator, found: Memory) -> float:
+        """Seconds of an update: as much longer as its products are more."""
+        flops = [m.update.flops * e.work.update_rows / m.micro_batch_rows
+                 for e, m in ((changed, found), (estimator, memory))]  # fmt: skip
+        return time.update_seconds * flops[0] / flops[1]
+
+    def lever(settings: str, changes: str, changed: Estimator = estimator, **how: Any) -> Lever:
+        found = changed.memory(
+            model_of(changed.config),
+            **{"rows": memory.micro_batch_rows, "recompute": memory.recompute} | how,
+        )
+        return Lever(settings, found.total, found.fits, seconds(changed, found), changes)
+
+    free: dict[str, Any] = {}
+    words: list[str] = []
+    if memory.micro_batch_rows > 1:
+        free["rows"] = 1
+        words.append("train.micro_batch_rows=1")
+        yield lever(words[-1], "the same result", rows=1)
+    if not memory.recompute:
+        free["recompute"] = True
+        words.append("train.gradient_checkpointing=true")
+        yield lever(words[-1], "the same bits, a second forward", recompute=True)
+    if optim in ("adamw", "muon"):
+        lighter = "optim.name=adamw8bit"
+        yield lever(lighter, "Adam's averages in 8 bits", optimizer="adamw8bit")
+        if free:
+            together = " ".join([*words, lighter])
+            yield lever(together, "all of these", **free, optimizer="adamw8bit")
+    for settings, adapter, changes in _adapters(config):
+        changed = replace(estimator, config=config.model_copy(update={"adapter": adapter}))
+        yield lever(settings, changes, changed)
+    most = config.data.max_target_tokens
+    if memory.micro_batch_rows == 1 and isinstance(most, int):
+        half, row = most // 2, work.row
+        target = row.target - half if not row.source else max(half, row.target // 2)
+        rows = max(1, round(work.update_rows * row.target / target))
+        shorter = OutlinedRows(1, row.source, target, row.examples)
+        changed = replace(estimator, work=replace(work, row=shorter, update_rows=rows))
+        yield lever(f"data.max_target_tokens={half}", "long texts are cut", changed, rows=1)
+
+
+def _adapters(config: RunConfig) -> Iterator[tuple[str, AdapterConfig, str]]:
+    """Adapters that the run could have, as a setting, a section and words."""
+    adapter = config.adapter
+    if adapter is None and config.model.start_from != "scratch":
+        settings = f"adapter='{{kind: lora, r: {_RANK}}}'"
+        yield settings, AdapterConfig(r=_RANK), "only an adapter is trained"
+    if adapter is not None and adapter.quantize_base is None and adapter.kind != "dora":
+        for form, bits in (("int8", 8), ("nf4", 4)):
+            quantised = adapter.model_copy(update={"quantize_base": form})
+            yield f"adapter.quantize_base={form}", quantised, f"the frozen matrices in {bits} bits"
