@@ -152,11 +152,7 @@ def _largest_page(file: BinaryIO, chunk: Any) -> int:
 
 
 def _whole_numbers(file: BinaryIO) -> dict[int, int]:
-    """The whole numbers of a struct in Thrift's compact protocol, by field; others are passed over.
-
-    Raises:
-        LookupError: it is none, or the file ends.
-    """
+    """The whole numbers of a struct in Thrift's compact protocol, by field; all else is skipped."""
     found: dict[int, int] = {}
     number = 0
     while head := file.read(1)[0]:
@@ -229,9 +225,6 @@ def _check(batch: Any, arrow: Any) -> None:
 
     Parquet is decoded, and so checked, as it is read; an Arrow file is memory as it stands there.
     Text that is not UTF-8 is no danger; its rows are dropped one by one.
-
-    Raises:
-        ArrowInvalid: naming what is wrong.
     """
     for column in batch.columns:
         kind = column.type
@@ -262,11 +255,7 @@ def _serialised(batch: Any, arrow: Any) -> bytes:
 
 
 def _pyarrow_for(what: str) -> Any:
-    """The pyarrow module, with the submodules used here imported.
-
-    Raises:
-        DataError: pyarrow, which `what` needs, is not installed.
-    """
+    """The pyarrow module, with the submodules used here imported."""
     try:
         import pyarrow as pa
         import pyarrow.ipc

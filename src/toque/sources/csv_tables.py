@@ -207,11 +207,7 @@ class _RowCutter:
         self._buffer = self._buffer[at:]
 
     def _give_up_line(self) -> None:
-        """Count a line that is damaged or too long.
-
-        Raises:
-            DataError: there are too many.
-        """
+        """Count a line that is damaged or too long."""
         self._n_given_up += 1
         if self._n_given_up > MAX_GIVEN_UP:
             raise DataError(

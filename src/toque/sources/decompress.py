@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, cast
 
@@ -57,42 +58,34 @@ def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Ite
         DataError: missing, unreadable, damaged, a bomb, or of a kind that is not read.
     """
     with opened(path) as (stream, packed_bytes):
-        plain_bytes = 0
-        chunk = stream.read(size)
-        if encoding == UTF_8 or chunk.startswith(_NO_TEXT):
-            _refuse_other_kinds(path, chunk)
-            recoded = _unchanged
+        plain = _bounded(path, stream, packed_bytes, size)
+        start = next(plain, b"")
+        if encoding == UTF_8 or start.startswith(_NO_TEXT):
+            _refuse_other_kinds(path, start)
+            chunk = start.removeprefix(_UTF8_MARK)
         else:
-            recoded = _Recoding(encoding)
-        chunk = chunk.removeprefix(_UTF8_MARK)
-        while chunk:
-            plain_bytes += len(chunk)
-            if packed_bytes and plain_bytes > max(MIN_BOMB_BYTES, MAX_EXPANSION * packed_bytes):
-                raise DataError(
-                    f"{path} holds {packed_bytes:,} bytes that expand to more than "
-                    f"{plain_bytes:,}, over {MAX_EXPANSION} times as many. No recipes shrink "
-                    "that well: it is damaged or a decompression bomb. Take it out of "
-                    "data.sources, or decompress it yourself if you trust it."
-                )
-            yield recoded(chunk)
-            chunk = stream.read(size)
-        if rest := recoded(b""):
-            yield rest
+            start = start.removeprefix(_UTF8_MARK)
+            texts = codecs.iterdecode(chain([start], plain), encoding, "surrogateescape")
+            plain = (text.encode("utf-8", "surrogateescape") for text in texts)
+            chunk = next(plain, b"").removeprefix(_UTF8_MARK)
+        if chunk:
+            yield chunk
+        yield from plain
 
 
-def _unchanged(chunk: bytes) -> bytes:
-    return chunk
-
-
-class _Recoding:
-    """Bytes of another encoding to UTF-8, chunk by chunk; an empty chunk is the end."""
-
-    def __init__(self, encoding: str) -> None:
-        self._decoder = codecs.getincrementaldecoder(encoding)(errors="surrogateescape")
-
-    def __call__(self, chunk: bytes) -> bytes:
-        text = self._decoder.decode(chunk, final=not chunk)
-        return text.encode("utf-8", "surrogateescape").removeprefix(_UTF8_MARK)
+def _bounded(path: Path, stream: IO[bytes], packed_bytes: int, size: int) -> Iterator[bytes]:
+    """The chunks of a stream, as long as they are not far more than what they were packed in."""
+    plain_bytes = 0
+    while chunk := stream.read(size):
+        plain_bytes += len(chunk)
+        if packed_bytes and plain_bytes > max(MIN_BOMB_BYTES, MAX_EXPANSION * packed_bytes):
+            raise DataError(
+                f"{path} holds {packed_bytes:,} bytes that expand to more than {plain_bytes:,}, "
+                f"over {MAX_EXPANSION} times as many. No recipes shrink that well: it is damaged "
+                "or a decompression bomb. Take it out of data.sources, or decompress it yourself "
+                "if you trust it."
+            )
+        yield chunk
 
 
 def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[bytes, bool]:

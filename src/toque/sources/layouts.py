@@ -67,12 +67,9 @@ def read_records(
     make: Callable[[Mapping[str, Any], Counter[str]], Example | str],
     used: Collection[str],
 ) -> BlockExamples:
-    """One example of each record of a block.
+    """One example of each record of a block, or the reason why it has none, by `make`.
 
-    Args:
-        block: of any layout.
-        make: gives a record's example or the reason why it has none, and counts its repairs.
-        used: the fields that the examples hold.
+    `make` counts its repairs; the examples hold the fields `used`.
     """
     examples: list[Example] = []
     dropped: dict[str, list[int]] = {}
@@ -147,11 +144,7 @@ def structured_layout(
 ) -> FileLayout | None:
     """The layout of a Parquet, Arrow or JSON file; None for any other.
 
-    Args:
-        path: the file.
-        start: its first decompressed bytes.
-        whole: whether `start` is all of them.
-        encoding: of the file; `start` is UTF-8 in any case.
+    `start` are its first decompressed bytes, in UTF-8 whatever the encoding of the file.
 
     Raises:
         DataError: pyarrow is missing, or the file is damaged.
@@ -187,13 +180,7 @@ def table_layout(
 ) -> FileLayout | None:
     """The layout of a CSV or TSV file; None when its first row is no header.
 
-    Args:
-        path: the file.
-        start: its first decompressed bytes.
-        whole: whether `start` is all of them.
-        n_known: how many of the wanted columns a header has; the delimiter that gives the most
-            is taken.
-        encoding: of the file; `start` is UTF-8 in any case.
+    `n_known` counts the wanted columns of a header: the delimiter that gives the most is taken.
 
     Raises:
         DataError: the first row is longer than `start`.

@@ -272,21 +272,17 @@ class Located:
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one kind.
-
-    Attributes:
-        path: a file, a glob pattern, or a folder (every file in it except hidden ones).
-        reader: reads its files.
-        files: the files, when they are not simply those `path` names on this machine.
-        readers: by name, the readers of files that are of another kind.
-        left_out: by name, why a file of the folder or pattern is not read.
-    """
+    """Files that are read together."""
 
     path: str
+    """A file, a glob pattern, or a folder (every file in it except hidden ones)."""
     reader: RecordReader
     files: tuple[Located, ...] | None = None
+    """The files, when they are not simply those `path` names on this machine."""
     readers: Mapping[str, RecordReader] = field(default_factory=dict)
+    """Readers of files that are of another kind, by name."""
     left_out: Mapping[str, str] = field(default_factory=dict)
+    """Reasons why files of the folder or pattern are not read, by name."""
 
     @property
     def versions(self) -> list[int]:

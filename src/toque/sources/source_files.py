@@ -193,11 +193,7 @@ def saved_files(folder: Path) -> list[Path] | None:
 
 
 def _inside(folder: Path, name: Any, listed_in: str) -> Path:
-    """A file or folder of a saved dataset; its lists may come from anyone.
-
-    Raises:
-        DataError: it is not there, or `name` is not the plain name of something in the folder.
-    """
+    """A file or folder of a saved dataset; its lists may come from anyone."""
     plain = isinstance(name, str) and "\0" not in name
     plain = plain and 0 < len(name.encode("utf-8", "replace")) < _LONGEST_NAME
     if not plain or name == ".." or Path(name).name != name or not (folder / name).exists():

@@ -89,7 +89,7 @@ class TokenReader:
             DataError: not a token file, damaged, not of integers, with negative ids, or with
                 inconsistent bounds.
         """
-        with array_file(path, how=_HOW) as file:
+        with array_file(path) as file:
             name = _name_of_ids(file)
             with file.stream(name) as ids:
                 if len(ids.shape) == 2:
@@ -287,7 +287,6 @@ class ArrayFile:
 
     path: Path
     names: tuple[str, ...]
-    how: str
     archive: zipfile.ZipFile | None
 
     @contextmanager
@@ -350,16 +349,12 @@ class ArrayFile:
                 "(numpy.ascontiguousarray)"
             )
         if wrong:
-            raise DataError(f"{self.path}: the array {name} {wrong}. {self.how}")
+            raise DataError(f"{self.path}: the array {name} {wrong}. {_HOW}")
 
 
 @contextmanager
-def array_file(path: Path, *, how: str) -> Iterator[ArrayFile]:
+def array_file(path: Path) -> Iterator[ArrayFile]:
     """Open a `.npy` or `.npz` file; any failure while reading it becomes a DataError.
-
-    Args:
-        path: the file.
-        how: a sentence for errors that says how such a file is written.
 
     Raises:
         DataError: of another kind, unreadable or damaged.
@@ -368,15 +363,16 @@ def array_file(path: Path, *, how: str) -> Iterator[ArrayFile]:
         with path.open("rb") as file:
             start = file.read(6)
         if start == _NPY:
-            yield ArrayFile(path, ("array",), how, None)
+            yield ArrayFile(path, ("array",), None)
         elif start[:4] == _ZIP:
             with zipfile.ZipFile(path) as archive:
                 members = [name for name in archive.namelist() if name.endswith(".npy")]
                 names = tuple(name.removesuffix(".npy") for name in members)
-                yield ArrayFile(path, names, how, archive)
+                yield ArrayFile(path, names, archive)
         else:
             raise DataError(
-                f"{path} is no token file: it begins {start!r}. Token files are .npy or .npz. {how}"
+                f"{path} is no token file: it begins {start!r}. Token files are .npy or .npz. "
+                f"{_HOW}"
             )
     except BROKEN_ARCHIVE as error:
         raise DataError(

@@ -258,7 +258,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
     def splitting(self) -> str:
-        """A sentence on how the split was made and what leaks through it."""
+        """A sentence on the split and what leaks through it."""
         return (
             f"Split: {self.split_rule}. Of the held-out examples, {self.leaked_bodies:,} have "
             f"a body that is trained on and {self.leaked_titles:,} a title that is."
@@ -359,14 +359,10 @@ def _column_report(
 def column_reports(
     names: Collection[str], read: Callable[[str], NDArray[np.generic]]
 ) -> list[ColumnReport]:
-    """Reports of all measured columns.
+    """Reports of all measured columns; `read` gives the values of one in the rows in use.
 
     A column is broken down by the origin of its values, and coverage is reported for estimates
     alone: values from the source are covered by definition.
-
-    Args:
-        names: of the store's columns.
-        read: a column's values in the rows in use.
     """
     reports = []
     for name in sorted(set(names) - _OWN):
@@ -403,14 +399,7 @@ def kept_excerpts(store: TokenStore, codec: Codec) -> list[Excerpt]:
 def dropped_excerpts(
     store: TokenStore, codec: Codec, excerpts: Sequence[Excerpt], reasons: Mapping[str, int]
 ) -> list[Excerpt]:
-    """Dropped records: by their reader, by a limit, as duplicates.
-
-    Args:
-        store: the store.
-        codec: turns ids into text.
-        excerpts: records that did not become rows.
-        reasons: why rows were left out, with their counts of records.
-    """
+    """Dropped records: `excerpts` of those without rows, and rows left out for `reasons`."""
     rows = _drawn(store, store.split == LEFT_OUT)
     if not rows or not reasons:
         return spread(excerpts, SHOWN)

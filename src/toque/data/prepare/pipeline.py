@@ -68,15 +68,9 @@ def prepare(
 ) -> PrepareResult:
     """Write the store of `sources` at `store`, or reuse the one that is there.
 
-    Args:
-        sources: read in this order; the first of equal records is kept.
-        store: folder, created if absent.
-        settings: everything that decides the rows.
-        workers: processes that parse and tokenise; None for the available cores. The result
-            does not depend on it.
-        progress: called as the sources are read.
-        replace: replace a store made from other inputs instead of raising.
-        engine: "local" for processes on this machine, "ray" for a cluster; the result is the same.
+    Sources are read in their order; the first of equal records is kept. The result does not depend
+    on `workers` (processes that parse and tokenise; None for the available cores) or the engine.
+    `replace` replaces a store made from other inputs instead of raising.
 
     Raises:
         DataError: a source, a tokenizer or the store cannot be used; the disk is full.
@@ -117,11 +111,7 @@ def prepare(
 
 
 def _reusable(plan: StorePlan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
-    """The existing store, if it is whole and the planned one.
-
-    Raises:
-        DataError: another store, or other files, are in the way.
-    """
+    """The existing store, if it is whole and the planned one."""
     folder = plan.store
     if not _holds_a_store(folder):
         return None
@@ -152,11 +142,7 @@ def _reusable(plan: StorePlan, progress: ProgressSink, *, replace: bool) -> Prep
 
 
 def _holds_a_store(folder: Path) -> bool:
-    """True if there is a finished store; what else may be there is one that is not finished.
-
-    Raises:
-        DataError: it is no folder, or somebody else's.
-    """
+    """True if there is a finished store; what else may be there is one that is not finished."""
     above = next((p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None)
     if above is not None and not above.is_dir():
         what = "is a file" if above.exists() else "is a link to nothing"

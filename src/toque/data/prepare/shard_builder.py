@@ -123,8 +123,16 @@ class ShardBuilder:
         """Arrays to store, by file name."""
         pairs = [i for i, example in enumerate(self._examples) if not example.document]
         documents = [i for i, example in enumerate(self._examples) if example.document]
-        self._refuse_split(pairs)
-        reasons: dict[int, str] = self._too_poor()
+        if pairs and self._settings.on_overlong == "split":
+            raise ConfigError(
+                "data.on_overlong is split, and the sources hold pairs of a prompt and a target: "
+                "the second half of a recipe has no prompt of its own. Use truncate, drop or "
+                'error, or "auto", which splits documents and truncates pairs.'
+            )
+        reasons: dict[int, str] = {}
+        if (least := self._settings.min_quality) > 0:
+            low = [e.columns.get("quality", 1.0) < least for e in self._examples]
+            reasons = {i: f"quality below {least:g}" for i, is_low in enumerate(low) if is_low}
         made = self._pair_rows([i for i in pairs if i not in reasons], reasons)
         if documents:
             more = self._document_rows([i for i in documents if i not in reasons], reasons)
@@ -145,22 +153,6 @@ class ShardBuilder:
             arrays[NEAR] = signatures([_words(example) for example in firsts])
         return arrays
 
-    def _refuse_split(self, pairs: list[int]) -> None:
-        if pairs and self._settings.on_overlong == "split":
-            raise ConfigError(
-                "data.on_overlong is split, and the sources hold pairs of a prompt and a target: "
-                "the second half of a recipe has no prompt of its own. Use truncate, drop or "
-                'error, or "auto", which splits documents and truncates pairs.'
-            )
-
-    def _too_poor(self) -> dict[int, str]:
-        least = self._settings.min_quality
-        if least <= 0:
-            return {}
-        reason = f"quality below {least:g}"
-        poor = (i for i, e in enumerate(self._examples) if e.columns.get("quality", 1.0) < least)
-        return dict.fromkeys(poor, reason)
-
     def _pair_rows(self, pairs: list[int], reasons: dict[int, str]) -> Rows:
         codec, settings = self._codec, self._settings
         prompts = self._encoded("prompt", [self._examples[i].prompt for i in pairs])
@@ -168,13 +160,7 @@ class ShardBuilder:
         most_prompt, most_target = settings.limits
         begin, end = prompt_bounds(codec, settings.family_kind)
         prompt = wrap(prompts, limit=most_prompt, begin=begin, end=end, end_after_cut=True)
-        target = wrap(
-            targets,
-            limit=most_target,
-            begin=None,
-            end=codec.eos_id,
-            end_after_cut=False,
-        )
+        target = wrap(targets, limit=most_target, begin=None, end=codec.eos_id, end_after_cut=False)
         keep = targets.lengths > 0
         index = np.array(pairs, np.int64)
         reasons.update(dict.fromkeys(index[~keep].tolist(), "no target"))
@@ -203,16 +189,14 @@ class ShardBuilder:
         of: list[int] = []
         part: list[int] = []
         most_prompt, most_target = settings.limits
-        limit = most_target
-        if settings.family_kind == "encoder-decoder":
-            limit += most_prompt - 1
+        limit = most_target + (most_prompt - 1) * (settings.family_kind == "encoder-decoder")
         for at, i in enumerate(documents):
             example = self._examples[i]
             ids = ids_of(example, self._codec) if example.ids else texts.row(at)
             if not len(ids):
                 reasons[i] = "no target"
                 continue
-            over = len(ids) + self._examples[i].ends > limit
+            over = len(ids) + example.ends > limit
             if over and settings.on_overlong == "error":
                 self._raise_overlong(i, "target", limit)
             if over and settings.on_overlong == "drop":
@@ -225,7 +209,7 @@ class ShardBuilder:
                 max_target=most_target,
                 bos_id=self._codec.bos_id,
                 eos_id=self._codec.eos_id,
-                whole=self._examples[i].ends,
+                whole=example.ends,
             )
             n_pieces = 1 if settings.on_overlong == "truncate" else None
             for number, (prompt, target) in enumerate(islice(cuts, n_pieces)):
@@ -382,8 +366,6 @@ class TokenRows:
 
     def select(self, keep: NDArray[np.bool_]) -> TokenRows:
         """The rows where `keep` is true."""
-        if keep.all():
-            return self
         lengths = self.lengths
         return TokenRows(self.tokens[np.repeat(keep, lengths)], np.cumsum(lengths[keep]))
 
@@ -400,7 +382,7 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """Rows with their special tokens, at most `limit` long."""
+    """Rows with their special tokens."""
 
     side: TokenRows
     cut: NDArray[np.bool_]

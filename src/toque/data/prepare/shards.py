@@ -89,21 +89,16 @@ class ShardResult(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes the shards of one `prepare`; every worker gets a copy.
-
-    Attributes:
-        store: folder of the store.
-        fingerprint: of the plan; shards with another one are written again.
-        readers: by source index and file name.
-        settings: with their limits known.
-        loaded: the tokenizer, where the process has it; else it is loaded from the store.
-    """
+    """Writes the shards of one `prepare`; every worker gets a copy."""
 
     store: Path
     fingerprint: str
+    """Fingerprint of the plan; shards with another one are written again."""
     readers: Mapping[tuple[int, str], RecordReader]
+    """Readers by source index and file name."""
     settings: PrepareSettings
     loaded: Codec | None = None
+    """The tokenizer, where the process has it; else it is loaded from the store."""
 
     @cached_property
     def codec(self) -> Codec:
@@ -305,7 +300,7 @@ def read_sidecar(path: Path) -> ShardResult | None:
 
 
 def shard_folder(store: Path, group: int) -> Path:
-    """Folder of shard number `group`."""
+    """Folder of a shard."""
     return store / "shards" / f"{group:05d}"
 
 
@@ -339,11 +334,7 @@ def has_one_thread() -> bool:
 def _write_here(
     writer: ShardWriter, groups: Groups, workers: int | None
 ) -> Generator[ShardResult, None, None]:
-    """Shards as they are finished, in any order.
-
-    Raises:
-        DataError: a worker was killed; finished shards are kept.
-    """
+    """Shards as they are finished, in any order."""
     if workers is None or workers <= 1:
         for number, blocks in groups:
             yield writer.write(number, blocks)
@@ -431,10 +422,6 @@ def _write_on_ray(
     Joins the cluster that RAY_ADDRESS names, or one that this machine belongs to, or starts one
     here. `workers` None takes all of its cores. The store's folder, the readers' code and the
     tokenizer must lie under the same paths on every node: a shared file system.
-
-    Raises:
-        ConfigError: ray is not installed.
-        DataError: a node cannot access the store's folder, or was lost.
     """
     try:
         import ray

@@ -193,7 +193,7 @@ def store_differences(
 
     Args:
         store: its folder.
-        manifest: the store's.
+        manifest: its own.
         settings: those asked for; a limit left open stands for the one that the store chose.
         tokenizer: folder of the tokenizer asked for; None where its name says enough.
         sources: each source's path with its files, hashed, or None where they are not on this

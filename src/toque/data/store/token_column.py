@@ -99,12 +99,7 @@ class TokenColumn:
         return Pieces(lengths, parts, self.dtype)
 
     def _open(self, shard: int) -> None:
-        """Open a shard's file of ids.
-
-        Raises:
-            DataError: it cannot be opened; its ids are of another type than the rest of the store,
-                or not as many as its rows have.
-        """
+        """Open a shard's file of ids."""
         path = self._path(shard)
         ids = mapped_array(path)
         if ids.dtype != self.dtype:

@@ -174,11 +174,7 @@ class TokenStore:
 
 
 def _numbers(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
-    """The `count` numbers of one column in a shard, mapped.
-
-    Raises:
-        DataError: they are others, or not as many.
-    """
+    """The `count` numbers of one column in a shard, mapped."""
     found = mapped_array(path)
     if found.dtype != dtype or len(found) != count:
         raise DataError(

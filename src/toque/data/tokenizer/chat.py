@@ -35,12 +35,7 @@ _MOST_MEMORY: Final = 1 << 30
 
 
 class ChatTemplate:
-    """Conversations of one model.
-
-    Args:
-        template: Jinja, as transformers takes it.
-        codec: of the model.
-    """
+    """Conversations of one model, by its Jinja template."""
 
     def __init__(self, template: str, codec: Codec) -> None:
         self._template, self._codec = template, codec
@@ -54,8 +49,7 @@ class ChatTemplate:
     def ids(self, turns: Sequence[Mapping[str, str]]) -> Future[list[int]]:
         """The prompt after which the model answers the last turn, made in a thread of its own.
 
-        Args:
-            turns: each with its `role` and `content`.
+        A turn has its `role` and `content`.
 
         Raises:
             DataError: as the result; the template refuses them, or fails.

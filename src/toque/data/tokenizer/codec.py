@@ -50,6 +50,9 @@ class Codec:
         bos_id, unk_id: None when the vocabulary has none.
         newline_id: the line-break marker, None when the vocabulary holds "\n" itself.
         silent: the tokens that texts are written without: padding, end and begin.
+        tokenizer_json: `tokenizer.json` as `save` writes it.
+        settings: of its folder's tokenizer_config.json, but for classes and special tokens.
+        special_tokens: their written forms by transformers' names: `eos_token` and so on.
         sha256: of `tokenizer.json` as `save` writes it.
         word_kind: how it cuts words, where a text's ids are its words' side by side, else None.
     """
@@ -71,8 +74,9 @@ class Codec:
             tokenizer.add_special_tokens([AddedToken(NEWLINE, special=True, normalized=False)])
             self.newline_id = _id_of(tokenizer, NEWLINE)
             tokenizer_json = tokenizer.to_str()
-        self._json = tokenizer_json
-        self._settings, self._specials = source.settings, specials
+        self.tokenizer_json = tokenizer_json
+        self.settings: Mapping[str, Any] = source.settings
+        self.special_tokens = specials.as_config()
         self._tokenizer = tokenizer
         self.sha256 = hashlib.sha256(tokenizer_json.encode()).hexdigest()
         self.vocab_size = _size_of(tokenizer)
@@ -96,11 +100,6 @@ class Codec:
                 vocab_size=self.vocab_size,
             )
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Settings of its folder's tokenizer_config.json beside the classes and special tokens."""
-        return self._settings
-
     def normalise(self, text: str) -> str:
         """`text` with what this vocabulary cannot hold replaced: 1½ -> 1 1/2, ñ -> n, { -> (.
 
@@ -121,17 +120,15 @@ class Codec:
         with the tokenizer's own ids, and one difference sends the whole call the long way.
         """
         with tokenizer_faults(self.name):
-            return self._encode_flat(texts)
-
-    def _encode_flat(self, texts: Sequence[str]) -> Encoded:
-        words = self._words
-        if words is None:
-            return self._encode_whole(texts)
-        sample = [text[:_PREFIX] for text in texts[:: max(1, len(texts) // _SAMPLE)]]
-        fast, right = self._encode_words(words, sample), self._encode_whole(sample)
-        if not (np.array_equal(fast.flat, right.flat) and np.array_equal(fast.ends, right.ends)):
-            return replace(self._encode_whole(texts), disagreed=True)
-        return self._encode_words(words, texts)
+            words = self._words
+            if words is None:
+                return self._encode_whole(texts)
+            sample = [text[:_PREFIX] for text in texts[:: max(1, len(texts) // _SAMPLE)]]
+            fast, right = self._encode_words(words, sample), self._encode_whole(sample)
+            same = np.array_equal(fast.flat, right.flat) and np.array_equal(fast.ends, right.ends)
+            if not same:
+                return replace(self._encode_whole(texts), disagreed=True)
+            return self._encode_words(words, texts)
 
     @cached_property
     def token_bytes(self) -> NDArray[np.int64] | None:
@@ -139,7 +136,7 @@ class Codec:
 
         Byte-level vocabularies spell a byte as one character of a token's name.
         """
-        decoder = json.loads(self._json).get("decoder") or {}
+        decoder = json.loads(self.tokenizer_json).get("decoder") or {}
         if decoder.get("type") != "ByteLevel":
             return None
         lengths = np.zeros(self.vocab_size, np.int64)
@@ -148,11 +145,6 @@ class Codec:
         for number, token in self._tokenizer.get_added_tokens_decoder().items():
             lengths[number] = 0 if number in self.silent else len(token.content.encode())
         return lengths
-
-    @property
-    def special_tokens(self) -> dict[str, str]:
-        """Written forms of the special tokens, by transformers' names: `eos_token` and so on."""
-        return self._specials.as_config()
 
     def begin_as_written(self) -> None:
         """Begin prompts as the tokenizer's own post-processor does: GPT-2's with no token at all.
@@ -195,7 +187,7 @@ class Codec:
             return stream.step(self._tokenizer, token) or ""
 
     def sentinels(self) -> list[int]:
-        """The ids of `<extra_id_0>`, `<extra_id_1>`, ... but for the line break's marker."""
+        """The ids of `<extra_id_0>`, `<extra_id_1>`, ... without the line break's marker."""
         found = {
             int(match[1]): number
             for piece, number in self.pieces().items()
@@ -224,21 +216,16 @@ class Codec:
         for name, text in self.files().items():
             write_new(folder / name, text.encode())
 
-    @property
-    def tokenizer_json(self) -> str:
-        """`tokenizer.json` as `save` writes it."""
-        return self._json
-
     def files(self) -> dict[str, str]:
         """The texts that `save` writes, by file name."""
         config = {
-            **self._settings,
+            **self.settings,
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
-            **self._specials.as_config(),
+            **self.special_tokens,
         }
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        return {"tokenizer.json": self._json, "tokenizer_config.json": text}
+        return {"tokenizer.json": self.tokenizer_json, "tokenizer_config.json": text}
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)

@@ -52,15 +52,10 @@ Instructions:
 
 
 def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[str, str] | None:
-    """`tokenizer.json` and `tokenizer_config.json` for plain transformers.
+    """Texts of `tokenizer.json` and `tokenizer_config.json` for plain transformers, by name.
 
-    Args:
-        codec: of the model.
-        begin: the token before a prompt, if any.
-        end: the token after a prompt, if any.
-
-    Returns:
-        The texts by file name; None for a tokenizer whose ids cannot be had this way.
+    A prompt is put between the tokens `begin` and `end`. None for a tokenizer whose ids cannot be
+    had this way.
     """
     state = json.loads(codec.tokenizer_json)
     converses = _converses(state, codec)
@@ -94,11 +89,10 @@ def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[
 def files_of_model(
     codec: Codec, record: Provenance, *, begin: int | None, end: int | None
 ) -> tuple[dict[str, str], bool]:
-    """A model's tokenizer in both forms with the record of how it was trained.
+    """A model's tokenizer in both forms, by place in its folder, with the record of its training.
 
-    Returns:
-        The texts by their place in the model folder, and whether plain transformers reads the
-        tokenizer as Toque does; if not, its files are as in a store.
+    Also whether plain transformers reads the tokenizer as Toque does; if not, its files are as in a
+    store.
     """
     portable, files = portable_files(codec, begin=begin, end=end), codec.files()
     if portable is None:
@@ -165,9 +159,7 @@ def _appended(state: dict[str, Any], shown: set[int], codec: Codec) -> set[int]:
 
     A piece of it is found anywhere in a text. So what is to be `shown` is spelled with a private
     character, which `Codec.normalise` takes out of every text, and its "<" is put back on decoding.
-
-    Returns:
-        The ids that are in the vocabulary now.
+    The result are the ids that are in the vocabulary now.
     """
     vocab, added = state["model"]["vocab"], sorted(state["added_tokens"], key=lambda t: t["id"])
     held = {piece: number for number, (piece, _) in enumerate(vocab)}
@@ -283,12 +275,7 @@ def tokenizer_differences(one: Codec, other: Codec, texts: Iterable[str] = ()) -
     """Differences of two tokenizers, in words; [] where they are the same.
 
     Compared are the vocabularies, the ids of the special tokens, and the ids of sample texts with
-    line breaks, accents and special tokens written out.
-
-    Args:
-        one: called "one" in the words.
-        other: called "the other".
-        texts: more texts to compare, such as some of the data at hand.
+    line breaks, accents and special tokens written out, and of `texts`.
     """
     if one.sha256 == other.sha256 and one.special_ids == other.special_ids:
         return []

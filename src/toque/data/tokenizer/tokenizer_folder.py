@@ -95,9 +95,7 @@ class _Parts(msgspec.Struct):
 def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
     """Read `tokenizer.json` and what stands beside it.
 
-    Args:
-        folder: a tokenizer's or a model's.
-        plain: read what transformers reads, where a model of Toque's has both.
+    `plain` reads what transformers reads, where a model of Toque's has both.
 
     Raises:
         DataError: see `load_codec`.
@@ -140,11 +138,7 @@ def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
 
 
 def _refuse_harm(text: str, path: Path) -> None:
-    """Refuse what takes all memory: ids far beyond the number of entries, texts that multiply.
-
-    Raises:
-        DataError: naming what was found.
-    """
+    """Refuse what takes all memory: ids far beyond the number of entries, texts that multiply."""
     try:
         parts = msgspec.json.decode(text, type=_Parts)
     except (msgspec.DecodeError, RecursionError):

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -91,14 +92,13 @@ def interruptible(work: Callable[[], _T]) -> _T:
     A library that learns for a minute returns to Python at its end only, and the main thread, where
     Python raises KeyboardInterrupt, would be inside it.
     """
-    done: list[_T] = []
-    failed: list[BaseException] = []
+    done: Future[_T] = Future()
 
     def run() -> None:
         try:
-            done.append(work())
+            done.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised below, in the main thread
-            failed.append(error)
+            done.set_exception(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -109,9 +109,7 @@ def interruptible(work: Callable[[], _T]) -> _T:
         if not task.exists():
             break
         time.sleep(0.001)
-    if failed:
-        raise failed[0]
-    return done[0]
+    return done.result()
 
 
 def _without_long_words(line: str, cut: Counter[str]) -> str:

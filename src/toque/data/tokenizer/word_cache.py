@@ -39,19 +39,16 @@ _SPACED = re.compile(r"\A(?! {2,}\Z).*\s", re.DOTALL)
 
 @dataclass(frozen=True)
 class Encoded:
-    """Many texts as ids.
-
-    Attributes:
-        flat: all ids joined, uint32.
-        ends: for each text the position after its last id, int64.
-        lost: characters that became unknown tokens, and how often.
-        disagreed: whether the fast way gave other ids than the tokenizer and was left.
-    """
+    """Many texts as ids."""
 
     flat: NDArray[np.uint32]
+    """All ids joined."""
     ends: NDArray[np.int64]
+    """[texts] the position after its last id."""
     lost: Counter[str]
+    """Characters that became unknown tokens, and how often."""
     disagreed: bool = False
+    """True if the fast way gave other ids than the tokenizer and was left."""
 
 
 def _spaces_word(run: re.Match[bytes]) -> bytes:
@@ -106,9 +103,8 @@ class WordTable:
     def encode(self, texts: Sequence[str]) -> tuple[Encoded, NDArray[np.int64]]:
         """The ids of `texts`, rewritten as the vocabulary needs it.
 
-        Returns:
-            Also the numbers of the odd texts, which must be tokenised whole: what stands for them
-            among the ids means nothing.
+        Also the numbers of the odd texts, which must be tokenised whole: what stands for them among
+        the ids means nothing.
         """
         lost: Counter[str] = Counter()
         slices = range(0, len(texts), _SLICE)
