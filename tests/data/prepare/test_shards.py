@@ -1,7 +1,12 @@
 """A limit on examples ends reading early, and the store does not depend on who read how far."""
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,11 +14,12 @@ import numpy as np
 import pytest
 
 from fixtures.stores import recipe_text
-from store_checks import READER, content, interrupted_after
-from toque.data.prepare.pipeline import PrepareResult, prepare
+from prepare_child import started
+from store_checks import content, interrupted_after, many_lines, prepared
 from toque.data.prepare.shards import NOT_READ
 from toque.data.prepare.store_plan import PrepareSettings
-from toque.sources.records import Source
+from toque.data.tokenizer.tokenizer_training import interruptible
+from toque.errors import ConfigError, DataError
 
 Make = Callable[..., PrepareSettings]
 pytestmark = pytest.mark.usefixtures("small_groups")
@@ -33,10 +39,6 @@ def dump(tmp_path: Path) -> Path:
             lines.append(again or json.dumps(record | {"target": recipe_text(rng)}))
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     return folder
-
-
-def prepared(dump: Path, store: Path, settings: PrepareSettings, **more: object) -> PrepareResult:
-    return prepare([Source(str(dump), READER)], store=store, settings=settings, **more)
 
 
 def test_reading_stops_and_files_take_turns(dump: Path, tmp_path: Path, settings_for: Make) -> None:
@@ -71,3 +73,113 @@ def test_a_limit_beyond_the_data_reads_everything(
     assert NOT_READ not in report.notes
     exact = prepared(dump, tmp_path / "t", settings_for(max_examples=216)).report
     assert exact.examples == 216
+
+
+# Workers forked or spawned: the same bytes.
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are always spawned")
+def test_forked_and_spawned_workers_write_the_same_store(
+    tmp_path: Path, settings_for: Callable[..., PrepareSettings]
+) -> None:
+    path = many_lines(tmp_path, 60)
+    for name, thread in (("forked", False), ("spawned", True)):
+        process = started(path, tmp_path / name, settings_for(), thread=thread)
+        out, said = process.communicate(timeout=120)
+        assert out.split("\n")[:2] == ["not alone" if thread else "alone", "prepared"], said
+    assert content(tmp_path / "forked") == content(tmp_path / "spawned")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the worker is looked for in /proc")
+def test_ctrl_c_ends_the_workers_at_once_and_the_store_goes_on(
+    tmp_path: Path, settings_for: Callable[..., PrepareSettings]
+) -> None:
+    path, store, there = many_lines(tmp_path, 30), tmp_path / "store", tmp_path / "there"
+    process = started(path, store, settings_for(), stuck=str(there))
+    while not (there.exists() and there.read_text()) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)  # its worker would sleep for ten minutes
+    assert "KeyboardInterrupt" in said
+    assert not Path(f"/proc/{there.read_text()}").exists(), "the worker has gone, too"
+    out, said = started(path, store, settings_for()).communicate(timeout=120)
+    assert "prepared" in out, said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are raised otherwise there")
+def test_ctrl_c_is_answered_while_a_library_works() -> None:
+    """Learning a tokenizer returns to Python after a minute; the main thread must not be in it."""
+    script = (
+        "import os, signal, threading, time\n"
+        "from toque.data.tokenizer.tokenizer_training import interruptible\n"
+        "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "import ctypes\n"
+        "interruptible(lambda: ctypes.CDLL(None).sleep(600))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "KeyboardInterrupt" in done.stderr
+    assert done.returncode in (1, 130, -signal.SIGINT)
+
+
+def test_what_fails_in_the_thread_fails_here() -> None:
+    with pytest.raises(ZeroDivisionError):
+        interruptible(lambda: 1 // 0)
+    assert interruptible(lambda: 3) == 3
+
+
+# On a Ray cluster: the same bytes; without Ray: what to install.
+
+
+READERS = str(Path(__file__).parents[2])
+
+
+def test_without_ray_it_says_what_to_install(
+    lines_file: Path, tmp_path: Path, settings_for: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'toque\[ray\]'"):
+        prepared(lines_file, tmp_path / "s", settings_for(), engine="ray")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_groups")
+@pytest.mark.filterwarnings("ignore")  # Ray's own, about its future defaults and open sockets
+def test_two_workers_of_a_cluster_write_the_same_bytes(
+    lines_file: Path,
+    tmp_path: Path,
+    settings_for: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", READERS)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    prepared(lines_file, tmp_path / "calm", settings_for(dedup="near"))
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": READERS}},
+    )
+    try:
+        store = tmp_path / "s"
+        prepared(lines_file, store, settings_for(dedup="near"), engine="ray", workers=2)
+        assert content(store) == content(tmp_path / "calm")
+        # A worker's refusal arrives as it was written.
+        with pytest.raises(DataError, match="has more than 10 tokens"):
+            prepared(
+                lines_file,
+                tmp_path / "t",
+                settings_for(max_target_tokens=10, on_overlong="error"),
+                engine="ray",
+                workers=2,
+            )
+    finally:
+        ray.shutdown()

@@ -11,13 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import toque
 from store_checks import content, prepared
+from toque.cooking.cookbook.recipes import write_cookbook
+from toque.data.prepare import source_sample
 from toque.data.prepare.pipeline import PrepareResult, prepare
+from toque.data.prepare.source_sample import every_nth_record
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import DataError
 from toque.sources.documents import TextReader
-from toque.sources.records import Source
+from toque.sources.records import Example, Source
 
 Make = Callable[..., PrepareSettings]
 OPEN = {"max_prompt_tokens": None, "max_target_tokens": None}
@@ -143,3 +147,59 @@ def test_a_store_of_unknown_tokens_is_refused(tmp_path: Path, settings_for: Make
     with pytest.raises(DataError, match=r"of all tokens are unknown.*Above 25% no store"):
         prepared(foreign(tmp_path, 0.9), tmp_path / "s", settings_for("encoder-decoder"))
     assert not (tmp_path / "s" / "manifest.json").exists()
+
+
+# The sample that a tokenizer is learnt from, and lengths are measured in.
+
+
+def examples(*tasks: int) -> list[Example]:
+    return [
+        Example(prompt=str(i), target="", key=i, title_key=0, record_key=0, task=task)
+        for i, task in enumerate(tasks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "n", "kept"),
+    [
+        ((0, 0, 0, 0, 0), 2, "024"),  # one task: every second example
+        ((0, 2, 0, 2, 0, 2, 0, 2), 2, "0145"),
+        ((1, 0, 1, 1, 0), 2, "03"),  # records that lack a task
+        ((0, 1, 2), 1, "012"),
+        ((3, 4), 5, "01"),
+        ((), 3, ""),
+    ],
+)
+def test_records_are_taken_whole(tasks: tuple[int, ...], n: int, kept: str) -> None:
+    assert "".join(e.prompt for e in every_nth_record(examples(*tasks), n)) == kept
+
+
+def test_every_task_is_in_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two tasks an even stride over examples would meet one of them alone."""
+    write_cookbook(tmp_path / "a.jsonl", n=120, seed=3)
+    learnt: list[str] = []
+    measured: list[str] = []
+    train, lengths = source_sample.train_codec, source_sample._lengths
+
+    def remembered(texts, **settings):
+        learnt.extend(texts)
+        return train(learnt, **settings)
+
+    def remembered_lengths(codec, texts):
+        measured.extend(texts)
+        return lengths(codec, texts)
+
+    monkeypatch.setattr(source_sample, "train_codec", remembered)
+    monkeypatch.setattr(source_sample, "_lengths", remembered_lengths)
+    monkeypatch.setattr(source_sample, "MAX_EXAMPLES", 60)
+    monkeypatch.setattr(source_sample, "SAMPLED", 60)
+    (tmp_path / "a.yaml").write_text(
+        "model: {family: t5, tokenizer: 'trained:600'}\n"
+        f"data: {{sources: [{{path: {tmp_path}/a.jsonl}}], store: {tmp_path}/store, "
+        "tasks: [nutrition, difficulty], validation_fraction: 0.2}\n"
+    )
+    toque.prepare(tmp_path / "a.yaml")
+    for texts in (learnt, measured):
+        asked = [sum(word in text for text in texts) for word in ("healthy", "difficult")]
+        assert sum(asked) < 120
+        assert min(asked) > 10

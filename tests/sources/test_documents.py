@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import gzip
+import json
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given as given_any
+from hypothesis import strategies as st
+
+from toque.cooking.schemas import RecipeReader, TextRecordsError, reader_for
+from toque.errors import ConfigError, DataError
+from toque.sources import documents as text_module
+from toque.sources.documents import DocumentReader, PairReader, TextReader, clean_document, composed
+from toque.sources.layouts import UnknownFormatError, layout_with
+from toque.sources.records import Block, BlockExamples
+
+
+def read(path: Path) -> list[BlockExamples]:
+    return [TextReader().examples(block) for block in TextReader().blocks(path)]
+
+
+@pytest.mark.parametrize("name", ["book.txt", "book.txt.gz"])
+def test_a_file_is_one_document(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    data = "\ufeffTo roast beef.\r\n\r\nTake a joint\x0c.  \r\n".encode()
+    path.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
+    (given,) = read(path)
+    (example,) = given.examples
+    assert (example.prompt, example.target) == ("", "To roast beef.\n\nTake a joint.")
+    assert example.document
+    assert example.ends
+    assert (given.read, given.kept) == (1, 1)
+    assert given.notes == {"control characters removed": 1}
+
+
+def test_the_licence_of_project_gutenberg_is_taken_off_and_counted() -> None:
+    book = (
+        "The Project Gutenberg eBook of Soup\nProduced by a volunteer\n"
+        "*** START OF THE PROJECT GUTENBERG EBOOK SOUP ***\n\nBoil water.\n\n"
+        "*** END OF THE PROJECT GUTENBERG EBOOK SOUP ***\nSection 1. Terms\nMore\n"
+    )
+    notes: Counter[str] = Counter()
+    assert clean_document(book.encode(), notes) == "Boil water."
+    assert notes == {"lines of Project Gutenberg's licence": 6}
+
+
+def test_bytes_of_another_encoding_are_counted() -> None:
+    notes: Counter[str] = Counter()
+    assert clean_document("crème brûlée".encode("latin-1"), notes) == "cr\ufffdme br\ufffdl\ufffde"
+    assert notes == {"bytes that are not UTF-8": 3}
+
+
+@pytest.mark.parametrize("mark", ["\n\n", "\n", " ", ""])
+def test_a_large_file_comes_in_parts_that_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    monkeypatch.setattr(text_module, "PART_BYTES", 64)
+    whole = mark.join(f"Soupe à l'œuf {i}" for i in range(40))
+    path = tmp_path / "large.txt"
+    path.write_text(whole, encoding="utf-8")
+    blocks = list(TextReader().blocks(path))
+    assert len(blocks) > 5
+    assert b"".join(block.payload for block in blocks).decode() == whole
+    assert [block.last for block in blocks] == [False] * (len(blocks) - 1) + [True]
+    assert all(len(block.payload) <= 65 + 40 for block in blocks)
+    for block in blocks:
+        assert block.first_line == 1 + whole.encode().index(block.payload) * 0 + sum(
+            earlier.payload.count(b"\n") for earlier in blocks[: blocks.index(block)]
+        )
+        (example,) = TextReader().examples(block).examples
+        assert "\ufffd" not in example.target
+        assert example.ends == block.last
+
+
+def test_an_empty_document_is_dropped_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "blank.txt"
+    path.write_text(" \n\n\n")
+    (given,) = read(path)
+    assert (given.read, given.kept, given.dropped) == (1, 0, {"no text": [1]})
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.txt does not exist"):
+        list(TextReader().blocks(tmp_path / "absent.txt"))
+
+
+def test_a_text_compressed_with_zstd_is_one_document(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    path = tmp_path / "soup.txt.zst"
+    with arrow.CompressedOutputStream(str(path), "zstd") as file:
+        file.write(b"Boil the water.\n")
+    (block,) = TextReader().blocks(path)
+    assert block.payload == b"Boil the water.\n"
+
+
+MARKS = "\u0301\u0323\u0308\u0344\u0f71\u0f73\u0f75\u05b0\u3099\u0345\u1dca!e\u00e9 "
+
+
+@given_any(st.text(alphabet=MARKS, max_size=80) | st.text())
+def test_every_text_is_composed_as_the_standard_library_does(text: str) -> None:
+    assert composed(text) == unicodedata.normalize("NFC", text)
+
+
+def test_a_long_run_loses_no_mark() -> None:
+    text = "e" + "\u0301\u0323" * 500
+    assert composed(text) == unicodedata.normalize("NFC", text)
+    assert len(composed(text)) == len(text) - 1  # the letter and one mark are one character
+
+
+# Records of prompts and answers: recognised, read whole, counted, split by prompt.
+
+
+def written(folder: Path, records: list[object]) -> Path:
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def pairs_in(path: Path, reader: PairReader) -> BlockExamples:
+    (block,) = reader.blocks(path)
+    return reader.examples(block)
+
+
+@pytest.mark.parametrize(("prompt", "target"), [("prompt", "completion"), ("Question", "Answer")])
+def test_pairs_are_recognised_by_their_fields(tmp_path: Path, prompt: str, target: str) -> None:
+    path = written(tmp_path, [{prompt: "2 + 2", target: "4"}])
+    with pytest.raises(TextRecordsError) as found:
+        RecipeReader().schema(path)
+    assert found.value.columns == {"prompt": prompt, "target": target}
+    reader = reader_for(found.value.columns)
+    assert reader == PairReader(prompt=prompt, target=target)
+
+
+def test_a_recipe_with_a_prompt_stays_a_recipe(tmp_path: Path) -> None:
+    recipe = {"title": "Toast", "ingredients": ["bread"], "steps": ["Toast it."]}
+    path = written(tmp_path, [recipe | {"prompt": "p", "target": "t"}] * 2)
+    assert RecipeReader().schema(path) == "json-lines"
+
+
+def test_texts_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = written(tmp_path, [{"prompt": " Say  hi\n", "target": "<b>hi</b>\n\n1. ½"}])
+    found = pairs_in(path, PairReader("prompt", "target"))
+    assert [(e.prompt, e.target) for e in found.examples] == [(" Say  hi\n", "<b>hi</b>\n\n1. ½")]
+
+
+def test_what_is_no_pair_is_counted_with_its_line(tmp_path: Path) -> None:
+    records: list[object] = [
+        {"prompt": "a", "target": "b"},
+        {"prompt": "", "target": "b"},
+        {"prompt": "a", "target": None},
+        {"prompt": "a\0", "target": 7},
+    ]
+    found = pairs_in(written(tmp_path, records), PairReader("prompt", "target"))
+    assert (found.read, found.kept) == (4, 2)
+    assert found.dropped == {"no prompt": [2], "no target": [3]}
+    assert found.notes == {"control characters removed": 1}
+    assert [e.target for e in found.examples] == ["b", "7"]
+
+
+def test_pairs_are_the_same_whatever_their_case(tmp_path: Path) -> None:
+    record = {"prompt": "Crème BRÛLÉE 1½", "target": "Straße\n\t½ ’x’ \u0130", "more": [1, {}]}
+    (example,) = pairs_in(written(tmp_path, [record]), PairReader("prompt", "target")).examples
+    body = f"{example.prompt}\0{example.target}".casefold().encode()
+    assert example.record_key == xxhash.xxh3_64_intdigest(body)
+    assert example.key == xxhash.xxh3_64_intdigest(example.prompt.casefold().encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "dropped"),
+    [
+        ('{"prompt": "p", "target": "t"}\n\n{"prompt": "q"}\n', 1, {"no target": [3]}),
+        (
+            '{"prompt": "p", "target": "t"}{"prompt": "q"}\n\n{}',
+            0,
+            {"not JSON": [1], "no prompt": [3]},
+        ),
+        ('{"prompt": "p", "target": "t"}\n{"prompt": "q", "targ', 1, {"not JSON": [2]}),
+        ('{"prompt": "p", "target": "t"}\n[1]\n', 1, {"not an object": [2]}),
+        ('{"prompt": "p", "target": "t\\ud800"}\r\n{"prompt": "a\\u0007", "target": NaN}', 2, {}),
+        ('{"prompt": "p", "target": "t"}\r{"prompt": "q"}', 1, {"no target": [2]}),
+    ],
+)
+def test_what_is_no_plain_json_is_counted_by_its_line(
+    tmp_path: Path, text: str, kept: int, dropped: dict[str, list[int]]
+) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(text, newline="")
+    found = PairReader("prompt", "target").examples(Block(0, str(path), 1, path.read_bytes()))
+    assert (found.kept, found.dropped) == (kept, dropped)
+    assert found.read == found.kept + sum(map(len, found.dropped.values()))
+
+
+def test_of_a_key_written_twice_the_last_value_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"prompt": "p", "target": "old", "target": "new"}\n')
+    reader = PairReader("prompt", "target")
+    assert [e.target for e in pairs_in(path, reader).examples] == ["new"]
+    path.write_text(path.read_text() + '{"prompt": 7, "prompt": 8, "target": "t"}\n')
+    assert [e.prompt for e in pairs_in(path, reader).examples] == ["p", "8"]
+
+
+def test_one_prompt_is_on_one_side_of_the_split(tmp_path: Path) -> None:
+    records: list[object] = [{"prompt": "a", "target": "b"}, {"prompt": "A", "target": "c"}]
+    first, second = pairs_in(written(tmp_path, records), PairReader("prompt", "target")).examples
+    assert first.key == second.key
+    assert first.record_key != second.record_key
+
+
+def test_missing_columns_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, [{"prompt": "a", "target": "b"}])
+    with pytest.raises(DataError, match="target: answer"):
+        list(PairReader("prompt", "answer").blocks(path))
+    with pytest.raises(ConfigError, match="prompt and target"):
+        reader_for({"prompt": "a", "text": "b"})
+
+
+def test_a_record_that_only_one_decoder_can_read_costs_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    good = '{"prompt": "a question", "target": "an answer"}'
+    path.write_text(f'{good}\n{{"prompt": "", "n": {"7" * 4400}, "target": "b"}}\n{good}\n')
+    found = pairs_in(path, PairReader("prompt", "target"))
+    assert len(found.examples) == 2
+    assert found.dropped == {"not JSON": [2]}
+
+
+# Layouts of files whose columns the user has named: documents, and prompts with targets.
+
+
+def file_of(folder: Path, text: str) -> Path:
+    path = folder / "file"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('{"question": "a", "answer": "b"}\n' * 2, "json-lines"),
+        (json.dumps([{"question": "a", "answer": "b"}]), "json"),
+        ("question,answer\na,b\n", "csv"),
+        ("question\tanswer\na, or b\tb\n", "tsv"),
+        # More columns by semicolon, but not the named ones.
+        ("question,answer;x;y\na,b;c;d\n", None),
+        ("question;answer,x,y,z\na;b,c,d,e\n", None),
+        ("id,question;answer,text\n1,2;3,4\n", None),
+    ],
+)
+def test_the_named_columns_choose_the_layout(tmp_path: Path, text: str, name: str | None) -> None:
+    path = file_of(tmp_path, text)
+    columns = {"prompt": "question", "target": "answer"}
+    if name is None:
+        with pytest.raises(DataError, match="without the column named for"):
+            layout_with(path, columns)
+    else:
+        assert layout_with(path, columns).name == name
+
+
+def test_the_delimiter_of_the_named_column_is_taken(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "id;text;a,b,c,d\n1;Stir the soup.;e,f,g,h\n")
+    reader = DocumentReader("text")
+    (block,) = reader.blocks(path)
+    assert [e.target for e in reader.examples(block).examples] == ["Stir the soup."]
+
+
+def test_prose_and_pages_are_no_records(tmp_path: Path) -> None:
+    with pytest.raises(UnknownFormatError, match="is no file of records: it begins b'Stir it"):
+        PairReader("a", "b").schema(file_of(tmp_path, "Stir it.\nServe it.\n"))
+    with pytest.raises(DataError, match=r"without the column named for text: body|no file of rec"):
+        DocumentReader("body").schema(file_of(tmp_path, "<!DOCTYPE html>\n<html></html>\n"))
