@@ -45,7 +45,6 @@ LIGHT = (
     "toque.data.loader.curriculum",
     "toque.data.loader.epoch_plan",
     "toque.cooking",
-    "toque.runs.curve",
     "toque.runs.history",
     "toque.runs.time_left",
     "toque.reports",

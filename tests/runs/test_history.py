@@ -6,8 +6,15 @@ import json
 
 import pytest
 
-from toque.runs.curve import Curve, RunningMean
-from toque.runs.history import METRICS, RunHistory, event_in, history_of, read_metrics
+from toque.runs.history import (
+    METRICS,
+    Curve,
+    RunHistory,
+    RunningMean,
+    event_in,
+    history_of,
+    read_metrics,
+)
 from watching.written_run import WrittenRun
 
 

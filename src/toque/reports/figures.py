@@ -7,8 +7,7 @@ from typing import Final
 
 from toque.reports.page import Figure
 from toque.reports.svg_charts import Frame, Series, lines
-from toque.runs.curve import Points
-from toque.runs.history import METRIC_NAMES, SYSTEM, RunHistory, metric_named
+from toque.runs.history import METRIC_NAMES, SYSTEM, Points, RunHistory, metric_named
 
 STYLES: Final = ("one", "two", "three", "four", "five", "six")
 """Styles of lines over each other, in the order of the page's colours."""

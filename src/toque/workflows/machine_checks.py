@@ -32,7 +32,6 @@ from toque.errors import CheckFailed
 from toque.hardware.processor import WORTH_WHILE, others_now, usable_cores
 from toque.models.precision import has_fast_bf16
 from toque.reporter import SILENT, Reporter
-from toque.storage.download import cache_folder
 from toque.version import __version__
 
 _PYTHON: Final = (3, 11)
@@ -128,10 +127,8 @@ def check_machine(*, reporter: Reporter = SILENT) -> Checkup:
             *software(),
             *processor(others),
             *gpus(),
-            arithmetic(device),
             *memory_and_limits(here),
             disk(here),
-            cache(),
             *credentials(os.environ, Path.home()),
         ]
         checks += [attempt.result() for attempt in tried]
@@ -241,19 +238,6 @@ def _driver() -> str | None:
     return None
 
 
-def arithmetic(device: str) -> MachineCheck:
-    """A product whose exact value is known."""
-    numbers = torch.arange(64, dtype=torch.float32).reshape(8, 8)  # their products are exact
-    exact = [[sum((8 * i + k) * (8 * k + j) for k in range(8)) for j in range(8)] for i in range(8)]
-    try:
-        right = (numbers.to(device) @ numbers.to(device)).tolist() == exact
-        found = f"{'right' if right else 'wrong'} on {device}"
-    except RuntimeError as error:
-        right, found = False, f"{device}: {str(error).splitlines()[0][:200]}"
-    return _checked("a product", found, "" if right else "Install another build of torch.",
-                    needed=True)  # fmt: skip
-
-
 def memory_and_limits(folder: Path) -> Iterator[MachineCheck]:
     """Free memory and disk, shared memory, open files."""
     memory, space = psutil.virtual_memory(), shutil.disk_usage(folder)
@@ -315,19 +299,6 @@ def _timed_read(descriptor: int) -> float:
     while piece := os.read(descriptor, _PIECE):
         done += len(piece)
     return done / max(1e-9, time.perf_counter() - began)
-
-
-def cache() -> MachineCheck:
-    """The folder in which measurements are kept."""
-    folder = cache_folder("measured")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return _checked("cache folder", str(folder))
-    except OSError as error:
-        found = f"{folder} cannot be written: {error.strerror}"
-        todo = "Set TOQUE_CACHE to a folder of your own: what was measured is measured again."
-        return _checked("cache folder", found, todo)
 
 
 def credentials(environment: Mapping[str, str], home: Path) -> Iterator[MachineCheck]:

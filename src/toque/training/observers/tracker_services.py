@@ -13,10 +13,8 @@ from typing import Any, Final, Protocol
 from toque.errors import ConfigError
 
 Row = tuple[int, str, str, str | None, float | None]
-"""A text: step, prompt, text, reference, recipe score."""
+"""A text, cut to some length: step, prompt, text, reference, recipe score."""
 COLUMNS: Final = ("step", "prompt", "text", "reference", "recipe_score")
-_LONGEST: Final = 2_000
-"""Characters of a text in a table; samples.jsonl has all of it."""
 
 
 class Tracker(Protocol):
@@ -75,7 +73,8 @@ class _TensorBoard:
 
     def texts(self, step: int, rows: Sequence[Row]) -> None:
         parts = [
-            f"**{_cell(row[1])}** (recipe score {row[4]})\n\n{_verbatim(row[2])}" for row in rows
+            f"**{' '.join(row[1].split())}** (recipe score {row[4]})\n\n{_verbatim(row[2])}"
+            for row in rows
         ]
         self._writer.add_text("samples", "\n\n---\n\n".join(parts), step)
 
@@ -105,7 +104,7 @@ class _Wandb:
         self._run.log({**values, "step": step})
 
     def texts(self, step: int, rows: Sequence[Row]) -> None:
-        table = self._wandb.Table(columns=list(COLUMNS), data=[list(_short(row)) for row in rows])
+        table = self._wandb.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
         self._run.log({"samples": table, "step": step})
 
     def file(self, path: Path) -> None:
@@ -136,7 +135,7 @@ class _Trackio:
         self._run.log(dict(values), step=step)
 
     def texts(self, step: int, rows: Sequence[Row]) -> None:
-        data = [dict(zip(COLUMNS, _short(row), strict=True)) for row in rows]
+        data = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         self._run.log({"samples": self._trackio.Table(data=data)}, step=step)
 
     def file(self, path: Path) -> None:
@@ -165,7 +164,7 @@ class _Mlflow:
 
     def texts(self, step: int, rows: Sequence[Row]) -> None:
         # The form that MLflow's page shows as a table.
-        table = {"columns": list(COLUMNS), "data": [list(_short(row)) for row in rows]}
+        table = {"columns": list(COLUMNS), "data": [list(row) for row in rows]}
         text = json.dumps(table)
         self._client.log_text(self._id, text, f"samples/step-{step:08d}.json")
 
@@ -197,16 +196,6 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]
     return found
 
 
-def _short(row: Row) -> Row:
-    step, prompt, text, reference, score = row
-    cut = None if reference is None else reference[:_LONGEST]
-    return step, prompt[:_LONGEST], text[:_LONGEST], cut, score
-
-
 def _verbatim(text: str) -> str:
     """Markdown that shows a text as it is, fences of its own included."""
-    return "\n".join(f"    {line}" for line in text[:_LONGEST].splitlines())
-
-
-def _cell(text: str) -> str:
-    return " ".join(text[:_LONGEST].split())
+    return "\n".join(f"    {line}" for line in text.splitlines())

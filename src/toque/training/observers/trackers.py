@@ -24,6 +24,8 @@ from toque.units import Progress
 END_PATIENCE_SECONDS: Final = 10.0
 """Seconds that a finished run waits for a tracker's last records."""
 _MOST_WAITING: Final = 1000
+_LONGEST: Final = 2_000
+"""Characters of a text that is sent; samples.jsonl has all of it."""
 _DIFFICULTIES: Final = {"easy": 1.0, "medium": 2.0}
 _ANY_DIFFICULTY: Final = 3.0
 _OF_ALL_GPUS: Final = ("utilization", "memory_percent", "power_watts", "temperature_celsius")
@@ -235,7 +237,9 @@ def _row(line: str) -> Row | None:
     try:
         found = decode_json(line, dict[str, Any])
         score = found["metrics"].get("recipe_score")
-        return found["step"], found["prompt"], found["text"], found.get("reference"), score
+        cut = [None if text is None else text[:_LONGEST]
+               for text in (found["prompt"], found["text"], found.get("reference"))]  # fmt: skip
+        return found["step"], *cut, score
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         return None
 
