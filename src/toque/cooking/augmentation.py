@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from toque.config.schema_methods import AugmentationConfig
 from toque.cooking.prompts import ASKS_FOR, PROMPT_FORMATS, WITH_INGREDIENTS
 from toque.cooking.substitutions import BREAK, Edit, spliced, substitution, words_of
-from toque.data.loader.epoch_plan import Ids, Sides, Varied
+from toque.data.loader.epoch_plan import Sides, Varied
+from toque.data.store.token_column import Ids
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import prompt_bounds
 from toque.keyed_random import key_of

@@ -117,12 +117,7 @@ class Runtime:
     def numerics(self) -> dict[str, str]:
         """Facts of how products are computed that a checkpoint records, besides software versions.
 
-        Version 1 of bf16 on a CPU was autocast's, and checkpoints of then hold none; 2 rounded
-        attention's scores before masks and bias were added, 3 after; 4 has longer chunks of the
-        head, sums its inputs' gradient in float32, takes RMSNorm's gradient from LayerNorm's
-        kernel, and looks a T5's two sides up at once; 5 has even chunks of the head, and sums the
-        gradient of T5's bias in float32, by distance; 6 has one product of Llama's gate and up.
-        Until November 2026 a run said "6, C kernels" where a compiler was installed.
+        The number rises whenever our own operators for bf16 on a CPU compute other last bits.
         """
         if self.device.type != "cpu":
             return {}

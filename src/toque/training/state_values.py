@@ -17,12 +17,7 @@ MOST: Final = 1 << 53
 
 
 def count_in(state: Mapping[str, Any], name: str, *, most: int = MOST) -> int:
-    """A whole number from 0 to `most`.
-
-    Raises:
-        KeyError: it is missing.
-        ValueError: it is something else.
-    """
+    """A whole number from 0 to `most`; KeyError and ValueError as `number_in`."""
     value = state[name]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise ValueError(f"{name} is {value!r:.60}, not a whole number from 0 to {most:,}")
@@ -37,20 +32,14 @@ def number_in(state: Mapping[str, Any], name: str, *, least: float = -math.inf) 
         ValueError: it is something else.
     """
     value = state[name]
-    if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
-        raise ValueError(f"{name} is {value!r:.60}, not a finite number")
-    if not (math.isfinite(value) and value >= least):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not max(least, -1e300) <= value <= 1e300:
         raise ValueError(f"{name} is {value!r:.60}, not a finite number of at least {least:g}")
     return float(value)
 
 
 def flag_in(state: Mapping[str, Any], name: str) -> bool:
-    """True or false.
-
-    Raises:
-        KeyError: it is missing.
-        TypeError: it is something else.
-    """
+    """True or false; KeyError and TypeError as `object_in`."""
     value = state[name]
     if not isinstance(value, bool):
         raise TypeError(f"{name} is {value!r:.60}, not true or false")

@@ -15,9 +15,8 @@ import threading
 import time
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from toque.errors import ConfigError
 from toque.training.callbacks import Callback, Goal, Requests, RunEnd, RunStart, State, StepInfo
 from toque.training.state_values import count_in, number_in
 from toque.units import Progress
@@ -41,19 +40,11 @@ class Patience(Callback):
         min_delta: a change for the better smaller than this, in the metric's unit, is none.
         metric: the metric's name.
         rises: whether more of it is better.
-
-    Raises:
-        ConfigError: patience is below 1 or min_delta below 0.
     """
 
     def __init__(
         self, *, patience: int, min_delta: float = 0.0, metric: str = "loss", rises: bool = False
     ) -> None:
-        if patience < 1 or min_delta < 0:
-            raise ConfigError(
-                f"Early stopping got patience {patience} and min_delta {min_delta:g}. Patience is "
-                "a number of evaluations, at least 1; min_delta is at least 0."
-            )
         self.patience, self.min_delta = patience, min_delta
         self.metric, self.goal = metric, Goal(metric, rises)
         self.best: float | None = None
@@ -64,16 +55,7 @@ class Patience(Callback):
         return self._verdict()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
-        """Compare with the best so far.
-
-        Raises:
-            ConfigError: the evaluation has no such metric.
-        """
-        if self.metric not in metrics:
-            raise ConfigError(
-                f"Early stopping watches {self.metric!r}, which the evaluation does not give; it "
-                f"gives {', '.join(metrics) or 'nothing'}."
-            )
+        """Compare with the best so far; an evaluation has every metric that a run goes by."""
         value = metrics[self.metric]
         if self.goal.better(value, self.best, by=self.min_delta):
             self.best, self.evaluations_without_improvement = value, 0
@@ -109,21 +91,16 @@ class Interrupt(Callback):
 
     Args:
         silent: print nothing; another rank does.
-        same_for_seconds: a second signal this soon counts as the first: torchrun forwards a
-            signal that the terminal or the scheduler has already sent to every process.
+        launched: a second signal soon after counts as the first: torchrun forwards a signal that
+            the terminal or the scheduler has already sent to every process.
     """
 
-    def __init__(self, *, silent: bool = False, same_for_seconds: float = 0.0) -> None:
-        self._silent, self._same_for_seconds = silent, same_for_seconds
+    def __init__(self, *, silent: bool = False, launched: bool = False) -> None:
+        self._silent, self._same_for_seconds = silent, _PASSED_ON if launched else 0.0
         self._caught_at = 0.0
         self._before: dict[int, Any] = {}
         self._caught: signal.Signals | None = None
         self._doing = _STEP
-
-    @classmethod
-    def in_run(cls, *, silent: bool, launched: bool) -> Self:
-        """The handler of a process; a launcher passes on what every process has had already."""
-        return cls(silent=silent, same_for_seconds=_PASSED_ON if launched else 0.0)
 
     def has_come(self) -> bool:
         """True if a signal has come."""

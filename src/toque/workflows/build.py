@@ -135,7 +135,7 @@ def build_run(
 
     # Evaluations, which a signal interrupts; what they take decides how long a run may train.
     launched = ranks.is_distributed or is_launched()
-    interrupt = Interrupt.in_run(silent=not reporter.heard, launched=launched)
+    interrupt = Interrupt(silent=not reporter.heard, launched=launched)
     evaluator = build_evaluator(
         config, store, model, stream.layout, runtime, sharing, interrupt, reporter
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from toque.config import RunConfig
 from toque.cooking.prompts import TASKS
 from toque.data.loader.batch_stream import BatchStream, Step
-from toque.data.loader.collate import Ids
+from toque.data.store.token_column import Ids
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.units import Cursor

@@ -15,10 +15,8 @@ from transformers import PretrainedConfig
 
 from toque.batch import IGNORE, Batch, DecoderBatch, EncoderDecoderBatch
 from toque.data.loader.packing import RowShape
-from toque.data.store.token_column import Pieces
+from toque.data.store.token_column import Ids, Pieces
 from toque.data.store.token_store import TokenStore
-
-Ids = NDArray[np.generic]
 
 
 class Examples(Protocol):

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from toque.data.loader.mixture import Mixture
 from toque.data.loader.packing import RowShape, pack_windows
+from toque.data.store.token_column import Ids
 from toque.errors import ConfigError
 from toque.keyed_random import key_of, keys_of, permute, shuffles
 from toque.units import Cursor
@@ -213,7 +214,6 @@ class EpochPlan:
         return max(0, min(self.window, self.n_drawn - window * self.window))
 
 
-Ids = NDArray[np.generic]
 Sides = tuple[Ids, Ids]
 Vary = Callable[[int, int], Sides]
 """(row, epoch key) -> prompt and target ids; a pure function."""

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from toque.config.schema_methods import SpanCorruptionConfig
 from toque.data.loader.epoch_plan import InEpoch, Sides, Varied
+from toque.data.store.token_column import Ids
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.keyed_random import key_of, shuffle
 
-Ids = NDArray[np.generic]
 SHORTEST: Final = 4
 """Tokens of the shortest example that is corrupted, its end among them."""
 _LOST, _KEPT = 1, 2
