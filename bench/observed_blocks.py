@@ -25,7 +25,7 @@ from toque.training.observers.gradients import Gradients
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.watchers import RunState, Watchers
-from toque.training.time_limit import CommandClock
+from toque.training.stopping import CommandClock
 from toque.units import Duration, Progress
 from toque.workflows.build import build_run
 from toque.workflows.prepared_store import open_store

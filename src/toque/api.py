@@ -163,7 +163,7 @@ def train(
         settings = settings.with_foreign_code({})
     if prepare:
         prepare_before_torch(settings, start=start, reporter=reporter)
-    from toque.training.time_limit import CommandClock
+    from toque.training.stopping import CommandClock
     from toque.workflows.train import train as workflow
 
     return workflow(

@@ -9,7 +9,7 @@ import pytest
 from toque.config.schema import OptimConfig
 from toque.training.callbacks import Callback
 from toque.training.lr_schedules import make_schedule
-from toque.training.time_limit import CommandClock, TimeLimit
+from toque.training.stopping import CommandClock, TimeLimit
 from toque.training.trainer import Schedule
 from toque.units import Duration
 

@@ -10,7 +10,7 @@ from fixtures.kitchens import Notices, tiny_config
 from toque.config import load_config
 from toque.config.dump import to_yaml
 from toque.errors import ConfigError
-from toque.training.time_limit import CommandClock
+from toque.training.stopping import CommandClock
 from toque.workflows.train import train
 
 

@@ -84,7 +84,7 @@ def train(
     if launching and gpus is not None:
         return start_ranks(gpus, restarts, prints.notice)
     with loading():
-        from toque.training.time_limit import CommandClock
+        from toque.training.stopping import CommandClock
         from toque.workflows.train import train as workflow
 
     run = workflow(

@@ -62,8 +62,7 @@ from toque.training.placement import (
     turned_off,
 )
 from toque.training.runtime import Runtime
-from toque.training.stopping import Interrupt, Patience
-from toque.training.time_limit import CommandClock
+from toque.training.stopping import CommandClock, Interrupt, Patience
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep, UpdateGuard
 from toque.workflows.asking import own_prompts, target_limit

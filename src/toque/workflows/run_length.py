@@ -30,7 +30,7 @@ from toque.training.bottlenecks import few_updates
 from toque.training.distributed.collectives import Ranks
 from toque.training.placement import attention_in
 from toque.training.runtime import Runtime
-from toque.training.time_limit import CommandClock, TimeLimit
+from toque.training.stopping import CommandClock, TimeLimit
 from toque.units import Cursor, Duration
 from toque.version import __version__
 from toque.workflows.asking import target_limit

@@ -35,7 +35,7 @@ from toque.training.distributed.process_group import (
 )
 from toque.training.observers.metrics_log import write_after
 from toque.training.observers.watchers import Watchers
-from toque.training.time_limit import CommandClock
+from toque.training.stopping import CommandClock
 from toque.workflows.build import Run, build_run
 from toque.workflows.final_model import finish, is_finished
 from toque.workflows.prepare import prepare_if_absent
