@@ -14,7 +14,7 @@ from conftest import REPOSITORY
 from fixtures.kitchens import Notices, tiny_config
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError, ToqueError
-from toque.models.precision import has_fast_bf16
+from toque.models.onednn import has_fast_bf16
 
 
 def test_importing_is_light_and_every_name_is_there():

@@ -25,6 +25,18 @@ _USUAL_ROWS: Final = 64
 """Rows of a product that the packed order of a layer is chosen for; any number runs."""
 
 
+def has_fast_bf16(device: torch.device) -> bool:
+    """True if the device multiplies bf16 natively; elsewhere it is emulated, slower than float32.
+
+    On a CPU these are the instructions of AVX512-BF16 and AMX.
+    """
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # noqa: SLF001
+    )
+
+
 @cache
 def onednn_is_faster() -> bool:
     """True if float32 products go by oneDNN here: an AVX-512 processor that is not Intel's.

@@ -25,7 +25,7 @@ from toque.models.forward.activation_checkpointing import recompute_blocks, stop
 from toque.models.forward.cpu_linear import copies_of
 from toque.models.forward.cross_entropy import cross_entropy_sum, usual_chunk_rows
 from toque.models.forward.grouped_attention import causal_mask
-from toque.models.forward.outline import CpuPlans, OutlinedRows, Where, outlined_hidden
+from toque.models.forward.outline import OutlinedRows, Where, cpu_plans, outlined_hidden
 from toque.models.forward.packed import output_head
 from toque.models.lora.quantised import quantised_layers
 
@@ -247,7 +247,7 @@ def outline_update(
     before = gradients if accumulates else 0
     computed, updated = Operations(), Operations()
     with unset_fake_temporarily():
-        plans = CpuPlans.of(rows)
+        plans = cpu_plans(rows)
     if recompute:
         recompute_blocks(model)
     try:

@@ -29,7 +29,7 @@ from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.from_scratch import stock_activations
 from toque.models.loading.to_train import SpecialTokens, placed_model
-from toque.models.precision import has_fast_bf16
+from toque.models.onednn import has_fast_bf16
 from toque.runs.peak_flops import peak_of
 from toque.training.distributed.sharing import LossFn, Replicated, Sharing
 from toque.training.optim.factory import build_optimizer, state_bytes

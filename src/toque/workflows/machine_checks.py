@@ -30,7 +30,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from toque.errors import CheckFailed
 from toque.hardware.processor import WORTH_WHILE, others_now, usable_cores
-from toque.models.precision import has_fast_bf16
+from toque.models.onednn import has_fast_bf16
 from toque.reporter import SILENT, Reporter
 from toque.version import __version__
 

@@ -63,28 +63,18 @@ class Side:
             return cls(longest, where, None)
         return cls(longest, where, (place >= count).view(-1).nonzero().squeeze(1))
 
-    def stacked(self, tokens: Tensor) -> Tensor:
-        """[N, H, d] -> [H, G, length, d]."""
-        return self._heads_first(tokens, self._taken(tokens))
-
-    def stacked_gradient(self, tokens: Tensor) -> Tensor:
-        """`stacked`, with zeros at padding."""
-        taken = self._taken(tokens)
-        if self.padding is not None:
+    def stacked(self, tokens: Tensor, *, zeros: bool = False) -> Tensor:
+        """[N, H, d] -> [H, G, length, d], perhaps with zeros at padding."""
+        taken = tokens.reshape(len(tokens), -1).index_select(0, self.where)
+        if zeros and self.padding is not None:
             taken.index_fill_(0, self.padding, 0.0)
-        return self._heads_first(tokens, taken)
+        by_example = taken.view(-1, self.length, *tokens.shape[1:])
+        return by_example.permute(2, 0, 1, 3).contiguous()
 
     def unstack(self, stacked: Tensor, out: Tensor) -> None:
         """[H, G, length, d] -> `out` [G * length, H * d]."""
         heads, _, length, size = stacked.shape
         out.view(-1, length, heads, size).copy_(stacked.permute(1, 2, 0, 3))
-
-    def _taken(self, tokens: Tensor) -> Tensor:
-        return tokens.reshape(len(tokens), -1).index_select(0, self.where)
-
-    def _heads_first(self, tokens: Tensor, taken: Tensor) -> Tensor:
-        by_example = taken.view(-1, self.length, *tokens.shape[1:])
-        return by_example.permute(2, 0, 1, 3).contiguous()
 
 
 @dataclass(frozen=True)
@@ -283,7 +273,7 @@ class _GroupedAttention(torch.autograd.Function):
         for group, part, other in zip(groups.each, parts, other_parts, strict=True):
             q, k, v, shares = (next(saved) for _ in range(4))
             keep = next(saved) if ctx.dropped else None
-            slope = group.queries.stacked_gradient(grads[0]).flatten(0, 1)
+            slope = group.queries.stacked(grads[0], zeros=True).flatten(0, 1)
             used = shares if keep is None else shares * keep
             # One tensor for the gradients of what was stacked as one.
             sizes = [len(q), len(k), len(v)]

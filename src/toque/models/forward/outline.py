@@ -51,34 +51,29 @@ class OutlinedRows:
         return self.rows * (self.source + self.target)
 
 
-@dataclass(frozen=True)
-class CpuPlans:
-    """Plans of attention on a CPU: of a T5's encoder, and of the decoder."""
+def cpu_plans(rows: OutlinedRows) -> tuple[AttentionPlan, AttentionPlan]:
+    """Plans of attention on a CPU, of a T5's encoder and of the decoder.
 
-    encoder: AttentionPlan
-    decoder: AttentionPlan
-
-    @classmethod
-    def of(cls, rows: OutlinedRows) -> CpuPlans:
-        """Made of numbers, so outside of `FakeTensorMode`."""
-        targets = _spans(rows.rows * rows.target, rows.rows * rows.examples)
-        sources = _spans(rows.rows * rows.source, rows.rows * rows.examples)
-        pairs = zip(targets, sources, strict=True)
-        across = [(0, a, b, c, d) for (_, a, b, *_), (_, c, d, *_) in pairs]
-        encoder = AttentionPlan(sources)
-        decoder = AttentionPlan(targets, across if rows.source else None)
-        # Grouped now: later there would be nothing to group by.
-        _ = (decoder.causal_groups, decoder.groups)
-        if rows.source:
-            _ = (decoder.across_groups, encoder.groups)
-        return cls(encoder, decoder)
+    They are made of numbers, so outside of `FakeTensorMode`, and grouped at once: later there would
+    be nothing to group by.
+    """
+    targets = _spans(rows.rows * rows.target, rows.rows * rows.examples)
+    sources = _spans(rows.rows * rows.source, rows.rows * rows.examples)
+    pairs = zip(targets, sources, strict=True)
+    across = [(0, a, b, c, d) for (_, a, b, *_), (_, c, d, *_) in pairs]
+    encoder = AttentionPlan(sources)
+    decoder = AttentionPlan(targets, across if rows.source else None)
+    _ = (decoder.causal_groups, decoder.groups)
+    if rows.source:
+        _ = (decoder.across_groups, encoder.groups)
+    return encoder, decoder
 
 
 def outlined_hidden(
     model: PreTrainedModel,
     rows: OutlinedRows,
     where: Where,
-    plans: CpuPlans,
+    plans: tuple[AttentionPlan, AttentionPlan],
     *,
     masked: bool = False,
 ) -> Tensor:
@@ -90,8 +85,8 @@ def outlined_hidden(
     write: object
     if where == "cpu":
         name, shape = varlen.NAME, (1, rows.rows)
-        read, write = plans.encoder, plans.decoder
-        longest = plans.encoder.longest, plans.decoder.longest
+        read, write = plans
+        longest = plans[0].longest, plans[1].longest
     else:
         name, shape = NAME, (rows.rows, 1)
         longest = rows.source, rows.target

@@ -21,7 +21,7 @@ from toque.models.generation.kv_cache import SPARE, cache_dtype, cache_shape, la
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.generation.packed_products import with_packed_products
-from toque.models.precision import has_fast_bf16
+from toque.models.onednn import has_fast_bf16
 from toque.reporter import Count, uncounted
 
 OnToken = Callable[[int, int | None], object]

@@ -26,8 +26,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.onednn import PackedLinear, onednn_is_faster
-from toque.models.precision import has_fast_bf16
+from toque.models.onednn import PackedLinear, has_fast_bf16, onednn_is_faster
 
 _MOST_BYTES: Final = 2 << 30
 """Largest model in bytes of which float32 keeps a packed copy."""

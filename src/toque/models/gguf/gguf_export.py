@@ -94,11 +94,17 @@ def export_gguf(
             )
             round_weights(model, kind)
             expected = _greedy(model, shown, asking)
-            _forget(model)
+            for weight in model.parameters():  # what is not read back is seen to be missing
+                weight.detach().fill_(float("nan"))
             read_weights(model, path)
             found = _greedy(model, shown, asking)
             if found != expected:
-                raise CheckpointError(_refusal(source, kind, expected, found))
+                other = sum(a != b for a, b in zip(expected, found, strict=True))
+                raise CheckpointError(
+                    f"The GGUF file of {source} was read back and writes other tokens than the "
+                    f"model for {other} of {len(found)} prompts, so it was not kept. Try another "
+                    f"type than {kind}, or the format hf, and please report this."
+                )
             for name, text in files.items():
                 writer.put(name, text.encode())
     except OSError as error:
@@ -116,20 +122,3 @@ def _greedy(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], asking: Asking
 ) -> list[list[int]]:
     return generate(model, prompts, _OPTIONS, eos_id=asking.eos, pad_id=asking.pad)
-
-
-def _forget(model: PreTrainedModel) -> None:
-    """Overwrite every weight, so that what is not read back is seen to be missing."""
-    for weight in model.parameters():
-        weight.detach().fill_(float("nan"))
-
-
-def _refusal(
-    source: Path, kind: str, expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]
-) -> str:
-    other = sum(a != b for a, b in zip(expected, found, strict=True))
-    return (
-        f"The GGUF file of {source} was read back and writes other tokens than the model for "
-        f"{other} of {len(found)} prompts, so it was not kept. Try another type than {kind}, or "
-        "the format hf, and please report this."
-    )

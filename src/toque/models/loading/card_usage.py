@@ -35,11 +35,11 @@ def with_usage(
     if prompt is None:
         return without_usage(card)
     if not portable:
-        told = (
+        return _used(
+            card,
             "Plain transformers reads this model's tokenizer otherwise than it was trained with: "
-            "write texts with `toque generate`."
+            "write texts with `toque generate`.",
         )
-        return f"{without_usage(card)}\n{HEADING}\n\n{told}\n"
     code = (_ENCODER if encoder else _DECODER).format(prompt=prompt, most=max_new_tokens)
     told = (
         "In this folder, or with its path or hub name in place of the dot; the text is that of "
@@ -47,17 +47,11 @@ def with_usage(
     )
     if not encoder:
         told += " With `return_full_text=True` a line break that it added is missing from the text."
-    return f"{without_usage(card)}\n{HEADING}\n\n{told}\n\n```python\n{code}\n```\n"
+    return _used(card, told, f"```python\n{code}\n```")
 
 
 def with_gguf_usage(
-    card: str,
-    *,
-    file: str,
-    prompt: str | None,
-    ends: str,
-    encoder: bool,
-    max_new_tokens: int,
+    card: str, *, file: str, prompt: str | None, ends: str, encoder: bool, max_new_tokens: int
 ) -> str:
     """The card of a GGUF file, with its usage section in place of the older one.
 
@@ -75,16 +69,20 @@ def with_gguf_usage(
             "generate` takes, by the template in the file; Ollama puts `Modelfile`'s around it."
         )
     shown = "\n".join(lines)
-    return f"{without_usage(card)}\n{HEADING}\n\n{told}\n\n```sh\n{shown}\n```\n"
+    return _used(card, told, f"```sh\n{shown}\n```")
 
 
 def adapter_usage(card: str) -> str:
     """The card of an adapter, which plain transformers cannot use before it is merged."""
-    told = (
+    return _used(
+        card,
         "`toque export ADAPTER --to FOLDER` merges this adapter into its base, and writes a card "
-        "that shows how the result is used in plain transformers."
+        "that shows how the result is used in plain transformers.",
     )
-    return f"{without_usage(card)}\n{HEADING}\n\n{told}\n"
+
+
+def _used(card: str, *paragraphs: str) -> str:
+    return "\n\n".join([f"{without_usage(card)}\n{HEADING}", *paragraphs]) + "\n"
 
 
 def without_usage(card: str) -> str:

@@ -107,7 +107,8 @@ def _hold(
 ) -> None:
     # T5's `wo` is too coarse in float16 and in 8 bits (Dettmers et al. 2022 leave it out, as
     # transformers does); bfloat16, in which autocast computes it, it bears.
-    delicate = bool(set(path.split(".")) & set(_kept(model)))
+    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
+    delicate = bool(set(path.split(".")) & set(kept))
     if delicate and dtype == torch.float16:
         dtype = torch.float32
     bias = getattr(layer, "bias", None)
@@ -118,10 +119,6 @@ def _hold(
         return
     matrix = weight.T if isinstance(layer, Conv1D) else weight
     model.set_submodule(path, QuantisedLinear(matrix, bias, form))
-
-
-def _kept(model: nn.Module) -> tuple[str, ...]:
-    return tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
 
 
 def _is_added(name: str) -> bool:

@@ -167,11 +167,6 @@ class QuantisedLinear(nn.Module):
         product: Tensor = _Product.apply(input.to(dtype), self)  # type: ignore[no-untyped-call]
         return product if self.bias is None else product + self.bias.to(dtype)
 
-    def extra_repr(self) -> str:
-        """Description in the form of nn.Linear's."""
-        rows, columns = self.shape
-        return f"in_features={columns}, out_features={rows}, form={type(self.form).__name__}"
-
 
 class _Product(torch.autograd.Function):
     """x @ W.T, where W is turned back for the product and again in backward, and never kept."""

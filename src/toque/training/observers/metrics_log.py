@@ -26,7 +26,7 @@ from toque.data.loader.batch_stream import BatchStream
 from toque.errors import CheckpointError
 from toque.hardware.processor import usable_cores
 from toque.models.flops import parameter_counts
-from toque.models.precision import has_fast_bf16
+from toque.models.onednn import has_fast_bf16
 from toque.runs.history import METRICS
 from toque.runs.peak_flops import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
