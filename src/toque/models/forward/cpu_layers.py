@@ -65,29 +65,28 @@ class _RmsNorm(torch.autograd.Function):
         return back.add_(through_mean).to(values.dtype), of_weight, None
 
 
-def _normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    normed: Tensor = _RmsNorm.apply(hidden, weight, eps)  # type: ignore[no-untyped-call]
-    return normed
+class _RmsNorm16:
+    """Norm before transformers' own class, to bfloat16 where autocast asks for it."""
 
-
-class LlamaRMSNorm16(LlamaRMSNorm):
-    """Llama's norm, to bfloat16 where autocast asks for it."""
+    weight: Any
+    variance_epsilon: Any
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         if not in_bf16(hidden_states):
-            return super().forward(hidden_states)
-        return _normed(hidden_states, self.weight, self.variance_epsilon)
+            return cast("Tensor", super().forward(hidden_states))  # type: ignore[misc]
+        normed: Tensor = _RmsNorm.apply(  # type: ignore[no-untyped-call]
+            hidden_states, self.weight, self.variance_epsilon
+        )
+        return normed
 
 
-class T5LayerNorm16(T5LayerNorm):
-    """T5's norm, to bfloat16 where autocast asks for it."""
+class LlamaRMSNorm16(_RmsNorm16, LlamaRMSNorm):
+    """Llama's norm."""
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
-        if not in_bf16(hidden_states):
-            return cast("Tensor", super().forward(hidden_states))  # type: ignore[no-untyped-call]
-        return _normed(hidden_states, self.weight, self.variance_epsilon)
+
+class T5LayerNorm16(_RmsNorm16, T5LayerNorm):
+    """T5's norm."""
 
 
 class LayerNorm16(nn.LayerNorm):

@@ -125,33 +125,37 @@ class _Gradients:
             self.bias += slope.sum(0, dtype=self.bias.dtype)
 
     def add(
-        self, rows: Tensor, chunk: Tensor, slope: Tensor, matrix: Tensor, *, fast: bool
+        self,
+        rows: Tensor,
+        chunk: Tensor,
+        slope: Tensor,
+        matrix: Tensor,
+        *,
+        fast: bool,
+        padded: bool,
     ) -> None:
-        """Add hidden states' and weight's, of a chunk's inputs [C, D] and slopes [C, V]."""
+        """Add hidden states' and weight's, of a chunk's inputs [C, D] and slopes [C, V].
+
+        `padded`: in 16 bits on a CPU chunk, slopes and matrix [P, D] have rows of zeros besides.
+        """
         if self.hidden is not None:
-            back = _times(slope, matrix.T, fast=fast)
+            if padded:
+                back = input_gradient(slope, matrix)[: len(rows)]
+            else:
+                back = _times(slope, matrix.T, fast=fast)
             self.hidden.index_copy_(0, rows, back.to(self.hidden.dtype))
         if self.weight is None:
             return
-        if slope.dtype == self.weight.dtype and not fast:
+        if padded:
+            self._product = torch.mm(slope.T, chunk, out=self._product)
+            add_in_pieces(self.weight, self._product[: len(self.weight)], first=self._is_first)
+        elif slope.dtype == self.weight.dtype and not fast:
             # beta = 0 does not read what was there, not even a NaN (BLAS).
             self.weight.addmm_(slope.T, chunk, beta=0.0 if self._is_first else 1.0)
-        elif self._is_first:
-            self.weight.copy_(_times(slope.T, chunk.T, fast=fast))
         else:
-            self.weight += _times(slope.T, chunk.T, fast=fast)
+            part = _times(slope.T, chunk.T, fast=fast)
+            _ = self.weight.copy_(part) if self._is_first else self.weight.add_(part)
         self._is_first = False
-
-    def add_rounded(self, rows: Tensor, chunk: Tensor, slope: Tensor, matrix: Tensor) -> None:
-        """Add the same from 16 bits: chunk and slopes with rows, slopes and matrix padded."""
-        if self.hidden is not None:
-            back = input_gradient(slope, matrix)[: len(rows)]
-            self.hidden.index_copy_(0, rows, back.to(self.hidden.dtype))
-        if self.weight is not None:
-            self._product = torch.mm(slope.T, chunk, out=self._product)
-            part = self._product[: len(self.weight)]
-            add_in_pieces(self.weight, part, first=self._is_first)
-            self._is_first = False
 
 
 class _CrossEntropySum(torch.autograd.Function):
@@ -214,10 +218,7 @@ class _CrossEntropySum(torch.autograd.Function):
                     slope = grad_logits.to(compute)
                 loss += part
                 gradients.add_bias(grad_logits)
-                if rounded:
-                    gradients.add_rounded(rows, chunk, slope, matrix)
-                else:
-                    gradients.add(rows, chunk, slope, matrix, fast=fast)
+                gradients.add(rows, chunk, slope, matrix, fast=fast, padded=rounded)
 
         ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
