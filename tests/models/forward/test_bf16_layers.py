@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from toque.config.schema_methods import AdapterConfig
-from toque.models.forward import varlen_attention
+from toque.models.forward import cpu_linear, varlen_attention
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.cpu_linear import bf16_copy, copies_of, padded_copy
 from toque.models.forward.cross_entropy import (
     add_in_pieces,
     cross_entropy_sum,
@@ -70,7 +69,8 @@ def test_attention_and_gates_are_computed_by_our_own_layers(
     assert all("_toque_stacked" in module.__dict__ for module in gated)
 
 
-def test_float32_keeps_its_bits(kind, tiny, some_examples, packed):
+def test_float32_keeps_its_bits(kind, tiny, some_examples, packed, monkeypatch):
+    monkeypatch.setattr(cpu_linear, "onednn_is_faster", lambda: False)
     model, made = tiny(kind), some_examples(5)
     batch = packed(kind, [made[:2], made[2:]])
     before = loss_and_gradients(model, batch, bf16=False)
@@ -120,31 +120,6 @@ def test_an_adapter_trains_and_the_base_gets_no_gradient(family_kind, tiny, some
     assert found.keys() == exact.keys()
     assert all(".lora_" in name for name in found)
     assert distance(found, exact) < 0.05
-
-
-def test_a_copy_is_made_anew_after_an_update_only():
-    weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
-    first = bf16_copy(weight)
-    assert bf16_copy(weight) is first
-    with torch.no_grad():
-        weight.mul_(2.0)
-    assert torch.equal(bf16_copy(weight), weight.to(torch.bfloat16))
-
-
-def test_a_padded_copy_stands_beside_the_plain_one():
-    weight = torch.nn.Parameter(torch.linspace(-1, 1, 70 * 4).view(70, 4))
-    padded = padded_copy(weight)
-    assert padded.shape == (128, 4)
-    assert torch.equal(padded[:70], weight.to(torch.bfloat16))
-    assert not padded[70:].any()
-    assert bf16_copy(weight).shape == (70, 4)
-    assert padded_copy(weight) is padded
-    assert [len(copy) for copy in copies_of(weight)] == [70, 128]
-    with torch.no_grad():
-        weight.mul_(2.0)
-    assert torch.equal(padded_copy(weight)[:70], weight.to(torch.bfloat16))
-    frozen = weight.detach().to(torch.bfloat16)
-    assert padded_copy(frozen).data_ptr() == frozen.data_ptr()
 
 
 @pytest.mark.parametrize("vocabulary", [70, 128])

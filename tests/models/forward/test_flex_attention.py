@@ -45,38 +45,6 @@ def some(n_rows: int, length: int, *, heads: int = 2, size: int = 16) -> list[to
     ]
 
 
-@pytest.mark.parametrize("biased", [True, False])
-def test_dropout_of_flex_is_exact(biased):
-    """Against softmax, then mask, then scale, with the pairs that the hash says."""
-    batch, p, scale = rows([5, 9, 3], [17], [], length=20), 0.3, 0.4
-    query, key, value = some(3, 20)
-    bias = torch.randn(1, 2, 20, 20, dtype=torch.float64, requires_grad=biased)
-    mask = flex.decoder_masks(batch).own
-    torch.manual_seed(3)
-    ours = flex.attend(
-        query, key, value, mask, bias=bias if biased else None, scale=scale, dropout=p
-    )
-
-    torch.manual_seed(3)
-    seeds = torch.randint(-(2**31), 2**31, (3,), dtype=torch.int32)
-    b, h, i, j = torch.meshgrid(
-        *(torch.arange(n, dtype=torch.int32) for n in (3, 2, 20, 20)), indexing="ij"
-    )
-    kept = flex.drawn(seeds[b], h, i, j) >= round(p * 2**24)
-    assert 0.65 < kept.double().mean() < 0.75
-    scores = query @ key.transpose(-1, -2) * scale + (bias if biased else 0.0)
-    allowed = (batch.segments[:, None, :, None] == batch.segments[:, None, None]) & (i >= j)
-    shares = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
-    true = (shares * kept / (1 - round(p * 2**24) / 2**24)) @ value
-    torch.testing.assert_close(ours, true)
-
-    leaves = [query, key, value, *([bias] if biased else [])]
-    slope = torch.randn_like(true)
-    mine = torch.autograd.grad(ours, leaves, slope)
-    for one, other in zip(mine, torch.autograd.grad(true, leaves, slope), strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_a_query_that_keeps_no_key_gives_zero_and_a_gradient_without_nan():
     batch = rows([1, 1, 2], length=8)
     leaves = some(1, 8)
@@ -161,5 +129,5 @@ def test_dropout_leaves_the_loss_about_where_it_is(tiny, some_examples, packed):
         use_attention(model, asked)
         torch.manual_seed(5)
         with torch.no_grad():
-            losses[asked] = sum(float(loss_sum(model, batch)) for _ in range(40)) / 40
+            losses[asked] = sum(float(loss_sum(model, batch)) for _ in range(20)) / 20
     assert losses["flex"] == pytest.approx(losses["dense"], rel=0.02)

@@ -76,7 +76,7 @@ def test_packed_equals_each_example_alone(kind, smoothing, tiny, some_examples, 
     theirs = gradients(model)
 
     batch = packed(kind, rows_of(examples))
-    for micro_batch_rows in (1, 4, 8):
+    for micro_batch_rows in (3, 8):
         total = torch.zeros(())
         for micro in batch.split(micro_batch_rows):
             loss = loss_sum(model, micro, smoothing=smoothing)

@@ -66,15 +66,14 @@ def test_values_and_gradients_are_those_under_a_mask(case, biased):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_gradients_hold_with_dropout(case, dropout):
+def test_gradients_hold_with_dropout(case):
     queries, keys, *_ = CASES[case]
     q, k, v, _, _ = tensors(queries, keys, biased=False)
     bias = torch.randn(1, H, queries.shape[1], keys.shape[1], dtype=torch.float64)
 
     def run(q, k, v, bias):
         torch.manual_seed(5)
-        return ours(case, q, k, v, bias, dropout)
+        return ours(case, q, k, v, bias, 0.4)
 
     assert torch.autograd.gradcheck(
         run, (q, k, v, bias.requires_grad_(case != "across")), fast_mode=True
@@ -88,17 +87,6 @@ def test_dropout_keeps_the_mean():
     draws = torch.stack([ours("decoder", q, k, v, bias, 0.3).detach() for _ in range(300)])
     assert not torch.equal(draws[0], draws[1])
     assert (draws.mean(0) - whole).abs().max() < 0.3
-
-
-def test_spans_name_every_example():
-    assert spans(SOURCE) == [
-        (0, 0, 3, 0, 3),
-        (0, 3, 5, 3, 5),
-        (0, 5, 6, 5, 6),
-        (1, 0, 1, 0, 1),
-        (1, 1, 4, 1, 4),
-    ]
-    assert spans(TARGET, SOURCE)[3:] == [(1, 0, 4, 0, 1), (1, 4, 5, 1, 4)]
 
 
 def test_a_torn_segment_is_refused():
