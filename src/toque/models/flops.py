@@ -42,7 +42,7 @@ def flops_per_token(
     source_context: float | None = None,
     cross_context: float | None = None,
 ) -> float:
-    """Floating-point operations that training spends on one token, forward and backward.
+    """FLOPs that training spends on an average token of both sides, forward and backward.
 
     Those of `products_of`, plus 12 * layers * width * context for attention (Chowdhery et al. 2022,
     PaLM, appendix B). Norms, activations and the optimizer are not counted. Activation
@@ -50,15 +50,11 @@ def flops_per_token(
 
     Args:
         model: A model of one of the families.
-        context: Keys a target token attends on average: half the length for causal attention
-            over rows of one example.
+        context: Keys a target token attends on average: half the length of causal examples.
         labelled_share: Tokens with a label as a share of the decoder's tokens, in [0, 1].
         source_share: Source tokens as a share of all tokens, in [0, 1]; 0 for decoder-only models.
         source_context: Source tokens a source token attends. By default `context`.
         cross_context: Source tokens a target token attends, across. By default `source_context`.
-
-    Returns:
-        FLOPs per token, averaged over both sides.
 
     GPT-NeoX 1.2B at 2048 tokens: 6 * (1.208e9 + 1.03e8) + 12 * 24 * 2048 * 1024 = 8.47e9.
     """
@@ -88,11 +84,6 @@ def products_of(
     the tokens with a label only (not a prompt's); looking up an embedding costs nothing. In an
     encoder-decoder a token passes one side only: source tokens the encoder and the decoder's
     cross-attention keys and values, target tokens the rest of the decoder and the head.
-
-    Args:
-        model: A model of one of the families.
-        labelled_share: Tokens with a label as a share of the decoder's tokens, in [0, 1].
-        source_share: Source tokens as a share of all tokens, in [0, 1]; 0 for decoder-only models.
     """
     found: dict[tuple[int, int], float] = {}
     for name, module in unwrapped(model).named_modules():

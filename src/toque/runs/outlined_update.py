@@ -323,11 +323,8 @@ def _copies(model: nn.Module) -> int:
     """Bytes of the 16-bit copies that layers keep (`models.forward.cpu_linear`)."""
     found: dict[int, int] = {}
     for module in model.modules():
-        stacked = getattr(vars(module).get("_toque_stacked"), "copy", None)
-        own = (copy for p in module.parameters(recurse=False) for copy in copies_of(p))
-        for tensor in (stacked, *own):
-            if isinstance(tensor, Tensor):
-                found[_key(tensor)] = tensor.untyped_storage().nbytes()
+        for copy in copies_of(module):
+            found[_key(copy)] = copy.untyped_storage().nbytes()
     return sum(found.values())
 
 

@@ -66,7 +66,7 @@ def test_attention_and_gates_are_computed_by_our_own_layers(
     use_cpu_layers(model)
     loss_and_gradients(model, packed(family_kind, [made[:2], made[2:]]), bf16=True)
     gated = [m for m in model.modules() if hasattr(m, "gate_proj") or hasattr(m, "wi_1")]
-    assert all("_toque_stacked" in module.__dict__ for module in gated)
+    assert all("_toque_bf16" in module.__dict__ for module in gated)
 
 
 def test_float32_keeps_its_bits(kind, tiny, some_examples, packed, monkeypatch):

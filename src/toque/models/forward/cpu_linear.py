@@ -12,7 +12,6 @@ processor an update takes about half the time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -46,7 +45,11 @@ def bf16_copy(weight: Tensor) -> Tensor:
     A change is known by the weight's version counter. Fused optimizers change weights without
     counting, so `Runtime.optimizer_step` counts for them.
     """
-    return weight.detach() if weight.dtype == torch.bfloat16 else _kept(weight, len(weight), _NAME)
+    return (
+        weight.detach()
+        if weight.dtype == torch.bfloat16
+        else _kept(weight, _NAME, [weight], len(weight))
+    )
 
 
 def padded_copy(weight: Tensor) -> Tensor:
@@ -58,50 +61,34 @@ def padded_copy(weight: Tensor) -> Tensor:
     rows = -(-len(weight) // _WHOLE_ROWS) * _WHOLE_ROWS
     if weight.dtype == torch.bfloat16 or rows == len(weight):
         return bf16_copy(weight)
-    return _kept(weight, rows, _PADDED)
+    return _kept(weight, _PADDED, [weight], rows)
 
 
-def copies_of(weight: Tensor) -> list[Tensor]:
-    """The copies that are kept of a weight."""
-    held = (getattr(weight, name, None) for name in (_NAME, _PADDED))
+def copies_of(module: nn.Module) -> list[Tensor]:
+    """The copies that are kept of a module's own weights."""
+    own = [vars(p) for p in module.parameters(recurse=False)]
+    held = (kept.get(name) for kept in (vars(module), *own) for name in (_NAME, _PADDED))
     return [one[1] for one in held if one is not None]
 
 
-def _kept(weight: Tensor, rows: int, name: str) -> Tensor:
-    now = _state_of(weight)
-    held: tuple[tuple[int, int], Tensor] | None = getattr(weight, name, None)
+def _kept(owner: Any, name: str, weights: Sequence[Tensor], rows: int) -> Tensor:
+    """The weights one above the other in bfloat16, zeros below; kept until one of them changes."""
+    now = [_state_of(weight) for weight in weights]
+    held: tuple[list[tuple[int, int]], Tensor] | None = getattr(owner, name, None)
     if held is not None and held[0] == now:
         return held[1]
-    shape = (rows, *weight.shape[1:])
+    shape = (rows, *weights[0].shape[1:])
     with torch.no_grad():
         if held is not None and held[1].shape == shape:
             copy = held[1]
         else:
-            copy = weight.new_zeros(shape, dtype=torch.bfloat16)
-        copy[: len(weight)].copy_(weight)
-    setattr(weight, name, (now, copy))
+            copy = weights[0].new_zeros(shape, dtype=torch.bfloat16)
+        for part, weight in zip(
+            torch.split(copy[: sum(map(len, weights))], [*map(len, weights)]), weights, strict=True
+        ):
+            part.copy_(weight)
+    setattr(owner, name, (now, copy))
     return copy
-
-
-@dataclass
-class StackedCopy:
-    """Copy in bfloat16 of several weights [O, I], one above the other.
-
-    Layers that read the same input then are one product, forward and backward.
-    """
-
-    copy: Tensor | None = None
-    made_from: list[tuple[int, int]] = field(default_factory=list)
-
-    def of(self, weights: Sequence[Tensor]) -> Tensor:
-        """[sum of O, I]."""
-        now = [_state_of(w) for w in weights]
-        if self.copy is None or now != self.made_from:
-            with torch.no_grad():
-                parts = [w.detach().to(torch.bfloat16) for w in weights]
-                self.copy = torch.cat(parts, out=self.copy)
-            self.made_from = now
-        return self.copy
 
 
 def _state_of(weight: Tensor) -> tuple[int, int]:
@@ -127,9 +114,9 @@ def one_product(owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]) -
 
     Their copy is held by `owner`, the module they belong to.
     """
-    stacked: StackedCopy = owner.__dict__.setdefault("_toque_stacked", StackedCopy())
     weights = [layer.weight for layer in layers]
-    return _product(values, stacked.of(weights), None, weights)
+    copy = _kept(owner, _NAME, weights, sum(map(len, weights)))
+    return _product(values, copy, None, weights)
 
 
 def product_of(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

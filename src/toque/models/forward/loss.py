@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toque.batch import IGNORE, Batch, DecoderBatch
-from toque.models.forward.cross_entropy import cross_entropy_sum
+from toque.models.forward.cross_entropy import cross_entropy_sum, usual_chunk_rows
 from toque.models.forward.packed import hidden_states, output_head
-
-_LOGITS_AT_ONCE: Final = 1 << 24
-"""Elements of the logits that exist at once: 64 MiB of float32."""
 
 
 def loss_sum(
@@ -51,7 +46,7 @@ def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
     hidden = hidden_states(model, batch)
     labelled = batch.labels != IGNORE
     kept, labels = hidden[labelled], batch.labels[labelled]
-    at_once = max(1, _LOGITS_AT_ONCE // weight.shape[0])
+    at_once = usual_chunk_rows(weight.shape[0], labels.device.type)
     found = torch.zeros(batch.labels.shape, device=labels.device)
     nats = []
     for part, chosen in zip(torch.split(kept, at_once), torch.split(labels, at_once), strict=True):

@@ -112,7 +112,11 @@ def places(model: PreTrainedModel) -> Iterator[Place]:
     blocks = max(config.num_hidden_layers, getattr(config, "num_decoder_layers", 0) or 0)
     names = gguf.get_tensor_name_map(arch, blocks)
     shared = dict(model.named_parameters(remove_duplicate=False))
-    for name in _names_of(model, arch):
+    wanted = [name for name, _ in model.named_parameters()]
+    # A shared weight is written once, and llama.cpp takes it for the head too, but of a NeoX.
+    if arch == gguf.MODEL_ARCH.GPTNEOX and "lm_head.weight" not in wanted:
+        wanted.append("lm_head.weight")
+    for name in wanted:
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if found is None:
             raise ConfigError(
@@ -120,15 +124,6 @@ def places(model: PreTrainedModel) -> Iterator[Place]:
                 "so no GGUF is written. Export it in the format hf."
             )
         yield Place(shared[name].detach(), found, *_turns(config, name))
-
-
-def _names_of(model: PreTrainedModel, arch: gguf.MODEL_ARCH) -> list[str]:
-    """The weights to write, a shared one once, which llama.cpp then takes for the head too."""
-    names = [name for name, _ in model.named_parameters()]
-    shares_its_head = "lm_head.weight" not in names
-    if arch == gguf.MODEL_ARCH.GPTNEOX and shares_its_head:  # the one that wants it in the file
-        names.append("lm_head.weight")
-    return names
 
 
 def _turns(config: Any, name: str) -> tuple[Turn, Turn]:

@@ -135,18 +135,12 @@ def outline_of(folder: Path) -> PreTrainedModel:
         ConfigError: not a model config, or of no family that works here.
     """
     check_config(read_config_json(folder), folder / "config.json", None)
-    return fresh_model(config_in(folder))
-
-
-def fresh_model(config: PretrainedConfig) -> PreTrainedModel:
-    """A model of this config, which is changed; a T5's own head is the only table it has twice.
-
-    transformers alone would give encoder and decoder embeddings of their own besides.
-    """
+    config = config_in(folder)
     family = family_of(config)
     own_head = family.name == "t5" and not config.tie_word_embeddings
-    if own_head:
-        config.tie_word_embeddings = True
+    # A T5's own head is the only table it has twice; transformers alone would give encoder and
+    # decoder embeddings of their own besides.
+    config.tie_word_embeddings |= own_head
     model = construct(family, config)
     if own_head:
         give_own_head(model)

@@ -119,8 +119,10 @@ def load_model(
     model = _read_weights(found.folder, found.family, placed)
     if placed is not None:  # transformers says so of several devices alone
         vars(model)["hf_device_map"] = dict(placed.devices)
-    if found.has_own_head:
-        _keep_apart(model)
+    if found.has_own_head:  # transformers 5 ties a T5's head whatever config.json says
+        if _head(model) is embedding(model):
+            give_own_head(model, _head(model).detach().clone())
+        model.config.tie_word_embeddings = False
     if vocab_size is not None:
         grow_vocabulary(model, vocab_size)
     fuse_activations(model)
@@ -215,14 +217,6 @@ def _read_weights(folder: Path, family: Family, placed: Placement | None) -> Pre
             "The two do not belong together, or the copy is not whole."
         )
     return model  # transformers hands it over in evaluation mode
-
-
-def _keep_apart(model: PreTrainedModel) -> None:
-    """Untie a T5 v1.1: transformers 5 ties its head whatever config.json says."""
-    head = _head(model)
-    if head is embedding(model):
-        give_own_head(model, head.detach().clone())
-    model.config.tie_word_embeddings = False
 
 
 def _head(model: PreTrainedModel) -> Tensor:
