@@ -18,8 +18,7 @@ from tiny import model_of, shape_of
 from toque.batch import DecoderBatch
 from toque.errors import CheckpointError
 from toque.models.forward.loss import loss_sum
-from toque.training.checkpoint.manifest import SHARDED, OtherFormatError
-from toque.training.checkpoint.saved import verify_checkpoint
+from toque.training.checkpoint.saved import SHARDED, OtherFormatError, verify_checkpoint
 from toque.training.checkpoint.shards import LAYOUT, CutTensor, joined_layout, shard_name, shard_of
 from toque.training.checkpoint.state_tensors import (
     load_model_tensors,

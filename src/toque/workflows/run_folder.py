@@ -35,8 +35,8 @@ from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into
 from toque.storage.bucket import Bucket
 from toque.storage.no_follow import place_of
 from toque.training.checkpoint.fetch import OUTBOX, complete_steps, fetch_step
-from toque.training.checkpoint.manifest import MANIFEST
 from toque.training.checkpoint.saved import (
+    MANIFEST,
     Checkpoint,
     step_folders,
     step_name,

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import FileEntry, sha256_of
-from toque.training.checkpoint.manifest import MANIFEST, read_manifest
+from toque.training.checkpoint.saved import MANIFEST, read_manifest
 from toque.training.optim.weight_average import WeightAverage
 from toque.training.stopping import Patience
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from toque.training.checkpoint.manifest import MANIFEST
+from toque.training.checkpoint.saved import MANIFEST
 from toque.training.checkpoint.saver import Slot
 from toque.training.checkpoint.store import CheckpointStore, SaveError
 

@@ -12,8 +12,7 @@ import torch
 
 from toque.errors import CheckpointError
 from toque.training.callbacks import Goal
-from toque.training.checkpoint.manifest import SHARDED, OtherFormatError
-from toque.training.checkpoint.saved import verify_checkpoint
+from toque.training.checkpoint.saved import SHARDED, OtherFormatError, verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, SaveError
 
 

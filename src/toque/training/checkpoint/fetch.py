@@ -20,16 +20,17 @@ from toque.storage.atomic import atomic_folder, atomic_path
 from toque.storage.bucket import Bucket
 from toque.storage.bucket_access import BucketError, RunBucketError
 from toque.storage.bucket_lock import LOCK
-from toque.training.checkpoint.manifest import (
+from toque.training.checkpoint.saved import (
     MANIFEST,
     MOST_BYTES,
     Manifest,
     OtherFormatError,
     parse_manifest,
     read_manifest,
+    step_name,
+    verify_checkpoint,
     verify_files,
 )
-from toque.training.checkpoint.saved import step_name, verify_checkpoint
 
 Say = Callable[[str], None]
 

@@ -16,8 +16,13 @@ from toque.data.loader.prefetch import Batches
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_write
 from toque.training.callbacks import Best, State
-from toque.training.checkpoint.manifest import SHARDED, differences, verify_sizes
-from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
+from toque.training.checkpoint.saved import (
+    SHARDED,
+    Checkpoint,
+    differences,
+    verify_checkpoint,
+    verify_sizes,
+)
 from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.distributed.collectives import Ranks

@@ -38,8 +38,7 @@ from torch import Tensor, nn
 
 from toque.storage.atomic import FileEntry, FolderWriter, sync_file
 from toque.training.callbacks import Callbacks, SaveCounts, Saved
-from toque.training.checkpoint.manifest import SHARDED
-from toque.training.checkpoint.saved import step_name
+from toque.training.checkpoint.saved import SHARDED, step_name
 from toque.training.checkpoint.shards import LAYOUT, CutTensor, joined_layout, shard_name, shard_of
 from toque.training.checkpoint.state_tensors import bytes_of, model_tensors, write_tensors
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError

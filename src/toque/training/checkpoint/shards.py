@@ -157,7 +157,7 @@ Like = Callable[[str], Tensor | None]
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """The part of a tensor that a rank holds: [start, stop) along `dim`."""
 
     dim: int
@@ -168,12 +168,12 @@ class Part:
     copies: int = 1
 
     @classmethod
-    def whole(cls, shape: tuple[int, ...], copy: int = 0, copies: int = 1) -> Part:
+    def whole(cls, shape: tuple[int, ...], copy: int = 0, copies: int = 1) -> TensorPart:
         """All of a tensor; of a scalar [0, 1)."""
         return cls(0, 0, shape[0] if shape else 1, copy, copies)
 
     @classmethod
-    def of(cls, tensor: DTensor) -> Part:
+    def of(cls, tensor: DTensor) -> TensorPart:
         """This rank's part of a DTensor."""
         where = tensor.device_mesh.get_coordinate()
         assert where is not None, "every rank is in the mesh"
@@ -223,9 +223,9 @@ def shard_of(
     for stem, named in tensors.items():
         for name, tensor in named.items():
             shape, local = tuple(tensor.shape), tensor
-            part = Part.whole(shape, rank, world_size)
+            part = TensorPart.whole(shape, rank, world_size)
             if is_divided(tensor):
-                part, local = Part.of(tensor), tensor.to_local()
+                part, local = TensorPart.of(tensor), tensor.to_local()
             loads = dealt[part.copies] or [0] * part.copies
             owner = loads.index(min(loads))
             loads[owner] += tensor.numel() * tensor.element_size()
@@ -276,11 +276,11 @@ def _as_held(
 ) -> Tensor:
     """A stored tensor whole, or divided as this run's own is where that has the same shape."""
     if own is None or not is_divided(own) or tuple(own.shape) != shape:
-        return read(Part.whole(shape).region(shape))
+        return read(TensorPart.whole(shape).region(shape))
     from torch.distributed.tensor import DTensor  # loading it takes a second
 
     return DTensor.from_local(
-        read(Part.of(own).region(shape)),
+        read(TensorPart.of(own).region(shape)),
         own.device_mesh,
         own.placements,
         run_check=False,
@@ -295,7 +295,7 @@ def _joined_region(
     """A region of a tensor from the slices that it overlaps."""
     result = torch.empty([r.stop - r.start for r in wanted], dtype=tensor.torch_dtype)
     for number, start, stop in tensor.slices:
-        stored = Part(tensor.dim, start, stop).region(tensor.shape)
+        stored = TensorPart(tensor.dim, start, stop).region(tensor.shape)
         common = [
             slice(max(a.start, b.start), min(a.stop, b.stop))
             for a, b in zip(stored, wanted, strict=True)

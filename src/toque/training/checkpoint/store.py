@@ -40,17 +40,15 @@ from toque.storage.atomic import (
 from toque.storage.locks import Held, file_lock, held
 from toque.storage.no_follow import held_folder, place_of, refuse_moved
 from toque.training.callbacks import LOSS, Goal, Requests, Saved
-from toque.training.checkpoint.manifest import (
+from toque.training.checkpoint.saved import (
     MANIFEST,
+    STATE,
     WHOLE,
+    Checkpoint,
     Manifest,
     OtherFormatError,
-    read_manifest,
-)
-from toque.training.checkpoint.saved import (
-    STATE,
-    Checkpoint,
     Skipped,
+    read_manifest,
     step_folders,
     step_name,
     step_of,

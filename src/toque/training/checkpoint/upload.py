@@ -23,7 +23,7 @@ from toque.storage.bucket_lock import BucketLock
 from toque.storage.no_follow import refuse_moved
 from toque.training.callbacks import Callback, Requests, Saved, StepInfo
 from toque.training.checkpoint.fetch import MODEL_FILES, OUTBOX, complete_steps, grows, is_own
-from toque.training.checkpoint.manifest import MANIFEST, read_manifest
+from toque.training.checkpoint.saved import MANIFEST, read_manifest
 from toque.units import Progress
 
 QUEUE: Final = 2
