@@ -36,10 +36,10 @@ def test_a_replicate_depends_on_the_seed_and_its_number_alone():
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
     rng = np.random.default_rng(1)
     hits = 0
-    for _ in range(200):
-        found = estimates({"x": PerText.mean(rng.normal(size=80))}, resamples=200)["x"]
+    for _ in range(100):
+        found = estimates({"x": PerText.mean(rng.normal(size=80))}, resamples=100)["x"]
         hits += found.low <= 0.0 <= found.high
-    assert 0.89 <= hits / 200 <= 0.99
+    assert 0.87 <= hits / 100 <= 0.99
 
 
 def test_one_text_has_no_interval_and_none_no_score():

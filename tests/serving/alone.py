@@ -1,9 +1,13 @@
-"""Prompts, and what a model writes for one of them alone: what every served text must be."""
+"""Requests by hand; prompts, and what a model writes for one alone: what is served must be that."""
 
 from __future__ import annotations
 
+import http.client
 import random
+from contextlib import closing
 from dataclasses import replace
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from toque.models.generation import engine
 from toque.models.generation.options import GenerationOptions
@@ -28,3 +32,29 @@ def alone(
         pad_id=served.codec.pad_id,
     )  # fmt: skip
     return ids
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def open_to(address: str) -> http.client.HTTPConnection:
+    there = urlsplit(address)
+    return http.client.HTTPConnection(there.hostname or "", there.port, timeout=60)
+
+
+def sent(address, method, path, body=None, headers=None) -> Answer:
+    """The answer to one request by hand."""
+    with closing(open_to(address)) as connection:
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        return Answer(answer.status, dict(answer.getheaders()), answer.read())
+
+
+def metric(address: str, name: str) -> float:
+    """Sum of the metrics whose names begin so."""
+    page = sent(address, "GET", "/metrics").body.decode().splitlines()
+    lines = [line.rsplit(" ", 1) for line in page]
+    return sum(float(number) for key, number in lines if key.startswith(name))

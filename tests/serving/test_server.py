@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import threading
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
 
-from serving.alone import alone
+from serving.alone import alone, metric, open_to, sent
 from toque.serving.batcher import ServedModels
 
 ASK = {"model": "tiny", "prompt": "rice", "temperature": 0}
 
 
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
-def open_to(address):
-    there = urlsplit(address)
-    return http.client.HTTPConnection(there.hostname, there.port, timeout=60)
-
-
-def sent(address, method, path, body=None, headers=None):
-    with closing(open_to(address)) as connection:
-        connection.request(method, path, body, headers or {})
-        answer = connection.getresponse()
-        return Answer(answer.status, dict(answer.getheaders()), answer.read())
-
-
 def ask(address, headers=None, **fields):
     kind = {"Content-Type": "application/json", **(headers or {})}
     return sent(address, "POST", "/v1/completions", json.dumps(ASK | fields), kind)
-
-
-def metric(address, name):
-    lines = sent(address, "GET", "/metrics").body.decode().splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 def until(found):

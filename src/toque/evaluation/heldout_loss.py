@@ -215,7 +215,11 @@ class HeldOut:
         if n_cut:
             raise Interrupted(LEFT)
         targets, loss = int(n_targets), nats / weighed
-        found = {"loss": loss, "perplexity": perplexity(loss), "target_tokens": targets}
+        found = {
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "target_tokens": targets,
+        }
         if self.n_bytes:
             found["bits_per_byte"] = plain / (math.log(2.0) * self.n_bytes)
         return found
@@ -274,11 +278,6 @@ class HeldOut:
 def _together(sharing: Sharing) -> LossFn:
     """The loss of a model that all ranks have to enter together."""
     return lambda _model, batch: sharing.evaluate(loss_sum, batch)
-
-
-def perplexity(loss: float) -> float:
-    """Exp of the mean cross-entropy in nats; infinity where a float cannot hold it."""
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 def choose_rows(

@@ -6,9 +6,7 @@ The recipe itself is written by /v1/completions, as for any other client.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -131,11 +129,19 @@ class Classified(WrittenRecipe):
     def answer(self, models: ServedModels, batcher: Batcher) -> Json:
         """The class of each task: the model's, with the probability of each, else the rules'."""
         served = models.named(self.model)
-        shares = batcher.run(served, partial(_class_shares, served, self._questions(served)))
+        questions = self._questions(served)
+
+        def chosen() -> dict[Task, list[float]]:
+            return {
+                task: choose(served.model, served.codec, [ids], CLASSES[task])[0].tolist()
+                for task, ids in questions.items()
+            }
+
         found: dict[Task, Json] = {
             task: {"answer": answer, "probabilities": None} for task, answer in self._by_rule()
         }
-        for task, own in shares.items():
+        for task, shares in batcher.run(served, chosen).items():
+            own = dict(zip(CLASSES[task], shares, strict=True))
             found[task] = {"answer": max(own, key=own.__getitem__), "probabilities": own}
         return {"classes": [{"task": task, **found[task]} for task in CLASSES if task in found]}
 
@@ -160,17 +166,6 @@ class Classified(WrittenRecipe):
         if nutrition := nutrition_of(reading).klass:
             found.append(("nutrition", nutrition))
         return found
-
-
-def _class_shares(
-    served: ServedModel, questions: Mapping[Task, list[int]]
-) -> dict[Task, dict[str, float]]:
-    """The model's probability of every class of each task; the batch calls it, for it computes."""
-    found = {}
-    for task, ids in questions.items():
-        shares = choose(served.model, served.codec, [ids], CLASSES[task])
-        found[task] = dict(zip(CLASSES[task], shares[0].tolist(), strict=True))
-    return found
 
 
 def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:

@@ -49,14 +49,9 @@ class OpenedModel:
     provenance: Provenance
     """Record of the prompts it was trained on."""
 
-    @property
-    def is_encoder_decoder(self) -> bool:
-        """True if prompts are read on a side of their own."""
-        return bool(self.model.config.is_encoder_decoder)
-
     def prompt_ids(self, prompt: str, form: Form | None = None) -> list[int]:
         """A prompt as the model reads it, or as one of another form does."""
-        kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
+        kind: FamilyKind = "encoder-decoder" if self.model.config.is_encoder_decoder else "decoder"
         return prompt_ids(self.codec, prompt, kind, form or self.provenance.form)
 
     def check_tokenizer(self, store: TokenStore) -> None:

@@ -186,22 +186,18 @@ def test_progress_counts_texts_and_tokens_to_all(tiny):
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
 
 
-def test_nothing_to_do(tiny):
-    assert generate(tiny("gpt2"), [], max_new_tokens=4, **IDS) == []
-
-
-def test_wrong_settings_are_refused(tiny):
+def test_wrong_settings_are_refused_and_no_prompts_are_none(tiny):
     model = tiny("gpt2")
-    with pytest.raises(ConfigError, match="max_new_tokens is 0"):
-        generate(model, [[5]], max_new_tokens=0, **IDS)
-    with pytest.raises(ConfigError, match="batch_rows is 0"):
-        generate(model, [[5]], max_new_tokens=1, batch_rows=0, **IDS)
-    with pytest.raises(ConfigError, match="max_new_tokens is missing"):
-        generate(model, [[5]], **IDS)
-    with pytest.raises(ConfigError, match="temperature is -1"):
-        generate(model, [[5]], max_new_tokens=1, temperature=-1.0, **IDS)
-    with pytest.raises(ConfigError, match="top_p is 0"):
-        generate(model, [[5]], max_new_tokens=1, top_p=0.0, **IDS)
+    assert generate(model, [], max_new_tokens=4, **IDS) == []
+    for wrong, said in (
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 1, "batch_rows": 0}, "batch_rows is 0"),
+        ({}, "max_new_tokens is missing"),
+        ({"max_new_tokens": 1, "temperature": -1.0}, "temperature is -1"),
+        ({"max_new_tokens": 1, "top_p": 0.0}, "top_p is 0"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            generate(model, [[5]], **wrong, **IDS)
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])

@@ -1,9 +1,8 @@
 """A model whose matrix products read packed weights: the same modules, other linear layers.
 
 A decoding step multiplies few rows with every weight, and reading the weights is most of it. They
-are packed once, in the order in which oneDNN's kernels read them: laid anew at every call, as
-`F.linear` does, costs in bf16 as much as the product up to 8 rows, and a quarter of it at 32
-(512 x 1024: 38 against 25 us, 65 against 55 us; float32 115 and 255 us; two Zen 5 cores).
+are packed once, in the order in which oneDNN's kernels read them: laying them anew at every call,
+as `F.linear` does, takes in bf16 as long as the product up to 8 rows, and a quarter of it at 32.
 
 In bf16 only the products round: their inputs and weights to bf16, their sums (float32) once at the
 end. Embeddings, the residual stream, norms, softmax and the output head stay float32, so that what
@@ -41,8 +40,7 @@ def with_packed_products(
 ) -> PreTrainedModel:
     """The model with `PackedLinear` in place of every linear layer but the output head.
 
-    The model itself is left as it is. All that is no linear layer is shared with it; changing
-    weights of linear layers later changes the one and not the other.
+    The model itself is left as it is, and shares all that is no linear layer.
 
     Args:
         core: A model of one of the families. An adapter that is active now stays active in the

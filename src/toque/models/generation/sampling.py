@@ -21,6 +21,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from toque.keyed_random import mix
+
 _MASK = (1 << 64) - 1
 BLOCK: Final = 64
 """Neighbouring tokens that share a scale and a bound."""
@@ -83,17 +85,10 @@ def sampled(
 
 def uniform(seed: int, prompt: int, position: int) -> float:
     """A number in [0, 1) that is a function of its arguments: SplitMix64 (Steele et al. 2014)."""
-    state = _mixed(seed & _MASK)
-    state = _mixed(state ^ (prompt & _MASK))
-    state = _mixed(state ^ (position & _MASK))
+    state = mix(seed & _MASK)
+    state = mix(state ^ (prompt & _MASK))
+    state = mix(state ^ (position & _MASK))
     return (state >> 11) / (1 << 53)
-
-
-def _mixed(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
 
 
 def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:
@@ -204,15 +199,7 @@ class Int8Argmax:
         """
         shifted = (whole + _ZERO).to(torch.uint8)  # signed numbers take oneDNN's slow path
         inputs = (shifted, 1.0, _ZERO, self._packed, self._ones, self._zeros)
-        plain: tuple[object, ...] = (
-            None,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
-        )
+        plain: tuple[object, ...] = (None, 1.0, 0, torch.float32, "none", [], "")
         product: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs, *plain)
         return product
 
