@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toque.reports.verdict import advice, ladders, signs, verdict_of
+from toque.reports.verdict import Verdict, advice, ladders, signs, verdict_of
 
 TRAIN = {
     "pack": True,
@@ -72,6 +72,12 @@ def written(folder: Path, told: list[dict[str, Any]], *, torn: str = "") -> Path
     return folder
 
 
+def judged(folder: Path, told: list[dict[str, Any]]) -> Verdict:
+    verdict = verdict_of(written(folder, told))
+    assert verdict is not None
+    return verdict
+
+
 EVALUATED = [
     {"event": "evaluation", "step": 10 * n, "metrics": {"loss": 3.0 - n / 10}} for n in (1, 2, 3, 4)
 ]
@@ -117,8 +123,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("cause", CASES)
 def test_each_cause_is_named_with_its_lever(cause: str, tmp_path: Path) -> None:
     given, lever = CASES[cause]
-    verdict = verdict_of(written(tmp_path, events(**given)))
-    assert verdict is not None
+    verdict = judged(tmp_path, events(**given))
     assert verdict.found[0].cause == cause
     assert cause in verdict.sentence
     assert lever.lower() in advice(verdict.found[0]).lower()
@@ -137,8 +142,7 @@ COMPILED = {
 
 
 def test_compiling_is_a_share_of_its_own_and_what_goes_on_is_the_cause(tmp_path: Path) -> None:
-    verdict = verdict_of(written(tmp_path, events(**COMPILED)))
-    assert verdict is not None
+    verdict = judged(tmp_path, events(**COMPILED))
     shares = {share.name: share.seconds for share in verdict.shares}
     assert shares["compiling"] == pytest.approx(4.0)
     assert "standing still" not in shares
@@ -157,8 +161,7 @@ def test_an_interval_is_advised_up_to_half_the_run_and_then_fewer_texts(tmp_path
             start={"evaluation": had}, train=train | {"evaluate_every": every}, more=often,
             parts={"evaluation": seconds},
         )  # fmt: skip
-        verdict = verdict_of(written(tmp_path, told))
-        assert verdict is not None
+        verdict = judged(tmp_path, told)
         return verdict.found[0].settings
 
     had = {"max_examples": 512, "texts": 16}
@@ -175,10 +178,8 @@ def test_an_interval_is_advised_up_to_half_the_run_and_then_fewer_texts(tmp_path
 
 def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:
     few = {"tokens": 4_000, "train": {"batch": "1 examples"}}
-    found = verdict_of(written(tmp_path, events(**few, parts={"profiling": 60.0})))
-    assert found is not None
-    alone = verdict_of(written(tmp_path, events(**few)))
-    assert alone is not None
+    found = judged(tmp_path, events(**few, parts={"profiling": 60.0}))
+    alone = judged(tmp_path, events(**few))
     assert {share.name: share.seconds for share in found.shares}["profiling"] == pytest.approx(60.0)
     assert [(f.cause, f.weight) for f in found.found] == [
         (f.cause, pytest.approx(f.weight)) for f in alone.found
@@ -189,19 +190,16 @@ def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:
 
 def test_compiling_that_goes_on_is_named(tmp_path: Path) -> None:
     first, one, look = events(start={"compile": True}, parts={"compiling": 6.0})
-    verdict = verdict_of(written(tmp_path, [first, one, look, one | {"step": 80}]))
-    assert verdict is not None
+    verdict = judged(tmp_path, [first, one, look, one | {"step": 80}])
     assert verdict.found[0].cause == "compiling"
     assert "train.compile=false" in advice(verdict.found[0])
     once = one | {"step": 80, "parts": PARTS}
-    verdict = verdict_of(written(tmp_path, [first, one, look, once]))
-    assert verdict is not None
+    verdict = judged(tmp_path, [first, one, look, once])
     assert verdict.found == ()
 
 
 def test_a_run_that_computes_is_held_up_by_nothing(tmp_path: Path) -> None:
-    verdict = verdict_of(written(tmp_path, events()))
-    assert verdict is not None
+    verdict = judged(tmp_path, events())
     assert verdict.found == ()
     assert "Nothing holds this run up" in str(verdict)
     shares = {share.name: share.seconds for share in verdict.shares}
@@ -212,8 +210,7 @@ def test_a_run_that_computes_is_held_up_by_nothing(tmp_path: Path) -> None:
 
 
 def test_a_gain_is_that_of_the_time_saved(tmp_path: Path) -> None:
-    verdict = verdict_of(written(tmp_path, events(parts={"data_wait": 9.9})))
-    assert verdict is not None
+    verdict = judged(tmp_path, events(parts={"data_wait": 9.9}))
     waited = next(share.share for share in verdict.shares if share.name == "waiting for data")
     assert verdict.found[0].gain == pytest.approx(1.0 / (1.0 - waited) - 1.0)
     assert "at most 100%" in str(verdict)
@@ -221,15 +218,13 @@ def test_a_gain_is_that_of_the_time_saved(tmp_path: Path) -> None:
 
 def test_padding_costs_where_it_is_computed(tmp_path: Path) -> None:
     masked = {"attention_kind": "masked"}
-    verdict = verdict_of(written(tmp_path, events(arithmetic=masked, pad_fraction=0.5, mfu=0.1)))
-    assert verdict is not None
+    verdict = judged(tmp_path, events(arithmetic=masked, pad_fraction=0.5, mfu=0.1))
     assert next(s.seconds for s in verdict.shares if s.name == "padding") == pytest.approx(4.5)
 
 
 def test_on_a_gpu_the_parts_of_an_update_are_one(tmp_path: Path) -> None:
     told = events(hardware={"device": "NVIDIA H200"}, parts={"observers": 5.0})
-    verdict = verdict_of(written(tmp_path, told))
-    assert verdict is not None
+    verdict = judged(tmp_path, told)
     names = {share.name for share in verdict.shares}
     assert names == {"products", "computing, not told apart", "waiting for data"}
 
@@ -237,8 +232,7 @@ def test_on_a_gpu_the_parts_of_an_update_are_one(tmp_path: Path) -> None:
 def test_an_idle_gpu_is_the_hosts_matter(tmp_path: Path) -> None:
     gpu = {"index": 0, "utilisation_percent": 40, "throttled": ["heat"]}
     more = [{"event": "system", "step": 40, "gpus": [gpu]}]
-    verdict = verdict_of(written(tmp_path, events(hardware={"device": "NVIDIA H200"}, more=more)))
-    assert verdict is not None
+    verdict = judged(tmp_path, events(hardware={"device": "NVIDIA H200"}, more=more))
     assert {finding.cause for finding in verdict.found} == {"host", "throttling"}
 
 
@@ -281,8 +275,7 @@ def with_field(name: str, value: Any) -> list[dict[str, Any]]:
 
 def test_memory_that_ran_out_has_its_ladder(tmp_path: Path) -> None:
     again = {"event": "warning", "step": 3, "message": "step 3 ran out of memory with 8 rows"}
-    verdict = verdict_of(written(tmp_path, events(more=[again])))
-    assert verdict is not None
+    verdict = judged(tmp_path, events(more=[again]))
     (ladder,) = ladders(tmp_path, verdict.facts)
     assert ladder.title == "out of memory"
     assert ladder.steps[0] == "train.gradient_checkpointing=true"
@@ -295,7 +288,6 @@ def test_poor_texts_have_theirs(tmp_path: Path, losses: tuple[float, ...], first
     (tmp_path / "evaluation.json").write_text('{"generated": {"recipe_score": 0.2}}')
     scored = [{"event": "evaluation", "step": n, "metrics": {"loss": loss}}
               for n, loss in enumerate(losses)]  # fmt: skip
-    verdict = verdict_of(written(tmp_path, events(more=scored)))
-    assert verdict is not None
+    verdict = judged(tmp_path, events(more=scored))
     (ladder,) = ladders(tmp_path, verdict.facts)
     assert ladder.steps[0].startswith(first)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from toque.hardware.processor import contended, usable_cores
-from toque.runs.history import read_metrics
 from toque.training.callbacks import RunEnd, RunStart, StepInfo
 from toque.training.observers.host_readings import Host
 from toque.training.observers.metrics_log import MetricsLog
@@ -208,21 +207,6 @@ def test_events_of_other_threads_are_whole_lines_within_the_session(tmp_path):
     assert (lines[0]["event"], lines[-1]["event"]) == ("start", "end")
     assert len(copied) == len(lines)
     assert not any(overlaps)
-
-
-def test_figures_of_steps_that_a_continued_run_repeats_are_left_out(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    events = [
-        {"event": "start", "step": 0},
-        {"event": "system", "step": 2, "cpu_percent": 50.0, "gpus": []},
-        {"event": "gradients", "step": 4, "groups": {"head": {"grad_norm": None}}},
-        {"event": "system", "step": 5, "cpu_percent": "much"},  # nobody's form
-        {"event": "start", "step": 3},
-        {"event": "gradients", "step": 4, "groups": {"head": {"grad_norm": 1.0}}},
-    ]
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    found = [(e["event"], e["step"]) for e in read_metrics(path)]
-    assert found == [("start", 0), ("system", 2), ("start", 3), ("gradients", 4)]
 
 
 @pytest.mark.gpu

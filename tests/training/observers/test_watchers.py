@@ -6,14 +6,16 @@ import json
 import threading
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import torch
 
-from toque.training.callbacks import Best, Callbacks, Requests, RunEnd, RunStart, StepInfo
-from toque.training.observers.background_thread import BackgroundThread
+from toque.config import load_config
+from toque.errors import ConfigError
+from toque.training.callbacks import Best, Requests, RunEnd, RunStart, StepInfo
 from toque.training.observers.run_warnings import Overfitting
-from toque.training.observers.watchers import UserCallback
+from toque.training.observers.watchers import UserCallback, Watchers
 from toque.training.observers.webhook import Webhook, body_for, describe, post_json
 from toque.units import Duration, Progress
 
@@ -254,26 +256,58 @@ def test_no_error_text_names_the_address():
         assert "token" not in describe(failed.value)
 
 
-def test_what_does_not_fit_the_queue_is_dropped_and_told_once():
-    gate, warnings = threading.Event(), []
-    thread = BackgroundThread(
-        "notes", capacity=2, describe=str, warn=lambda _at, text: warnings.append(text)
+def watchers(*overrides, own=()):
+    config = load_config("demo", overrides).config
+    settings = config.model_dump(mode="json")
+    return Watchers.from_settings(
+        config.observe, {}, own, run=Path("run"), settings=settings, scores=frozenset()
     )
-    taken = [thread.offer(gate.wait) for _ in range(6)]
-    assert taken[0]
-    assert taken.count(False) >= 3
-    thread.warn_of_losses(Progress())
-    assert "notes could not be delivered" in warnings.pop()
-    thread.warn_of_losses(Progress())
-    assert warnings == []
-    gate.set()
-    thread.close(Progress(), patience_seconds=30)
-    assert thread.done + thread.dropped == 6
 
 
-def test_the_new_events_reach_all(warn):
-    first, second = Notes(), Notes()
-    both = Callbacks([UserCallback(n, name="n", warn=warn) for n in (first, second)])
-    both.on_before_step(Progress(step=3, epoch=0.5))
-    both.on_before_evaluate(Progress(step=3))
-    assert len(first.seen) == len(second.seen) == 2
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "class Good:\n    def on_step_end(self, state): ...\n"
+        "class Misnamed:\n    def on_batch_end(self, state): ...\n"
+        "class Silent: ...\n"
+        "class Needy(Good):\n    def __init__(self, path): ...\n"
+        "number = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("module")
+def test_classes_are_made_from_their_names():
+    ((name, made),) = watchers("observe.callbacks=[mine:Good]").own
+    assert (name, type(made).__name__) == ("mine:Good", "Good")
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("mine:Gone", "cannot be imported"),
+        ("nowhere_at_all:Good", "cannot be imported"),
+        ("mine:Misnamed", "Nearest: on_step_end"),
+        ("mine:Silent", "none of the methods"),
+        ("mine:Needy", "without arguments"),
+        ("mine:number", "no class"),
+        ("no colon", "module:Class"),
+    ],
+)
+def test_what_cannot_watch_is_refused_before_the_run(path, said):
+    with pytest.raises(ConfigError, match=said):
+        watchers(f"observe.callbacks=['{path}']")
+
+
+def test_the_address_comes_from_the_environment_or_the_setting(monkeypatch):
+    monkeypatch.setenv("MY_HOOK", "https://example.org/token")
+    assert watchers("observe.webhook=env:MY_HOOK").webhook == "https://example.org/token"
+    assert watchers("observe.webhook=https://example.org/t").webhook == "https://example.org/t"
+    monkeypatch.setenv("MY_HOOK", "token")
+    with pytest.raises(ConfigError, match="MY_HOOK is no http") as refused:
+        watchers("observe.webhook=env:MY_HOOK")
+    assert "token" not in str(refused.value)
+    monkeypatch.delenv("MY_HOOK")
+    with pytest.raises(ConfigError, match="MY_HOOK is not set"):
+        watchers("observe.webhook=env:MY_HOOK")
