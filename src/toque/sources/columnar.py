@@ -60,21 +60,13 @@ def columnar_format(start: bytes) -> str:
 
 
 def columns_of(path: Path) -> dict[str, bool]:
-    """A file's column names, each with whether it holds bytes such as pictures.
-
-    Raises:
-        DataError: pyarrow is missing, or the file is damaged.
-    """
+    """A file's column names, each with whether it holds bytes such as pictures."""
     with _opened(path) as (_, schema, _batches):
         return {field.name: "binary" in str(field.type) for field in schema}
 
 
 def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
-    """Blocks of about a mebibyte of rows, with these columns only.
-
-    Raises:
-        DataError: pyarrow is missing, or the file is damaged or truncated.
-    """
+    """Blocks of about a mebibyte of rows, with these columns only."""
     first_row = 1
     with _opened(path) as (arrow, schema, batches):
         unread = [name for name in schema.names if name not in columns]

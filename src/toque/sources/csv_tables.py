@@ -144,11 +144,7 @@ def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -
 
 
 def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iterator[Block]:
-    """Blocks of about a mebibyte of whole rows, without the header row.
-
-    Raises:
-        DataError: the file cannot be read, or its quotes are damaged throughout.
-    """
+    """Blocks of about a mebibyte of whole rows, without the header row."""
     cutter = _RowCutter(path, dialect)
     for chunk in chunks(path, encoding=encoding):
         yield from cutter.feed(chunk)

@@ -89,11 +89,7 @@ def _bounded(path: Path, stream: IO[bytes], packed_bytes: int, size: int) -> Ite
 
 
 def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[bytes, bool]:
-    """The first decompressed bytes of a file and whether they are the whole of it.
-
-    Raises:
-        DataError: as `chunks`; also when the file is empty.
-    """
+    """The first decompressed bytes of a file and whether they are the whole of it."""
     start = b""
     for chunk in chunks(path, size, encoding=encoding):
         start += chunk
@@ -109,11 +105,7 @@ def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """The stream of plain bytes and the size of the compressed file (0 when it is plain).
-
-    Raises:
-        DataError: missing, unreadable or damaged.
-    """
+    """The stream of plain bytes and the size of the compressed file (0 when it is plain)."""
     if path.is_dir():
         raise DataError(f"{path} is a folder where a file is expected. Name the files in it.")
     try:

@@ -65,11 +65,7 @@ class TextReader:
         return in_encoding("toque.data.text:text_reader", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """The file whole, or in parts of about PART_BYTES that end with a paragraph or line.
-
-        Raises:
-            DataError: the file is missing, unreadable or damaged.
-        """
+        """The file whole, or in parts of about PART_BYTES that end with a paragraph or line."""
         data, first_line, most = b"", 1, PART_BYTES
         for chunk in chunks(path, encoding=self.encoding):
             data += chunk
@@ -178,11 +174,7 @@ class DocumentReader:
         return in_encoding(f"{DOCUMENTS}{self.column}", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of `path` by its layout.
-
-        Raises:
-            DataError: the file is of no known kind, has no such field, or is damaged.
-        """
+        """Blocks of `path` by its layout."""
         return self._layout(path).blocks((self.column,))
 
     def schema(self, path: Path) -> str:
@@ -219,11 +211,7 @@ class PairReader:
     encoding: str = UTF_8
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of `path` by its layout.
-
-        Raises:
-            DataError: the file is of no known kind, lacks a field, or is damaged.
-        """
+        """Blocks of `path` by its layout."""
         layout = layout_with(path, self._columns, encoding=self.encoding)
         return layout.blocks((*self._asked, self.target))
 

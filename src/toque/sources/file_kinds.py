@@ -53,11 +53,7 @@ class FileJudge:
     reader_for: ReaderFor
 
     def judged(self, files: Sequence[Located], say: Callable[[str], None]) -> Source:
-        """The source with the reader of each of its files, and those left out, which `say` hears.
-
-        Raises:
-            DataError: a file cannot be used, or none is left.
-        """
+        """The source with the reader of each of its files; `say` hears which are left out."""
         path = self.source.path
         if len(files) == 1:
             return Source(path, self._reader_of(files[0]), tuple(files))

@@ -130,33 +130,38 @@ def sample_records(start: bytes, form: JsonForm, *, whole: bool) -> list[dict[st
 
 
 def json_blocks(path: Path, form: JsonForm, *, encoding: str = UTF_8) -> Iterator[Block]:
-    """Blocks of about a mebibyte of records.
-
-    Raises:
-        DataError: the file cannot be read, or its brackets are damaged.
-    """
+    """Blocks of about a mebibyte of records."""
     if form == "lines":
-        yield from _line_blocks(path, encoding)
+        first_line = 1
+        for run in runs_of_lines(chunks(path, encoding=encoding)):
+            if run.strip():
+                yield Block(0, str(path), first_line, run)
+            first_line += count_lines(run)
         return
     splitter = JsonSplitter(_DEPTHS[form])
     texts: list[bytes] = []
     numbers: list[int] = []
     size = n_records = 0
-    for piece in _pieces(path, splitter, encoding):
-        n_records += 1
-        # A file on one line has one line number, so its records are numbered instead.
-        number = piece.line if splitter.line > 1 or form == "objects" else n_records
-        bad = _why_unreadable(path, piece)
-        if texts and (bad or size > CHUNK_BYTES):
-            yield _records_block(path, texts, numbers)
-            texts, numbers, size = [], [], 0
-        if bad:
-            yield unreadable(path, number, bad)
-        elif piece.text is not None:
-            # A line break outside strings is white space; inside them JSON does not allow it.
-            texts.append(piece.text.replace(b"\n", b" ").replace(b"\r", b" "))
-            numbers.append(number)
-            size += len(piece.text)
+    try:
+        for piece in splitter.pieces(chunks(path, encoding=encoding)):
+            n_records += 1
+            # A file on one line has one line number, so its records are numbered instead.
+            number = piece.line if splitter.line > 1 or form == "objects" else n_records
+            bad = _why_unreadable(path, piece)
+            if texts and (bad or size > CHUNK_BYTES):
+                yield _records_block(path, texts, numbers)
+                texts, numbers, size = [], [], 0
+            if bad:
+                yield unreadable(path, number, bad)
+            elif piece.text is not None:
+                # A line break outside strings is white space; inside them JSON does not allow it.
+                texts.append(piece.text.replace(b"\n", b" ").replace(b"\r", b" "))
+                numbers.append(number)
+                size += len(piece.text)
+    except DamagedJsonError as error:
+        raise DataError(
+            f"{path} is no JSON from line {splitter.line} on: it holds {error}. Export it again."
+        ) from error
     if texts:
         yield _records_block(path, texts, numbers)
     if not n_records:
@@ -164,15 +169,6 @@ def json_blocks(path: Path, form: JsonForm, *, encoding: str = UTF_8) -> Iterato
             f"{path} is JSON ({form}) without a single record in it. A recipe source "
             "holds objects with a title, ingredients and steps; check the export."
         )
-
-
-def _pieces(path: Path, splitter: JsonSplitter, encoding: str) -> Iterator[JsonPiece]:
-    try:
-        yield from splitter.pieces(chunks(path, encoding=encoding))
-    except DamagedJsonError as error:
-        raise DataError(
-            f"{path} is no JSON from line {splitter.line} on: it holds {error}. Export it again."
-        ) from error
 
 
 def json_records(contents: Contents) -> Numbered:
@@ -194,14 +190,6 @@ def _numbered_lines(contents: Contents) -> Iterator[tuple[int, bytes]]:
 
 def _numbers(contents: Contents, n_lines: int) -> Sequence[int]:
     return contents.meta.get("numbers") or range(contents.first, contents.first + n_lines)
-
-
-def _line_blocks(path: Path, encoding: str) -> Iterator[Block]:
-    first_line = 1
-    for run in runs_of_lines(chunks(path, encoding=encoding)):
-        if run.strip():
-            yield Block(0, str(path), first_line, run)
-        first_line += count_lines(run)
 
 
 def _records_block(path: Path, texts: list[bytes], numbers: list[int]) -> Block:

@@ -145,9 +145,6 @@ def structured_layout(
     """The layout of a Parquet, Arrow or JSON file; None for any other.
 
     `start` are its first decompressed bytes, in UTF-8 whatever the encoding of the file.
-
-    Raises:
-        DataError: pyarrow is missing, or the file is damaged.
     """
     if name := columnar_format(start):
         columns = columns_of(path)
@@ -181,9 +178,6 @@ def table_layout(
     """The layout of a CSV or TSV file; None when its first row is no header.
 
     `n_known` counts the wanted columns of a header: the delimiter that gives the most is taken.
-
-    Raises:
-        DataError: the first row is longer than `start`.
     """
     dialect = dialect_of(path, start, whole=whole, n_known=n_known)
     if dialect is None:
@@ -224,11 +218,7 @@ def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8
 
 
 def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -> None:
-    """Raise when a column that the user named is not in the file.
-
-    Raises:
-        DataError: with the columns that are.
-    """
+    """Raise when a column that the user named is not in the file."""
     gone = [f"{role}: {name}" for role, name in columns.items() if name not in layout.fields]
     if gone:
         raise DataError(
@@ -263,11 +253,7 @@ def is_binary(start: bytes) -> bool:
 
 
 def is_columnar(path: Path) -> bool:
-    """True if the file is Parquet or Arrow, which cannot be read as plain text.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """True if the file is Parquet or Arrow, which cannot be read as plain text."""
     with opened(path) as (stream, _):
         return bool(columnar_format(stream.read(8)))
 
@@ -289,11 +275,7 @@ def is_pickle(path: Path) -> bool:
 
 
 def refuse_pickle(path: Path, name: str) -> None:
-    """Raise when the file is a pickle.
-
-    Raises:
-        DataError: it is; the message says how to convert it.
-    """
+    """Raise when the file is a pickle."""
     if is_pickle(path):
         raise DataError(
             f"{name} is a pickle, and reading one runs whatever code it brings, so it is not read. "

@@ -233,11 +233,7 @@ class SupportsTasks(Protocol):
     """A reader that can turn one record into several kinds of examples."""
 
     def for_tasks(self, tasks: tuple[str, ...]) -> RecordReader:
-        """The same reader for these tasks.
-
-        Raises:
-            ConfigError: an unknown task.
-        """
+        """The same reader for these tasks."""
         ...
 
 
@@ -291,11 +287,7 @@ class Source:
         return [self.reader.version, *(version for _, version in others)]
 
     def for_tasks(self, tasks: tuple[str, ...]) -> Source:
-        """The same source, read for these tasks where its readers know any.
-
-        Raises:
-            ConfigError: an unknown task.
-        """
+        """The same source, read for these tasks where its readers know any."""
 
         def asked(reader: RecordReader) -> RecordReader:
             return reader.for_tasks(tasks) if isinstance(reader, SupportsTasks) else reader
@@ -370,11 +362,7 @@ def unreadable(path: Path, number: int, reason: str) -> Block:
 
 
 def unpack(block: Block) -> Contents:
-    """Contents that `pack` has put into a block; JSON lines, without a header, are "json-lines".
-
-    Raises:
-        DataError: the payload was not made by this version's `pack`.
-    """
+    """Contents that `pack` has put into a block; JSON lines, without a header, are "json-lines"."""
     if not block.payload.startswith(_MARK):
         return Contents("json-lines", {}, block.payload, block.first_line)
     end = block.payload.index(b"\n")

@@ -81,11 +81,7 @@ def is_documentation(name: str) -> bool:
 
 
 def located(pattern: str) -> tuple[Located, ...]:
-    """The files that a source's path names: itself, those of a folder, a pattern or a data set.
-
-    Raises:
-        DataError: there are none, or the data set cannot be loaded.
-    """
+    """The files that a source's path names: itself, those of a folder, a pattern or a data set."""
     if pattern.startswith(PREFIX):
         return dataset_files(pattern)
     saved = saved_files(Path(pattern).expanduser())
@@ -130,11 +126,7 @@ def is_here(path: str) -> bool:
 
 
 def blocks_of(file: SourceFile) -> Iterator[Block]:
-    """The file's blocks, with its name and the index of its source.
-
-    Raises:
-        DataError: the reader refuses the file, or it is damaged.
-    """
+    """The file's blocks, with its name and the index of its source."""
     try:
         with named(file.path, file.name):
             for block in file.reader.blocks(file.path):
@@ -167,11 +159,7 @@ def plain_bytes(file: SourceFile) -> int:
 
 
 def saved_files(folder: Path) -> list[Path] | None:
-    """The Arrow files of a dataset saved in `folder`, in order; None when there is none.
-
-    Raises:
-        DataError: it has several splits, or its own list of files is wrong.
-    """
+    """The Arrow files of a dataset saved in `folder`, in order; None when there is none."""
     splits = _json(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list) and splits:
         if len(splits) > 1:

@@ -83,12 +83,7 @@ class TokenReader:
         return "tokens"
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of whole documents, or parts of long ones, of about PART_TOKENS ids.
-
-        Raises:
-            DataError: not a token file, damaged, not of integers, with negative ids, or with
-                inconsistent bounds.
-        """
+        """Blocks of whole documents, or parts of long ones, of about PART_TOKENS ids."""
         with array_file(path) as file:
             name = _name_of_ids(file)
             with file.stream(name) as ids:
@@ -255,11 +250,7 @@ class ArrayStream:
     taken: int = 0
 
     def take(self, count: int) -> NDArray[np.uint32]:
-        """The next `count` elements.
-
-        Raises:
-            DataError: the file ends too early, or an element is negative or over 32 bits.
-        """
+        """The next `count` elements."""
         n_bytes = count * self.dtype.itemsize
         data = self.file.read(n_bytes)
         if len(data) != n_bytes:
@@ -291,11 +282,7 @@ class ArrayFile:
 
     @contextmanager
     def stream(self, name: str) -> Iterator[ArrayStream]:
-        """The array of that name, its header checked against the bytes that are there.
-
-        Raises:
-            DataError: damaged, of Python objects, or not of integers.
-        """
+        """The array of that name, its header checked against the bytes that are there."""
         with self._opened(name) as (file, n_bytes):
             try:
                 shape, fortran, dtype = read_npy_header(file)
@@ -354,11 +341,7 @@ class ArrayFile:
 
 @contextmanager
 def array_file(path: Path) -> Iterator[ArrayFile]:
-    """Open a `.npy` or `.npz` file; any failure while reading it becomes a DataError.
-
-    Raises:
-        DataError: of another kind, unreadable or damaged.
-    """
+    """Open a `.npy` or `.npz` file; any failure while reading it becomes a DataError."""
     try:
         with path.open("rb") as file:
             start = file.read(6)

@@ -366,8 +366,7 @@ def column_reports(
     """
     reports = []
     for name in sorted(set(names) - _OWN):
-        whole = name.removesuffix(FROM)
-        if whole != name and whole in names:
+        if name.endswith(FROM) and name.removesuffix(FROM) in names:
             continue
         values = read(name)
         origin = read(name + FROM) if name + FROM in names else None

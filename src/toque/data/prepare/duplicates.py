@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -149,22 +150,13 @@ _OFFSETS = (_DRAWN >> np.uint64(32)).astype(np.uint32)[HASHES:]
 _FACTORS = (_DRAWN >> np.uint64(32)).astype(np.uint32)[:HASHES] | np.uint32(1)
 
 
-class _WordHashes(dict[str, int]):
-    """Cache of word hashes."""
-
-    def __missing__(self, word: str) -> int:
-        value = xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass"))
-        self[word] = value
-        return value
-
-
 def signatures(texts: Sequence[str]) -> Signatures:
     """MinHash signatures, uint16 [len(texts), HASHES], of the case-folded words of each text.
 
     They depend on the texts alone: not on a tokenizer, a library's version or other texts.
     A text of fewer than three words is one shingle.
     """
-    known = _WordHashes()
+    hash_of = cache(lambda word: xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass")))
     out = np.empty((len(texts), HASHES), np.uint16)
     at = 0
     while at < len(texts):
@@ -173,7 +165,7 @@ def signatures(texts: Sequence[str]) -> Signatures:
         while at + len(lengths) < len(texts) and len(flat) < 1 << 18:
             text = texts[at + len(lengths)].casefold()
             words = _WORD.findall(text) or [text]
-            flat += map(known.__getitem__, words)
+            flat += map(hash_of, words)
             flat += [0] * (SHINGLE - len(words))
             lengths.append(max(SHINGLE, len(words)))
         out[at : at + len(lengths)] = _minima(np.array(flat, np.uint64), np.array(lengths))

@@ -256,11 +256,7 @@ class StoreFinalizer:
 
 
 def refuse_bad_sources(plan: StorePlan, shards: Sequence[ShardResult]) -> None:
-    """Refuse a source of which too many records cannot be used.
-
-    Raises:
-        DataError: with counts by reason, the first lines and what to set.
-    """
+    """Refuse a source of which too many records cannot be used."""
     most = plan.settings.max_bad_share
     for number in sorted({file.source for file in plan.files}):
         read = sum(b.read for s in shards for b in s.blocks if b.source == number)

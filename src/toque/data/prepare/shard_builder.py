@@ -321,11 +321,7 @@ def _merged(pairs: Rows, documents: Rows) -> Rows:
 
 
 def check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
-    """Check the ids of token files against the tokenizer's vocabulary.
-
-    Raises:
-        DataError: an id is not below the vocabulary's size.
-    """
+    """Check the ids of token files against the tokenizer's vocabulary."""
     for number, example in enumerate(examples):
         if example.ids:
             most = int(np.frombuffer(example.ids, "<u4").max())

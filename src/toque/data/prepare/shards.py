@@ -116,13 +116,7 @@ class ShardWriter:
         return content.hexdigest()
 
     def write(self, group: int, blocks: list[Block]) -> ShardResult:
-        """Write shard number `group` and return its counts.
-
-        Raises:
-            DataError: the disk is full, or an example is over its limit and the settings say
-                that this is an error.
-            ConfigError: the settings ask to split pairs.
-        """
+        """Write shard number `group` and return its counts."""
         builder = ShardBuilder(self.codec, self.settings)
         for block in blocks:
             builder.read(block, self.readers[block.source, block.path])
@@ -182,12 +176,7 @@ class ShardWriting:
     def write(
         self, progress: ProgressSink, *, workers: int | None, engine: Engine
     ) -> list[ShardResult]:
-        """Every shard the store needs, in group order.
-
-        Raises:
-            DataError: a source cannot be read, a worker was lost, the disk is full.
-            ConfigError: `engine` is ray, and Ray is not installed.
-        """
+        """Every shard the store needs, in group order."""
         total = sum(map(plain_bytes, self.files))
         if workers is None and engine == "local":
             workers = 1 if total <= _SMALL else usable_cores()

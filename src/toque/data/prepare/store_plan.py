@@ -159,11 +159,7 @@ class StorePlan:
 
 
 def plan_of(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> StorePlan:
-    """The plan of these sources, whose files are hashed.
-
-    Raises:
-        DataError: a source or the tokenizer cannot be read.
-    """
+    """The plan of these sources, whose files are hashed."""
     sources = [source.for_tasks(settings.tasks) for source in sources]
     learnt = settings.trained_vocab_size is not None
     files = find_files(sources)
@@ -189,17 +185,12 @@ def store_differences(
     """Differences of a store from the one that is asked for, in words; [] for the same.
 
     The allowed share of bad records is not compared: it decides whether there is a store, never
-    what is in it. A tokenizer is compared by what it does, wherever its folder lies.
+    what is in it. A limit left open stands for the one that the store chose. A tokenizer is
+    compared by what it does, wherever its folder lies, or by its name where that is None.
 
-    Args:
-        store: its folder.
-        manifest: its own.
-        settings: those asked for; a limit left open stands for the one that the store chose.
-        tokenizer: folder of the tokenizer asked for; None where its name says enough.
-        sources: each source's path with its files, hashed, or None where they are not on this
-            machine and are compared by name; () to take the store's as they are.
-        encoding: of the sources' text; None to leave it to their readers' names.
-        more: other recorded values to compare.
+    `sources` are each source's path with its files, hashed, or None where they are not on this
+    machine and are compared by name; () takes the store's as they are. An `encoding` of None is
+    left to the readers' names.
     """
     was = manifest.settings
     chosen = {name: was[name] for name in settings.open_limits if name in was.get("chosen", ())}

@@ -32,15 +32,7 @@ class TokenColumn:
 
     Ids are read with `pread`, piece by piece: resident memory does not grow with a store, and a
     file that something cuts short is an error. Reading past the end of a map kills the process.
-
-    Args:
-        name: "prompt" or "target".
-        shards: the folders that hold them.
-        bounds: the number of each shard's first row, and of all rows.
-        dtype: of the ids.
-
-    Raises:
-        DataError: a shard does not say where its rows end.
+    `bounds` are the numbers of each shard's first row, and of all rows.
     """
 
     def __init__(
@@ -63,19 +55,11 @@ class TokenColumn:
         weakref.finalize(self, _close, self.opened)
 
     def row(self, row: int, shard: int) -> Ids:
-        """The ids of a row of `shard`.
-
-        Raises:
-            DataError: a shard became shorter since it was opened.
-        """
+        """The ids of a row of `shard`."""
         return self.pieces(np.array([row]), [shard]).joined()
 
     def pieces(self, rows: NDArray[np.int64], shards: Sequence[int]) -> Pieces:
-        """The ids of rows, each of which lies in the shard given beside it.
-
-        Raises:
-            DataError: a shard became shorter since it was opened.
-        """
+        """The ids of rows, each of which lies in the shard given beside it."""
         opened, pread = self.opened, os.pread
         for shard in set(shards).difference(opened):
             self._open(shard)

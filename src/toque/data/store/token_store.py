@@ -230,9 +230,6 @@ def held_store(folder: Path) -> Iterator[None]:
 
     Where the file system has no locks it can be replaced all the same, which `refuse_replaced`
     finds.
-
-    Raises:
-        DataError: it is being written.
     """
 
     def refuse(holder: str) -> None:
@@ -247,11 +244,7 @@ def held_store(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def store_to_write(store: Path) -> Iterator[Held]:
-    """Hold the store's lock, so that two commands do not write one store.
-
-    Raises:
-        DataError: another process holds it.
-    """
+    """Hold the store's lock, so that two commands do not write one store."""
     lock = store / LOCK
 
     def refuse(holder: str) -> None:
@@ -270,11 +263,7 @@ def store_to_write(store: Path) -> Iterator[Held]:
 
 
 def check_tokenizer(store: TokenStore) -> None:
-    """Compare the files of the store's tokenizer with its manifest.
-
-    Raises:
-        DataError: naming a file that is missing or changed.
-    """
+    """Compare the files of the store's tokenizer with its manifest."""
     words = [entry for entry in store.manifest.files if entry.file.startswith("tokenizer/")]
     check_files(store.path, words, verify=True)
 
