@@ -38,21 +38,19 @@ def test_every_file_arrives_in_a_private_repository(online: Hub, folder: Path) -
     assert online.tokens == {"Bearer hf_secret"}
 
 
-def test_a_hub_that_refuses_is_a_paragraph_without_the_token(online: Hub, folder: Path) -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_hub_that_refuses_or_is_away_is_a_paragraph_without_the_token(
+    online: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
     online.refuses = True
-    with pytest.raises(ConfigError, match=r"is written and whole, and .* did not take it") as found:
+    if not is_there:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(
+        ConfigError, match=r"is written and whole, and .* did not take it as me/soup"
+    ) as found:
         push(folder, "me/soup")
     assert "hf_secret" not in str(found.value)
     assert online.files == {}
-
-
-@pytest.mark.usefixtures("online")
-def test_a_hub_that_is_not_there_is_a_paragraph(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match="did not take it as me/soup"):
-        push(folder, "me/soup")
 
 
 @pytest.mark.usefixtures("online")
