@@ -26,7 +26,7 @@ from toque.config.schema_methods import AdapterConfig
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.lora.layers import attach, refuse_unreached
 from toque.training.callbacks import Callback, Requests, StepInfo
-from toque.training.checkpoint.state_tensors import model_tensors
+from toque.training.checkpoint.resume import model_tensors
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import joined
 from toque.training.distributed.sharding import Sharded

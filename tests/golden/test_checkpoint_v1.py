@@ -18,11 +18,14 @@ from tiny import model_of, shape_of
 from toque.batch import DecoderBatch
 from toque.errors import CheckpointError
 from toque.models.forward.loss import loss_sum
+from toque.training.checkpoint.resume import load_model_tensors, model_tensors
 from toque.training.checkpoint.saved import SHARDED, OtherFormatError, verify_checkpoint
-from toque.training.checkpoint.shards import LAYOUT, CutTensor, joined_layout, shard_name, shard_of
-from toque.training.checkpoint.state_tensors import (
-    load_model_tensors,
-    model_tensors,
+from toque.training.checkpoint.shards import (
+    LAYOUT,
+    CutTensor,
+    joined_layout,
+    shard_name,
+    shard_of,
     write_tensors,
 )
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity

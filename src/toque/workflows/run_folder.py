@@ -35,6 +35,7 @@ from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into
 from toque.storage.bucket import Bucket
 from toque.storage.no_follow import place_of
 from toque.training.checkpoint.fetch import OUTBOX, complete_steps, fetch_step
+from toque.training.checkpoint.resume import load_model_tensors, model_tensors
 from toque.training.checkpoint.saved import (
     MANIFEST,
     Checkpoint,
@@ -43,7 +44,7 @@ from toque.training.checkpoint.saved import (
     step_of,
     verify_checkpoint,
 )
-from toque.training.checkpoint.state_tensors import bytes_of, load_model_tensors, model_tensors
+from toque.training.checkpoint.shards import bytes_of
 from toque.training.checkpoint.store import CheckpointStore, run_lock
 from toque.training.optim.factory import state_bytes
 from toque.training.trainer import Trainer

@@ -31,8 +31,8 @@ from toque.training.checkpoint.shards import (
     read_whole,
     shard_name,
     shard_of,
+    write_tensors,
 )
-from toque.training.checkpoint.state_tensors import write_tensors
 
 WHOLE = {
     "model": {

@@ -23,12 +23,19 @@ from toque.training.checkpoint.saved import (
     verify_checkpoint,
     verify_sizes,
 )
-from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.sharing import divided_like, own_part
 from toque.training.optim.factory import load_optimizer_tensors, optimizer_tensors
 from toque.training.optim.weight_average import WeightAverage
-from toque.training.state_values import count_in, flag_in, number_in, object_in
+from toque.training.state_values import (
+    count_in,
+    flag_in,
+    impossible_weights,
+    number_in,
+    object_in,
+    refuse,
+)
 from toque.units import Cursor, Progress
 
 
@@ -228,6 +235,47 @@ def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
 def newest_checkpoint(store: CheckpointStore, ranks: Ranks) -> Checkpoint | None:
     """The newest whole one of a run that goes on; see `broadcast_checkpoint`."""
     return broadcast_checkpoint(store.newest_valid, ranks)
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A model's parameters, tied ones once, and its buffers that are state.
+
+    Frozen parameters, which nothing changes, are left out.
+    """
+    parameters = {
+        name: p
+        for name, p in model.named_parameters()  # a tied parameter comes once
+        if p.requires_grad
+    }
+    persistent = model.state_dict(keep_vars=True).keys()
+    buffers = {name: b for name, b in model.named_buffers() if name in persistent}
+    return {**parameters, **buffers}
+
+
+@torch.no_grad()
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str) -> None:
+    """Copy `tensors` into `model`; names, shapes and dtypes must be exactly those it would save.
+
+    Raises:
+        CheckpointError: they are not; each difference is named and nothing is copied.
+    """
+    own = model_tensors(model)
+    wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
+    wrong += [f"{name} is unknown to the model" for name in tensors.keys() - own.keys()]
+    for name in own.keys() & tensors.keys():
+        mine, theirs = own[name], tensors[name]
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            wrong.append(f"{name} is {_kind(theirs)}, the model has {_kind(mine)}")
+        elif isinstance(mine, nn.Parameter) and (why := impossible_weights(theirs, own_part(mine))):
+            wrong.append(f"{name} {why}, which training cannot have made of it")
+    refuse(wrong, where=where, what="the model")
+    for name, tensor in own.items():
+        tensor.copy_(divided_like(tensor, tensors[name]))
+
+
+def _kind(tensor: Tensor) -> str:
+    shape = "×".join(map(str, tensor.shape)) if tensor.ndim else "scalar"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
 
 
 def trainer_tensors(

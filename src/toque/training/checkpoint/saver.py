@@ -38,9 +38,17 @@ from torch import Tensor, nn
 
 from toque.storage.atomic import FileEntry, FolderWriter, sync_file
 from toque.training.callbacks import Callbacks, SaveCounts, Saved
+from toque.training.checkpoint.resume import model_tensors
 from toque.training.checkpoint.saved import SHARDED, step_name
-from toque.training.checkpoint.shards import LAYOUT, CutTensor, joined_layout, shard_name, shard_of
-from toque.training.checkpoint.state_tensors import bytes_of, model_tensors, write_tensors
+from toque.training.checkpoint.shards import (
+    LAYOUT,
+    CutTensor,
+    bytes_of,
+    joined_layout,
+    shard_name,
+    shard_of,
+    write_tensors,
+)
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import gathered, is_divided

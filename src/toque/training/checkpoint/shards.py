@@ -1,4 +1,4 @@
-"""Shards: which slice of which tensor each file of a sharded checkpoint holds, and reading them.
+"""Tensors in safetensors files, whole or in shards: writing, and reading what a rank holds.
 
 FSDP holds a parameter as a DTensor: cut along one dimension over the ranks of a mesh, and under
 HSDP copied along another. `shards.json` says which file holds which slice (torch's distributed
@@ -9,8 +9,8 @@ beside those of the shards. Only the bytes that a rank needs are read.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import msgspec
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from toque.errors import CheckpointError
+from toque.storage.array_headers import check_safetensors_header
 from toque.storage.json_files import decode_json
-from toque.training.checkpoint.state_tensors import opened_tensors
 from toque.training.distributed.sharing import is_divided
 
 if TYPE_CHECKING:
@@ -236,6 +238,51 @@ def shard_of(
             shard.tensors[key] = local
             shard.cut[key] = CutTensor(dtype, shape, part.dim, ((0, part.start, part.stop),))
     return shard
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: the file system refused, most often because it is full.
+    """
+    try:
+        save_file(_separate(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:  # names the system's reason and has no errno
+        raise OSError(str(error)) from error
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same values, contiguous and each in memory of its own, which the library insists on."""
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        separate[name] = (tensor.clone() if place in seen else tensor.detach()).contiguous()
+        seen.add(place)
+    return separate
+
+
+@contextmanager
+def opened_tensors(path: Path) -> Iterator[Any]:
+    """A safetensors file, open to read its tensors, or slices of them, on the CPU.
+
+    Raises:
+        CheckpointError: the file is missing, is not a safetensors file, or lacks what is asked.
+    """
+    try:
+        check_safetensors_header(path)
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a safetensors file: {error}.") from error
+
+
+def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
+    """Bytes the tensors take, headers not counted."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
