@@ -121,13 +121,6 @@ def test_a_finished_run_continued_does_nothing_and_ends_well(make_run):
     assert sorted(p.name for p in make_run.folder.rglob("*")) == before
 
 
-def test_a_finished_run_given_more_steps_goes_on(make_run):
-    make_run(steps=5).trainer.fit()
-    more = make_run(steps=8)
-    more.trainer.fit()
-    assert [i.progress.step for i in more.recorder.steps] == [6, 7, 8]
-
-
 def test_frozen_weights_stay_out_and_the_run_still_resumes_exactly(make_run):
     frozen = ("embed.weight", "mix.weight_ih_l0")
     reference = whole_run(make_run, freeze=frozen)

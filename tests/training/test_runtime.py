@@ -105,23 +105,16 @@ def with_gradients(model, value=1.0):
     return optimizer
 
 
-def test_the_norm_is_that_before_clipping(tiny_model):
-    n = sum(p.numel() for p in tiny_model.parameters())
-    runtime, optimizer = detect(), with_gradients(tiny_model)
-    assert float(runtime.clip_gradients(optimizer, 1.0)) == pytest.approx(n**0.5)
-    runtime.optimizer_step(optimizer, lr=0.0, only_if=YES)
-    assert all(p.grad is None for p in tiny_model.parameters())
-
-
 @pytest.mark.parametrize(("limit", "length"), [(1.0, 1.0), (None, 50.0), (0.0, 50.0), (1e9, 50.0)])
 def test_clipping(limit, length):
     weight = torch.nn.Parameter(torch.zeros(100))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     weight.grad = torch.full((100,), 5.0)
     runtime = detect()
-    runtime.clip_gradients(optimizer, limit)
+    assert float(runtime.clip_gradients(optimizer, limit)) == pytest.approx(50.0)
     runtime.optimizer_step(optimizer, lr=1.0, only_if=YES)
     assert float(weight.detach().norm()) == pytest.approx(length)
+    assert weight.grad is None
 
 
 def test_the_rate_is_set_for_every_group_in_proportion():
@@ -130,17 +123,6 @@ def test_the_rate_is_set_for_every_group_in_proportion():
     a.grad, b.grad = torch.ones(1), torch.ones(1)
     detect().optimizer_step(optimizer, lr=0.2, only_if=YES)
     assert (float(a.detach()), float(b.detach())) == pytest.approx((-0.2, -0.1))
-
-
-@pytest.mark.parametrize(
-    ("gradient", "loss"), [(float("nan"), 1.0), (float("inf"), 1.0), (1.0, float("nan"))]
-)
-def test_nothing_is_applied_that_is_not_finite(tiny_model, gradient, loss):
-    before = {n: p.detach().clone() for n, p in tiny_model.named_parameters()}
-    optimizer = with_gradients(tiny_model, gradient)
-    update(detect(), optimizer, loss=loss)
-    assert all(torch.equal(p, before[n]) for n, p in tiny_model.named_parameters())
-    assert optimizer_tensors(optimizer, tiny_model) == {}
 
 
 @pytest.mark.parametrize("finite", [True, False])
@@ -189,13 +171,6 @@ def test_a_shape_weighs_by_its_time(monkeypatch):
     assert found.flops_per_second == pytest.approx(4 / 3.1)
 
 
-def test_the_state_of_a_machine_without_a_scaler_is_empty():
-    runtime = detect()
-    assert runtime.state_dict() == {"scaler": None}
-    runtime.load_state_dict({"scaler": None})
-    assert not runtime.scale_is_hopeless
-
-
 @pytest.mark.gpu
 def test_cuda_takes_16_bits_and_a_stated_peak():
     runtime = Runtime.detect()
@@ -236,6 +211,9 @@ def test_the_loss_scale_is_saved_and_continues(tiny_model):
     second.load_state_dict(json.loads(json.dumps(state)))
     assert second.state_dict() == state
     assert not second.scale_is_hopeless
+    none = detect()
+    none.load_state_dict({"scaler": None})
+    assert none.state_dict() == {"scaler": None}
 
 
 def test_how_bf16_is_computed_is_recorded_and_float32_needs_no_version():

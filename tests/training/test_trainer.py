@@ -165,9 +165,7 @@ def test_a_loss_that_is_no_number_stops_before_the_update(make_run):
     assert e.value.exit_code == 5
     assert all(torch.equal(w, weights[-1][n]) for n, w in run.weights().items())
     record = json.loads((make_run.folder / "non_finite.json").read_text())
-    assert record["step"] == 5
-    assert record["loss"] == "nan"
-    assert len(record["example_ids"]) == 4
+    assert (record["step"], record["loss"], len(record["example_ids"])) == (5, "nan", 4)
     assert run.recorder.events[-1] == "end non_finite"
     assert run.trainer.checkpoints.newest_valid().step == 4
 

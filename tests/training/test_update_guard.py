@@ -40,13 +40,15 @@ def batch(row_stream):
 
 
 @pytest.mark.parametrize("skip_step", [None, SkipStep(window=2)])
-@pytest.mark.parametrize("loss", [1.0, NAN])
+@pytest.mark.parametrize(
+    ("loss", "gradient"), [(1.0, 1.0), (NAN, 1.0), (1.0, NAN), (1.0, math.inf)]
+)
 def test_nothing_is_read_between_backward_and_the_applied_update(
-    tiny_model, batch, skip_step, loss
+    tiny_model, batch, skip_step, loss, gradient
 ):
     optimizer = build_optimizer(tiny_model)
     for parameter in tiny_model.parameters():
-        parameter.grad = torch.ones_like(parameter)
+        parameter.grad = torch.full_like(parameter, gradient)
     before = [p.detach().clone() for p in tiny_model.parameters()]
     runtime = Runtime(torch.device("meta"))  # not the CPU, where reading costs nothing
     guard, loss = UpdateGuard(runtime, skip_step=skip_step), torch.tensor(loss)
@@ -55,7 +57,7 @@ def test_nothing_is_read_between_backward_and_the_applied_update(
         apply = guard.should_apply(0, 0.1, loss, norm, batch)
         runtime.optimizer_step(optimizer, lr=0.1, only_if=apply)
     kept = [torch.equal(p, b) for p, b in zip(tiny_model.parameters(), before, strict=True)]
-    assert set(kept) == {math.isnan(float(loss))}
+    assert set(kept) == {not math.isfinite(float(loss) * gradient)}
 
 
 def test_an_optimizer_that_cannot_skip_is_asked_about():
