@@ -55,15 +55,8 @@ def choose(
 ) -> NDArray[np.float64]:
     """[prompts, answers] probabilities of a model's allowed answers; each row sums to 1.
 
-    Draws nothing at random and leaves the model in the mode it was in.
-
-    Args:
-        model: wherever it is.
-        codec: its tokenizer.
-        prompts: ids as the model reads them.
-        answers: what it may answer, as texts.
-        on_progress: called with (prompts done, all prompts).
-        autocast: the precision, where it is not the model's own.
+    Draws nothing at random and leaves the model in the mode it was in. `prompts` are ids as the
+    model reads them; `autocast` gives the precision where it is not the model's own.
     """
     ids = [[*codec.encode(codec.normalise(answer)), codec.eos_id] for answer in answers]
     examples = _Answered(*([np.array(one, np.int64) for one in some] for some in (prompts, ids)))

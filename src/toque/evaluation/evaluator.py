@@ -81,9 +81,7 @@ class Evaluator:
     on it.
 
     Args:
-        heldout: the held-out loss.
-        model: whose weights they are.
-        sharing: how the ranks hold it.
+        sharing: how the ranks hold the model.
         sampler: writes for `n_held_out` prompts with references, then for the user's own.
         n_held_out: of the sampler's prompts.
         ranks: that share it.
@@ -236,11 +234,7 @@ def watched_metrics(
 ) -> tuple[list[str], list[str]]:
     """The metrics that the run goes by, and those that come with Toque and it measures.
 
-    Args:
-        train: names the metrics.
-        evaluation: names what is measured.
-        prompts: the held-out ones that are written for at every evaluation.
-        bits: True if the bytes of the held-out targets are known.
+    `prompts` are written for at every evaluation; with `bits` the targets' bytes are known.
 
     Raises:
         ConfigError: one that this run does not measure.

@@ -178,9 +178,11 @@ def slices_of(
     store: TokenStore, rows: Sequence[int], references: Sequence[str]
 ) -> list[dict[str, str]]:
     """Labels of each store row: its length, difficulty, task and source."""
-    slices = [{"length": _length(reference)} for reference in references]
-    columns = store.manifest.columns
-    if "difficulty" in columns:
+    sizes = [len(reference.split()) for reference in references]
+    slices = [
+        {"length": next((name for name, most in LENGTHS if n <= most), "long")} for n in sizes
+    ]
+    if "difficulty" in store.manifest.columns:
         levels = store.column("difficulty")[list(rows)].astype(float).tolist()
         for labels, level in zip(slices, levels, strict=True):
             # Comparing keeps NaN out, too.
@@ -197,8 +199,3 @@ def slices_of(
         for labels, source in zip(slices, sources, strict=True):
             labels["source"] = f"{source + 1} {files.get(source, '')}".strip()
     return slices
-
-
-def _length(reference: str) -> str:
-    words = len(reference.split())
-    return next((name for name, most in LENGTHS if words <= most), "long")

@@ -27,11 +27,7 @@ def build_app(
 ) -> Gate:
     """The ASGI application of a server; its batch computes from start-up to shutdown.
 
-    Args:
-        models: by the names that requests give.
-        limits: bounds of what one client and all together may ask.
-        token: that requests must bring; None for none.
-        hosts: names under which it is asked; None for any.
+    Without a `token` requests need none; without `hosts` any name leads here.
     """
     limits = limits or Limits()
     batcher = Batcher(models, rows=limits.rows, queue=limits.queue)

@@ -435,11 +435,8 @@ def url_of(host: str, sock: socket.socket) -> str:
 def page_files(folder: Path = PAGE, also: Iterable[Path] = ()) -> list[Route]:
     """The page at "/" and what it is made of below "/page/", in memory, with strict headers.
 
-    Only what lies in the folder at start has an address, so no request can name another file.
-
-    Args:
-        folder: Holds index.html and the page's own files.
-        also: Files that it shares with other pages.
+    Only what lies in the folder at start, or in `also`, has an address, so no request can name
+    another file.
     """
     files = [*sorted(folder.iterdir()), *also]
     routes = [Route(f"/page/{file.name}", _sending(file)) for file in files]

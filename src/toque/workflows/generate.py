@@ -41,21 +41,9 @@ def generate(
     on_text: OnText | None = None,
     reporter: Reporter = SILENT,
 ) -> list[Written]:
-    """Write texts for prompts, as `toque.generate` says.
+    """Write texts for prompts; the arguments are those of `toque.generate`.
 
-    Args:
-        run_or_model: What writes.
-        prompts: One or several.
-        options: How texts are written.
-        file: More prompts, one a line or as JSON lines.
-        adapters: Adapter folders; each writes every text.
-        n: Texts for each prompt; they follow each other.
-        raw: Send prompts as they are, not in the form the model was trained on.
-        device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
-        must_use: Hold recipes to their form and to the ingredients of their prompts.
-        on_text: Called with the number of a text and the text so far whenever it has grown, one
-            text after the other in their order.
-        reporter: Hears of progress, where nobody hears of the texts themselves.
+    The reporter hears of progress where nobody hears of the texts themselves.
 
     Raises:
         ConfigError: no prompt, `n` below 1, no such device, or `must_use` where it cannot be.
@@ -166,10 +154,7 @@ class InOrder:
 def recipe_constraint(codec: Codec, prompts: Sequence[str], record: Provenance) -> FormConstraint:
     """Hold recipes to their form and to the ingredients of their prompts, in one call.
 
-    Args:
-        codec: of the model that writes.
-        prompts: in the trained form; one that names no ingredients is held to the form alone.
-        record: what the model was trained to be asked.
+    A prompt, in the trained form, that names no ingredients is held to the form alone.
 
     Raises:
         ConfigError: the model does not write recipes, its vocabulary lacks an ingredient's

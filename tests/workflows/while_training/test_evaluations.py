@@ -30,15 +30,11 @@ OWN = {
     "observe": {"summary": "4 steps"},
 }  # fmt: skip
 COMBINATIONS = {
-    "accumulated": {"train": {"micro_batch_rows": 1}},
     "adapted": {
         "model": {"family": "auto", "start_from": "plain/model", "shape": {}},
         "adapter": {"r": 2},
     },
     "averaged": {"optim": {"averaging": {"kind": "last", "every": "1 steps", "last": 2}}},
-    "staged": {
-        "curriculum": {"stages": [{"from": "0 %", "max_steps": 6}, {"from": "50 %"}]},
-    },
 }
 
 

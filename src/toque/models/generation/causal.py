@@ -25,11 +25,7 @@ from toque.models.generation.kv_cache import AttentionWindow, KVCache, padded, p
 class CausalDecoding:
     """Live rows; prefill reads all but a prompt's last token, which the first step reads.
 
-    Args:
-        core: The model.
-        rows: The most live rows.
-        columns: Tokens of the longest row in the end, prompt included.
-        pad_id: Pads the short prompts of a prefill.
+    `columns` are the tokens of the longest row in the end, prompt included.
     """
 
     def __init__(self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> None:

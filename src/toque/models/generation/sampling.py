@@ -57,9 +57,6 @@ def sampled(
         temperature: As in `GenerationOptions`, above 0.
         top_k: As there.
         top_p: As there.
-
-    Returns:
-        [n] int64, on the device of `logits`.
     """
     logits = logits.float() / temperature
     ids: Tensor | None = None

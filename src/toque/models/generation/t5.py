@@ -27,11 +27,7 @@ from toque.models.generation.kv_cache import (
 class T5Decoding:
     """Live rows; prefill encodes the sources, and computes their keys and values once a layer.
 
-    Args:
-        core: The model.
-        rows: The most live rows.
-        columns: Tokens of the longest answer.
-        pad_id: Pads the short sources of a prefill; starts an answer if the model does not say.
+    `columns` are the tokens of the longest answer; `pad_id` starts one if the model does not say.
     """
 
     def __init__(self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> None:
