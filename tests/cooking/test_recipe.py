@@ -4,20 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.recipe import Recipe, difficulty_of, parse_text, to_text
+from toque.cooking.recipe import Recipe, parse_text, to_text
 
 OMELETTE = Recipe(
     title="Cheese Omelette",
     ingredients=("2 large eggs", "1 tablespoon butter"),
     steps=("Whisk the eggs.", "Melt the butter and cook the eggs."),
 )
-
-
-def test_the_text_form():
-    assert to_text(OMELETTE) == (
-        "Ingredients:\n- 2 large eggs\n- 1 tablespoon butter\n\n"
-        "Instructions:\n1. Whisk the eggs.\n2. Melt the butter and cook the eggs."
-    )
 
 
 def test_parsing_is_the_inverse_of_writing():
@@ -84,19 +77,3 @@ def test_directions_are_read_but_are_not_the_form_asked_for():
 def test_any_text_is_read(text):
     parsed = parse_text(text)
     assert all(line.strip() for line in (*parsed.ingredients, *parsed.steps))
-
-
-@pytest.mark.parametrize(
-    ("n_ingredients", "n_steps", "expected"),
-    [
-        (1, 1, "easy"),
-        (6, 6, "easy"),
-        (7, 6, "medium"),
-        (6, 7, "medium"),
-        (12, 12, "medium"),
-        (13, 1, "hard"),
-        (1, 13, "hard"),
-    ],
-)
-def test_difficulty_at_its_bounds(n_ingredients, n_steps, expected):
-    assert difficulty_of(n_ingredients, n_steps) == expected

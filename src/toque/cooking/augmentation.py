@@ -139,15 +139,7 @@ def edits_of(
     key: int,
     whole: bool,
 ) -> tuple[Edits, Edits]:
-    """The edits of each side of an example.
-
-    Args:
-        rules: the probability of each technique.
-        prompt: its words.
-        target: its words.
-        key: seeds every draw.
-        whole: True if the target reaches the true end of its text.
-    """
+    """The edits of each side of an example; `whole` if the target has the true end of its text."""
 
     def drawn(technique: int, probability: float) -> bool:
         return key_of(key, technique, 2) / 2.0**64 < probability

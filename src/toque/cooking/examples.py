@@ -10,18 +10,8 @@
 | next_step  | title, names, up to three steps          | the step that follows             |
 | title      | ingredient names, steps                  | the title                         |
 
-All answers are text, so every model family can learn every task.
-
-Columns of an example, all numbers:
-
-* quality: `quality.quality_of`, in [0, 1]; filtered by `data.min_quality`.
-* difficulty: 0 easy, 1 medium, 2 hard. difficulty_from: 0 by our rule, 1 the source's own label.
-* nutrition: 0 Healthy, 1 Moderate, 2 Indulgent, 255 unknown. nutrition_from: 0 estimated from
-  the ingredients, 1 from the nutrients the source gives, 2 the source's own label. Nothing is
-  estimated of a recipe that is not in English.
-  nutrition_coverage: how much of an estimate rests on measured, known foods; see `nutrition`.
-* cuisine: the number of its class in `origins.CUISINES`, 255 unknown.
-* n_ingredients, n_steps.
+All answers are text, so every model family can learn every task. docs/reference/formats.md has
+the columns. Nothing is estimated of a recipe that is not in English.
 """
 
 from __future__ import annotations
@@ -54,7 +44,7 @@ from toque.sources.records import NO_LABEL, Example, examples_note, missing_note
 UNKNOWN: Final = 255
 """Column value of an unknown label."""
 BY_RULE, BY_FIGURES, BY_SOURCE = 0, 1, 2
-"""Origin of a label; see above."""
+"""Origin of a label: 0 our rule, 1 the source's figures (of difficulty: its label), 2 its label."""
 
 
 def examples_of(
@@ -62,11 +52,7 @@ def examples_of(
 ) -> list[Example] | str:
     """The examples of a recipe, one per task in ascending order; or the reason why it has none.
 
-    Args:
-        recipe: cleaned.
-        notes: counts the labels' origins, and for each task the recipes with an example of it
-            and those without what it needs.
-        tasks: the requested tasks.
+    `notes` counts the labels' origins, and of each task the recipes with and without an example.
     """
     reading = read(recipe)
     columns = labels_of(reading, notes)
@@ -157,11 +143,7 @@ def _asked(
 ) -> tuple[str, str] | None:
     """The prompt and the answer of a task; None if the recipe lacks what the task needs.
 
-    Args:
-        task: the task.
-        reading: the recipe.
-        codes: class code of each task of `CLASSES` whose class is known.
-        key: 64-bit seed of its random choices: the wording of a request, the requested step.
+    `codes` has the known classes. `key` seeds the wording of a request and the requested step.
     """
     recipe = reading.recipe
     if task == "write":

@@ -76,10 +76,7 @@ def asks_for_a_recipe(prompt: str) -> bool:
 def write_prompt(title: str, ingredients: Sequence[str]) -> str:
     """The request for a whole recipe. Names only: the model chooses the amounts.
 
-    Args:
-        title: name of the dish.
-        ingredients: ingredient lines, or bare names; each name is written once, at most
-            `MAX_PROMPT_INGREDIENTS` of them. Without any, the request ends after the title.
+    Each name of the lines is written once, at most `MAX_PROMPT_INGREDIENTS` of them.
 
     >>> write_prompt("Toast", ["2 slices bread", "1 tablespoon butter, softened"])
     'Generate recipe for: Toast using ingredients: bread, butter'

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 Difficulty = Literal["easy", "medium", "hard"]
 NutritionClass = Literal["Healthy", "Moderate", "Indulgent"]
@@ -84,57 +84,8 @@ _INLINE_HEADER = re.compile(
     r"\W*(ingredients|instructions|steps|directions|method|preparation)\s*:\W*(?=\w)",
     re.IGNORECASE,
 )
-_BULLETS: Final = frozenset("-*•·–")
 _BULLET = re.compile(r"\s*(?:[-*•·–]\s*)+")  # "--" too: a small model may stutter
 _NUMBER = re.compile(r"\s*(?:step\s*)?\d{1,3}\s*[.):](?!\d)\s*", re.IGNORECASE)
-
-
-@dataclass
-class _Reading:
-    """Parser state of a text."""
-
-    section: Literal["none", "ingredients", "steps"] = "none"
-    ingredients: list[str] = field(default_factory=list)
-    steps: list[str] = field(default_factory=list)
-    has_ingredients_header: bool = False
-    has_instructions_header: bool = False
-    bulleted: bool = False
-
-    def header(self, words: str) -> bool:
-        """Enter the section that `words` names; False if it names none."""
-        if words in _INGREDIENT_HEADERS:
-            self.section, self.has_ingredients_header = "ingredients", True
-        elif words in _STEP_HEADERS:
-            self.section = "steps"
-            self.has_instructions_header |= words in _FORM_HEADERS
-        else:
-            return False
-        return True
-
-    def item(self, line: str) -> None:
-        """Add a line that is not a header to its section."""
-        first = line.lstrip()[:1]
-        bullet = _BULLET.match(line) if first in _BULLETS else None
-        number = _NUMBER.match(line) if first in "sS" or first.isdigit() else None
-        if self.section == "ingredients":
-            # A numbered line after bulleted ones is a step whose header is missing.
-            if number and self.bulleted and not bullet:
-                self.section = "steps"
-            else:
-                self.bulleted |= bool(bullet)
-                _append(self.ingredients, line[bullet.end() :] if bullet else line)
-                return
-        if self.section == "none" and bullet and not number:
-            self.bulleted = True
-            _append(self.ingredients, line[bullet.end() :])
-        elif self.section == "steps" or number:
-            mark = number or bullet
-            _append(self.steps, line[mark.end() :] if mark else line)
-
-
-def _append(items: list[str], text: str) -> None:
-    if text.strip():
-        items.append(text.strip())
 
 
 def parse_text(text: str) -> ParsedRecipe:
@@ -144,21 +95,33 @@ def parse_text(text: str) -> ParsedRecipe:
     same line. Without headers, bulleted lines are ingredients and numbered lines steps; other
     lines outside a section are ignored.
     """
-    reading = _Reading()
+    ingredients: list[str] = []
+    steps: list[str] = []
+    headers: set[str] = set()
+    items: list[str] | None = None
+    bulleted = False
     for line in text.splitlines():
         bare = line.strip(_DECORATION).strip()
-        # Most lines are long, or begin with a mark or a number, and so are no headers.
-        if len(bare) <= LONGEST_HEADER and (not bare or bare[0].isalpha()):
-            words = " ".join(bare.casefold().split())
-            if not words or reading.header(words):
-                continue
-        inline = _INLINE_HEADER.match(line) if ":" in line else None
-        if inline and reading.header(inline.group(1).casefold()):
-            line = line[inline.end() :]  # noqa: PLW2901  # the rest of the line is an item
-        reading.item(line)
+        header = " ".join(bare.casefold().split()) if len(bare) <= LONGEST_HEADER else ""
+        rest = ""
+        if inline := _INLINE_HEADER.match(line):
+            header, rest = inline[1].casefold(), line[inline.end() :]
+        if header in _INGREDIENT_HEADERS or header in _STEP_HEADERS:
+            headers.add(header)
+            items, line = ingredients if header in _INGREDIENT_HEADERS else steps, rest  # noqa: PLW2901
+        bullet, number = _BULLET.match(line), _NUMBER.match(line)
+        if items is ingredients and number and bulleted:
+            items = steps  # a numbered line after bulleted ones: the header is missing
+        unheaded = ingredients if bullet else steps if number else None
+        into = items if items is not None else unheaded
+        mark = bullet if into is ingredients else number or bullet
+        item = (line[mark.end() :] if mark else line).strip()
+        if bare and into is not None:
+            bulleted |= into is ingredients and bullet is not None
+            into += [item] if item else []
     return ParsedRecipe(
-        ingredients=tuple(reading.ingredients),
-        steps=tuple(reading.steps),
-        has_ingredients_header=reading.has_ingredients_header,
-        has_instructions_header=reading.has_instructions_header,
+        ingredients=tuple(ingredients),
+        steps=tuple(steps),
+        has_ingredients_header=not headers.isdisjoint(_INGREDIENT_HEADERS),
+        has_instructions_header=not headers.isdisjoint(_FORM_HEADERS),
     )

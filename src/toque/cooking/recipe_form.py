@@ -73,7 +73,6 @@ def recipe_form(asked: Sequence[str]) -> Generator[str, str, None]:
 
 
 def _item(names: Sequence[str]) -> str:
-    """The pattern of an ingredient line that names one of these."""
     return rf"- {_AMOUNT}(?:{'|'.join(map(_name, names))}){_LATE}{_REMARK}\n"
 
 

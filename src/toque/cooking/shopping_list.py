@@ -65,15 +65,12 @@ def estimated_servings(recipe: Recipe) -> int:
 
 @dataclass
 class _Food:
-    """One food with the amounts and notes of all its lines."""
-
     name: str
     measures: dict[tuple[str | None, str], Range] = field(default_factory=dict)
     """Amounts, keyed by unit and the size of one piece."""
     notes: dict[str, None] = field(default_factory=dict)
 
     def add(self, line: IngredientLine, factor: float) -> None:
-        """Add the amounts of a line."""
         for amount, each in _measures(line):
             low, high = amount.quantity or _ONE  # "pinch of salt"
             before = self.measures.get((amount.unit, each), (0.0, 0.0))
@@ -85,7 +82,6 @@ class _Food:
             self.notes["optional"] = None
 
     def item(self) -> Item:
-        """The food as an item of the list."""
         amounts = tuple(
             f"{write_amount(quantity, unit)}{each}"
             for (unit, each), quantity in self.measures.items()
@@ -118,8 +114,6 @@ _OFF: Final = 0.05
 
 
 class _Step(NamedTuple):
-    """A unit of a ladder."""
-
     unit: str
     holds: float
     """Amount of the ladder's first unit that it holds, exactly, unlike millilitres."""

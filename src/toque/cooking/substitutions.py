@@ -119,11 +119,7 @@ def substitution(
 ) -> tuple[list[Edit], list[Edit]]:
     """The edits of one swap in each side; none if no swap is safe.
 
-    Args:
-        prompt: its words.
-        target: its words.
-        names_at: where the prompt's list of names begins.
-        key: chooses among the possible swaps.
+    The names of the prompt begin at its word `names_at`.
     """
     listed = {name.casefold() for name in " ".join(prompt[names_at:]).split(", ")}
     text = " ".join((*prompt, *target)).casefold()
@@ -141,7 +137,6 @@ def substitution(
 
 
 def _own(food: Forms, other: Forms) -> list[str]:
-    """The words of a food that are not in the other."""
     return [word for word in food[0].split() if word not in other[0].split()]
 
 

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from toque.cooking.consistency import missed_ingredients
 from toque.cooking.examples import question
 from toque.cooking.labels.difficulty import difficulty_of
 from toque.cooking.labels.features import read
@@ -23,7 +22,7 @@ from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.origins import language_of
 from toque.cooking.prompts import CLASSES, Task
 from toque.cooking.recipe import Recipe, parse_text
-from toque.cooking.recipe_scores import asked_ingredients, hint, text_metrics
+from toque.cooking.recipe_scores import asked_ingredients, hint, missed_ingredients, text_metrics
 from toque.cooking.shopping_list import MOST_SERVINGS, estimated_servings, shopping_list
 from toque.evaluation.constrained_choice import choose
 from toque.serving.batcher import Batcher, ServedModel, ServedModels

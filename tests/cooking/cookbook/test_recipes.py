@@ -7,13 +7,12 @@ import re
 
 import pytest
 
-from toque.cooking.consistency import ingredient_coverage
 from toque.cooking.cookbook.kitchen import SOURCE, Draw, dishes, nutrition_class
 from toque.cooking.cookbook.measures import PANTRY
 from toque.cooking.cookbook.recipes import recipe, recipes, write_cookbook
 from toque.cooking.ingredients.names import head_noun, ingredient_name
 from toque.cooking.recipe import difficulty_of, parse_text, to_text
-from toque.cooking.recipe_scores import evaluate_recipe
+from toque.cooking.recipe_scores import evaluate_recipe, ingredient_coverage
 from toque.cooking.schemas import RecipeReader
 from toque.errors import ConfigError, DataError
 
@@ -55,12 +54,6 @@ def test_bodies_are_distinct(book):
     assert len({_body(r) for r in book}) > 0.999 * N
 
 
-@pytest.mark.slow
-def test_twenty_thousand_bodies_are_distinct():
-    bodies = {_body(r) for r in recipes(20_000, seed=1)}
-    assert len(bodies) > 0.999 * 20_000
-
-
 def test_every_recipe_is_well_formed(book):
     for r in book:
         text = to_text(r)
@@ -91,10 +84,8 @@ def test_labels_agree_with_the_recipe(book):
         assert r.difficulty == difficulty_of(len(r.ingredients), len(r.steps))
         assert r.source == SOURCE
         assert "synthetic" in r.source
-        assert r.minutes is not None
-        assert r.minutes >= 5
-        assert r.servings is not None
-        assert r.servings >= 1
+        assert (r.minutes or 0) >= 5
+        assert (r.servings or 0) >= 1
         meat = re.search(
             r"chicken|beef|pork|bacon|ham\b|sausage|turkey|shrimp|salmon|cod |tuna", _body(r)
         )
@@ -137,15 +128,6 @@ def test_prompts_are_covered_by_their_own_recipe(book):
 def test_nutrition_classes_by_hand(fat, sugar, salt, kcal, grams, expected):
     facts = {"fat_g": fat, "sugar_g": sugar, "salt_g": salt, "energy_kcal": kcal}
     assert nutrition_class(facts, grams) == expected
-
-
-def test_draws_are_even():
-    counts = [0] * 10
-    for index in range(2000):
-        draw = Draw(9, index)
-        for _ in range(5):
-            counts[draw.below(10)] += 1
-    assert all(900 < count < 1100 for count in counts)
 
 
 @pytest.mark.parametrize("name", ["book.jsonl", "book.jsonl.gz"])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
@@ -9,10 +8,8 @@ from toque.cooking.examples import BY_FIGURES, BY_RULE, BY_SOURCE, UNKNOWN, exam
 from toque.cooking.labels.features import read
 from toque.cooking.labels.quality import quality_of
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.schemas import RecipeReader
 from toque.cooking.schemas.fields import records_of
 from toque.cooking.schemas.normalize import REASONS, recipe_of
-from toque.sources.records import Block
 
 SOUP = {
     "title": "Pea Soup",
@@ -121,35 +118,6 @@ def test_reasons(changes, reason):
     assert _read(SOUP | changes) == reason
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b"{", "not JSON"),
-        (b'"soup"', "not an object"),
-        (b"[1, 2]", "not an object"),
-        (b"null", "not an object"),
-        (b'{"title": "\xe9"}', "not UTF-8"),
-        (b"{}", "no title"),
-        (b"\0line too long", "too long"),
-    ],
-)
-def test_reasons_of_a_line(line, reason):
-    block = Block(
-        source=0, path="x", first_line=1, payload=json.dumps(SOUP).encode() + b"\n" + line
-    )
-    assert RecipeReader().examples(block).dropped == {reason: [2]}
-
-
-def test_a_block_is_counted_to_the_last_line():
-    good = json.dumps(SOUP).encode()
-    payload = b"\n".join([good, b"oops", b"", good, b"{}", b"oops", b"   ", good])
-    result = RecipeReader().examples(Block(source=2, path="x", first_line=11, payload=payload))
-    assert result.read == 6
-    assert result.kept == len(result.examples) == 3
-    assert result.dropped == {"not JSON": [12, 16], "no title": [15]}
-    assert result.read == result.kept + sum(map(len, result.dropped.values()))
-
-
 def test_the_example():
     example = _example(_recipe())
     assert example.prompt == (
@@ -212,22 +180,3 @@ def test_where_labels_come_from_is_counted():
     german = ["Die Erbsen mit dem Salz in der Brühe kochen und etwas abkühlen lassen."] * 2
     examples_of(_recipe(directions=german), notes)
     assert notes["recipes in German (labels know English only)"] == 1
-
-
-@pytest.mark.slow
-def test_the_large_dirty_file(shared):
-    path = shared / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not in the shared data")
-    read, kept, dropped = 0, 0, Counter()
-    for block in RecipeReader().blocks(path):
-        result = RecipeReader().examples(block)
-        read, kept = read + result.read, kept + result.kept
-        dropped.update({reason: len(lines) for reason, lines in result.dropped.items()})
-        for example in result.examples:
-            assert "\ufffd" not in example.target
-            assert "<b" not in example.target
-            assert 0.0 <= example.columns["quality"] <= 1.0
-    assert read == 68_004 == kept + dropped.total()
-    assert set(dropped) <= {"no ingredients", "no steps", "too short"}
-    assert dropped.total() < 100

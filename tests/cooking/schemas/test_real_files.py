@@ -66,6 +66,9 @@ def test_the_large_file(recipes, read_file):
     reading = read_file(recipes / "allrecipes_epicurious_as_is.jsonl.gz")
     assert reading.read == 68_004
     assert reading.kept >= 0.999 * 68_004
+    assert set(reading.counts) <= {"no ingredients", "no steps", "too short"}
+    texts = [line for recipe in reading.recipes for line in (*recipe.ingredients, *recipe.steps)]
+    assert not [text for text in texts if "\ufffd" in text or "<b" in text]
     assert reading.notes["ingredient sub-headings"] > 3000
 
 

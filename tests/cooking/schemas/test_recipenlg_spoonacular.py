@@ -158,17 +158,6 @@ def test_many_rows_in_small_blocks_without_pictures(tmp_path, read_file, monkeyp
     assert b"a picture" not in unpack(block).body
 
 
-def test_damaged_parquet_is_refused(tmp_path, read_file):
-    path = written(tmp_path / "file", [SPOON] * 50)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-50])
-    with pytest.raises(DataError, match="damaged or truncated Parquet"):
-        read_file(path)
-    path.write_bytes(whole[:100] + bytes(200) + whole[300:])
-    with pytest.raises(DataError, match="damaged or truncated Parquet"):
-        read_file(path)
-
-
 def test_parquet_without_a_recipe_is_refused(tmp_path, read_file):
     with pytest.raises(DataError, match="without a column of steps"):
         read_file(written(tmp_path / "file", [{"title": "a", "ingredients": "b"}]))

@@ -202,7 +202,6 @@ class _Kitchen:
         self._words[name.capitalize()] = word[:1].upper() + word[1:]
 
     def _filled(self, text: str) -> str:
-        """A text with its `$words`."""
         return Template(text).substitute(self._words) if "$" in text else text
 
     def _options(self, value: Entry) -> list[str]:
@@ -288,7 +287,6 @@ class _Kitchen:
         )
 
     def _step(self, phrasings: Sequence[str], minutes: int = 0) -> None:
-        """Write one step of so many minutes by one of the phrasings."""
         self._minutes += minutes
         template = self._pick(phrasings).replace("{min}", write_minutes(minutes))
         text = self._named(template, used=self._used)

@@ -13,9 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from toque.cooking.labels.nutrition import SALT_PER_SODIUM
+
 _TABLE: Final = Path(__file__).with_name("pantry.tsv")
 _CAN_OUNCES: Final = "15"
-_SALT_PER_SODIUM: Final = 2.5
 
 
 @dataclass(frozen=True)
@@ -44,27 +45,25 @@ class PantryFood:
     """True if a recipe may use half a piece."""
 
 
-def _food(row: Mapping[str, str]) -> PantryFood:
-    name, ending = row["food"], row["ending"]
-    facts = {fact: float(row[fact]) for fact in ("energy_kcal", "fat_g", "sugar_g")}
-    return PantryFood(
-        name=name,
-        plural=ending if len(ending) > 2 else name + ending,
-        listed_as=row["listed_as"],
-        title=row["title"],
-        per_100_g={**facts, "salt_g": float(row["sodium_mg"]) * _SALT_PER_SODIUM / 1000.0},
-        cup_g=float(row["cup_g"] or 0),
-        piece_g=float(row["piece_g"] or 0),
-        origin=row["origin"],
-        can=row["can"] or _CAN_OUNCES,
-        halved=row["halved"] == "yes",
-    )
-
-
 def _pantry() -> dict[str, PantryFood]:
     lines = _TABLE.read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader((line for line in lines if not line.startswith("#")), delimiter="\t")
-    foods = {row["food"]: _food(row) for row in rows}
+    foods: dict[str, PantryFood] = {}
+    for row in rows:
+        name, ending = row["food"], row["ending"]
+        facts = {fact: float(row[fact]) for fact in ("energy_kcal", "fat_g", "sugar_g")}
+        foods[name] = PantryFood(
+            name=name,
+            plural=ending if len(ending) > 2 else name + ending,
+            listed_as=row["listed_as"],
+            title=row["title"],
+            per_100_g=facts | {"salt_g": float(row["sodium_mg"]) * SALT_PER_SODIUM / 1000.0},
+            cup_g=float(row["cup_g"] or 0),
+            piece_g=float(row["piece_g"] or 0),
+            origin=row["origin"],
+            can=row["can"] or _CAN_OUNCES,
+            halved=row["halved"] == "yes",
+        )
     # A name wins over an equal plural: "rice" is the raw one, though cooked rice is so called too.
     return {food.plural: food for food in foods.values()} | foods
 

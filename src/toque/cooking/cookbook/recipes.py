@@ -61,7 +61,6 @@ def write_cookbook(path: Path, n: int, seed: int, *, unseen: Collection[str] = (
 
 
 def _record(one: Recipe) -> dict[str, Any]:
-    """A recipe with the usual field names of recipe collections."""
     return {"directions" if k == "steps" else k: value for k, value in asdict(one).items()}
 
 

@@ -67,8 +67,6 @@ def parse_line(line: str) -> IngredientLine:
 
 
 class _Line:
-    """Parser state of one line."""
-
     __slots__ = ("amounts", "name", "remarks", "sizes", "tokens")
 
     def __init__(self, text: str) -> None:
@@ -79,7 +77,6 @@ class _Line:
         self.name = ""
 
     def read(self) -> IngredientLine:
-        """Parse the whole line."""
         tokens = self.tokens
         start = self._part_of() if "of" in tokens.words or "from" in tokens.words else 0
         start = self._head(start)
@@ -235,7 +232,6 @@ class _Line:
         return kept
 
     def _bracket(self, i: int, close: int) -> None:
-        """Classify the parts of a bracket."""
         for start, end in self._inside(i, close):
             self._file(start, end)
 
@@ -245,7 +241,6 @@ class _Line:
         return list(zip([i + 1, *(end + 1 for end in ends)], ends, strict=False))
 
     def _measure(self, i: int, end: int) -> bool:
-        """Add a run that consists of measures only."""
         measures = read_measures(self.tokens, i, end)
         if measures and not self.amounts:
             measures[0] = measures[0]._replace(role="whole")

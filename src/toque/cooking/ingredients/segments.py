@@ -31,6 +31,9 @@ NO_REMARKS: Final[Remarks] = ("", "", "", False)
 _COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
 _MAX_NAMED: Final = 4
 """Most segments in one list of foods."""
+_QUALITY_ENDINGS: Final = (
+    "-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-packed", "-less",
+)  # fmt: skip
 _AMOUNT_WORDS: Final = frozenset({"taste", "needed", "required", "desired", "wish", "like"})
 _SPEAKING: Final = frozenset({"also", "can", "may", "need", "prefer", "use", "used", "want"})
 _PREPARING: Final = SEGMENT_PREPARED | ADVERBS
@@ -88,20 +91,7 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
 
 def is_quality(word: str) -> bool:
     """True if a word cannot be a food, so that a name continues after it and a comma."""
-    return word in ADJECTIVES or word.endswith(
-        (
-            "-fat",
-            "-free",
-            "-style",
-            "-on",
-            "-in",
-            "-cooked",
-            "-drained",
-            "-roasted",
-            "-packed",
-            "-less",
-        )
-    )
+    return word in ADJECTIVES or word.endswith(_QUALITY_ENDINGS)
 
 
 def _continues(tokens: Tokens, i: int) -> bool:

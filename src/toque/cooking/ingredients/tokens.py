@@ -47,7 +47,9 @@ class Tokens:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        originals: list[str] = _TOKEN.findall(text)
+        found = list(_TOKEN.finditer(text))
+        originals = [token[0] for token in found]
+        self._starts = [token.start() for token in found]
         words = [word.lower() for word in originals]
         self.kinds = [_KINDS.get(word[0]) or _kind(word) for word in words]
         if "T" in originals:  # a tablespoon; "t" is a teaspoon
@@ -56,20 +58,7 @@ class Tokens:
         words += ("", "", "")
         self.words = words
         self._originals = originals
-        self._starts: list[int] | None = None
         self._closings: dict[str, list[int]] = {}
-
-    @property
-    def starts(self) -> list[int]:
-        """First character of each token in `text`."""
-        if self._starts is None:
-            at = 0
-            self._starts = []
-            for word in self._originals:
-                at = self.text.index(word, at)
-                self._starts.append(at)
-                at += len(word)
-        return self._starts
 
     def is_number(self, i: int) -> bool:
         """True if token `i` is a number, in digits or a word."""
@@ -79,8 +68,7 @@ class Tokens:
         """The text of tokens i to j, as it was written."""
         if "P" not in self.kinds[i:j]:  # the usual case, without looking for places
             return " ".join(self._originals[i:j])
-        starts = self.starts
-        return self.text[starts[i] : starts[j - 1] + len(self._originals[j - 1])]
+        return self.text[self._starts[i] : self._starts[j - 1] + len(self._originals[j - 1])]
 
     def __len__(self) -> int:
         return len(self._originals)
@@ -102,7 +90,7 @@ class Tokens:
         """True if no blank stands before token `i`."""
         if not 0 < i < len(self._originals):
             return False
-        return self.starts[i] == self.starts[i - 1] + len(self._originals[i - 1])
+        return self._starts[i] == self._starts[i - 1] + len(self._originals[i - 1])
 
 
 Range = tuple[float, float]

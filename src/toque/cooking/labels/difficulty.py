@@ -116,7 +116,6 @@ def difficulty_of(reading: Reading) -> DifficultyReport:
 
 
 def _work(reading: Reading, minutes: float | None) -> float:
-    """Ingredients times words of directions times minutes."""
     n_ingredients = max(1, len(reading.recipe.ingredients))
     return n_ingredients * max(1, reading.n_tokens) * (minutes or UNSAID_MINUTES)
 

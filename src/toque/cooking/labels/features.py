@@ -74,41 +74,26 @@ def line_facts(text: str) -> LineFacts:
     ('butter', 28, True)
     """
     line = parse_line(text)
-    name = _name_facts(line.name)
-    food = name.food if name.is_food else None
+    named = find_food(line.name)
+    food = named if is_food(line.name) else None
     grams, frying = _eaten(line, food) if food is not None else (0.0, False)
+    stems = {stem(word) for word in words_of(line.name)}
+    if named is not None:  # "spaghetti" is used by "cook the pasta"
+        stems.add(stem(named.name.rpartition(" ")[2]))
     return LineFacts(
         line=line,
-        name=name.listed,
+        name=one_name(line.name),
         food=food,
-        is_food=name.is_food,
-        is_named=name.food is not None,
+        is_food=is_food(line.name),
+        is_named=named is not None,
         has_amount=bool(line.amounts) or _NEEDS_NO_AMOUNT.search(text) is not None,
-        stems=name.stems,
+        stems=frozenset(stems),
         words=" ".join(words_of(text)),
         grams=grams,
         nutrients=scaled(food, grams) if food is not None else (),
         is_frying_fat=frying,
-        usual=name.usual,
+        usual=scaled(named, named.serving_g) if named is not None else (),
     )
-
-
-class _NameFacts(NamedTuple):
-    listed: str
-    food: Food | None
-    is_food: bool
-    stems: frozenset[str]
-    usual: Nutrients
-
-
-@lru_cache(maxsize=1 << 15)
-def _name_facts(name: str) -> _NameFacts:
-    food = find_food(name)
-    stems = {stem(word) for word in words_of(name)}
-    if food is not None:  # "spaghetti" is used by "cook the pasta"
-        stems.add(stem(food.name.rpartition(" ")[2]))
-    usual = scaled(food, food.serving_g) if food is not None else ()
-    return _NameFacts(one_name(name), food, is_food(name), frozenset(stems), usual)
 
 
 def scaled(food: Food, grams: float) -> Nutrients:

@@ -172,11 +172,9 @@ def _refined_names() -> frozenset[str]:
 
 
 def mostly_refined(known: Iterable[LineFacts]) -> bool:
-    """True if more than half of a dish's weight is refined; water does not count.
+    """True if more than half of the weight of known foods is refined; water does not count.
 
-    Args:
-        known: its lines whose food is in the table. If none is measured, most of their names have
-            to be of refined foods, those apart that are used by the pinch.
+    If none is measured, most names have to be of refined foods, those used by the pinch apart.
     """
     weights = [(line.grams, line.food) for line in known if line.food is not None]
     if any(grams for grams, _ in weights):
@@ -199,7 +197,6 @@ def _given_refined(per_serving: Mapping[str, float]) -> bool:
 
 
 def _at_best(klass: NutritionClass | None, *, refined: bool) -> NutritionClass | None:
-    """The class, Healthy excluded for what is mostly refined."""
     return "Moderate" if refined and klass == "Healthy" else klass
 
 
@@ -300,11 +297,8 @@ def servings_of(
 ) -> float:
     """Servings of a recipe: stated, or estimated as described above.
 
-    Args:
-        reading: the recipe's features.
-        known: its ingredient lines whose food is in the table.
-        energy_kcal: energy of the whole dish.
-        usual_kcal: energy that the same foods contribute to a serving of other dishes.
+    `energy_kcal` is that of the whole dish, `usual_kcal` what the same foods contribute to a
+    serving of other dishes.
     """
     if reading.recipe.servings:
         return float(reading.recipe.servings)

@@ -64,7 +64,8 @@ _BARE_HEADING: Final = re.compile(
     re.IGNORECASE,
 )
 """Lines that only announce a step."""
-_MARKS: Final = re.compile(r"[*_]++")
+_BOLD: Final = re.compile(r"(?<![*_])(\*\*|__)(?=[^\s*_])([^*_]{1,300}+)(?<!\s)\1(?![*_])")
+"""Bold words of Markdown, in which there is no other mark."""
 _GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+,? )")
 """The end of a sentence with no blank before the next: "until done.Serve"."""
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
@@ -241,7 +242,7 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
     """Steps without Markdown and glued sentences, split at numbers."""
     for line in lines:
         if "**" in line or "__" in line:
-            bare = _without_markdown(line)
+            bare = _BOLD.sub(r"\2", line)
             notes["texts with Markdown"] += bare != line
             line = bare  # noqa: PLW2901
         if _GLUED.search(line):
@@ -252,31 +253,6 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
             yield from found
         else:
             yield line
-
-
-def _without_markdown(line: str) -> str:
-    """A line without the marks around its bold words.
-
-    >>> _without_markdown("**Bake** it for __20__ minutes ** or so")
-    'Bake it for 20 minutes ** or so'
-    """
-    marks = [m for m in _MARKS.finditer(line) if m[0] in ("**", "__")]
-    closing: list[int | None] = [None] * len(marks)
-    nearest: dict[str, int] = {}
-    for number in range(len(marks) - 1, -1, -1):
-        mark = marks[number]
-        closing[number] = nearest.get(mark[0])
-        if mark.start() and not line[mark.start() - 1].isspace():
-            nearest[mark[0]] = number
-    parts, at, number = [], 0, 0
-    while number < len(marks):
-        mark, last = marks[number], closing[number]
-        after = line[mark.end() : mark.end() + 1]
-        number += 1
-        if last is not None and after and not after.isspace():
-            parts += [line[at : mark.start()], line[mark.end() : marks[last].start()]]
-            at, number = marks[last].end(), last + 1
-    return "".join([*parts, line[at:]])
 
 
 def _numbered(line: str) -> list[str]:
@@ -296,7 +272,6 @@ def _numbered(line: str) -> list[str]:
 
 
 def _unnumbered(step: str) -> str:
-    """A step without its bullet and its number."""
     bullet = _BULLET.match(step)
     step = step[bullet.end() :] if bullet else step
     number = _STEP_NUMBER.match(step)

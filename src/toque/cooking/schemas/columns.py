@@ -79,20 +79,19 @@ class Shape:
         """The roles without a field."""
         return tuple(role for role in ROLES if role not in self.roles)
 
-    def filling(self, raw: Mapping[str, Any], role: Role) -> str | None:
-        """The field that fills a role: its own, or the first of its names that is not empty.
+    def fields(self, role: Role) -> list[str]:
+        """The fields that may fill a role, its own first.
 
         Merged exports have "directions" from one site next to "steps" from another.
         """
-        own = self.roles.get(role)
-        if role == "title" or (own is not None and raw.get(own)):
-            return own
-        fields = (self.folded[name] for name in NAMES[role] if name in self.folded)
-        return next((field for field in fields if raw.get(field)), own)
+        own = [self.roles[role]] if role in self.roles else []
+        others = (self.folded[name] for name in NAMES[role] if name in self.folded)
+        return own if role == "title" else list(dict.fromkeys([*own, *others]))
 
     def unused(self, raw: Mapping[str, Any]) -> dict[str, int]:
         """Texts of a record that no example holds and from which no number or label is read."""
-        used = (self.filling(raw, role) or "" for role in ROLES)
+        filled = (filter(raw.get, self.fields(role)) for role in ROLES)
+        used = (next(fields, "") for fields in filled)
         marks = (name for name in raw if name.startswith("@"))  # of JSON-LD
         texts = {name: value for name, value in raw.items() if not isinstance(value, int | float)}
         return unused_in((texts,), self.read.union(used, marks))
@@ -142,12 +141,7 @@ def _schema(fields: Iterable[str]) -> str:
 
 
 def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = False) -> str:
-    """The schema of decoded records, by their field names and values.
-
-    Args:
-        records: a sample from one file.
-        in_dict: True if the file is one object with the records by id.
-    """
+    """The schema of decoded records; `in_dict` if their file is one object with them by id."""
     for record in records:
         if is_schema_org(record):
             return "schema.org"
@@ -183,11 +177,6 @@ _NEEDED = ("text", "choices", "options", "history", "messages", "conversations")
 
 def refuse_cut_schema(path: Path, layout: FileLayout, columns: Mapping[str, str]) -> None:
     """Raise before any work if a file cannot hold recipes.
-
-    Args:
-        path: the file.
-        layout: how it stores records, with every field name.
-        columns: fields the user has named by role.
 
     Raises:
         TextRecordsError: the records have a field "text", or a prompt and its answer, and neither

@@ -187,10 +187,7 @@ def is_credit(line: str) -> bool:
 def is_shopping_note(line: str, *, within: bool = False) -> bool:
     """True if a whole line tells where a food is sold: no food and no step of cooking.
 
-    Args:
-        line: a line of a recipe.
-        within: "available at ..." may come after other words; where those may be a food with its
-            amount, it must open the line.
+    `within` steps, "available at ..." may come after other words, which are no food there.
 
     >>> is_shopping_note("*Available at Asian markets."), is_shopping_note("1 yuzu, sold in spring")
     (True, False)
@@ -297,7 +294,6 @@ def _is_title(step: str) -> bool:
 
 
 def _why_removed(step: str) -> str:
-    """The reason to remove a whole step, or ""."""
     note = NOTES if _NOTE.match(step) else ""
     if len(step) > MOST_CHARS:
         return note

@@ -7,7 +7,7 @@ under the names that `normalize` reads.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from toque.cooking.schemas.columns import Shape, shape_of
@@ -19,7 +19,6 @@ from toque.cooking.schemas.list_fields import (
     text_of,
     words_in,
 )
-from toque.cooking.schemas.normalize import nutrients_of
 from toque.cooking.schemas.repairs import (
     only_a_link,
     rejoined,
@@ -81,12 +80,12 @@ def records_of(
         return
     shape = shape_of(tuple(raw), columns)
     _note_unused(shape, raw, notes)
+    if shape.schema == "foodcom":  # R writes NA for what is missing
+        raw = {name: None if value == "NA" else value for name, value in raw.items()}
     try:
-        adapter = _ADAPTERS.get(shape.schema)
-        if adapter:
-            record = adapter({name: raw[field] for name, field in shape.folded.items()}, notes)
-        else:
-            record = _generic(raw, shape)
+        record = _generic(raw, shape)
+        if adapt := _ADAPTERS.get(shape.schema):
+            adapt(record, {name: raw[field] for name, field in shape.folded.items()}, notes)
     except BrokenListError:
         yield BROKEN_LIST
         return
@@ -139,8 +138,8 @@ def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
     record = {role: raw[name] for role, name in roles.items() if name in raw}
     record["title"] = text_of(record.get("title"))
     record.pop("steps", None)
-    record["ingredients"] = ingredient_lines(raw.get(shape.filling(raw, "ingredients") or ""))
-    record["directions"] = step_lines(raw.get(shape.filling(raw, "steps") or ""))
+    record["ingredients"] = _first_lines(raw, shape.fields("ingredients"), ingredient_lines)
+    record["directions"] = _first_lines(raw, shape.fields("steps"), step_lines)
     record["tags"] = [*words_in(record.get("tags")), *words_in(record.pop("cuisine", None))]
     record["source"] = text_of(raw.get("source"))
     for name in ("difficulty", "nutrition_class"):
@@ -154,6 +153,22 @@ def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
     return record
 
 
+def _first_lines(
+    raw: Mapping[str, Any], fields: Sequence[str], read: Callable[[Any], list[str]]
+) -> list[str]:
+    """The lines of the first field that holds any. A broken list counts if it is the only one."""
+    for field in fields:
+        try:
+            lines = read(raw.get(field))
+        except BrokenListError:  # numpy leaves out the middle of a long list
+            if len(fields) == 1:
+                raise
+            continue
+        if any(map(str.strip, lines)):
+            return lines
+    return []
+
+
 def _nutrients(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The nutrients that a record keeps in one field, as an object or a printed one."""
     for name in ("nutrition", "nutrients"):
@@ -163,16 +178,11 @@ def _nutrients(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def _foodcom_raw(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
+def _foodcom_raw(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
     """RAW_recipes.csv: nutrition is kcal, then percent of daily values per serving."""
-    record: Record = {
-        "title": text_of(raw.get("name")),
-        "ingredients": untokenised(ingredient_lines(raw.get("ingredients")), notes),
-        "directions": untokenised(step_lines(raw.get("steps")), notes),
-        "tags": words_in(raw.get("tags")),
-        "minutes": raw.get("minutes"),
-        "source": "food.com",
-    }
+    for name in ("ingredients", "directions"):
+        record[name] = untokenised(record[name], notes)
+    record["source"] = "food.com"
     numbers = _list_of(raw.get("nutrition"))
     if len(numbers) == 1 + len(DAILY_VALUES) and all(
         isinstance(number, int | float) and abs(number) < _MOST for number in numbers
@@ -181,83 +191,48 @@ def _foodcom_raw(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
             name: round(percent / 100 * daily, 2)
             for (name, daily), percent in zip(DAILY_VALUES.items(), numbers[1:], strict=True)
         }
-    return record
 
 
-def _foodcom(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
+def _foodcom(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
     """recipes.csv and recipes.parquet: vectors of R, nutrients per serving in own columns.
 
     Most quantities have lost their unit there ("1/4" for a quarter cup). An amount without its
     unit is wrong, so a quantity is joined to its ingredient only if it has one.
     """
-    raw = {name: None if value == "NA" else value for name, value in raw.items()}
-    parts = ingredient_lines(raw.get("recipeingredientparts"))
-    quantities = _list_of(raw.get("recipeingredientquantities"))
+    record |= {"source": "food.com", "servings": raw.get("recipeservings")}
+    parts, quantities = record["ingredients"], _list_of(raw.get("recipeingredientquantities"))
     if len(quantities) == len(parts):
-        joined = [
+        record["ingredients"] = [
             f"{quantity.strip()} {part}" if _has_unit(quantity) else part
             for quantity, part in zip(quantities, parts, strict=True)
         ]
         notes["quantities without a unit left out"] += sum(
             bool(quantity) and not _has_unit(quantity) for quantity in quantities
         )
-        parts = joined
-    return {
-        "title": text_of(raw.get("name")),
-        "ingredients": parts,
-        "directions": step_lines(raw.get("recipeinstructions")),
-        "tags": words_in(raw.get("keywords")),
-        "servings": raw.get("recipeservings"),
-        "minutes": raw.get("totaltime"),
-        "prep_time": raw.get("preptime"),
-        "cook_time": raw.get("cooktime"),
-        "nutrition": nutrients_of(raw),
-        "source": "food.com",
-    }
 
 
-def _recipenlg(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
-    return {
-        "title": text_of(raw.get("title")),
-        "ingredients": ingredient_lines(raw.get("ingredients")),
-        "directions": rejoined(step_lines(raw.get("directions")), notes, anywhere=True),
-        "source": text_of(raw.get("link")) or text_of(raw.get("source")),
-    }
+def _recipenlg(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
+    record["directions"] = rejoined(record["directions"], notes, anywhere=True)
+    record["source"] = text_of(raw.get("link")) or record["source"]
 
 
-def _spoonacular(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
+def _spoonacular(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
     """The API's answer, whole or flattened to a table with reprs in its cells."""
-    try:
-        ingredients = ingredient_lines(raw.get("extendedingredients"))
-    except BrokenListError:  # numpy leaves out the middle of a long list
-        ingredients = ingredient_lines(raw.get("ingredients"))
-    steps = step_lines(raw.get("instructions"))
-    if not any(step.strip() for step in steps):
-        try:
-            steps = step_lines(raw.get("analyzedinstructions"))
-        except BrokenListError:
-            steps = []
-    minutes = raw.get("readyinminutes")
-    if str(minutes) in _API_DEFAULT_MINUTES and not raw.get("cookingminutes"):
+    names = ("cuisines", "dishtypes", "diets")
+    record["tags"] = [tag for name in names for tag in words_in(raw.get(name))]
+    record["source"] = text_of(raw.get("sourceurl"))
+    if str(record.get("minutes")) in _API_DEFAULT_MINUTES and not raw.get("cookingminutes"):
         notes["times that are only the API's default"] += 1
-        minutes = None
-    return {
-        "title": text_of(raw.get("title")),
-        "ingredients": ingredients,
-        "directions": steps,
-        "tags": [tag for n in ("cuisines", "dishtypes", "diets") for tag in words_in(raw.get(n))],
-        "servings": raw.get("servings"),
-        "minutes": minutes,
-        "source": text_of(raw.get("sourceurl")),
-    }
+        record["minutes"] = None
 
 
-_ADAPTERS: dict[str, Callable[[Mapping[str, Any], Counter[str]], Record]] = {
+_ADAPTERS: dict[str, Callable[[Record, Mapping[str, Any], Counter[str]], None]] = {
     "foodcom-raw": _foodcom_raw,
     "foodcom": _foodcom,
     "recipenlg": _recipenlg,
     "spoonacular": _spoonacular,
 }
+"""What the schemas of single collections need beyond the names of their fields."""
 
 
 def _list_of(value: Any) -> list[Any]:

@@ -42,7 +42,7 @@ def ingredient_lines(value: Any) -> list[str]:
     Raises:
         BrokenListError: the text looks like a list and cannot be parsed as one.
     """
-    value = _read(value)
+    value = printed(value, strict=True)
     return _split(value, commas=True) if isinstance(value, str) else all_lines(value)
 
 
@@ -52,7 +52,7 @@ def step_lines(value: Any) -> list[str]:
     Raises:
         BrokenListError: the text looks like a list and cannot be parsed as one.
     """
-    value = _read(value)
+    value = printed(value, strict=True)
     return _split(value, commas=False) if isinstance(value, str) else all_lines(value)
 
 
@@ -61,18 +61,6 @@ def text_of(value: Any) -> str:
     if isinstance(value, list) and value:
         value = value[0]
     return value if isinstance(value, str) else ""
-
-
-def _read(value: Any) -> Any:
-    """The value printed in a cell; the text itself if it is not a printed value."""
-    if not isinstance(value, str) or not looks_like_literal(value):
-        return value
-    try:
-        return parse_literal(value)
-    except ValueError as error:
-        if value.lstrip().startswith(("[", "c(", "list(")):
-            raise BrokenListError(str(error)) from error
-        return value  # text that happens to begin with a brace or a quote
 
 
 def _split(text: str, *, commas: bool) -> list[str]:
@@ -100,14 +88,21 @@ def words_in(value: Any) -> list[str]:
     return [word for item in value for word in words_in(item)] if isinstance(value, list) else []
 
 
-def printed(value: Any) -> Any:
-    """The value printed in a cell, or the cell's own; None if it cannot be parsed."""
+def printed(value: Any, *, strict: bool = False) -> Any:
+    """The value printed in a cell, or the cell's own; None if it cannot be parsed.
+
+    Raises:
+        BrokenListError: it looks like a list, cannot be parsed as one, and is read strictly; text
+            that happens to begin with a brace or a quote is a text then.
+    """
     if not isinstance(value, str) or not looks_like_literal(value):
         return value
     try:
         return parse_literal(value)
-    except ValueError:
-        return None
+    except ValueError as error:
+        if strict and value.lstrip().startswith(("[", "c(", "list(")):
+            raise BrokenListError(str(error)) from error
+        return value if strict else None
 
 
 def all_lines(value: Any, notes: Counter[str] | None = None) -> list[str]:

@@ -87,7 +87,6 @@ def mealmaster_records(contents: Contents) -> Numbered:
 
 
 def _record(recipe: bytes) -> dict[str, Any]:
-    """One recipe: its fields, then its ingredients, then its steps."""
     try:
         text = recipe.decode()
     except UnicodeDecodeError:

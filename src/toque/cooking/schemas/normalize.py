@@ -36,7 +36,6 @@ MIN_STEP_CHARS = 20
 MIN_STEP_WORDS = 3
 """Fewest words of steps that are shorter and yet tell how: "Mix and bake." is all a cook needs."""
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _ISO_TIME = re.compile(r"P(?:(\d{1,9})D)?T?(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:\d+S)?", re.IGNORECASE)
 _HOURS = re.compile(r"((?<!\d)\d++(?:\.\d++)?+)\s*+h", re.IGNORECASE)
 _MINUTE = re.compile(r"((?<!\d)\d++(?:\.\d++)?+)\s*+m", re.IGNORECASE)
@@ -90,7 +89,6 @@ def _tells_how(steps: tuple[str, ...]) -> bool:
 
 
 def _texts(value: Any) -> list[str]:
-    """The texts of a list, or of a single text."""
     if isinstance(value, str):
         return [value]
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
@@ -101,19 +99,10 @@ def _tags(value: Any, notes: Counter[str]) -> tuple[str, ...]:
     return tuple(tag for item in items if (tag := clean_text(item, notes)))
 
 
-def _number(value: Any) -> float | None:
-    """A finite number, or the first number of a text ("4 servings", "143 kcal")."""
-    if value is None or isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value) if abs(value) < 1e9 else None  # also false for NaN
-    match = _NUMBER.search(value) if isinstance(value, str) else None
-    return float(match.group()) if match and len(match.group()) < 10 else None
-
-
 def _whole(value: Any) -> int | None:
-    number = _number(value)
-    return round(number) if number is not None and number >= 1 else None
+    """A whole number from one on, or the first number of a text ("4 servings"), rounded."""
+    amount = _amount(value)
+    return round(amount[0]) if amount is not None and amount[0] >= 1 else None
 
 
 def _minutes(record: Mapping[str, Any]) -> int | None:

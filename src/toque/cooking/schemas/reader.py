@@ -199,12 +199,6 @@ def recognise(
 ) -> tuple[str, Callable[[], Iterator[Block]]]:
     """The recipe schema of `path`, by its name in the report, and its blocks.
 
-    Args:
-        path: the file, plain or compressed.
-        columns: "title", "ingredients", "steps" to the fields that hold them, where the user
-            has named them.
-        encoding: encoding of text files.
-
     Raises:
         UnknownFormatError: it is of no known kind.
         TextRecordsError: its records hold a text, or prompts and answers, instead of recipes.

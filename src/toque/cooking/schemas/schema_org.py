@@ -268,8 +268,6 @@ class _Item:
 
 
 class _Markup:
-    """Parser state of a page."""
-
     def __init__(self) -> None:
         self.found: dict[str, list[str]] = {}
         self._depth = 0
