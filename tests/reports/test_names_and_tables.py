@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from toque.cli.console import print_report
+from toque.cli.console import print_page
 from toque.cooking.labels.origins import CUISINES
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.data_report import Report
@@ -19,7 +19,7 @@ from toque.evaluation.classification import class_scores
 from toque.reports.page import STYLE
 from toque.reports.run_page import SECTIONS, run_page
 from toque.reports.score_tables import score_grids
-from toque.reports.store_page import labels_grid, store_page
+from toque.reports.store_page import store_page
 from toque.runs.history import METRICS
 from toque.runs.places import FolderPlace
 from toque.runs.run_record import RunRecord
@@ -53,7 +53,9 @@ def report_of(store: Path) -> Report:
 
 
 def test_cuisines_are_told_by_name_the_commonest_first(store: Path) -> None:
-    (told,) = (row[2] for row in labels_grid(report_of(store)).rows if row[0] == "Cuisine")
+    sections = {one.name: one.parts for one in store_page(store, report_of(store)).sections}
+    *_, labels = sections["columns"]
+    (told,) = (row[2] for row in labels.rows if row[0] == "Cuisine")
     n = sum(N_OF.values()) + len(CUISINES) - len(N_OF) + 10
     first, second, *_, others, unknown = told.split(", ")
     assert first == f"Italian {30 / n:.1%}"
@@ -67,7 +69,7 @@ def test_cuisines_are_on_the_terminal_and_the_page(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = report_of(store)
-    print_report(report, Console(width=300, highlight=False))
+    print_page(store_page(store, report), Console(width=300, highlight=False))
     assert f"Italian {30 / report.examples:.1%}" in capsys.readouterr().out
     html = store_page(store, report).html()
     assert all(name in html for name in CUISINES)

@@ -90,7 +90,7 @@ def test_a_store_becomes_a_page(store, tmp_path):
     assert "Read 43 records" in page.text
     assert "soups [bold]<b>.jsonl" in page.text
     assert "{broken" + SCRIPT in page.text
-    assert page.tags.count("details") == 20 + 2
+    assert page.tags.count("details") == 20 + 2 + 1
     labels = [value for name, value in page.attributes if name == "aria-label"]
     for plot in ("Prompt lengths", "Target lengths", "Quality", "Difficulty", "Nutrition"):
         assert any(label.startswith(f"{plot}.") for label in labels), plot
@@ -111,11 +111,12 @@ def test_a_store_without_its_report_says_how_to_get_it(store, tmp_path):
 def test_the_terminal_table_takes_names_as_they_are(store, capsys):
     from rich.console import Console
 
-    from toque.cli.console import print_report
+    from toque.cli.console import print_page
     from toque.data.prepare.data_report import Report
+    from toque.reports.store_page import store_page
 
     found = Report.read_from(store)
-    print_report(found, Console(width=200, highlight=False))
+    print_page(store_page(store, found), Console(width=200, highlight=False))
     shown = capsys.readouterr().out
     assert "soups [bold]<b>.jsonl" in shown
     assert "Read 43 records: kept 41, dropped 2." in shown

@@ -69,11 +69,12 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     # A process of one thread forks its workers; numpy would start one for each core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
-    from toque.cli.console import print_report
+    from toque.cli.console import print_page
+    from toque.reports.store_page import store_page
     from toque.workflows.prepare import in_a_line, prepared, refuse_untrainable
 
     result = prepared(settings, replace=replace, reporter=reporter())
-    print_report(result.report)
+    print_page(store_page(result.store.path, result.report))
     made = in_a_line(result, settings.data.engine)
     print(f"{made} `toque report {in_shell(result.store.path)}` makes a page of this.", flush=True)
     if not result.reused:

@@ -29,8 +29,7 @@ from rich.text import Text
 from toque.reporter import Reporter, clock_text
 
 if TYPE_CHECKING:
-    from toque.data.prepare.data_report import Report
-    from toque.reports.page import Grid
+    from toque.reports.page import Grid, Page
     from toque.workflows.drill import DrillResult
     from toque.workflows.machine_checks import Checkup
     from toque.workflows.results import Written
@@ -333,31 +332,22 @@ class TextsAsWritten:
         print("\n", flush=True)
 
 
-def print_report(report: Report, console: Console | None = None) -> None:
-    """Print the report's tables and sentences on standard output."""
-    from toque.reports import store_page as grids
+def print_page(page: Page, console: Console | None = None) -> None:
+    """Print the tables, sentences and facts of a page on standard output."""
+    from toque.reports.page import Grid, Sentence
 
     console = console or _wide_console()
-    for warning in grids.warnings_of(report):
-        console.print(Text(f"look at this: {_plain(warning)}", style="yellow"))
-    for title, grid in (
-        ("Sources", grids.sources_grid(report)),
-        ("Dropped", grids.dropped_grid(report)),
-        ("Repaired or noted", grids.notes_grid(report)),
-        ("Lengths", grids.lengths_grid(report)),
-        ("Scores and labels", grids.labels_grid(report)),
-    ):
-        if grid.rows:
-            console.print(_table(title, grid))
-            if grid.note:
-                console.print(Text(_plain(grid.note), style="dim"))
-    last = (
-        f"{report.counted()} {report.examples:,} examples: {report.train:,} to train on, "
-        f"{report.validation:,} held out; "
-        f"{report.prompt_tokens + report.target_tokens:,} tokens of {report.tokenizer}."
-    )
-    for sentence in (*report.losses(), report.splitting(), last):
-        console.print(Text(_plain(sentence)))
+    for section in page.sections:
+        for part in section.shown:
+            if isinstance(part, Sentence):
+                style = "yellow" if part.style == "warn" else ""
+                console.print(Text(_plain(part.text), style=style))
+            elif isinstance(part, Grid):
+                console.print(_table(section.heading, part))
+                if part.note:
+                    console.print(Text(_plain(part.note), style="dim"))
+    facts = "; ".join(f"{name} {value}" for name, value in page.head.facts)
+    console.print(Text(_plain(f"{page.head.sentence} {facts}")))
 
 
 def print_drill(result: DrillResult) -> None:

@@ -191,7 +191,7 @@ class Comparison:
         title = " and ".join(names) if len(names) == 2 else f"{len(names)} runs"
         sections = (
             Section("notes", "", [Sentence(note, "warn") for note in self.notes]),
-            Section("tables", "", [grid for grid in self._grids() if grid.rows]),
+            Section("tables", "", [*self._grids()]),
             Section("method", "", [Sentence(METHOD, "soft")]),
             Section(
                 "curves", "Curves over each other", [*curves, Figures(figures_over(histories))]

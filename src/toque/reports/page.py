@@ -127,12 +127,17 @@ Part = Sentence | Figure | Figures | Grid | Folded | RunTable
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page under a heading; one without parts is not shown."""
+    """A part of a page under a heading; one that holds nothing is not shown."""
 
     name: str
     """Id of its element."""
     heading: str
     parts: Sequence[Part]
+
+    @property
+    def shown(self) -> list[Part]:
+        """Parts but for tables without a row and rows of plots without a plot."""
+        return [p for p in self.parts if getattr(p, "rows", getattr(p, "figures", True))]
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def run_page(
             "The machine",
             [Sentence(_MACHINE_NOTE, "soft"), Figures(machine)] if machine else (),
         ),
-        Section("held-out", "Held-out metrics", _evaluations(history)),
+        Section("held-out", "Held-out metrics", [_evaluations(history)]),
         Section("scores", "Scores", score_grids(evaluation)),
         Section("data", "Data", _data(run)),
         Section("sessions", "Sessions", [_sessions(history)]),
@@ -225,17 +225,15 @@ def _limits(verdict: Verdict | None) -> list[Sentence | Grid]:
     ]
 
 
-def _evaluations(history: RunHistory) -> list[Grid]:
+def _evaluations(history: RunHistory) -> Grid:
     rows = list(history.evaluations)[-_MOST_ROWS:]
     names = list(dict.fromkeys(name for row in rows for name in row.metrics))
-    if not rows:
-        return []
     cells = [
         (f"{row.step:,}", *(written(row.metrics.get(name, "-")) for name in names)) for row in rows
     ]
     count = history.n_evaluations
     note = f"The last {len(rows)} of {count:,}." if count > len(rows) else ""
-    return [Grid(("step", *names), cells, note)]
+    return Grid(("step", *names), cells, note)
 
 
 def _data(run: RunRecord) -> list[Sentence]:

@@ -86,28 +86,22 @@ def store_page(folder: Path, report: Report) -> Page:
         for column in report.columns
         if column.known and (_is_counted(column) or column.name not in _LABELS)
     ]
-    dropped, notes, left_out = dropped_grid(report), notes_grid(report), left_out_grid(report)
+    repaired = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
     sections = (
-        Section("warnings", "", [Sentence(text, "warn") for text in warnings_of(report)]),
+        Section("warnings", "", [Sentence(text, "warn") for text in _warnings(report)]),
+        Section("kept", f"{len(kept)} kept, as the model reads them", kept),
+        Section("lost", f"{len(lost)} dropped, as they were", lost),
+        Section("sources", "Sources", [_sources(report)]),
+        Section("dropped", "Dropped", [_dropped(report)]),
+        Section("notes", "Repaired or noted", [Grid(("what", "times"), repaired)]),
         Section(
-            "kept",
-            f"{len(kept)} kept, as the model reads them",
-            kept or [Sentence("None to show.")],
+            "left_out",
+            "Files left out",
+            [Grid(("file", "because"), list(report.left_out.items()))],
         ),
-        Section("lost", f"{len(lost)} dropped, as they were", lost or [Sentence("None to show.")]),
-        Section("sources", "Sources", [sources_grid(report)]),
-        Section(
-            "dropped", "Dropped", [dropped if dropped.rows else Sentence("Nothing was dropped.")]
-        ),
-        Section(
-            "lengths",
-            "Lengths",
-            [lengths_grid(report), Figures(lengths), *map(Sentence, report.losses())],
-        ),
-        Section("columns", "What the examples are like", [Figures(columns)] if columns else ()),
-        Section("split", "Split", [Sentence(report.splitting())]),
-        Section("notes", "Repaired or noted", [notes] if notes.rows else ()),
-        Section("left_out", "Files left out", [left_out] if left_out.rows else ()),
+        Section("lengths", "Lengths", [_lengths(report), Figures(lengths)]),
+        Section("columns", "What the examples are like", [Figures(columns), _labels(report)]),
+        Section("cut", "Cut and split", [*map(Sentence, (*report.losses(), report.splitting()))]),
     )
     return Page(head, sections, f"{folder}/report.json")
 
@@ -124,7 +118,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def warnings_of(report: Report) -> list[str]:
+def _warnings(report: Report) -> list[str]:
     """Warnings to read before training on the store."""
     found = []
     lost = report.cut.get("target_tokens", 0)
@@ -150,7 +144,7 @@ def warnings_of(report: Report) -> list[str]:
     return found
 
 
-def sources_grid(report: Report) -> Grid:
+def _sources(report: Report) -> Grid:
     """Files with their schemas; summed by source and schema where there are many."""
     heads = ("source", "schema", "read", "used by its reader", "share")
     ordered = sorted(report.sources, key=lambda s: (s.source, s.schema))
@@ -192,7 +186,7 @@ def _in_the_end(report: Report) -> list[str]:
     return sentences
 
 
-def dropped_grid(report: Report) -> Grid:
+def _dropped(report: Report) -> Grid:
     """Dropped records by reason, the commonest first, with the first places."""
     rows = [
         (
@@ -206,7 +200,7 @@ def dropped_grid(report: Report) -> Grid:
     return Grid(("because", "records", "of all", "first at"), rows)
 
 
-def lengths_grid(report: Report) -> Grid:
+def _lengths(report: Report) -> Grid:
     """Tokens per example of each side."""
 
     def row(name: str, side: Lengths) -> tuple[str, ...]:
@@ -219,8 +213,8 @@ def lengths_grid(report: Report) -> Grid:
     )
 
 
-def labels_grid(report: Report) -> Grid:
-    """Scores and labels in a line each, for a terminal."""
+def _labels(report: Report) -> Grid:
+    """Scores and labels in a line each, which is all that a terminal shows of them."""
     rows = []
     for column in report.columns:
         title, _ = _NAMES.get(column.name, (column.name, ""))
@@ -229,7 +223,7 @@ def labels_grid(report: Report) -> Grid:
         else:
             values = f"mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}"
         rows.append((title, f"{column.known:,}", values))
-    return Grid(("column", "examples", "values"), rows)
+    return Grid(("column", "examples", "values"), rows, summary="In a line each")
 
 
 def _is_counted(column: ColumnReport) -> bool:
@@ -256,17 +250,6 @@ def _shares(column: ColumnReport) -> str:
         pairs.append((f"{len(rest)} others", sum(count for _, count in rest)))
     pairs += [(_label(value, labels), count) for value, count in unknown]
     return ", ".join(f"{name} {count / column.known:.1%}" for name, count in pairs)
-
-
-def notes_grid(report: Report) -> Grid:
-    """Repairs by name."""
-    rows = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
-    return Grid(("what", "times"), rows)
-
-
-def left_out_grid(report: Report) -> Grid:
-    """Files of a folder or pattern that were not read, and why."""
-    return Grid(("file", "because"), list(report.left_out.items()))
 
 
 def _histogram(title: str, shape: Histogram, unit: str, note: str = "") -> Figure:

@@ -16,7 +16,6 @@ from toque.cli import main
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.data_report import Report
 from toque.data.store.store_manifest import read_manifest
-from toque.reports.store_page import left_out_grid
 from toque.sources.documents import PairReader, TextReader
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
@@ -104,7 +103,7 @@ def test_fault_53_documentation_and_pictures_stay_beside_the_recipes(
     assert "a.png, b.jpg, c (no text, such as a picture)" in err
     assert "To train on such a text too, name it as a source of its own." in err
     assert "files left out: documentation" in out
-    assert any(row[0].endswith("notes.txt") for row in left_out_grid(report).rows)
+    assert any(name.endswith("notes.txt") for name in report.left_out)
 
 
 @pytest.mark.parametrize("form", ["recipes", "auto"])
