@@ -53,11 +53,6 @@ class ComparedRun:
     """Scores of each text; None where there are none."""
 
     @property
-    def state(self) -> str:
-        """State of the run in a word."""
-        return state_of(self.record).kind
-
-    @property
     def loss(self) -> float | None:
         """Held-out loss of the finished model; of the best evaluation where there is none."""
         best = self.record.history.best
@@ -113,15 +108,14 @@ class ScoreDifference:
     def in_words(self, *, worse: bool = False) -> str:
         """The measure with its difference and interval, as of the better run or the worse."""
         i, name = self.interval, _title(self.measure)
+        over = f"{i.pairs:,} text{'s' * (i.pairs > 1)}"
         if i.low is None or i.high is None:
-            few = f"{i.pairs:,} text{'s' * (i.pairs > 1)}, too few for an interval"
-            return f"{name} differs by {i.mean:+.4f} ({few})"
+            return f"{name} differs by {i.mean:+.4f} ({over}, too few for an interval)"
         if not i.decided:
-            ends = f"{i.low:+.4f} to {i.high:+.4f}"
-            return f"{name} differs by {i.mean:+.4f} ({ends}, {i.pairs:,} texts)"
+            return f"{name} differs by {i.mean:+.4f} ({i.low:+.4f} to {i.high:+.4f}, {over})"
         way = "lower" if (metric_named(self.measure).better == "lower") != worse else "higher"
         low, high = sorted((abs(i.low), abs(i.high)))
-        return f"{name} {abs(i.mean):.4f} {way} ({low:.4f} to {high:.4f}, {i.pairs:,} texts)"
+        return f"{name} {abs(i.mean):.4f} {way} ({low:.4f} to {high:.4f}, {over})"
 
 
 @dataclass(frozen=True)
@@ -153,7 +147,7 @@ class Comparison:
             "runs": {
                 name: {
                     "folder": run.record.place.address,
-                    "state": run.state,
+                    "state": state_of(run.record).kind,
                     "scores": dict(run.scores),
                     "cost": run.cost(),
                 }
@@ -235,18 +229,17 @@ class Comparison:
         return [*rows, ("lowest held-out loss while training", *lowest)]
 
     def _cost_rows(self) -> list[tuple[str, ...]]:
+        rows = {
+            "updates": ("steps", "{:,d}".format),
+            "training time": ("training_seconds", clock_text),
+            "tokens": ("tokens", "{:,d}".format),
+            "GPU energy measured, Wh": ("gpu_watt_hours", "{:,.1f}".format),
+        }
         costs = [run.cost() for run in self.runs.values()]
-
-        def row(label: str, name: str, form: str) -> tuple[str, ...]:
-            values = [cost[name] for cost in costs]
-            return label, *(_NONE if v is None else format(v, form) for v in values)
-
-        return [
-            ("state", *(run.state for run in self.runs.values())),
-            row("updates", "steps", ",d"),
-            ("training time", *(clock_text(cost["training_seconds"]) for cost in costs)),
-            row("tokens", "tokens", ",d"),
-            row("GPU energy measured, Wh", "gpu_watt_hours", ",.1f"),
+        states = [state_of(run.record).kind for run in self.runs.values()]
+        return [("state", *states)] + [
+            (label, *(_NONE if cost[name] is None else shown(cost[name]) for cost in costs))
+            for label, (name, shown) in rows.items()
         ]
 
     def _against(self, other: str) -> str:
