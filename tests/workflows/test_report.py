@@ -60,7 +60,7 @@ def checked(path: Path) -> Page:
     return page
 
 
-def recipe(title: str, step: str = "Simmer everything gently for 20 minutes.") -> str:
+def recipe(title: str, step: str = "Simmer everything gently for 20 minutes; serve.") -> str:
     return json.dumps(
         {"title": title, "ingredients": ["1 cup lentils", "2 carrots"], "steps": [step]}
     )
