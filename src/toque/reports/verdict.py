@@ -21,18 +21,6 @@ from toque.runs.history import METRICS, number, read_metrics
 from toque.storage.json_files import decode_json
 from toque.training.bottlenecks import GPU_BUSY, GRAD_NORM, RAN_OUT, memory_ladder
 
-__all__ = [
-    "Finding",
-    "Ladder",
-    "Share",
-    "Sign",
-    "Verdict",
-    "advice",
-    "ladders",
-    "signs",
-    "verdict_of",
-]
-
 _FALLING: Final = 0.01
 """Share by which the last evaluation still lowered the held-out loss, from which more training
 pays."""

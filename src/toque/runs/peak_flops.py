@@ -43,13 +43,12 @@ class Peak:
         why = "measured while other programs computed" if measured else "stated for another device"
         return f"the peak is too low, as if {why} ({self.origin})"
 
-
-def peak_of_ranks(peak: Peak, ranks: int) -> Peak:
-    """Peak of all ranks together, each on a device of its own."""
-    if ranks == 1:
-        return peak
-    origin = f"{ranks} ranks of {peak.flops_per_second:.3g}; {peak.origin}"
-    return Peak(peak.flops_per_second * ranks, origin)
+    def of_ranks(self, ranks: int) -> Peak:
+        """Peak of all ranks together, each on a device of its own."""
+        if ranks == 1:
+            return self
+        rate = self.flops_per_second
+        return Peak(rate * ranks, f"{ranks} ranks of {rate:.3g}; {self.origin}")
 
 
 def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Peak:

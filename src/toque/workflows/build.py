@@ -28,7 +28,6 @@ from toque.models.forward.compile import CompileSeconds
 from toque.models.loading.to_train import family_to_train, model_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
-from toque.runs.peak_flops import peak_of_ranks
 from toque.training.autotune.fitting import Fitted, fit_to_machine
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
@@ -361,7 +360,7 @@ def build_observers(
         runtime.ranks.world_size,
     )
     arithmetic = arithmetic_of(model, stream, attention_in(model, runtime))
-    peak = peak_of_ranks(runtime.peak(arithmetic.products), world_size)
+    peak = runtime.peak(arithmetic.products).of_ranks(world_size)
     feeds = watchers.feeds(warn)
     summaries = (
         [
