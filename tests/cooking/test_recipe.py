@@ -6,21 +6,6 @@ from hypothesis import strategies as st
 
 from toque.cooking.recipe import Recipe, parse_text, to_text
 
-OMELETTE = Recipe(
-    title="Cheese Omelette",
-    ingredients=("2 large eggs", "1 tablespoon butter"),
-    steps=("Whisk the eggs.", "Melt the butter and cook the eggs."),
-)
-
-
-def test_parsing_is_the_inverse_of_writing():
-    parsed = parse_text(to_text(OMELETTE))
-    assert parsed.ingredients == OMELETTE.ingredients
-    assert parsed.steps == OMELETTE.steps
-    assert parsed.has_ingredients_header
-    assert parsed.has_instructions_header
-
-
 _WORDS = st.text("abcdefg é", min_size=1).map(str.strip).filter(bool)
 
 

@@ -10,7 +10,6 @@ from toque.cooking.schemas.cleaning import (
     clean_ingredients,
     clean_steps,
     clean_text,
-    clean_title,
     is_subheading,
 )
 
@@ -89,10 +88,6 @@ def test_repairs_are_counted():
         "texts with control characters": 1,
         "texts with lost characters (U+FFFD)": 1,
     }
-
-
-def test_titles_are_one_line():
-    assert clean_title("Big\nCake<br>Small", Counter()) == "Big Cake Small"
 
 
 def test_ingredients_lose_bullets_and_subheadings():

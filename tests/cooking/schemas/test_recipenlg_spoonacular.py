@@ -158,11 +158,6 @@ def test_many_rows_in_small_blocks_without_pictures(tmp_path, read_file, monkeyp
     assert b"a picture" not in unpack(block).body
 
 
-def test_parquet_without_a_recipe_is_refused(tmp_path, read_file):
-    with pytest.raises(DataError, match="without a column of steps"):
-        read_file(written(tmp_path / "file", [{"title": "a", "ingredients": "b"}]))
-
-
 def test_without_pyarrow_it_says_what_to_install(tmp_path, read_file, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"PAR1 and more")

@@ -117,8 +117,9 @@ _NOTE: Final = re.compile(
     re.IGNORECASE,
 )
 """A note on the recipe, however long; "*Peas" is one at the foot of a page."""
-_SENTENCE: Final = re.compile(r"[^,;:(\d]{4,60} (?:can|is|are|you can|you'll|we) .{4,200}[.!]\Z")
-"""A sentence that begins with no amount."""
+_BEFORE_AMOUNT: Final = re.compile(r"[^,;:(\d]{0,70}")
+_TELLING: Final = (" can ", " is ", " are ", " you'll ", " we ")
+"""Words of a sentence that begins with no amount."""
 _NUTRITION: Final = re.compile(
     rf"{_OPEN}(?:(?:one|each|per|a|1) serving(?: contains| provides| has)?\b|(?:it )?contains \d"
     r"|(?:carbo\w{0,10}|protein|fat|sodium|fib(?:er|re)|cholesterol)(?: rating)?(?: ?[:=])? ?\d"
@@ -210,7 +211,10 @@ def is_note(line: str) -> bool:
     >>> [is_note(x) for x in ("Note: peas freeze well", "Any pea can be used here.", "Peas, hot.")]
     [True, True, False]
     """
-    return any(p.match(line) for p in (_NOTE, _SENTENCE)) or _YIELD.fullmatch(line) is not None
+    opening = _BEFORE_AMOUNT.match(line)
+    tells = opening is not None and any(opening[0].find(word, 4) >= 0 for word in _TELLING)
+    is_sentence = tells and line[-1] in ".!" and len(line) <= MOST_CHARS
+    return is_sentence or _NOTE.match(line) is not None or _YIELD.fullmatch(line) is not None
 
 
 def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
