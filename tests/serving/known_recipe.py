@@ -32,7 +32,7 @@ _STEPS = 150
 
 
 @cache
-def taught() -> tuple[PreTrainedModel, Codec]:
+def taught(steps: int) -> tuple[PreTrainedModel, Codec]:
     """The model and its tokenizer."""
     prompt = write_prompt(TITLE, FOODS)
     codec = train_codec([prompt, TEXT] * 2, vocab_size=320, kind="bpe")
@@ -43,16 +43,16 @@ def taught() -> tuple[PreTrainedModel, Codec]:
     labels = ids.clone()
     labels[0, : -len(target)] = -100
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(_STEPS):
+    for _ in range(steps):
         model(input_ids=ids, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return model, codec
 
 
-def served_models(names: Sequence[str]) -> ServedModels:
+def served_models(names: Sequence[str], *, steps: int = _STEPS) -> ServedModels:
     """The model under some names; the first alone has learnt to tell difficulty."""
-    model, codec = taught()
+    model, codec = taught(steps)
     found = []
     for name in names:
         tasks = ["write", "difficulty"] if name == names[0] else ["write"]

@@ -16,7 +16,7 @@ TOKEN = secrets.token_hex()
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with TestClient(build_app(served_models(["soups", "other"]), token=TOKEN)) as client:
+    with TestClient(build_app(served_models(["soups", "other"], steps=0), token=TOKEN)) as client:
         client.headers["Authorization"] = f"Bearer {TOKEN}"
         yield client
 
