@@ -284,13 +284,8 @@ def build_trainer(
     length: Length,
 ) -> Trainer:
     """The loop with everything it holds but observers."""
-    run, optim, train, resources = (
-        Path(config.run_dir),
-        config.optim,
-        config.train,
-        fitted.resources,
-    )
-    model, sharing = placed.model, placed.sharing
+    run, optim, train = Path(config.run_dir), config.optim, config.train
+    model, sharing, resources = placed.model, placed.sharing, fitted.resources
     callbacks, goal, ranks = Callbacks(), goal_of(train.best_by), runtime.ranks
     optimizer = build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay)
     averaging, outliers, noise = optim.averaging, optim.outliers, optim.gradient_noise
@@ -354,32 +349,26 @@ def build_observers(
 ) -> list[Callback]:
     """The observers of the first rank, in the order in which they are called."""
     observe, run, runtime = config.observe, Path(config.run_dir), trainer.runtime
-    warn, sharing, world_size = (
-        trainer.callbacks.on_warning,
-        evaluator.sharing,
-        runtime.ranks.world_size,
-    )
+    warn, sharing = trainer.callbacks.on_warning, evaluator.sharing
+    world_size = runtime.ranks.world_size
     arithmetic = arithmetic_of(model, stream, attention_in(model, runtime))
     peak = runtime.peak(arithmetic.products).of_ranks(world_size)
     feeds = watchers.feeds(warn)
-    summaries = (
-        [
-            Summary(
-                observe.summary,
-                reporter,
-                runtime.device,
-                fitted.resources.compile,
-                fitted.resources.micro_batch_rows,
-                world_size,
-                fitted.update_seconds,
-                arithmetic.flops_per_token,
-                peak,
-                None if uploads is None else uploads.counts.in_words,
-            )
-        ]
-        if observe.summary is not None
-        else []
-    )
+    summaries: list[Summary] = []
+    if observe.summary is not None:
+        summary = Summary(
+            observe.summary,
+            reporter,
+            runtime.device,
+            fitted.resources.compile,
+            fitted.resources.micro_batch_rows,
+            world_size,
+            fitted.update_seconds,
+            arithmetic.flops_per_token,
+            peak,
+            None if uploads is None else uploads.counts.in_words,
+        )
+        summaries.append(summary)
     log = MetricsLog(
         run / "metrics.jsonl",
         log_every=observe.log_every,
@@ -400,9 +389,8 @@ def build_observers(
     if observe.profile is not None:
         callbacks.append(Profiler(observe.profile, run, runtime, warn, reporter.notice))
     if observe.system is not None:
-        callbacks.append(
-            SystemSampler.from_settings(observe.system, log.record, warn, runtime.device)
-        )
+        sampler = SystemSampler.from_settings(observe.system, log.record, warn, runtime.device)
+        callbacks.append(sampler)
     callbacks += Gradients.from_settings(
         observe.gradients, log.record, model, trainer.optimizer, runtime, sharing
     )
