@@ -141,7 +141,8 @@ def test_preparing_needs_neither_torch_nor_transformers() -> None:
     """Workers import what the main process imports: seconds each, were torch among it."""
     script = (
         "import sys, toque.data.prepare.pipeline, toque.sources.documents, toque.cooking.schemas;"
-        "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
+        "print([m for m in ('torch', 'transformers', 'huggingface_hub', 'pyarrow', 'pandas')"
+        " if m in sys.modules])"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(toque.__file__).parents[1])}
     found = subprocess.run(

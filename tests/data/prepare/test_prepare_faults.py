@@ -85,18 +85,19 @@ def killed_at(call: int, path: Path, store: Path, settings: PrepareSettings) -> 
 
 @pytest.mark.parametrize("before", ["nothing", "another store"])
 def test_killed_at_any_early_call_it_begins_again(
-    lines_file: Path, tmp_path: Path, settings_for: Make, before: str
+    tmp_path: Path, settings_for: Make, before: str
 ) -> None:
-    settings, other = settings_for(), settings_for(max_target_tokens=100)
-    prepared(lines_file, tmp_path / "calm", settings)
+    settings, other = settings_for(), settings_for(max_target_tokens=30)
+    path = many_lines(tmp_path, 12)
+    prepared(path, tmp_path / "calm", settings)
     if before == "another store":
-        prepared(lines_file, tmp_path / "other", other)
+        prepared(path, tmp_path / "other", other)
     for call in range(1, 13):
         store = tmp_path / f"s{call}"
         if before == "another store":
             shutil.copytree(tmp_path / "other", store)
-        assert killed_at(call, lines_file, store, settings)
-        prepared(lines_file, store, settings, replace=True)
+        assert killed_at(call, path, store, settings)
+        prepared(path, store, settings, replace=True)
         assert content(store) == content(tmp_path / "calm"), call
 
 
@@ -147,7 +148,7 @@ def test_a_disk_that_was_full_at_the_first_byte_is_no_obstacle_later(
 
 
 def test_workers_end_with_a_killed_main_process(tmp_path: Path, settings_for: Make) -> None:
-    path, settings = many_lines(tmp_path, 400), settings_for()
+    path, settings = many_lines(tmp_path, 200), settings_for()
     process = started(path, tmp_path / "s", settings)
     while not whole_shards(tmp_path / "s"):
         assert process.poll() is None
@@ -235,7 +236,7 @@ def test_a_damaged_tokenizer_is_written_again(
 def test_a_killed_worker_is_named_and_the_next_start_ends_with_the_same_bytes(
     tmp_path: Path, settings_for: Make
 ) -> None:
-    path, settings = many_lines(tmp_path, 200), settings_for()
+    path, settings = many_lines(tmp_path, 100), settings_for()
     store = tmp_path / "s"
     process = started(path, store, settings)
     while not whole_shards(store):
