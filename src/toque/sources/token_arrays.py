@@ -94,19 +94,22 @@ class TokenReader:
 
     def examples(self, block: Block) -> BlockExamples:
         """The documents of a block; empty ones are dropped."""
-        parts, ids = _unpacked(block.payload)
+        count = int(np.frombuffer(block.payload, "<i8", count=1)[0])
+        parts = np.frombuffer(block.payload, "<i8", count=3 * count, offset=24).reshape(count, 3)
+        ids = np.frombuffer(block.payload, "<u4", offset=24 * (count + 1))
         examples: list[Example] = []
         empty: list[int] = []
         at = 0
-        for part in parts:
-            own = ids[at : at + part.tokens].tobytes()
-            at += part.tokens
+        for document, tokens, ends in parts.tolist():
+            own = ids[at : at + tokens].tobytes()
+            at += tokens
             if own:
-                examples.append(document_example(ids=own, ends=part.ends))
+                examples.append(document_example(ids=own, ends=bool(ends)))
             else:
-                empty.append(part.document)
+                empty.append(document)
+        assert at == len(ids)
         dropped = {"no tokens": empty} if empty else {}
-        return BlockExamples(examples, len(parts), len(examples), dropped)
+        return BlockExamples(examples, count, len(examples), dropped)
 
 
 def _name_of_ids(file: ArrayFile) -> str:
@@ -211,15 +214,6 @@ def _packed(path: Path, parts: list[_Part], ids: Ids) -> Block:
     )
     payload = head.tobytes() + ids.astype("<u4", copy=False).tobytes()
     return Block(0, str(path), parts[0].document, payload, last=parts[-1].ends)
-
-
-def _unpacked(payload: bytes) -> tuple[list[_Part], Ids]:
-    count = int(np.frombuffer(payload, "<i8", count=1)[0])
-    rows = np.frombuffer(payload, "<i8", count=3 * count, offset=24).reshape(count, 3).tolist()
-    parts = [_Part(document, tokens, bool(ends)) for document, tokens, ends in rows]
-    ids = np.frombuffer(payload, "<u4", offset=24 * (count + 1))
-    assert len(ids) == sum(part.tokens for part in parts)
-    return parts, ids
 
 
 def is_array_file(path: Path) -> bool:

@@ -455,25 +455,23 @@ def spread(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
     >>> [e.reason for e in spread(given, 3)]
     ['a', 'a', 'b']
     """
-    turns = sorted(
-        (
-            (turn, reason, excerpt)
-            for reason, ranked in _by_reason(excerpts).items()
-            for turn, excerpt in enumerate(ranked[:n])
-        ),
-        key=lambda at: at[:2],
-    )
+    turns = [
+        (turn, reason, excerpt)
+        for reason, ranked in _by_reason(excerpts).items()
+        for turn, excerpt in enumerate(ranked[:n])
+    ]
+    turns.sort(key=lambda at: at[:2])
     return sorted((e for _, _, e in turns[:n]), key=lambda excerpt: excerpt.reason)
 
 
 def _by_reason(excerpts: Iterable[Excerpt]) -> dict[str, list[Excerpt]]:
     """The excerpts of each reason, the smallest hash first."""
+
+    def rank(excerpt: Excerpt) -> tuple[int, str]:
+        written = f"{excerpt.reason}\0{excerpt.place}\0{excerpt.prompt}\0{excerpt.text}"
+        return xxhash.xxh3_64_intdigest(written.encode()), excerpt.place
+
     by_reason: dict[str, list[Excerpt]] = defaultdict(list)
-    for excerpt in sorted(excerpts, key=_rank):
+    for excerpt in sorted(excerpts, key=rank):
         by_reason[excerpt.reason].append(excerpt)
     return by_reason
-
-
-def _rank(excerpt: Excerpt) -> tuple[int, str]:
-    written = f"{excerpt.reason}\0{excerpt.place}\0{excerpt.prompt}\0{excerpt.text}"
-    return xxhash.xxh3_64_intdigest(written.encode()), excerpt.place

@@ -150,7 +150,14 @@ class ShardBuilder:
         if self._settings.dedup == "near":
             starts = np.flatnonzero(arrays["starts_record"])
             firsts = [self._examples[i] for i in of[starts].tolist()]
-            arrays[NEAR] = signatures([_words(example) for example in firsts])
+            arrays[NEAR] = signatures(
+                [  # token files have no words: their ids are compared
+                    " ".join(map(str, np.frombuffer(example.ids, "<u4").tolist()))
+                    if example.ids
+                    else f"{example.prompt}\n{example.target}"
+                    for example in firsts
+                ]
+            )
         return arrays
 
     def _pair_rows(self, pairs: list[int], reasons: dict[int, str]) -> Rows:
@@ -296,13 +303,6 @@ def _ordinals(examples: list[Example]) -> list[int]:
         )
         ordinals.append(ordinals[-1] + (not same) if ordinals else 0)
     return ordinals
-
-
-def _words(example: Example) -> str:
-    """The text by which near-duplicates are compared: prompt and target."""
-    if example.ids:  # token files have no words: use their ids
-        return " ".join(map(str, np.frombuffer(example.ids, "<u4").tolist()))
-    return f"{example.prompt}\n{example.target}"
 
 
 def _part_key(key: int, group: int) -> int:

@@ -214,14 +214,11 @@ def form_of(readers: Iterable[str]) -> Form:
     A store of several kinds is asked for recipes where it holds any, else as its pairs are; only
     one that holds nothing but texts and token ids is continued.
     """
-    found = {_form_of(name) for name in readers}
-    order: tuple[Form, ...] = ("recipes", "pairs", "documents")
-    return next((form for form in order if form in found), "recipes")
-
-
-def _form_of(name: str) -> Form:
-    if name.startswith(PAIRS):
-        return "pairs"
     # An encoding that was given stands behind the name.
     texts = (TextReader().recorded_name, TokenReader.recorded_name, DOCUMENTS)
-    return "documents" if name.startswith(texts) else "recipes"
+    names = list(readers)
+    others = [name for name in names if not name.startswith(texts)]
+    if names and not others:
+        return "documents"
+    pairs = others and all(name.startswith(PAIRS) for name in others)
+    return "pairs" if pairs else "recipes"

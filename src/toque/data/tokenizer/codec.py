@@ -68,7 +68,8 @@ class Codec:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.name = source.name
-        holds_newline = _holds_newline(tokenizer)
+        ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+        holds_newline = tokenizer.decode(ids, skip_special_tokens=False) == _PROBE
         self.newline_id = None if holds_newline else _newline_token(tokenizer)
         if self.newline_id is None and not holds_newline:
             tokenizer.add_special_tokens([AddedToken(NEWLINE, special=True, normalized=False)])
@@ -272,11 +273,6 @@ def load_codec(folder: Path | str) -> Codec:
             vocabulary without an end token.
     """
     return Codec(read_folder(Path(folder)))
-
-
-def _holds_newline(tokenizer: Tokenizer) -> bool:
-    ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
-    return bool(tokenizer.decode(ids, skip_special_tokens=False) == _PROBE)
 
 
 def _id_of(tokenizer: Tokenizer, token: str) -> int:

@@ -130,8 +130,12 @@ def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
     config = _read_json(folder / "tokenizer_config.json")
     specials = _specials(tokenizer, _read_json(folder / "special_tokens_map.json") | config, folder)
     settings = {name: config[name] for name in _KEPT if name in config}
-    if (folder / CHAT).is_file():
-        settings["chat_template"] = _read_text(folder / CHAT)
+    if (chat := folder / CHAT).is_file():
+        try:
+            settings["chat_template"] = chat.read_text(encoding="utf-8")
+        except (ValueError, OSError) as error:
+            why = f"{chat} cannot be read: {error}. Fetch the tokenizer again."
+            raise DataError(why) from error
     # A folder inside a store is called "tokenizer": its own name was kept in the settings.
     name = str(config.get("toque_name", folder.name))
     return TokenizerFolder(name, text, tokenizer, specials, {**settings, "toque_name": name})
@@ -217,13 +221,6 @@ def resolve_tokenizer(name: str) -> Path:
         also=("tokenizer_config.json", "special_tokens_map.json", CHAT, f"{FOLDER}/*.json"),
         error=DataError,
     )
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Fetch the tokenizer again.") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -52,7 +53,9 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
             "entries for its alphabet and special tokens. A usual size is trained:8192."
         )
     cut: Counter[str] = Counter()
-    lines = [_without_long_words(line, cut) for line in _lines(texts)]
+    # With their line breaks: a byte-level vocabulary learns "\n" from them.
+    whole = chain.from_iterable(composed(text).splitlines(keepends=True) for text in texts)
+    lines = [_without_long_words(line, cut) for line in whole]
     if not lines:
         raise DataError("A tokenizer cannot be learnt from nothing: the sources hold no text.")
     if kind == "bpe":  # counts are whole numbers: threads change nothing
@@ -196,9 +199,3 @@ def _settled(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
     pieces = sorted(letters + words, key=lambda p: (-scores[p], p))
     vocabulary = [(special, 0.0) for special in _UNIGRAM_SPECIALS]
     return models.Unigram(vocabulary + [(p, scores[p]) for p in pieces], 2, byte_fallback=False)
-
-
-def _lines(texts: Iterable[str]) -> Iterator[str]:
-    r"""Lines with their newline, composed; what a byte-level vocabulary should learn "\n" from."""
-    for text in texts:
-        yield from composed(text).splitlines(keepends=True)
