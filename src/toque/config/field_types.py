@@ -58,20 +58,8 @@ def _part(value: object) -> Duration:
     return found
 
 
-def _is_length(value: Duration) -> bool:
-    return value.amount > 0 and value.unit != "%"
-
-
-def _is_by_the_clock(value: Duration) -> bool:
-    return (value.seconds or 0.0) >= 0.1
-
-
-def _is_whole_steps(value: Duration) -> bool:
-    return value.unit == "steps" and value.amount >= 1 and value.amount.is_integer()
-
-
-def _is_batch(value: Duration) -> bool:
-    return value.amount > 0 and value.amount.is_integer() and value.unit in ("tokens", "examples")
+def _is_whole(value: Duration) -> bool:
+    return value.amount >= 1 and value.amount.is_integer()
 
 
 _LONGEST_PATH, _LONGEST_NAME = 3_800, 255
@@ -130,14 +118,14 @@ Interval = Annotated[
 
 Seconds = Annotated[
     _Duration,
-    Predicate(_is_by_the_clock),
+    Predicate(lambda value: (value.seconds or 0.0) >= 0.1),
     Allowed('seconds or minutes, at least 0.1 seconds, e.g. "10 seconds"'),
 ]
 """Something that recurs by the clock."""
 
 StepInterval = Annotated[
     _Duration,
-    Predicate(_is_whole_steps),
+    Predicate(lambda value: value.unit == "steps" and _is_whole(value)),
     Allowed('a whole number of steps, e.g. "100 steps"'),
 ]
 """Something that recurs at the same updates, whatever sessions a run is made in."""
@@ -146,14 +134,14 @@ RunLength = Annotated[
     Duration,
     PlainValidator(_duration),
     PlainSerializer(str, return_type=str),
-    Predicate(_is_length),
+    Predicate(lambda value: value.amount > 0 and value.unit != "%"),
     Allowed(f'a number above 0 and a unit ({_UNITS}), e.g. "3 epochs" or "10 minutes total"'),
 ]
 """The whole of a run, so not a share of one."""
 
 BatchSize = Annotated[
     _Duration,
-    Predicate(_is_batch),
+    Predicate(lambda value: value.unit in ("tokens", "examples") and _is_whole(value)),
     Allowed('a whole number of tokens or examples, e.g. "16384 tokens" or "64 examples"'),
 ]
 """Amount of data in one update."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from toque.evaluation.classification import class_rows
@@ -19,73 +19,55 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
     Args:
         evaluation: values of evaluation.json, of any version; parts that are missing are left out.
     """
-    grids: list[Grid] = []
-    if rows := _held_out(evaluation) + _generated(evaluation):
-        method = _mapping(evaluation, "method")
-        note = "; ".join(f"{name}: {value}" for name, value in method.items())
-        heads = ("measure", "value", "interval", "over")
-        step = evaluation.get("step")
-        title = "Final evaluation" + ("" if step is None else f", step {written(step)}")
-        grids.append(Grid(heads, rows, note, title))
-    if tasks := _tasks(evaluation):
-        grids.append(tasks)
-    grids += _confusions(evaluation)
+    held_out, intervals, over, written_texts, method = (
+        _mapping(evaluation, name)
+        for name in ("heldout", "intervals", "applies_to", "generated", "method")
+    )
+    rows = [(_named(f"held-out {n}"), written(v), _NONE, _NONE) for n, v in held_out.items()]
+    rows += [
+        (_named(n), written(v), _interval(intervals.get(n)), written(over.get(n, _NONE)))
+        for n, v in written_texts.items()
+    ]
+    step = evaluation.get("step")
+    title = "Final evaluation" + ("" if step is None else f", step {written(step)}")
+    note = "; ".join(f"{name}: {value}" for name, value in method.items())
+    tasks = {name: own for name, own in _mapping(evaluation, "tasks").items() if _is_mapping(own)}
+    grids = [
+        Grid(("measure", "value", "interval", "over"), rows, note, title),
+        _tasks(tasks),
+        *_confusions(tasks),
+    ]
     for slicing, parts in _mapping(evaluation, "slices").items():
         if isinstance(parts, Mapping) and parts:
             grids.append(_sliced(f"By {_named(slicing)}", parts))
-    if failed := _mapping(evaluation, "failed"):
-        rows = [(name, written(why)) for name, why in failed.items()]
-        grids.append(Grid(("metric", "why"), rows, title="Metrics that failed"))
-    return grids
+    failed = [(name, written(why)) for name, why in _mapping(evaluation, "failed").items()]
+    grids.append(Grid(("metric", "why"), failed, title="Metrics that failed"))
+    return [grid for grid in grids if grid.rows]
 
 
-def _held_out(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    found = _mapping(evaluation, "heldout")
-    return [(_named(f"held-out {n}"), written(v), _NONE, _NONE) for n, v in found.items()]
-
-
-def _generated(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    intervals = _mapping(evaluation, "intervals")
-    over = _mapping(evaluation, "applies_to")
-    return [
-        (
-            _named(name),
-            written(value),
-            _interval(intervals.get(name)),
-            written(over.get(name, _NONE)),
-        )
-        for name, value in _mapping(evaluation, "generated").items()
-    ]
-
-
-def _tasks(evaluation: Mapping[str, Any]) -> Grid | None:
+def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Grid:
     """One row a task; accuracy and what goes with it where answers are classes."""
     names = ("examples", "loss", "accuracy", "majority", "macro_f1", "ece")
     heads = ("task", "examples", "loss", "accuracy", "most frequent class", "macro-F1", "ECE")
-    found = {task: own for task, own in _mapping(evaluation, "tasks").items() if _is_mapping(own)}
     rows = [
         (_named(task), *(_NONE if n not in own else written(own[n]) for n in names))
-        for task, own in found.items()
+        for task, own in tasks.items()
     ]
     note = "The accuracy of always answering the most frequent class stands beside the model's."
-    return Grid(heads, rows, note, "Tasks") if rows else None
+    return Grid(heads, rows, note, "Tasks")
 
 
-def _confusions(evaluation: Mapping[str, Any]) -> list[Grid]:
+def _confusions(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
     """Answers of each class task: a table that fits, or a row a class."""
-    grids = []
-    for task, own in _mapping(evaluation, "tasks").items():
-        if not _is_mapping(own) or not own.get("classes"):
-            continue
-        names, confusion = list(own["classes"]), own.get("confusion") or []
+    for task, own in tasks.items():
+        names, confusion = list(own.get("classes") or ()), own.get("confusion") or []
         heads: Sequence[str]
         if len(names) <= _MOST_COLUMNS:
             heads = ("true class", *(f"answered {name}" for name in names))
             rows = [(name, *map(written, row)) for name, row in zip(names, confusion, strict=False)]
         else:
             heads, rows = class_rows(names, confusion)
-        grids.append(Grid(heads, rows, title=f"Answers to {_named(task)}"))
-    return grids
+        yield Grid(heads, rows, title=f"Answers to {_named(task)}")
 
 
 def _is_mapping(value: object) -> bool:
