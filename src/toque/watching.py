@@ -51,16 +51,6 @@ _NONE: Final = "-"
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Choice of a reader."""
-
-    shown: str | None = None
-    """Run that is shown in full; None for the first."""
-    over: tuple[str, ...] | None = None
-    """Runs drawn over each other; None for the first few."""
-
-
-@dataclass(frozen=True)
 class View:
     """The page at a moment."""
 
@@ -99,8 +89,16 @@ class Watcher:
         self._verdicts: dict[str, tuple[float, int, Verdict | None]] = {}
         self._trouble = ""
 
-    def view(self, chosen: Chosen, before: str = "") -> tuple[View | None, str]:
-        """The page, or None where it is as it was `before`; and the `before` of the next call."""
+    def view(
+        self, shown: str | None = None, over: Sequence[str] | None = None, before: str = ""
+    ) -> tuple[View | None, str]:
+        """The page, or None where it is as it was `before`; and the `before` of the next call.
+
+        Args:
+            shown: run that is shown in full; None for the first.
+            over: runs drawn over each other; None for the first few.
+            before: what the last call gave.
+        """
         self._refresh()
         with self._lock:
             states = {name: state_of(run) for name, run in self._runs.items()}
@@ -108,7 +106,7 @@ class Watcher:
             version = str(hash((self._trouble, versions)))
             if version == before:  # far cheaper to compare than the page
                 return None, version
-            return (self._view(chosen, states) if states else self._empty()), version
+            return (self._view(shown, over, states) if states else self._empty()), version
 
     def _refresh(self) -> None:
         """Look at the files, unless the last look was a moment ago."""
@@ -139,11 +137,13 @@ class Watcher:
         page = Page(PageHead(address, "Waiting for a run", words, state="waiting"), ())
         return View(dict.fromkeys(SECTIONS, "") | page.parts(), "Waiting", words)
 
-    def _view(self, chosen: Chosen, states: Mapping[str, RunStatus]) -> View:
+    def _view(
+        self, shown: str | None, over: Sequence[str] | None, states: Mapping[str, RunStatus]
+    ) -> View:
         runs = self._runs
         names = sorted(runs, key=lambda name: (*_rank(runs[name], states[name]), name))
-        shown = chosen.shown if chosen.shown is not None and chosen.shown in runs else names[0]
-        over = names[:MOST_OVER] if chosen.over is None else chosen.over
+        shown = shown if shown is not None and shown in runs else names[0]
+        over = names[:MOST_OVER] if over is None else over
         # By name, so that a run keeps its colour while others end.
         drawn = [name for name in sorted(runs) if name in over][:MOST_OVER]
         run, several = runs[shown], len(names) > 1
@@ -229,8 +229,8 @@ def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] 
 
     def looked(query: QueryParams) -> dict[str, object]:
         began = time.monotonic()
-        over = tuple(query.getlist("over")) if "over" in query else None
-        view, version = watcher.view(Chosen(query.get("show"), over), query.get("since", ""))
+        over = query.getlist("over") if "over" in query else None
+        view, version = watcher.view(query.get("show"), over, query.get("since", ""))
         took = time.monotonic() - began
         pause = max(watcher.every, took / _SHARE_OF_A_CORE)
         page = {} if view is None else asdict(view)

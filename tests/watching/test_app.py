@@ -17,7 +17,7 @@ import pytest
 from toque.cli import main
 from toque.errors import ConfigError
 from toque.runs.places import RunFinder
-from toque.watching import Chosen, Watcher
+from toque.watching import Watcher
 from toque.workflows.watch import watch
 from watching.written_run import WrittenRun
 
@@ -186,7 +186,7 @@ def test_the_verdict_on_a_run_is_asked_for_seldom(runs):
     for seconds, times in ((0, 1), (10, 1), (1000, 2)):
         now[0] += seconds
         WrittenRun(runs / "one", begin=False).step(3)
-        assert watcher.view(Chosen())[0] is not None
+        assert watcher.view()[0] is not None
         assert len(asked) == times
 
 
