@@ -73,6 +73,11 @@ _PHRASES: Final = tuple(
     )
 )
 """Phrases that name them."""
+_WORDS_OF_PHRASES: Final = frozenset(
+    {"ball", "bath", "boiler", "brine", "butterfly", "chips", "crack", "cure", "deep", "ice"}
+    | {"pastry", "pipe", "rise", "roll", "simmering", "thermometer"}
+)
+"""Each phrase holds one; most recipes hold none, and the search is a fifteenth of reading them."""
 
 # A set of characters first: a search then runs from one of them to the next.
 _TIME: Final = re.compile(
@@ -122,7 +127,8 @@ def _work(reading: Reading, minutes: float | None) -> float:
 
 def _techniques(reading: Reading) -> tuple[str, ...]:
     found = {_WORDS[word] for word in _WORDS.keys() & reading.different}
-    found |= {name for name, phrase in _PHRASES if phrase.search(reading.text)}
+    if not _WORDS_OF_PHRASES.isdisjoint(reading.different):
+        found |= {name for name, phrase in _PHRASES if phrase.search(reading.text)}
     return tuple(name for name in TECHNIQUES if name in found)
 
 
