@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from toque.runs.peak_flops import Products, measure_peak
+from toque.runs.outlined_update import Products, measure_peak
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SECONDS = 0.5

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fixtures.trainers import small_trainer
 from tiny import model_of, shape_of, stream_of, uneven_examples
 from toque.batch import Batch
-from toque.data.loader.prefetch import DeviceFeed, Prefetch
+from toque.data.loader.batch_stream import DeviceFeed, Prefetch
 from toque.models.forward.attention_choice import use_attention
 from toque.models.forward.compile import compile_blocks
 from toque.training.callbacks import Callback, StepInfo

@@ -174,7 +174,7 @@ def _parts(run: Path, update_seconds: float) -> dict[str, Any]:
     from toque.models.loading.from_scratch import build_model
     from toque.training.callbacks import RunStart, StepInfo
     from toque.training.observers.gradients import Gradients
-    from toque.training.observers.host_readings import Host
+    from toque.training.observers.system_sampler import Host
     from toque.training.optim.factory import build_optimizer
     from toque.training.phases import Phases
     from toque.units import Duration, Progress

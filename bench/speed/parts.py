@@ -39,7 +39,7 @@ from torch.nn import functional as F
 from two_ways import SHAPES, UPDATES, Bench, Found, attending, in_turn
 
 from toque.batch import IGNORE
-from toque.data.loader.prefetch import Batches, Prefetch
+from toque.data.loader.batch_stream import Batches, Prefetch
 from toque.models.forward import grouped_attention as grouped
 from toque.models.forward import loss as objective
 from toque.models.forward import varlen_attention as segmented

@@ -138,7 +138,7 @@ def test_a_utilisation_divides_by_the_rate_in_its_own_precision(monkeypatch):
     import gemm
     import torch
 
-    from toque.runs.peak_flops import Peak
+    from toque.runs.outlined_update import Peak
 
     # Threads are the process's: other tests of this worker compute on one.
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)

@@ -41,7 +41,7 @@ LIGHT = (
     "toque.data.store",
     "toque.data.prepare",
     "toque.data.loader.packing",
-    "toque.data.loader.mixture",
+    "toque.data.loader.epoch_plan",
     "toque.data.loader.curriculum",
     "toque.data.loader.epoch_plan",
     "toque.cooking",

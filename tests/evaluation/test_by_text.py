@@ -8,8 +8,15 @@ import pytest
 import torch
 
 from tiny import EVERY_KIND, examples, make, pack
-from toque.evaluation.bootstrap import PerText, estimates, over_texts
-from toque.evaluation.by_text import TextTable, from_json, losses_table, to_json
+from toque.evaluation.bootstrap import (
+    PerText,
+    TextTable,
+    estimates,
+    from_json,
+    losses_table,
+    over_texts,
+    to_json,
+)
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import TextScores
 from toque.models.forward.loss import loss_sum, nats_by_example

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from toque.evaluation.bootstrap import PerText, draws, estimates
-from toque.evaluation.by_text import TextTable
+from toque.evaluation.bootstrap import PerText, TextTable, draws, estimates
 from toque.evaluation.ngram_metrics import distinct, grams, repetition, words
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import PART, TextScores

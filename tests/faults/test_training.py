@@ -14,7 +14,7 @@ from fixtures.runs import Recorder
 from toque.errors import NonFiniteError
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.observers.run_warnings import DataBound
+from toque.training.observers.watchers import DataBound
 from toque.training.runtime import Runtime
 from toque.training.stopping import INTERRUPTED, Interrupt
 from toque.training.update_guard import SkipStep, UpdateGuard
@@ -215,7 +215,7 @@ class SlowRows:
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.06, 1), (0.0, 0)])
 def test_fault_41_a_run_that_waits_for_its_data_says_so_once(make_run, seconds, said, monkeypatch):
-    monkeypatch.setattr("toque.training.observers.run_warnings.DATA_SHARE", 0.6)
+    monkeypatch.setattr("toque.training.observers.watchers.DATA_SHARE", 0.6)
     warnings = []
     bound = DataBound(warn=lambda at, text: warnings.append((at.step, text)), updates=5)
     run = make_run(steps=14, save_every=None, callbacks=(bound,))

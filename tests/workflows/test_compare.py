@@ -11,8 +11,7 @@ import pytest
 import toque
 from toque.cli import main
 from toque.errors import CheckpointError, ConfigError
-from toque.evaluation.bootstrap import PerText
-from toque.evaluation.by_text import FILE, TextTable, losses_table, to_json
+from toque.evaluation.bootstrap import FILE, PerText, TextTable, losses_table, to_json
 from watching.written_run import WrittenRun
 
 DRAWN = np.random.default_rng(3)

@@ -10,8 +10,7 @@ import toque
 from tiny import shape_yaml
 from toque.cli import main
 from toque.cooking.cookbook.recipes import write_cookbook
-from toque.evaluation.bootstrap import estimates
-from toque.evaluation.by_text import FILE, from_json
+from toque.evaluation.bootstrap import FILE, estimates, from_json
 
 CONFIG = """
 run_dir: first

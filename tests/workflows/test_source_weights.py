@@ -13,8 +13,7 @@ from toque.cli import main
 from toque.config import load_config
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.loader.batch_stream import ExampleLengths, row_shape
-from toque.data.loader.epoch_plan import EpochPlan
-from toque.data.loader.mixture import Mixture
+from toque.data.loader.epoch_plan import EpochPlan, Mixture
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.training.runtime import Runtime

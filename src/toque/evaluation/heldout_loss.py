@@ -19,7 +19,7 @@ from toque.config.schema import DataConfig, EvaluationConfig
 from toque.config.schema_methods import SpanCorruptionConfig
 from toque.data.loader.batch_stream import ExampleLengths, refuse_empty, usual_rows
 from toque.data.loader.collate import Layout
-from toque.data.loader.mixture import held_out_weights
+from toque.data.loader.epoch_plan import held_out_weights
 from toque.data.loader.packing import RowShape, choose_shape, pack
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import TokenStore

@@ -17,8 +17,7 @@ import numpy as np
 from toque.config.schema import EvaluationConfig
 from toque.config.user_code import ForeignCode, imported
 from toque.errors import ConfigError
-from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates
-from toque.evaluation.by_text import key_of_text
+from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates, key_of_text
 from toque.evaluation.ngram_metrics import (
     MAX_PAIRS,
     U64,

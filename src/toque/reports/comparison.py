@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from toque.evaluation.bootstrap import FEWEST_TEXTS, Interval, over_texts
-from toque.evaluation.by_text import ByText, TextTable
+from toque.evaluation.bootstrap import FEWEST_TEXTS, ByText, Interval, TextTable, over_texts
 from toque.reporter import clock_text
 from toque.reports.figures import MOST_OVER, figures_over, losses_over
 from toque.reports.page import (

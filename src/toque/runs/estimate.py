@@ -23,14 +23,13 @@ from toque.config import RunConfig
 from toque.hardware.cards import Card
 from toque.models.families import family_of, head_size, vocabulary_rows
 from toque.models.flops import parameter_counts
-from toque.models.forward.cross_entropy import logits_bytes
+from toque.models.forward.loss import logits_bytes
 from toque.models.forward.outline import OutlinedRows, Where
 from toque.models.lora.frozen import frozen_matrices
 from toque.models.lora.layers import is_adapted
 from toque.models.lora.quantised import quantised_layers
 from toque.runs.history import METRICS, history_of
-from toque.runs.outlined_update import OutlinedUpdate, outline_update, outlining
-from toque.runs.peak_flops import Peak
+from toque.runs.outlined_update import OutlinedUpdate, Peak, outline_update, outlining
 from toque.units import Duration
 
 HEADROOM: Final = {"cpu": 0.65, "cuda": 0.9}

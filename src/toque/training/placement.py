@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 
 from toque.config.schema import ModelConfig, TrainConfig
 from toque.config.schema_methods import AdapterConfig, OptimisationsConfig
-from toque.data.loader.batch_stream import BatchStream
-from toque.data.loader.prefetch import Batches, DeviceFeed, Prefetch
+from toque.data.loader.batch_stream import Batches, BatchStream, DeviceFeed, Prefetch
 from toque.errors import ConfigError
 from toque.hardware.memory import HEADROOM, free_bytes, in_words
 from toque.models.flops import flops_per_token, products_of
@@ -30,7 +29,7 @@ from toque.models.forward.loss import loss_sum
 from toque.models.loading.from_scratch import stock_activations
 from toque.models.loading.to_train import SpecialTokens, placed_model
 from toque.models.onednn import has_fast_bf16
-from toque.runs.peak_flops import peak_of
+from toque.runs.outlined_update import peak_of
 from toque.training.distributed.sharing import LossFn, Replicated, Sharing
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.runtime import Runtime

@@ -22,7 +22,7 @@ from toque.keyed_random import key_of
 from toque.models.families import Family
 from toque.models.glibc_malloc import keep_freed_memory
 from toque.models.onednn import has_fast_bf16, keep_fewer_kernels, onednn_is_faster
-from toque.runs.peak_flops import Peak, Products, peak_of
+from toque.runs.outlined_update import Peak, Products, peak_of
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import whole
 from toque.training.optim.factory import step_if

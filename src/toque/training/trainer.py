@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from toque.batch import Batch
-from toque.data.loader.batch_stream import Step
-from toque.data.loader.prefetch import Batches, Prefetch
+from toque.data.loader.batch_stream import Batches, Prefetch, Step
 from toque.errors import DataError, Interrupted
-from toque.training.autotune.oom_fallback import OomFallback
+from toque.training.autotune.micro_batch import OomFallback
 from toque.training.callbacks import (
     LOSS,
     Best,

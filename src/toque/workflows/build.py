@@ -29,7 +29,7 @@ from toque.models.loading.to_train import family_to_train, model_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
 from toque.training.autotune.fitting import Fitted, fit_to_machine
-from toque.training.autotune.oom_fallback import OomFallback
+from toque.training.autotune.micro_batch import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import chosen_layout
@@ -40,13 +40,11 @@ from toque.training.distributed.launcher import is_launched
 from toque.training.distributed.sharing import Sharing
 from toque.training.lr_schedules import make_schedule
 from toque.training.observers.gradients import Gradients
-from toque.training.observers.live_progress import ConsoleProgress
+from toque.training.observers.live_progress import ConsoleProgress, Summary
 from toque.training.observers.metrics_log import MetricsLog, start_event
 from toque.training.observers.profiler import Profiler
-from toque.training.observers.run_warnings import StoreWatch
-from toque.training.observers.summary import Summary
 from toque.training.observers.system_sampler import SystemSampler
-from toque.training.observers.watchers import Watchers
+from toque.training.observers.watchers import StoreWatch, Watchers
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage

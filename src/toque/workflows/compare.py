@@ -12,7 +12,7 @@ from toque.config.dump import flow
 from toque.config.resolve import leaves
 from toque.config.yaml_reader import dotted, read_yaml
 from toque.errors import CheckpointError, ConfigError, ToqueError, in_shell
-from toque.evaluation.by_text import FILE, ByText, from_json
+from toque.evaluation.bootstrap import FILE, ByText, from_json
 from toque.reporter import SILENT, Reporter
 from toque.reports.comparison import ComparedRun, Comparison, ScoreDifference, differences_of
 from toque.reports.page import write_page

@@ -14,9 +14,11 @@ from toque.config import RunConfig
 from toque.cooking.recipe_scores import hint
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError
-from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
-from toque.evaluation.by_text import (
+from toque.evaluation.bootstrap import (
     FILE,
+    RESAMPLES,
+    SEED,
+    Estimate,
     TextTable,
     key_of_text,
     losses_table,

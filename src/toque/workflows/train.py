@@ -43,6 +43,7 @@ from toque.workflows.prepared_store import is_prepared, open_store
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
 from toque.workflows.run_folder import (
+    LoggedReporter,
     checkpoint_to_continue,
     claimed_folder,
     go_back,
@@ -51,7 +52,6 @@ from toque.workflows.run_folder import (
     start_folder,
     write_config,
 )
-from toque.workflows.run_log import LoggedReporter
 
 
 def train(

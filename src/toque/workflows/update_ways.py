@@ -41,7 +41,7 @@ from toque.models.forward.activation_checkpointing import recompute_blocks, stop
 from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.onednn import onednn_is_faster
-from toque.training.autotune.oom_fallback import OomFallback
+from toque.training.autotune.micro_batch import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.runtime import Runtime

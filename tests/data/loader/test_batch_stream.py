@@ -6,10 +6,9 @@ import torch
 
 from tiny import Listed, stream_of
 from toque.batch import IGNORE, DecoderBatch, EncoderDecoderBatch
-from toque.data.loader.batch_stream import BatchStream, Step
+from toque.data.loader.batch_stream import BatchStream, Prefetch, Step
 from toque.data.loader.collate import decoder_batch, encoder_decoder_batch
 from toque.data.loader.packing import RowShape
-from toque.data.loader.prefetch import Prefetch
 from toque.units import Cursor
 
 TWO = Listed([([7, 8], [9, 2]), ([5], [6, 2]), ([], [4, 3, 2])])

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fixtures.epoch_plans import one_epoch, plan, walk
-from toque.data.loader.epoch_plan import EpochPlan
-from toque.data.loader.mixture import Mixture
+from toque.data.loader.epoch_plan import EpochPlan, Mixture
 from toque.units import Cursor
 
 N = 500

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fixtures.runs import RowStream
-from toque.data.loader.prefetch import Prefetch
+from toque.data.loader.batch_stream import Prefetch
 from toque.errors import DataError
 from toque.units import Cursor
 

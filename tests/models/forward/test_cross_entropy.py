@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from toque.batch import IGNORE
-from toque.models.forward.cross_entropy import cross_entropy_sum
+from toque.models.forward.loss import cross_entropy_sum
 
 N, D, V = 23, 6, 17
 

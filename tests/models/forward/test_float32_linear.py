@@ -10,8 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from toque.models import onednn
 from toque.models.forward import cpu_linear
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.cross_entropy import cross_entropy_sum
-from toque.models.forward.loss import loss_sum
+from toque.models.forward.loss import cross_entropy_sum, loss_sum
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from toque.cli.console import ConsoleReporter
 from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
-from toque.runs.peak_flops import Peak
+from toque.runs.outlined_update import Peak
 from toque.runs.time_left import TimeLeft
 from toque.training.callbacks import Best, RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.live_progress import ConsoleProgress

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from toque.reporter import Reporter
-from toque.runs.peak_flops import Peak
+from toque.runs.outlined_update import Peak
 from toque.training.callbacks import RunStart, StepInfo
-from toque.training.observers.summary import Summary
+from toque.training.observers.live_progress import Summary
 from toque.units import Duration, Progress
 
 

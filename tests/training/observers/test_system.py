@@ -13,9 +13,8 @@ import torch
 
 from toque.hardware.processor import contended, usable_cores
 from toque.training.callbacks import RunEnd, RunStart, StepInfo
-from toque.training.observers.host_readings import Host
 from toque.training.observers.metrics_log import MetricsLog
-from toque.training.observers.system_sampler import Gpus, SystemSampler, gpus_here
+from toque.training.observers.system_sampler import Gpus, Host, SystemSampler, gpus_here
 from toque.units import Duration, Progress
 
 START = RunStart(Progress(), Duration(6, "steps"))

@@ -14,8 +14,7 @@ import torch
 from toque.config import load_config
 from toque.errors import ConfigError
 from toque.training.callbacks import Best, Requests, RunEnd, RunStart, StepInfo
-from toque.training.observers.run_warnings import Overfitting
-from toque.training.observers.watchers import UserCallback, Watchers
+from toque.training.observers.watchers import Overfitting, UserCallback, Watchers
 from toque.training.observers.webhook import Webhook, body_for, describe, post_json
 from toque.units import Duration, Progress
 

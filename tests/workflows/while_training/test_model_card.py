@@ -23,7 +23,7 @@ from toque.models.lora.layers import attach
 from toque.runs.history import RunHistory
 from toque.training.callbacks import Goal
 from toque.units import Progress
-from toque.workflows.model_card import Finished, as_used, model_card
+from toque.workflows.final_model import Finished, as_used, model_card
 
 RECIPES = Provenance(form="recipes", max_new_tokens=256, tasks=["write"])
 SYSTEM = {

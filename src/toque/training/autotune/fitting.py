@@ -21,7 +21,7 @@ from toque.errors import ConfigError
 from toque.hardware.memory import HEADROOM, free_bytes, in_words, is_out_of_memory, peak_of
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.compile import compile_blocks, stop_compiling, uncompiled
-from toque.models.forward.cross_entropy import logits_bytes
+from toque.models.forward.loss import logits_bytes
 from toque.models.forward.packed import output_head
 from toque.models.lora.quantised import quantised_layers
 from toque.reporter import SILENT, Reporter

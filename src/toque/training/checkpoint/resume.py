@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from toque.data.loader.prefetch import Batches
+from toque.data.loader.batch_stream import Batches
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_write
 from toque.training.callbacks import Best, State

@@ -28,7 +28,7 @@ from toque.hardware.processor import usable_cores
 from toque.models.flops import parameter_counts
 from toque.models.onednn import has_fast_bf16
 from toque.runs.history import METRICS
-from toque.runs.peak_flops import Peak
+from toque.runs.outlined_update import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
 from toque.training.autotune.resources import Resources
 from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo

@@ -24,8 +24,7 @@ from toque.models.families import Family, family_of, max_positions
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.outline import OutlinedRows, Where
 from toque.runs.estimate import Estimator, Machine, Memory, Time, Work
-from toque.runs.outlined_update import outlining
-from toque.runs.peak_flops import Peak, peak_of
+from toque.runs.outlined_update import Peak, outlining, peak_of
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.placement import arithmetic_of
 from toque.training.runtime import DTYPES, Runtime
