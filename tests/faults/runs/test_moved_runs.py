@@ -141,7 +141,10 @@ def test_a_run_moved_during_an_evaluation_keeps_its_best_model_and_texts_out_of_
         return {"loss": 0.0}  # better than any other
 
     began = make_run(folder=run, steps=9, evaluate_every="3 steps", evaluator=moving, keep_last=1)
-    with pytest.raises(CheckpointError, match="is not the folder that this run began in"):
+    with (
+        run_lock(run / "checkpoints"),  # as `toque train` holds it
+        pytest.raises(CheckpointError, match="is not the folder that this run began in"),
+    ):
         began.trainer.fit()
     assert everything(run) == before
     (saved,) = (tmp_path / "away" / "checkpoints").glob("step-*")

@@ -59,7 +59,7 @@ _STEP_NUMBER = re.compile(
 _WORD = re.compile(r"[^\W\d_]")
 _HEADING_CHARS: Final = 24
 _BARE_HEADING: Final = re.compile(
-    r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)\s*\d{0,2}"
+    r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)(?:\s*\d{1,2})?"
     r"|method|methods|directions?|instructions?|preparation|steps)\W*",
     re.IGNORECASE,
 )
