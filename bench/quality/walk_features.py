@@ -189,7 +189,10 @@ def row(numbers: str, what: str) -> Callable[[Callable[[Kitchen], str]], Callabl
     return keep
 
 
-@row("A20 A21 A16 A17 A18 A27 A28 B5 B8", "prepare: two weighted files into one store, with the quality filter and split")
+@row(
+    "A20 A21 A16 A17 A18 A27 A28 B5 B8",
+    "prepare: two weighted files into one store, with the quality filter and split",
+)
 def _(k: Kitchen) -> str:
     k.toque("cookbook", "book.jsonl", "--n", "300")
     k.toque("cookbook", "more.jsonl", "--n", "100", "--seed", "5")
@@ -200,47 +203,97 @@ def _(k: Kitchen) -> str:
     (k.folder / "neox.yaml").write_text(NEOX)
     first = k.toque("prepare", "t5.yaml")
     again = k.toque("prepare", "t5.yaml")
-    return found(first, r"quality[^\n]*", r"held.out[^\n]*|validation[^\n]*") + "; again: " + found(again, r"reus\w+|is there|unchanged|prepared")
+    return (
+        found(first, r"quality[^\n]*", r"held.out[^\n]*|validation[^\n]*")
+        + "; again: "
+        + found(again, r"reus\w+|is there|unchanged|prepared")
+    )
 
 
-@row("A1 A5 A6 A7 A8 A9 A23 B4 E8 E16", "train a T5, bf16, recomputing activations, the micro-batch measured, the banner")
+@row(
+    "A1 A5 A6 A7 A8 A9 A23 B4 E8 E16",
+    "train a T5, bf16, recomputing activations, the micro-batch measured, the banner",
+)
 def _(k: Kitchen) -> str:
     said = k.toque("train", "t5.yaml")
     start = k.events("t5", "start")[0]
     step = k.events("t5", "step")[-1]
-    return found(said, r"12 steps|step 12[^\n]*", r"bf16") + "; " + keys(step, "loss", "lr", "grad_norm", "data_wait_seconds", "tokens_per_second") + "; " + found(json.dumps(start), r"trainable_share[^,]*", r"micro_batch_rows[^,]*")
+    return (
+        found(said, r"12 steps|step 12[^\n]*", r"bf16")
+        + "; "
+        + keys(step, "loss", "lr", "grad_norm", "data_wait_seconds", "tokens_per_second")
+        + "; "
+        + found(json.dumps(start), r"trainable_share[^,]*", r"micro_batch_rows[^,]*")
+    )
 
 
-@row("B8 C1 C15 B9", "held-out loss, perplexity, own prompts' texts and their scores while training")
+@row(
+    "B8 C1 C15 B9", "held-out loss, perplexity, own prompts' texts and their scores while training"
+)
 def _(k: Kitchen) -> str:
     evaluations = k.events("t5", "evaluation")
     samples = (k.folder / "runs/t5/samples.jsonl").read_text()
-    return f"{len(evaluations)} evaluations; " + keys(evaluations[-1]["metrics"], "loss", "perplexity", "bits_per_byte") + "; " + found(samples, "Create a simple pasta dish", "Make a healthy breakfast")
+    return (
+        f"{len(evaluations)} evaluations; "
+        + keys(evaluations[-1]["metrics"], "loss", "perplexity", "bits_per_byte")
+        + "; "
+        + found(samples, "Create a simple pasta dish", "Make a healthy breakfast")
+    )
 
 
 @row("A12 A13 A14 A15 B10 B15 B21 C9 C14", "final scores, with intervals, own metric among them")
 def _(k: Kitchen) -> str:
     scores = k.json("runs/t5/evaluation.json")
     flat = json.dumps(scores)
-    return found(flat, r'"bleu[^,]*', r'"rouge1[^,]*', r'"rouge2', r'"rougeL[^,]*', r'"ingredient_coverage[^,]*', r'"structure[^,]*', r'"ingredient_coherence', r'"instruction_quality', r'"completeness', r'"format_correctness', r'"words[^,]*', "interval|low")
+    return found(
+        flat,
+        r'"bleu[^,]*',
+        r'"rouge1[^,]*',
+        r'"rouge2',
+        r'"rougeL[^,]*',
+        r'"ingredient_coverage[^,]*',
+        r'"structure[^,]*',
+        r'"ingredient_coherence',
+        r'"instruction_quality',
+        r'"completeness',
+        r'"format_correctness',
+        r'"words[^,]*',
+        "interval|low",
+    )
 
 
 @row("A11", "classes: accuracy beside the most frequent class; one question")
 def _(k: Kitchen) -> str:
     flat = json.dumps(k.json("runs/t5/evaluation.json"))
-    answer = k.toque("generate", "runs/t5", "--task", "nutrition", "--prompt", "Pancakes: 200 g flour, 2 eggs")
-    return found(flat, r'"accuracy[^,]*') + "; " + found(answer, "Healthy[^\n]*", "Moderate", "Indulgent")
+    answer = k.toque(
+        "generate", "runs/t5", "--task", "nutrition", "--prompt", "Pancakes: 200 g flour, 2 eggs"
+    )
+    return (
+        found(flat, r'"accuracy[^,]*')
+        + "; "
+        + found(answer, "Healthy[^\n]*", "Moderate", "Indulgent")
+    )
 
 
 @row("A22 C14 D4", "system figures: each core, memory, disk, network")
 def _(k: Kitchen) -> str:
     flat = json.dumps(k.events("t5", "system")[-1])
-    return found(flat, r"cpu[^,]*|processor[^,]*|core[^,]*", r"memory[^,]*|ram[^,]*", r"disk[^,]*|read[^,]*", r"net[^,]*|sent[^,]*")
+    return found(
+        flat,
+        r"cpu[^,]*|processor[^,]*|core[^,]*",
+        r"memory[^,]*|ram[^,]*",
+        r"disk[^,]*|read[^,]*",
+        r"net[^,]*|sent[^,]*",
+    )
 
 
 @row("A23 E20", "gradient flow by groups of layers")
 def _(k: Kitchen) -> str:
-    return found(json.dumps(k.events("t5", "gradients")[-1]), r'"grad_norm": [^,}]*', r'"update_ratio": [^,}]*')
+    return found(
+        json.dumps(k.events("t5", "gradients")[-1]),
+        r'"grad_norm": [^,}]*',
+        r'"update_ratio": [^,}]*',
+    )
 
 
 @row("A24 E17", "operations by time, call stacks, a Chrome trace")
@@ -255,45 +308,123 @@ def _(k: Kitchen) -> str:
 
 @row("B11", "callbacks: eight methods")
 def _(k: Kitchen) -> str:
-    return found((k.folder / "calls.txt").read_text(), "^train_begin epoch_begin step_begin step_end", r"evaluate_begin evaluate_end \d+\.\d+", "train_end$")
+    return found(
+        (k.folder / "calls.txt").read_text(),
+        "^train_begin epoch_begin step_begin step_end",
+        r"evaluate_begin evaluate_end \d+\.\d+",
+        "train_end$",
+    )
 
 
 @row("B12 B17 E14", "checkpoints, the best ones, the finished model, the configuration beside it")
 def _(k: Kitchen) -> str:
-    return k.has("runs/t5/checkpoints/step-*", "runs/t5/best/*", "runs/t5/model/*.safetensors", "runs/t5/model/tokenizer*", "runs/t5/config.yaml")
+    return k.has(
+        "runs/t5/checkpoints/step-*",
+        "runs/t5/best/*",
+        "runs/t5/model/*.safetensors",
+        "runs/t5/model/tokenizer*",
+        "runs/t5/config.yaml",
+    )
 
 
-@row("A25 A36 B20", "doctor of the run names what limits it; plan names levers for a card that is too small")
+@row(
+    "A25 A36 B20",
+    "doctor of the run names what limits it; plan names levers for a card that is too small",
+)
 def _(k: Kitchen) -> str:
     said = k.toque("doctor", "runs/t5")
-    small = k.toque("plan", "recipe-t5-large", "--hardware", "rtx-3090", "train.micro_batch_rows=64")
-    return found(said, r"[^\n]*limit[^\n]*|[^\n]*most[^\n]*") + "; " + found(small, r"[^\n]*(?:does not fit|fits|lever|GiB)[^\n]*")
+    small = k.toque(
+        "plan", "recipe-t5-large", "--hardware", "rtx-3090", "train.micro_batch_rows=64"
+    )
+    return (
+        found(said, r"[^\n]*limit[^\n]*|[^\n]*most[^\n]*")
+        + "; "
+        + found(small, r"[^\n]*(?:does not fit|fits|lever|GiB)[^\n]*")
+    )
 
 
 @row("A31 A30", "generate in the form of training; the raw prompt")
 def _(k: Kitchen) -> str:
-    text = k.toque("generate", "runs/t5", "--prompt", "lentil soup: lentils, cumin", "--json", "--max-new-tokens", "16")
+    text = k.toque(
+        "generate",
+        "runs/t5",
+        "--prompt",
+        "lentil soup: lentils, cumin",
+        "--json",
+        "--max-new-tokens",
+        "16",
+    )
     return found(text, "Generate recipe for: lentil soup using ingredients: lentils, cumin")
 
 
-@row("A4 B13 C6 C13 C18", "LoRA from a run's model: adapter files, merged export, two adapters beside one base")
+@row(
+    "A4 B13 C6 C13 C18",
+    "LoRA from a run's model: adapter files, merged export, two adapters beside one base",
+)
 def _(k: Kitchen) -> str:
-    common = ("model.family=auto", "model.start_from=runs/t5/model", "model.shape={}", "model.tokenizer=auto", "train.precision=float32", "train.stop_after=4 steps",
-              "observe.callbacks=[]", "observe.trackers=[]", "observe.profile=null", "evaluation.metrics=auto", "evaluation.texts=0", "evaluation.generate=0",
-              "data.max_examples=60", "data.min_quality=0")
+    common = (
+        "model.family=auto",
+        "model.start_from=runs/t5/model",
+        "model.shape={}",
+        "model.tokenizer=auto",
+        "train.precision=float32",
+        "train.stop_after=4 steps",
+        "observe.callbacks=[]",
+        "observe.trackers=[]",
+        "observe.profile=null",
+        "evaluation.metrics=auto",
+        "evaluation.texts=0",
+        "evaluation.generate=0",
+        "data.max_examples=60",
+        "data.min_quality=0",
+    )
     for name, more in (("lora", ()), ("lora2", ("seed=3",))):
-        k.toque("train", "t5.yaml", *common, f"run_dir=runs/{name}", "data.store=stores/lora", "adapter={kind: lora, r: 16, alpha: 32, dropout: 0.1, target_modules: [q, v]}", *more)
-    files = k.has("runs/lora/model/adapter_config.json", "runs/lora/model/adapter_model.safetensors")
+        k.toque(
+            "train",
+            "t5.yaml",
+            *common,
+            f"run_dir=runs/{name}",
+            "data.store=stores/lora",
+            "adapter={kind: lora, r: 16, alpha: 32, dropout: 0.1, target_modules: [q, v]}",
+            *more,
+        )
+    files = k.has(
+        "runs/lora/model/adapter_config.json", "runs/lora/model/adapter_model.safetensors"
+    )
     merged = k.toque("export", "runs/lora", "--to", "merged")
-    both = k.toque("generate", "runs/t5/model", "--adapter", "runs/lora/model", "--adapter", "runs/lora2/model", "--prompt", "soup", "--max-new-tokens", "4", "--json")
-    return files + "; " + found(merged, r"[^\n]*(?:compar|equal|same|differ)[^\n]*") + f"; {len(both.strip().splitlines())} texts by two adapters"
+    both = k.toque(
+        "generate",
+        "runs/t5/model",
+        "--adapter",
+        "runs/lora/model",
+        "--adapter",
+        "runs/lora2/model",
+        "--prompt",
+        "soup",
+        "--max-new-tokens",
+        "4",
+        "--json",
+    )
+    return (
+        files
+        + "; "
+        + found(merged, r"[^\n]*(?:compar|equal|same|differ)[^\n]*")
+        + f"; {len(both.strip().splitlines())} texts by two adapters"
+    )
 
 
 @row("A2 A3 A29 A35 A34", "plans of every size of GPT-2 and T5 by its card")
 def _(k: Kitchen) -> str:
     lines = []
-    for preset, card in (("recipe-gpt2-medium", "rtx-3090"), ("recipe-gpt2-large", "rtx-4090"), ("recipe-gpt2-xl", "rtx-4090"), ("recipe-gpt2-2b", "h100"),
-                         ("recipe-t5-large", "rtx-4090"), ("recipe-t5-xl-lora", "rtx-4090"), ("recipe-t5-xxl-lora", "rtx-4090")):
+    for preset, card in (
+        ("recipe-gpt2-medium", "rtx-3090"),
+        ("recipe-gpt2-large", "rtx-4090"),
+        ("recipe-gpt2-xl", "rtx-4090"),
+        ("recipe-gpt2-2b", "h100"),
+        ("recipe-t5-large", "rtx-4090"),
+        ("recipe-t5-xl-lora", "rtx-4090"),
+        ("recipe-t5-xxl-lora", "rtx-4090"),
+    ):
         plan = json.loads(k.toque("plan", preset, "--hardware", card, "--json"))
         lines.append(f"{preset} {json.dumps(plan)[:1] and _memory(plan)}")
     return ", ".join(lines)
@@ -306,27 +437,63 @@ def _memory(plan: Any) -> str:
     return f"{int(fit.group(1)) / 2**30:.1f} GiB"
 
 
-@row("A19 C5 C10", "augmentation: formats, paraphrases, substitutes, tips in the texts of one update")
+@row(
+    "A19 C5 C10", "augmentation: formats, paraphrases, substitutes, tips in the texts of one update"
+)
 def _(k: Kitchen) -> str:
-    shown = k.toque("show-batch", "gpt2.yaml", "augmentation={prompt_formats: true, instructions: 1, paraphrase: 1, substitute: 1, tips: 1}", "--most", "6")
-    return found(shown, r"tip[^\n]*", r"(?:Create a recipe|Generate a detailed recipe|Make a dish with|Recipe for|How to prepare|Cooking instructions)[^\n]{0,40}")
+    shown = k.toque(
+        "show-batch",
+        "gpt2.yaml",
+        "augmentation={prompt_formats: true, instructions: 1, paraphrase: 1, substitute: 1, tips: 1}",
+        "--most",
+        "6",
+    )
+    return found(
+        shown,
+        r"tip[^\n]*",
+        r"(?:Create a recipe|Generate a detailed recipe|Make a dish with|Recipe for|How to prepare|Cooking instructions)[^\n]{0,40}",
+    )
 
 
 @row("C2 C3 C4 C8", "warm restarts, and a curriculum of stages")
 def _(k: Kitchen) -> str:
-    k.toque("train", "gpt2.yaml", "run_dir=runs/restarts", "optim.schedule=cosine_restarts", "optim.cycles={first: 2 steps, growth: 2}", "optim.min_lr=1e-6")
+    k.toque(
+        "train",
+        "gpt2.yaml",
+        "run_dir=runs/restarts",
+        "optim.schedule=cosine_restarts",
+        "optim.cycles={first: 2 steps, growth: 2}",
+        "optim.min_lr=1e-6",
+    )
     rates = [event["lr"] for event in k.events("restarts", "step")]
-    staged = k.toque("train", "gpt2.yaml", "run_dir=runs/staged", "curriculum={stages: [{from: 0 %, max_ingredients: 6, max_steps: 6, min_quality: 0.5}, {from: 50 %, min_quality: 0.6}]}")
+    staged = k.toque(
+        "train",
+        "gpt2.yaml",
+        "run_dir=runs/staged",
+        "curriculum={stages: [{from: 0 %, max_ingredients: 6, max_steps: 6, min_quality: 0.5}, {from: 50 %, min_quality: 0.6}]}",
+    )
     stages = [event["stage"] for event in k.events("staged", "step")]
     if sorted(set(stages)) != [1, 2]:
         raise Failed(f"stages {stages}")
-    return "rates " + ", ".join(f"{rate:.1e}" for rate in rates) + "; " + found(staged, r"[^\n]*stage[^\n]*") + f"; stages of updates {stages}"
+    return (
+        "rates "
+        + ", ".join(f"{rate:.1e}" for rate in rates)
+        + "; "
+        + found(staged, r"[^\n]*stage[^\n]*")
+        + f"; stages of updates {stages}"
+    )
 
 
 @row("C7 C11 A10", "label smoothing and gradient noise change losses")
 def _(k: Kitchen) -> str:
     k.toque("train", "gpt2.yaml")
-    k.toque("train", "gpt2.yaml", "run_dir=runs/noisy", "optim.label_smoothing=0.1", "optim.gradient_noise={eta: 0.3, gamma: 0.55}")
+    k.toque(
+        "train",
+        "gpt2.yaml",
+        "run_dir=runs/noisy",
+        "optim.label_smoothing=0.1",
+        "optim.gradient_noise={eta: 0.3, gamma: 0.55}",
+    )
     plain, noisy = ([e["loss"] for e in k.events(name, "step")] for name in ("gpt2", "noisy"))
     if plain == noisy:
         raise Failed("equal losses")
@@ -339,7 +506,14 @@ def _(k: Kitchen) -> str:
     test = k.toque("show", "neox-1.2b-test")
     production = k.toque("show", "neox-1.2b")
     best = k.toque("show", "recipe-t5-xl-lora")
-    return "; ".join((found(shown, r"micro_batch_rows: \d+", r"label_smoothing: 0.1"), found(test, r"max_files: 5", r"1000 steps"), found(production, r"hidden_size: 2048", r"10000 steps"), found(best, "flan-t5-xl")))
+    return "; ".join(
+        (
+            found(shown, r"micro_batch_rows: \d+", r"label_smoothing: 0.1"),
+            found(test, r"max_files: 5", r"1000 steps"),
+            found(production, r"hidden_size: 2048", r"10000 steps"),
+            found(best, "flan-t5-xl"),
+        )
+    )
 
 
 @row("D1 D2 D3 D5 D6 D9 D11", "a small GPT from Python without a file; every optimisation off")
@@ -361,7 +535,8 @@ print(f"losses {[round(x, 4) for x in first.losses]}, all off differ by {worst:.
 
 @row("A30 B2 B3 B14 B15 B16", "the verbs from Python")
 def _(k: Kitchen) -> str:
-    return k.python("""
+    return (
+        k.python("""
 import toque
 config = toque.configure("gpt2.yaml", run_dir="runs/python")
 store = toque.prepare(config)
@@ -369,7 +544,10 @@ run = toque.train(config)
 scores = toque.score(["Ingredients:\\n- 2 eggs\\n\\nInstructions:\\n1. Whisk."], ["Ingredients:\\n- 3 eggs\\n\\nInstructions:\\n1. Beat."])
 text = toque.generate(run, ["lentil soup: lentils"], max_new_tokens=8)[0]
 print(f"{store.report.kept} kept, {run.step} updates, BLEU {scores.metrics['bleu']:.1f}, rougeL {scores.metrics['rougeL']:.2f}, {len(text.text)} characters, {len(toque.evaluate(run).metrics)} metrics")
-""").strip().splitlines()[-1]
+""")
+        .strip()
+        .splitlines()[-1]
+    )
 
 
 @row("B6", "a webhook hears of the run")
@@ -397,11 +575,28 @@ def _(k: Kitchen) -> str:
 
 @row("C17", "a warning when held-out loss is far above the training loss")
 def _(k: Kitchen) -> str:
-    said = k.toque("train", "gpt2.yaml", "run_dir=runs/overfit", "data.store=stores/few", "data.max_examples=12", "train.stop_after=60 steps", "train.batch=512 tokens", "optim.peak_lr=3e-3", "train.evaluate_every=20 steps", "train.save_every=60 steps")
-    return found(said, r"[^\n]*(?:over|above)[^\n]*training loss[^\n]*|[^\n]*held-out loss[^\n]*(?:above|over)[^\n]*")
+    said = k.toque(
+        "train",
+        "gpt2.yaml",
+        "run_dir=runs/overfit",
+        "data.store=stores/few",
+        "data.max_examples=12",
+        "train.stop_after=60 steps",
+        "train.batch=512 tokens",
+        "optim.peak_lr=3e-3",
+        "train.evaluate_every=20 steps",
+        "train.save_every=60 steps",
+    )
+    return found(
+        said,
+        r"[^\n]*(?:over|above)[^\n]*training loss[^\n]*|[^\n]*held-out loss[^\n]*(?:above|over)[^\n]*",
+    )
 
 
-@row("E1 E5 E6 E7 E11 S8", "NeoX from token arrays in a bucket, checkpoints uploaded in the background")
+@row(
+    "E1 E5 E6 E7 E11 S8",
+    "NeoX from token arrays in a bucket, checkpoints uploaded in the background",
+)
 def _(k: Kitchen) -> str:
     import s3fs
 
@@ -409,21 +604,35 @@ def _(k: Kitchen) -> str:
     rng = np.random.default_rng(0)
     for number in range(3):
         np.savez(k.folder / "part.npz", input_ids=rng.integers(0, 1000, (40, 128), dtype=np.uint16))
-        bucket.put(str(k.folder / "part.npz"), f"{BUCKET.removeprefix('s3://')}/tokens/deep/part-{number}.npz")
+        bucket.put(
+            str(k.folder / "part.npz"),
+            f"{BUCKET.removeprefix('s3://')}/tokens/deep/part-{number}.npz",
+        )
     said = k.toque("train", "neox.yaml")
     there = bucket.find("pantry/runs/neox")
     names = sorted({Path(name).parts[3] for name in there})
     if "checkpoints" not in names or "metrics.jsonl" not in names:
         raise Failed(f"in the bucket: {names}")
-    return found(said, r"[^\n]*files?[^\n]*") + f"; in the bucket {len(there)} files: {', '.join(names[:8])}"
+    return (
+        found(said, r"[^\n]*files?[^\n]*")
+        + f"; in the bucket {len(there)} files: {', '.join(names[:8])}"
+    )
 
 
-@row("E10 E14", "no upload when told; back to an older checkpoint by name; new run from its weights")
+@row(
+    "E10 E14", "no upload when told; back to an older checkpoint by name; new run from its weights"
+)
 def _(k: Kitchen) -> str:
     k.toque("train", "neox.yaml", "train.stop_after=8 steps", "--no-upload")
-    back = k.toque("train", "neox.yaml", "train.stop_after=8 steps", "--no-upload", "--resume", "step-00000006")
+    back = k.toque(
+        "train", "neox.yaml", "train.stop_after=8 steps", "--no-upload", "--resume", "step-00000006"
+    )
     k.toque("train", "gpt2.yaml", "run_dir=runs/from", "--from", "runs/gpt2")
-    return found(back, r"[^\n]*step.?0*6[^\n]*") + "; " + k.has("runs/neox/set-aside/*", "runs/from/model/*.safetensors")
+    return (
+        found(back, r"[^\n]*step.?0*6[^\n]*")
+        + "; "
+        + k.has("runs/neox/set-aside/*", "runs/from/model/*.safetensors")
+    )
 
 
 @row("E2 E4 E19", "two processes share every update; the losses of one")
@@ -447,15 +656,27 @@ def _(k: Kitchen) -> str:
 def _(k: Kitchen) -> str:
     words = [sys.executable, "-m", "toque", "train", "gpt2.yaml", "run_dir=runs/killed"]
     metrics = k.folder / "runs/killed/metrics.jsonl"
-    with subprocess.Popen(words, cwd=k.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:  # noqa: S603
-        while not (metrics.exists() and metrics.read_text().count('"event":"step"') + metrics.read_text().count('"event": "step"') >= 5):
+    with subprocess.Popen(
+        words, cwd=k.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as run:  # noqa: S603
+        while not (
+            metrics.exists()
+            and metrics.read_text().count('"event":"step"')
+            + metrics.read_text().count('"event": "step"')
+            >= 5
+        ):
             if run.poll() is not None:
                 raise Failed("it ended before it could be killed")
             time.sleep(0.02)
         run.send_signal(signal.SIGKILL)
     k.toque("train", "gpt2.yaml", "run_dir=runs/killed")
-    whole, killed = ({e["step"]: e["loss"] for e in k.events(name, "step")} for name in ("gpt2", "killed"))
-    weights = [(k.folder / f"runs/{name}/model/model.safetensors").read_bytes() for name in ("gpt2", "killed")]
+    whole, killed = (
+        {e["step"]: e["loss"] for e in k.events(name, "step")} for name in ("gpt2", "killed")
+    )
+    weights = [
+        (k.folder / f"runs/{name}/model/model.safetensors").read_bytes()
+        for name in ("gpt2", "killed")
+    ]
     if whole != killed or weights[0] != weights[1]:
         raise Failed("other losses or weights")
     return f"{len(whole)} losses and {len(weights[0])} bytes of weights equal"
@@ -464,7 +685,11 @@ def _(k: Kitchen) -> str:
 @row("E16 E20", "a summary every N updates")
 def _(k: Kitchen) -> str:
     log = (k.folder / "runs/neox/training.log").read_text()
-    return found(log, r"[^\n]*loss[^\n]*", r"[^\n]*(?:steps|updates)[^\n]*tokens/s[^\n]*|[^\n]*tokens/s[^\n]*|[^\n]*tokens a second[^\n]*")
+    return found(
+        log,
+        r"[^\n]*loss[^\n]*",
+        r"[^\n]*(?:steps|updates)[^\n]*tokens/s[^\n]*|[^\n]*tokens/s[^\n]*|[^\n]*tokens a second[^\n]*",
+    )
 
 
 @row("E18 E9 E23", "doctor: versions, processor, GPUs, processes, disk, memory, credentials")
@@ -476,12 +701,35 @@ def _(k: Kitchen) -> str:
 @row("C6 A30", "serve: one completion, streamed and not; the page")
 def _(k: Kitchen) -> str:
     port = harness.free_port()
-    with subprocess.Popen([sys.executable, "-m", "toque", "serve", "runs/t5", "base=runs/t5/model", "vegan=runs/lora/model", "--port", str(port)], cwd=k.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:  # noqa: S603
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "toque",
+            "serve",
+            "runs/t5",
+            "base=runs/t5/model",
+            "vegan=runs/lora/model",
+            "--port",
+            str(port),
+        ],
+        cwd=k.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as server:  # noqa: S603
         try:
             base = f"http://127.0.0.1:{port}"
             models = json.loads(_get(f"{base}/v1/models", server))
-            body = json.dumps({"model": models["data"][0]["id"], "prompt": "lentil soup: lentils", "max_tokens": 8}).encode()
-            request = urllib.request.Request(f"{base}/v1/completions", data=body, headers={"Content-Type": "application/json"})  # noqa: S310
+            body = json.dumps(
+                {
+                    "model": models["data"][0]["id"],
+                    "prompt": "lentil soup: lentils",
+                    "max_tokens": 8,
+                }
+            ).encode()
+            request = urllib.request.Request(
+                f"{base}/v1/completions", data=body, headers={"Content-Type": "application/json"}
+            )  # noqa: S310
             answer = json.loads(urllib.request.urlopen(request, timeout=60).read())  # noqa: S310
             page = _get(f"{base}/", server)
         finally:
@@ -500,10 +748,18 @@ def _get(address: str, server: subprocess.Popen[bytes]) -> str:
     raise Failed(f"{address} did not answer")
 
 
-@row("E17 A22", "watch: the page of a folder of runs; report: one offline page; compare: tables and a page")
+@row(
+    "E17 A22",
+    "watch: the page of a folder of runs; report: one offline page; compare: tables and a page",
+)
 def _(k: Kitchen) -> str:
     port = harness.free_port()
-    with subprocess.Popen([sys.executable, "-m", "toque", "watch", "runs", "--port", str(port)], cwd=k.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:  # noqa: S603
+    with subprocess.Popen(
+        [sys.executable, "-m", "toque", "watch", "runs", "--port", str(port)],
+        cwd=k.folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as server:  # noqa: S603
         try:
             page = _get(f"http://127.0.0.1:{port}/", server)
         finally:
@@ -511,7 +767,12 @@ def _(k: Kitchen) -> str:
     k.toque("report", "runs/t5")
     k.toque("report", "stores/t5")
     table = k.toque("compare", "runs/gpt2", "runs/noisy")
-    return f"watch {len(page)} bytes; " + k.has("runs/t5/report.html", "stores/t5/report.html", "runs/comparison.html") + "; " + found(table, "label_smoothing[^\n]*")
+    return (
+        f"watch {len(page)} bytes; "
+        + k.has("runs/t5/report.html", "stores/t5/report.html", "runs/comparison.html")
+        + "; "
+        + found(table, "label_smoothing[^\n]*")
+    )
 
 
 @row("A30 B13", "export to GGUF and back; verify; check; init")
@@ -520,12 +781,29 @@ def _(k: Kitchen) -> str:
     verified = k.toque("verify", "runs/gpt2")
     checked = k.toque("check", "gpt2.yaml", "--examples", "4")
     k.toque("init", "book.jsonl", "--to", "made.yaml", "--yes")
-    return k.has("gguf/*.gguf") + "; " + found(verified, r"[^\n]+") + "; " + found(checked, r"[^\n]*(?:pass|equal|agree|no number)[^\n]*") + "; " + found(k.toque("show", "made.yaml"), "made")
+    return (
+        k.has("gguf/*.gguf")
+        + "; "
+        + found(verified, r"[^\n]+")
+        + "; "
+        + found(checked, r"[^\n]*(?:pass|equal|agree|no number)[^\n]*")
+        + "; "
+        + found(k.toque("show", "made.yaml"), "made")
+    )
 
 
 @row("D7 D10 A33", "ablate: each improvement on and off; drill: killed and damaged copies")
 def _(k: Kitchen) -> str:
-    ablated = k.toque("ablate", "gpt2.yaml", "optim.label_smoothing=0.1", "--seeds", "1", "--steps", "3", seconds=600)
+    ablated = k.toque(
+        "ablate",
+        "gpt2.yaml",
+        "optim.label_smoothing=0.1",
+        "--seeds",
+        "1",
+        "--steps",
+        "3",
+        seconds=600,
+    )
     drilled = k.toque("drill", "runs/gpt2", "--kills", "1", "--steps", "6", seconds=900)
     return found(ablated, r"[^\n]*smoothing[^\n]*") + "; " + found(drilled, r"[^\n]*(?:kill)[^\n]*")
 
@@ -556,7 +834,11 @@ def measure(a: argparse.Namespace) -> harness.Result:
                 shown, works = str(error) or traceback.format_exc(limit=2), False
             rows.append({"numbers": numbers, "what": what, "works": works, "shown": shown})
             mark = "works" if works else "FAILS"
-            harness.note(f"| {numbers} | {what} | {mark} | {shown[:400]} | {time.perf_counter() - began:.0f} s |".replace("\n", " "))
+            harness.note(
+                f"| {numbers} | {what} | {mark} | {shown[:400]} | {time.perf_counter() - began:.0f} s |".replace(
+                    "\n", " "
+                )
+            )
     failed = [each["numbers"] for each in rows if not each["works"]]
     quality: dict[str, Any] = {"passes": not failed, "compared": f"{len(rows)} rows"}
     if failed:
@@ -566,7 +848,9 @@ def measure(a: argparse.Namespace) -> harness.Result:
 
 def options(p: argparse.ArgumentParser) -> None:
     """What can be asked for."""
-    p.add_argument("--only", nargs="+", help="numbers; rows build on each other, so take those above too")
+    p.add_argument(
+        "--only", nargs="+", help="numbers; rows build on each other, so take those above too"
+    )
 
 
 if __name__ == "__main__":

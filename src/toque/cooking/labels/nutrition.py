@@ -270,14 +270,18 @@ _VESSELS: Final = (
 _EACH: Final = "(?:each of )?(?:the )?"
 _UP_TO_3: Final = "(?:[a-z-]+ ){0,3}"
 _DIVIDED: Final = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rf"\b(?:among|between|into|onto|in|on|to) {_EACH}{_NUMBER} {_UP_TO_3}(?:{_VESSELS})\b",
-        rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)",
-        rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b",
+    (frozenset(words.split("|")), re.compile(pattern))
+    for words, pattern in (
+        (
+            _VESSELS.replace("servings?", "serving|servings"),
+            rf"\b(?:among|between|into|onto|in|on|to) {_EACH}{_NUMBER} {_UP_TO_3}(?:{_VESSELS})\b",
+        ),
+        ("serves|makes", rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)"),
+        ("servings|portions", rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b"),
     )
 )
-"""Sentences that divide a dish."""
+"""Sentences that divide a dish; each holds one of the words, which are looked for first because the
+search takes ten times as long."""
 _EATEN_WHOLE: Final = frozenset(
     {"chicken", "chicken breast", "steak", "pork loin", "salmon", "cod", "tuna", "veal", "duck",
      "bun", "hot dog", "rabbit", "pita", "crab", "tortilla", "mackerel"}
@@ -318,7 +322,9 @@ def servings_of(
 
 
 def _divided_by(reading: Reading) -> float | None:
-    for pattern in _DIVIDED:
+    for words, pattern in _DIVIDED:
+        if words.isdisjoint(reading.different):
+            continue
         if match := pattern.search(reading.text):
             number = _NUMBERS.get(match[1]) or int(match[1])
             if 1 <= number <= _MOST:

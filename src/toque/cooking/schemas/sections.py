@@ -98,6 +98,11 @@ _PAIRS: Final[dict[str, frozenset[str]]] = {
         "tin": "cake loaf muffin tart",
     }.items()
 }
+_TOOL_WORDS: Final = frozenset(
+    form
+    for noun in (_SURELY | _WITHOUT_FOOD | _PAIRS.keys())
+    for form in (noun, noun + "s", noun + "es", noun[:-1] + "ves", noun[:-2] + "ves")
+)
 
 
 def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
@@ -161,7 +166,8 @@ def _is_tool(line: str) -> bool:
     >>> [_is_tool(x) for x in ("12 bamboo skewers", "a pastry bag", "8 chicken skewers")]
     [True, True, False]
     """
-    if len(line) > _MOST_CHARS:
+    # Few lines hold such a word, and parsing the others took a tenth of reading a recipe.
+    if len(line) > _MOST_CHARS or _TOOL_WORDS.isdisjoint(words_of(line)):
         return False
     name = ingredient_name(line)
     words = [stem(word) for word in words_of(name)] or [""]
