@@ -20,7 +20,8 @@ from toque.errors import CheckpointError
 from toque.models.forward.loss import loss_sum
 from toque.training.checkpoint.resume import load_model_tensors, model_tensors
 from toque.training.checkpoint.saved import SHARDED, OtherFormatError, verify_checkpoint
-from toque.training.checkpoint.shards import (
+from toque.training.checkpoint.store import CheckpointStore, RunIdentity
+from toque.training.checkpoint.tensor_files import (
     LAYOUT,
     CutTensor,
     joined_layout,
@@ -28,7 +29,6 @@ from toque.training.checkpoint.shards import (
     shard_of,
     write_tensors,
 )
-from toque.training.checkpoint.store import CheckpointStore, RunIdentity
 from toque.training.optim.factory import build_optimizer, load_optimizer_tensors, optimizer_tensors
 
 FOLDER = Path(__file__).parent / "checkpoint-v1"

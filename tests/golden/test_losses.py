@@ -14,10 +14,10 @@ from tiny import EOS, Example, model_of, shape_of, stream_of
 from toque.config.schema import OptimConfig
 from toque.keyed_random import key_of
 from toque.models.forward.loss import loss_sum
-from toque.training.autotune.micro_batch import OomFallback
 from toque.training.callbacks import Callback, Callbacks, StepInfo
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.lr_schedules import make_schedule
+from toque.training.micro_batch import OomFallback
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer

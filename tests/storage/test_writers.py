@@ -12,7 +12,7 @@ WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT"}
 LIBRARIES = {"save_file", "save_pretrained", "savez", "mkstemp", "NamedTemporaryFile"}
 ALLOWED = {
     # Into a folder that `atomic_folder` has just made, where nothing can lie in the way.
-    "training/checkpoint/shards.py: save_file",
+    "training/checkpoint/tensor_files.py: save_file",
     "models/loading/model_export.py: save_file",
     "models/loading/model_export.py: save_pretrained",
     "models/lora/adapter_files.py: save_pretrained",

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from toque.batch import Batch
 from toque.data.loader.batch_stream import Batches, Prefetch, Step
 from toque.errors import DataError, Interrupted
-from toque.training.autotune.micro_batch import OomFallback
 from toque.training.callbacks import (
     LOSS,
     Best,
@@ -31,6 +30,7 @@ from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import CheckpointLayout, Saves
 from toque.training.checkpoint.store import MOVED, CheckpointStore
 from toque.training.distributed.sharing import LossFn, Sharing
+from toque.training.micro_batch import OomFallback
 from toque.training.nan_tracer import find_nonfinite_origin
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage

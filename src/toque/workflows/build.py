@@ -28,8 +28,6 @@ from toque.models.forward.compile import CompileSeconds
 from toque.models.loading.to_train import family_to_train, model_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
-from toque.training.autotune.fitting import Fitted, fit_to_machine
-from toque.training.autotune.micro_batch import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import chosen_layout
@@ -38,7 +36,9 @@ from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launcher import is_launched
 from toque.training.distributed.sharing import Sharing
+from toque.training.fitting import Fitted, fit_to_machine
 from toque.training.lr_schedules import make_schedule
+from toque.training.micro_batch import OomFallback
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.live_progress import ConsoleProgress, Summary
 from toque.training.observers.metrics_log import MetricsLog, start_event

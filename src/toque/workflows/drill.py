@@ -238,7 +238,7 @@ class _Faults:
         return session
 
     def _fresh(self, name: str) -> Path:
-        from toque.training.autotune.resources import RESOURCES
+        from toque.training.resources import RESOURCES
 
         run = self.scratch / name
         run.mkdir()

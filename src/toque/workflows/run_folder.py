@@ -47,8 +47,8 @@ from toque.training.checkpoint.saved import (
     step_of,
     verify_checkpoint,
 )
-from toque.training.checkpoint.shards import bytes_of
 from toque.training.checkpoint.store import CheckpointStore, run_lock
+from toque.training.checkpoint.tensor_files import bytes_of
 from toque.training.optim.factory import state_bytes
 from toque.training.trainer import Trainer
 from toque.units import Progress

@@ -24,10 +24,10 @@ from toque.evaluation.text_samples import Sampler
 from toque.models.flops import ParameterCounts, parameter_counts
 from toque.reporter import Reporter, clock_text
 from toque.runs.time_left import TimeLeft
-from toque.training.autotune.fitting import Fitted
-from toque.training.autotune.micro_batch import least_of
 from toque.training.bottlenecks import few_updates
 from toque.training.distributed.collectives import Ranks
+from toque.training.fitting import Fitted
+from toque.training.micro_batch import least_of
 from toque.training.placement import attention_in
 from toque.training.runtime import Runtime
 from toque.training.stopping import CommandClock, TimeLimit

@@ -41,9 +41,9 @@ from toque.models.forward.activation_checkpointing import recompute_blocks, stop
 from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.onednn import onednn_is_faster
-from toque.training.autotune.micro_batch import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.store import CheckpointStore
+from toque.training.micro_batch import OomFallback
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import UpdateGuard

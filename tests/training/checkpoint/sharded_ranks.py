@@ -28,8 +28,8 @@ from toque.training.callbacks import Callback, Callbacks, Saved
 from toque.training.checkpoint import resume
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.saver import Saves, chosen_layout
-from toque.training.checkpoint.shards import write_tensors
 from toque.training.checkpoint.store import CheckpointStore, SaveError
+from toque.training.checkpoint.tensor_files import write_tensors
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import joined
 from toque.training.optim.factory import build_optimizer

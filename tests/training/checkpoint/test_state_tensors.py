@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from toque.errors import CheckpointError
 from toque.training.checkpoint.resume import load_model_tensors, model_tensors
-from toque.training.checkpoint.shards import bytes_of, opened_tensors, write_tensors
+from toque.training.checkpoint.tensor_files import bytes_of, opened_tensors, write_tensors
 
 
 def test_views_and_transposes_are_written_as_they_read(tmp_path):

@@ -22,7 +22,7 @@ from toque.models.forward.loss import loss_sum
 from toque.models.forward.outline import OutlinedRows
 from toque.models.loading.from_scratch import build_model
 from toque.runs.outlined_update import OutlinedUpdate, Peak, outline_update, outlining
-from toque.training.autotune.micro_batch import Probe, WorstBatch
+from toque.training.micro_batch import Probe, WorstBatch
 from toque.training.runtime import Runtime
 from toque.workflows.plan.planned import optimizer_of
 

@@ -232,7 +232,7 @@ _ADAPTERS: dict[str, Callable[[Record, Mapping[str, Any], Counter[str]], None]] 
     "recipenlg": _recipenlg,
     "spoonacular": _spoonacular,
 }
-"""What the schemas of single collections need beyond the names of their fields."""
+"""Adapters of single collections, which need more than the names of their fields."""
 
 
 def _list_of(value: Any) -> list[Any]:

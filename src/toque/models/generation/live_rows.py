@@ -45,7 +45,7 @@ class Order:
     most_tokens: int
     """The longest answer, which the caller has bounded by the model's positions."""
     options: GenerationOptions
-    """How its tokens are chosen: temperature, top_k, top_p and seed are read."""
+    """Choice of its tokens: temperature, top_k, top_p and seed are read."""
     number: int = 0
     """Number that, with the seed and the position, decides the draws."""
     n_likeliest: int | None = None

@@ -25,7 +25,7 @@ from torch import Tensor
 from toque.errors import CheckpointError
 from toque.storage.atomic import ASIDE_PREFIX, FileEntry, sha256_of
 from toque.storage.json_files import KEY, decode_json, seal_of, sealed
-from toque.training.checkpoint.shards import (
+from toque.training.checkpoint.tensor_files import (
     LAYOUT,
     Like,
     ShardLayout,

@@ -40,7 +40,8 @@ from toque.storage.atomic import FileEntry, FolderWriter, sync_file
 from toque.training.callbacks import Callbacks, SaveCounts, Saved
 from toque.training.checkpoint.resume import model_tensors
 from toque.training.checkpoint.saved import SHARDED, step_name
-from toque.training.checkpoint.shards import (
+from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
+from toque.training.checkpoint.tensor_files import (
     LAYOUT,
     CutTensor,
     bytes_of,
@@ -49,7 +50,6 @@ from toque.training.checkpoint.shards import (
     shard_of,
     write_tensors,
 )
-from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import gathered, is_divided
 from toque.training.optim.factory import state_bytes

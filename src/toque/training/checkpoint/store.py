@@ -54,7 +54,7 @@ from toque.training.checkpoint.saved import (
     step_of,
     verify_checkpoint,
 )
-from toque.training.checkpoint.shards import bytes_of, write_tensors
+from toque.training.checkpoint.tensor_files import bytes_of, write_tensors
 
 LOCK: Final = ".lock"
 MOVED: Final = "folder moved"

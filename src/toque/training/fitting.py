@@ -28,12 +28,12 @@ from toque.reporter import SILENT, Reporter
 from toque.runs.estimate import evenly, largest_rows
 from toque.storage.atomic import atomic_write
 from toque.storage.download import cache_folder
-from toque.training.autotune.micro_batch import Probe, WorstBatch, least_of
-from toque.training.autotune.resources import Resources, earlier_choices
 from toque.training.bottlenecks import memory_ladder
 from toque.training.checkpoint.saved import Checkpoint
+from toque.training.micro_batch import Probe, WorstBatch, least_of
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.placement import training_loss
+from toque.training.resources import Resources, earlier_choices
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.version import __version__

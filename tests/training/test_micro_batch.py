@@ -9,9 +9,9 @@ import torch
 from toque.batch import IGNORE
 from toque.hardware.memory import HEADROOM
 from toque.runs.estimate import evenly, largest_rows
-from toque.training.autotune.fitting import MachineCache
-from toque.training.autotune.micro_batch import Probe, WorstBatch
-from toque.training.autotune.resources import Resources
+from toque.training.fitting import MachineCache
+from toque.training.micro_batch import Probe, WorstBatch
+from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 
 

@@ -18,9 +18,9 @@ from toque.data.loader import batch_stream
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.models.forward.compile import blocks
-from toque.training.autotune.fitting import Fitted, fit_to_machine
-from toque.training.autotune.micro_batch import Probe
-from toque.training.autotune.resources import Resources
+from toque.training.fitting import Fitted, fit_to_machine
+from toque.training.micro_batch import Probe
+from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.workflows.build import build_language_model, build_stream
 
@@ -59,7 +59,7 @@ class Fit:
         self.row_tokens = stream.layout.shape.tokens
         with self.monkeypatch.context() as patch:
             if free is not None:
-                patch.setattr("toque.training.autotune.fitting.free_bytes", lambda _device: free)
+                patch.setattr("toque.training.fitting.free_bytes", lambda _device: free)
             return fit_to_machine(
                 self.model,
                 stream,
@@ -188,8 +188,8 @@ def test_compiled_and_not_are_timed_in_turn(
             block._compiled_call_impl = block.forward
 
     monkeypatch.setattr(Probe, "seconds_of", seconds_of)
-    monkeypatch.setattr("toque.training.autotune.fitting.compile_blocks", compile_blocks)
-    monkeypatch.setattr("toque.training.autotune.fitting._GUESSES", {"cpu": (0.0, 0.5)})
+    monkeypatch.setattr("toque.training.fitting.compile_blocks", compile_blocks)
+    monkeypatch.setattr("toque.training.fitting._GUESSES", {"cpu": (0.0, 0.5)})
     fitted = fit("train.micro_batch_rows=1")
     assert fitted.resources.compile is chosen
     assert f"saves {1 - compiled / as_it_is:.0%} of a step" in fitted.line

@@ -23,7 +23,7 @@ from torch.distributed.tensor import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from toque.errors import CheckpointError
-from toque.training.checkpoint.shards import (
+from toque.training.checkpoint.tensor_files import (
     ShardLayout,
     joined_layout,
     parse_layout,

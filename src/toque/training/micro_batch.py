@@ -14,11 +14,11 @@ from torch import Tensor, UntypedStorage, nn
 from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.errors import ConfigError
 from toque.hardware.memory import is_out_of_memory, release_memory
-from toque.training.autotune.resources import Resources
 from toque.training.bottlenecks import RAN_OUT
 from toque.training.callbacks import Callbacks, State
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
+from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.units import Progress
 
