@@ -583,15 +583,14 @@ def _(k: Kitchen) -> str:
         "run_dir=runs/overfit",
         "data.store=stores/few",
         "data.max_examples=12",
-        "train.stop_after=60 steps",
-        "train.batch=512 tokens",
-        "optim.peak_lr=3e-3",
-        "train.evaluate_every=20 steps",
-        "train.save_every=60 steps",
+        "train.stop_after=200 steps",
+        "optim.peak_lr=5e-3",
+        "train.evaluate_every=50 steps",
+        "train.save_every=200 steps",
     )
     return found(
         said,
-        r"[^\n]*(?:over|above)[^\n]*training loss[^\n]*|[^\n]*held-out loss[^\n]*(?:above|over)[^\n]*",
+        r"the held-out loss [^\n]*above the training loss[^\n]*",
     )
 
 
