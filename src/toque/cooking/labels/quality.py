@@ -155,10 +155,14 @@ def _unique_sentences(recipe: Recipe) -> float:
 
 def _clean(reading: Reading) -> float:
     recipe = reading.recipe
-    texts = (recipe.title, *recipe.ingredients, *recipe.steps)
-    whole = "\n".join(texts)
+    names = (recipe.title, *recipe.ingredients)
+    texts = (*names, *recipe.steps)
     # The signs and words are ten times faster than the pattern, and nearly always absent.
-    if not (_SUSPECT_SIGNS.search(whole) or not _SUSPECT_WORDS.isdisjoint(words_of(whole))):
+    if (
+        _SUSPECT_WORDS.isdisjoint(reading.different)
+        and _SUSPECT_WORDS.isdisjoint(words_of("\n".join(names)))
+        and not _SUSPECT_SIGNS.search("\n".join(texts))
+    ):
         return 1.0
     return 1.0 - sum(_DIRT.search(text) is not None for text in texts) / len(texts)
 

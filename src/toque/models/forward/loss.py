@@ -16,7 +16,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from torch.nn import functional as F
 
 from toque.batch import IGNORE, Batch, DecoderBatch
@@ -375,7 +374,7 @@ def loss_and_slopes(
         [R, P] the slopes in `products`, zero below the chunk's own and beside the vocabulary.
     """
     n = len(chunk)
-    padded = functional.pad(chunk, (0, 0, 0, padded_length(n) - n))
+    padded = F.pad(chunk, (0, 0, 0, padded_length(n) - n))
     slopes = torch.mm(padded, matrix.T, out=products[: len(padded)])
     slopes[n:] = 0.0
     slopes[:, vocabulary:] = 0.0
