@@ -10,51 +10,57 @@ from torch.nn import functional as F
 
 from toque.models.forward.attention_choice import attention_of
 from toque.models.forward.loss import loss_sum
-from toque.models.forward.packed import causal_same_segment, cross_segment, same_segment
-from toque.models.forward.varlen_attention import AttentionPlan, _attend, spans
+from toque.models.forward.packed import same_segment
+from toque.models.forward.varlen_attention import AttentionPlan, _attend, examples_in
 
 SOURCE = torch.tensor([[1, 1, 1, 2, 2, 3], [1, 2, 2, 2, 0, 0], [0, 0, 0, 0, 0, 0]])
 TARGET = torch.tensor([[1, 2, 2, 3, 3, 3, 3, 0], [1, 1, 1, 1, 2, 0, 0, 0], [0] * 8])
 H, D = 2, 3
+CASES = {
+    "encoder": (SOURCE, SOURCE, False),
+    "decoder": (TARGET, TARGET, True),
+    "across": (TARGET, SOURCE, False),
+}
 
 
-def tensors(queries, keys, *, biased, dtype=torch.float64):
+def flat(segments):
+    """One number for each real token of all rows, another for every example."""
+    unique = segments + 10 * torch.arange(len(segments))[:, None]
+    return unique[segments > 0][None]
+
+
+def tensors(case, *, biased, dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape):
         return torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_()
 
-    rows, length, width = *queries.shape, keys.shape[1]
-    table = draw(H, 20)  # one number for each distance, as T5 has it
-    distance = torch.arange(width)[None, :] - torch.arange(length)[:, None] + 10
+    n, m = (flat(segments).shape[1] for segments in CASES[case][:2])
+    table = draw(H, 2 * max(n, m))  # one number for each distance, as T5 has it
+    distance = torch.arange(m)[None, :] - torch.arange(n)[:, None] + max(n, m)
     bias = table[:, distance][None] if biased else None
-    return draw(rows, H, length, D), draw(rows, H, width, D), draw(rows, H, width, D), bias, table
-
-
-CASES = {
-    "encoder": (SOURCE, SOURCE, False, same_segment(SOURCE)),
-    "decoder": (TARGET, TARGET, True, causal_same_segment(TARGET)),
-    "across": (TARGET, SOURCE, False, cross_segment(TARGET, SOURCE)),
-}
+    return draw(1, H, n, D), draw(1, H, m, D), draw(1, H, m, D), bias, table
 
 
 def ours(case, q, k, v, bias, dropout=0.0):
-    queries, keys, causal, _ = CASES[case]
+    queries, keys, causal = CASES[case]
     module = SimpleNamespace(is_causal=causal, is_decoder=case != "encoder")
-    across = spans(queries, keys) if case == "across" else None
-    plan = AttentionPlan(spans(queries), across)
+    across = examples_in(queries, keys) if case == "across" else None
+    plan = AttentionPlan(examples_in(queries), across)
     return _attend(module, q, k, v, None, plan=plan, position_bias=bias, dropout=dropout)[0]
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("biased", [True, False])
 def test_values_and_gradients_are_those_under_a_mask(case, biased):
-    queries, keys, _, mask = CASES[case]
+    queries, keys, causal = CASES[case]
     biased = biased and case != "across"  # T5 has none there
-    q, k, v, bias, table = tensors(queries, keys, biased=biased)
-    added = torch.where(mask, 0.0 if bias is None else bias, -torch.inf)
+    q, k, v, bias, table = tensors(case, biased=biased)
+    # The bias of a distance is that within an example, wherever in the row the example stands.
+    mask = same_segment(flat(queries), flat(keys))
+    mask = mask.tril() if causal else mask
+    added = mask if bias is None else torch.where(mask, bias, -torch.inf)
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=added).transpose(1, 2)
-    expected = expected * (queries > 0)[:, :, None, None]  # padding computes nothing of use
     got = ours(case, q, k, v, bias)
     torch.testing.assert_close(got, expected)
     wanted = (q, k, v, table) if biased else (q, k, v)
@@ -67,9 +73,8 @@ def test_values_and_gradients_are_those_under_a_mask(case, biased):
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_hold_with_dropout(case):
-    queries, keys, *_ = CASES[case]
-    q, k, v, _, _ = tensors(queries, keys, biased=False)
-    bias = torch.randn(1, H, queries.shape[1], keys.shape[1], dtype=torch.float64)
+    q, k, v, _, _ = tensors(case, biased=False)
+    bias = torch.randn(1, H, q.shape[2], k.shape[2], dtype=torch.float64)
 
     def run(q, k, v, bias):
         torch.manual_seed(5)
@@ -81,7 +86,7 @@ def test_gradients_hold_with_dropout(case):
 
 
 def test_dropout_keeps_the_mean():
-    q, k, v, bias, _ = tensors(TARGET, TARGET, biased=True)
+    q, k, v, bias, _ = tensors("decoder", biased=True)
     whole = ours("decoder", q, k, v, bias)
     torch.manual_seed(0)
     draws = torch.stack([ours("decoder", q, k, v, bias, 0.3).detach() for _ in range(300)])
@@ -91,7 +96,7 @@ def test_dropout_keeps_the_mean():
 
 def test_a_torn_segment_is_refused():
     with pytest.raises(ValueError, match="segment 1 of row 0 is not consecutive"):
-        spans(torch.tensor([[1, 2, 1]]))
+        examples_in(torch.tensor([[1, 2, 1]]))
 
 
 def test_where_it_is_used(tiny, some_examples, packed):

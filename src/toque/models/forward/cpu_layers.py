@@ -27,7 +27,7 @@ from toque.models.forward.cpu_linear import (
     one_product,
     product_of,
 )
-from toque.models.forward.varlen_attention import attend_packed
+from toque.models.forward.grouped_attention import attend_packed
 
 _LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward
 

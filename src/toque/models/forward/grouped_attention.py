@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
@@ -39,22 +39,48 @@ Example = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Side:
-    """The queries, or the keys, of a group.
+class AttentionPlan:
+    """The examples of a flat row, for every layer of one forward."""
 
-    Attributes:
-        length: t or s.
-        where: [G * length] the token at each place; places of padding hold some token of the group.
-        padding: [p] the places of padding; None where there are none.
-    """
+    own: list[Example]
+    """Self-attention."""
+    across: list[Example] | None = None
+    """Cross-attention, decoder to encoder; None without one."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest example."""
+        return max(n for _, n, _, _ in self.own)
+
+    @cached_property
+    def causal_groups(self) -> _Groups:
+        """`own` by groups of like length, for a causal mask."""
+        return _groups_of(self.own, causal=True)
+
+    @cached_property
+    def groups(self) -> _Groups:
+        """`own` by groups of like length."""
+        return _groups_of(self.own, causal=False)
+
+    @cached_property
+    def across_groups(self) -> _Groups:
+        """`across` by groups of like length."""
+        return _groups_of(self.across or [], causal=False)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The queries, or the keys, of a group."""
 
     length: int
+    """t or s."""
     where: Tensor
+    """[G * length] the token at each place; places of padding hold some token of the group."""
     padding: Tensor | None
+    """[p] the places of padding; None where there are none."""
 
     @classmethod
-    def of(cls, starts: Sequence[int], lengths: Sequence[int]) -> Side:
-        """The side of examples with these first tokens and lengths."""
+    def of(cls, starts: Sequence[int], lengths: Sequence[int]) -> _Side:
         longest = rounded(max(lengths))
         first, count = torch.tensor(starts)[:, None], torch.tensor(lengths)[:, None]
         place = torch.arange(longest)[None]
@@ -78,24 +104,20 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Places:
+class _Places:
     """Places of tokens among those of all groups, one group's after the other's.
 
     What all groups computed is put back by one gather: `index_copy_` for each group takes ten times
     as long as `index_select` (torch 2.13).
-
-    Attributes:
-        sizes: Places of each group.
-        of_token: [N] the place of each token; the one after all places, whose row is zero, for
-            tokens of no example.
     """
 
     sizes: list[int]
+    """Places of each group."""
     of_token: Tensor
+    """[N] the place of each token; for one of no example the place after all, whose row is zero."""
 
     @classmethod
-    def of(cls, sides: Sequence[Side]) -> Places:
-        """The places of all groups' queries, or keys."""
+    def of(cls, sides: Sequence[_Side]) -> _Places:
         sizes = [len(side.where) for side in sides]
         where = torch.cat([side.where for side in sides])
         real = torch.ones(len(where), dtype=torch.bool)
@@ -121,36 +143,30 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Examples of like length.
+class _Group:
+    """Examples of like length; in self-attention queries and keys are one object."""
 
-    In self-attention queries and keys are one object. `masked` is [G, 1, s] bfloat16, -inf at
-    padded keys, else 0; None where nothing is to be hidden.
-    """
-
-    queries: Side
-    keys: Side
+    queries: _Side
+    keys: _Side
     masked: Tensor | None
+    """[G, 1, s] bfloat16, -inf at padded keys, else 0; None where nothing is to be hidden."""
 
 
 @dataclass(frozen=True)
-class Groups:
+class _Groups:
     """Groups of all examples of a batch, and the places of their queries and keys."""
 
-    each: list[Group]
-    queries: Places
-    keys: Places
+    each: list[_Group]
+    queries: _Places
+    keys: _Places
 
 
-def groups_of(examples: Sequence[Example], *, causal: bool) -> Groups:
-    """The groups of the examples of a flat row, at least one.
-
-    `causal`: a causal mask will hide padded keys; queries and keys are the same tokens.
-    """
+def _groups_of(examples: Sequence[Example], *, causal: bool) -> _Groups:
+    """Groups of examples; `causal`: a mask will hide padded keys, and queries are the keys."""
     each = [_group(part, causal=causal) for part in _alike(examples)]
-    queries = Places.of([group.queries for group in each])
+    queries = _Places.of([group.queries for group in each])
     alone = all(group.queries is group.keys for group in each)
-    return Groups(each, queries, queries if alone else Places.of([g.keys for g in each]))
+    return _Groups(each, queries, queries if alone else _Places.of([g.keys for g in each]))
 
 
 def rounded(length: int) -> int:
@@ -179,60 +195,61 @@ def _alike(examples: Sequence[Example]) -> Iterator[list[Example]]:
         yield part
 
 
-def _group(part: Sequence[Example], *, causal: bool) -> Group:
+def _group(part: Sequence[Example], *, causal: bool) -> _Group:
     first, queries, first_key, keys = zip(*part, strict=True)
-    own = Side.of(first, queries)
+    own = _Side.of(first, queries)
     if causal:
-        return Group(own, own, None)
-    others = own if (first, queries) == (first_key, keys) else Side.of(first_key, keys)
+        return _Group(own, own, None)
+    others = own if (first, queries) == (first_key, keys) else _Side.of(first_key, keys)
     if others.padding is None:
-        return Group(own, others, None)
+        return _Group(own, others, None)
     hidden = torch.arange(others.length)[None] >= torch.tensor(keys)[:, None]
     masked = torch.zeros(hidden.shape, dtype=torch.bfloat16).masked_fill_(hidden, -torch.inf)
-    return Group(own, others, masked[:, None])
+    return _Group(own, others, masked[:, None])
 
 
-def grouped_attention(
+def attend_packed(
+    module: nn.Module,
     packed: Tensor,
     others: Tensor | None,
-    groups: Groups,
+    plan: AttentionPlan,
     *,
-    bias: Tensor | None,
-    causal: bool,
     scale: float,
-    dropout: float,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale * q @ k.T + bias) @ v within each example; sums and softmax in float32.
+    """softmax(scale * q @ k.T + bias) @ v within each example of a flat row, [N, H, d].
+
+    Sums and softmax are in float32.
 
     Args:
+        module: The layer, which says whether later keys are hidden.
         packed: [N, 3 * H, d] in bfloat16: the heads' queries, keys and values; in cross-attention
             [N, H, d], the queries alone.
         others: In cross-attention [M, 2 * H, d], keys and values; else None.
-        groups: Of all tokens that attend.
-        bias: [H, T, S] added to the scores of each example from its first token on, or None.
-        causal: Hide later keys.
+        plan: Of all tokens that attend.
         scale: Of the scores.
         dropout: Share of attention weights set to zero.
-
-    Returns:
-        [N, H, d].
+        bias: [1, H, T, S] added to the scores of each example from its first token on, or None; not
+            read in cross-attention, where T5 has none.
     """
+    causal = bool(module.is_causal) and others is None
+    groups = plan.causal_groups if causal else plan.groups if others is None else plan.across_groups
+    added = None if bias is None or others is not None else bias[0]
     output: Tensor = _GroupedAttention.apply(  # type: ignore[no-untyped-call]
-        packed, others, bias, groups, causal, scale, dropout
+        packed, others, added, groups, causal, scale, dropout
     )
     return output
 
 
 class _GroupedAttention(torch.autograd.Function):
-    """See `grouped_attention`."""
-
     @staticmethod
     def forward(
         ctx: Any,
         packed: Tensor,
         others: Tensor | None,
         bias: Tensor | None,
-        groups: Groups,
+        groups: _Groups,
         causal: bool,  # noqa: FBT001  # autograd functions take arguments by position
         scale: float,
         dropout: float,
@@ -308,7 +325,7 @@ class _GroupedAttention(torch.autograd.Function):
         return of_packed, of_others, of_bias, None, None, None, None
 
 
-def _stacked(group: Group, packed: Tensor, others: Tensor | None) -> Sequence[Tensor]:
+def _stacked(group: _Group, packed: Tensor, others: Tensor | None) -> Sequence[Tensor]:
     """Queries [H, G, t, d], keys and values [H, G, s, d]."""
     if others is None:
         return group.queries.stacked(packed).chunk(3)
@@ -325,7 +342,7 @@ def _added(bias: Tensor | None, *, causal: bool) -> Tensor | None:
     return added + causal_mask(added.shape[1]) if causal else added
 
 
-def _start(group: Group, added: Tensor | None, *, causal: bool) -> Tensor | None:
+def _start(group: _Group, added: Tensor | None, *, causal: bool) -> Tensor | None:
     """Initial scores of a group: broadcastable to [H, G, t, s], or None for nothing."""
     t, s = group.queries.length, group.keys.length
     if added is None:

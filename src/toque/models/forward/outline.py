@@ -21,8 +21,9 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from toque.models.families import family_of
 from toque.models.forward import varlen_attention as varlen
+from toque.models.forward.grouped_attention import AttentionPlan, Example
 from toque.models.forward.packed import decoder_rows, scale_decoder_outputs, t5_rows
-from toque.models.forward.varlen_attention import AttentionPlan, Span, as_attended, attending_by
+from toque.models.forward.varlen_attention import as_attended, attending_by
 
 NAME: Final = "toque_outline"
 """Name of the GPU's attention in transformers' registry."""
@@ -31,19 +32,15 @@ Where = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class OutlinedRows:
-    """Rows that are filled to the last token.
-
-    Attributes:
-        rows: R.
-        source: tokens of a row's source side; 0 for a decoder-only model.
-        target: tokens of its target side, or of the row.
-        examples: that share a row, of equal length.
-    """
+    """Rows that are filled to the last token."""
 
     rows: int
     source: int
+    """Tokens of a row's source side; 0 for a decoder-only model."""
     target: int
+    """Tokens of its target side, or of the row."""
     examples: int = 1
+    """Examples that share a row, of equal length."""
 
     @property
     def tokens(self) -> int:
@@ -57,10 +54,9 @@ def cpu_plans(rows: OutlinedRows) -> tuple[AttentionPlan, AttentionPlan]:
     They are made of numbers, so outside of `FakeTensorMode`, and grouped at once: later there would
     be nothing to group by.
     """
-    targets = _spans(rows.rows * rows.target, rows.rows * rows.examples)
-    sources = _spans(rows.rows * rows.source, rows.rows * rows.examples)
-    pairs = zip(targets, sources, strict=True)
-    across = [(0, a, b, c, d) for (_, a, b, *_), (_, c, d, *_) in pairs]
+    targets = _equal(rows.rows * rows.target, rows.rows * rows.examples)
+    sources = _equal(rows.rows * rows.source, rows.rows * rows.examples)
+    across = [(*own[:2], *read[:2]) for own, read in zip(targets, sources, strict=True)]
     encoder = AttentionPlan(sources)
     decoder = AttentionPlan(targets, across if rows.source else None)
     _ = (decoder.causal_groups, decoder.groups)
@@ -101,10 +97,10 @@ def outlined_hidden(
         return scale_decoder_outputs(model, hidden)
 
 
-def _spans(tokens: int, examples: int) -> list[Span]:
+def _equal(tokens: int, examples: int) -> list[Example]:
     """`tokens` as `examples` that stand one after the other, as equal as can be."""
     edges = [i * tokens // examples for i in range(examples + 1)]
-    return [(0, a, b, a, b) for a, b in pairwise(edges)]
+    return [(start, end - start, start, end - start) for start, end in pairwise(edges)]
 
 
 def _attend(

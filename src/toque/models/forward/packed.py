@@ -33,7 +33,8 @@ from toque.models.forward import flex_attention as flex
 from toque.models.forward import varlen_attention as varlen
 from toque.models.forward.attention_choice import attention_of
 from toque.models.forward.cpu_linear import in_bf16, padded_length
-from toque.models.forward.varlen_attention import AttentionPlan, attending_by, spans
+from toque.models.forward.grouped_attention import AttentionPlan
+from toque.models.forward.varlen_attention import attending_by, examples_in
 
 
 def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
@@ -48,14 +49,11 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
     """
     core = unwrapped(model)
     family = family_of(core.config)
+    if family.is_encoder_decoder != isinstance(batch, EncoderDecoderBatch):
+        reads = "an EncoderDecoderBatch" if family.is_encoder_decoder else "a DecoderBatch"
+        raise TypeError(f"a {family.name} model reads {reads}, not {type(batch).__name__}")
     if isinstance(batch, EncoderDecoderBatch):
-        if not family.is_encoder_decoder:
-            raise TypeError(
-                f"a {family.name} model reads a DecoderBatch, not {type(batch).__name__}"
-            )
         return _encoder_decoder(core, batch)
-    if family.is_encoder_decoder:
-        raise TypeError(f"a {family.name} model reads an EncoderDecoderBatch, not a DecoderBatch")
     return _decoder_only(core, batch)
 
 
@@ -89,115 +87,86 @@ def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
 
 def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
     attention = attention_of(core, batch.labels.device).name
+    sources, targets = batch.source_segments, batch.target_segments
     if attention == "segments":
-        hidden = _unpadded_encoder_decoder(core, batch)
+        source, target = _RealTokens.of(sources), _RealTokens.of(targets)
+        plans = (
+            AttentionPlan(examples_in(sources)),
+            AttentionPlan(examples_in(targets), examples_in(targets, sources)),
+        )
+        tokens = source.taken(batch.source_tokens), target.taken(batch.target_tokens)
+        with attending_by(core, varlen.NAME):
+            hidden = t5_rows(core, *tokens, plans, longest=(plans[0].longest, plans[1].longest))
+        hidden = target.put_back(hidden)
     elif attention == "flex":
-        source, target = batch.source_tokens, batch.target_tokens
-        longest = source.shape[1], target.shape[1]
+        tokens = batch.source_tokens, batch.target_tokens
         with attending_by(core, flex.NAME):
             masks = flex.encoder_decoder_masks(batch)
-            hidden = t5_rows(core, source, target, masks, longest=longest)
+            hidden = t5_rows(core, *tokens, masks, longest=(sources.shape[1], targets.shape[1]))
     else:
-        hidden = _masked_encoder_decoder(core, batch)
+        with attending_by(core, "sdpa"):
+            read = core.get_submodule("encoder")(
+                input_ids=batch.source_tokens, attention_mask=same_segment(sources, sources)
+            ).last_hidden_state
+            across = same_segment(targets, sources) | (targets == 0)[:, None, :, None]
+            hidden = core.get_submodule("decoder")(
+                input_ids=batch.target_tokens,
+                attention_mask=same_segment(targets, targets).tril(),
+                encoder_hidden_states=read,
+                encoder_attention_mask=across,  # of padding every source: an empty row has no mean
+                use_cache=False,
+            ).last_hidden_state
     return scale_decoder_outputs(core, hidden)
-
-
-def _masked_encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
-    with attending_by(core, "sdpa"):
-        source = core.get_submodule("encoder")(
-            input_ids=batch.source_tokens, attention_mask=same_segment(batch.source_segments)
-        ).last_hidden_state
-        output = core.get_submodule("decoder")(
-            input_ids=batch.target_tokens,
-            attention_mask=causal_same_segment(batch.target_segments),
-            encoder_hidden_states=source,
-            encoder_attention_mask=cross_segment(batch.target_segments, batch.source_segments),
-            use_cache=False,
-        )
-    return cast("Tensor", output.last_hidden_state)
 
 
 def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
     attention = attention_of(core, batch.labels.device).name
-    causal = _purely_causal(core, batch)
+    # Where each row holds one example and then padding, which causality alone hides, no mask at all
+    # lets PyTorch's fused causal kernels run. Read from the example ids, which live on the host:
+    # looking at the segments would wait for the device in every micro-batch.
+    limit = max_positions(core.config)
+    fits = limit is None or batch.tokens.shape[1] <= limit
+    causal = fits and all(len(row) <= 1 for row in batch.example_ids)
     if attention == "segments" and not (causal and bool((batch.segments > 0).all())):
-        return _unpadded_decoder(core, batch)
+        real, plan = _RealTokens.of(batch.segments), AttentionPlan(examples_in(batch.segments))
+        with attending_by(core, varlen.NAME):
+            hidden = decoder_rows(core, real.taken(batch.tokens), real.taken(batch.positions), plan)
+        return real.put_back(hidden)
     if attention == "flex" and not causal:
         with attending_by(core, flex.NAME):
             return decoder_rows(core, batch.tokens, batch.positions, flex.decoder_masks(batch))
     # Embeddings instead of tokens: without a mask GPT-2 would look for padding among the tokens.
     masked: dict[str, Any] = {}
     if not causal:
-        masked = {
-            "attention_mask": causal_same_segment(batch.segments),
-            "position_ids": batch.positions,
-        }
+        mask = same_segment(batch.segments, batch.segments).tril()
+        masked = {"attention_mask": mask, "position_ids": batch.positions}
     with attending_by(core, "sdpa"):
         embeddings = core.get_input_embeddings()(batch.tokens)
         output = core.base_model(inputs_embeds=embeddings, use_cache=False, **masked)
     return cast("Tensor", output.last_hidden_state)
 
 
-def _purely_causal(core: PreTrainedModel, batch: DecoderBatch) -> bool:
-    """True if each row holds one example and then padding, which causality alone hides.
-
-    Then no mask at all lets PyTorch's fused causal kernels run. Read from the example ids, which
-    live on the host: looking at the segments would wait for the device in every micro-batch.
-    """
-    limit = max_positions(core.config)
-    fits = limit is None or batch.tokens.shape[1] <= limit
-    return fits and all(len(row) <= 1 for row in batch.example_ids)
-
-
-def same_segment(segments: Tensor) -> Tensor:
-    """[R, S] segment numbers -> [R, 1, S, S]: an encoder over packed examples."""
-    return segments[:, None, :, None] == segments[:, None, None, :]
-
-
-def causal_same_segment(segments: Tensor) -> Tensor:
-    """[R, L] segment numbers -> [R, 1, L, L]: a decoder over packed examples.
-
-    >>> causal_same_segment(torch.tensor([[1, 1, 2]]))[0, 0].int().tolist()
-    [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
-    """
-    length = segments.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
-    return same_segment(segments) & causal
-
-
-def cross_segment(target_segments: Tensor, source_segments: Tensor) -> Tensor:
-    """[R, T] and [R, S] segment numbers -> [R, 1, T, S]: segment k reads the source's segment k.
-
-    Every target segment needs at least one source token of the same number.
-    """
-    target = target_segments[:, None, :, None]
-    return (target == source_segments[:, None, None, :]) | (target == 0)
+def same_segment(queries: Tensor, keys: Tensor) -> Tensor:
+    """[R, T] and [R, S] segment numbers -> [R, 1, T, S]: pairs of one segment."""
+    return queries[:, None, :, None] == keys[:, None, None, :]
 
 
 @dataclass(frozen=True)
-class RealTokens:
-    """Indices of a batch's real tokens.
-
-    Attributes:
-        where: [N] their indices in the flattened [R * L] batch, ascending.
-        numbers: [1, N] segment numbers, different for every example of the batch.
-        shape: (R, L).
-        extra: Tokens to compute besides, which no other sees.
-    """
+class _RealTokens:
+    """Indices of a batch's real tokens."""
 
     where: Tensor
-    numbers: Tensor
+    """[N] their indices in the flattened [R * L] batch, ascending."""
     shape: tuple[int, int]
+    """(R, L)."""
     extra: int
+    """Tokens to compute besides, which no other sees."""
 
     @classmethod
-    def of(cls, segments: Tensor, *, step: int) -> RealTokens:
-        """The real tokens of [R, L] segment numbers; `step` is above all numbers of a row."""
-        rows, length = segments.shape
+    def of(cls, segments: Tensor) -> _RealTokens:
         where = segments.reshape(-1).nonzero().squeeze(1)
-        unique = segments + step * torch.arange(rows, dtype=segments.dtype)[:, None]
         extra = padded_length(len(where)) - len(where) if in_bf16(segments) else 0
-        return cls(where, unique.reshape(-1)[where][None], (rows, length), extra)
+        return cls(where, (segments.shape[0], segments.shape[1]), extra)
 
     def taken(self, values: Tensor) -> Tensor:
         """[R, L] values -> [1, N + extra], zero for those."""
@@ -211,28 +180,6 @@ class RealTokens:
             return real.view(rows, length, -1)
         whole = hidden.new_zeros(rows * length, hidden.shape[-1])
         return whole.index_copy(0, self.where, real).view(rows, length, -1)
-
-
-def _unpadded_decoder(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
-    """The last hidden states [R, L, D] of a decoder-only model."""
-    real = RealTokens.of(batch.segments, step=_step(batch.segments))
-    plan = AttentionPlan(spans(real.numbers))
-    with attending_by(core, varlen.NAME):
-        hidden = decoder_rows(core, real.taken(batch.tokens), real.taken(batch.positions), plan)
-    return real.put_back(hidden)
-
-
-def _unpadded_encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
-    """The decoder's last hidden states [R, T, D] of a T5, before any scaling for the head."""
-    step = max(_step(batch.source_segments), _step(batch.target_segments))
-    source = RealTokens.of(batch.source_segments, step=step)
-    target = RealTokens.of(batch.target_segments, step=step)
-    own = AttentionPlan(spans(source.numbers))
-    both = AttentionPlan(spans(target.numbers), spans(target.numbers, source.numbers))
-    tokens = source.taken(batch.source_tokens), target.taken(batch.target_tokens)
-    with attending_by(core, varlen.NAME):
-        hidden = t5_rows(core, *tokens, (own, both), longest=(own.longest, both.longest))
-    return target.put_back(hidden)
 
 
 def decoder_rows(core: PreTrainedModel, tokens: Tensor, positions: Tensor, plan: object) -> Tensor:
@@ -262,12 +209,12 @@ def t5_rows(
     `plans` and looks at `longest` positions, at most.
     """
     encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
-    read, written = embed_both(encoder, decoder, source, target)
-    states = t5_stack(encoder, read, plans[0], None, longest=longest[0])
-    return t5_stack(decoder, written, plans[1], states, longest=longest[1])
+    read, written = _embed_both(encoder, decoder, source, target)
+    states = _t5_stack(encoder, read, plans[0], None, longest=longest[0])
+    return _t5_stack(decoder, written, plans[1], states, longest=longest[1])
 
 
-def embed_both(
+def _embed_both(
     encoder: nn.Module, decoder: nn.Module, source: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Both sides' embeddings; in bfloat16 by one look-up where they share the table.
@@ -287,11 +234,7 @@ def embed_both(
     return read, written
 
 
-def _step(segments: Tensor) -> int:
-    return int(segments.max()) + 1
-
-
-def t5_stack(
+def _t5_stack(
     stack: nn.Module, embedded: Tensor, plan: object, states: Tensor | None, *, longest: int
 ) -> Tensor:
     """T5Stack.forward of transformers 5, with the position bias of the longest example only.

@@ -6,7 +6,9 @@ square of the sum. On a CPU, where PyTorch's attention also falls to its slow pa
 position bias needs a gradient (T5), this is several times faster. On a GPU so many small products
 would be slower than one masked one; there FlexAttention keeps examples apart.
 
-Letters: R rows, T queries and S keys of a row, H heads, d head size; t and s those of one example.
+The examples stand one after the other in one flat row, without padding between them.
+
+Letters: R rows, T queries and S keys of a row, N tokens of the flat one, H heads, d head size.
 """
 
 from __future__ import annotations
@@ -14,8 +16,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,73 +26,41 @@ from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from toque.models.forward.fast_dropout import keep_mask
-from toque.models.forward.grouped_attention import Groups, grouped_attention, groups_of
+from toque.models.forward.grouped_attention import AttentionPlan, Example, attend_packed
 
 NAME = "toque_segments"
 """Name of this attention in transformers' registry."""
 
-Span = tuple[int, int, int, int, int]
-"""Row, first and last + 1 query, first and last + 1 key."""
 
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """The blocks of attention, for every layer of one forward."""
-
-    own: list[Span]
-    """Self-attention."""
-    across: list[Span] | None = None
-    """Cross-attention, decoder to encoder; None without one."""
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest example."""
-        return max(end - start for _, start, end, _, _ in self.own)
-
-    @cached_property
-    def causal_groups(self) -> Groups:
-        """`own` by groups of like length, for a causal mask; of a batch of one row."""
-        return groups_of(_flat(self.own), causal=True)
-
-    @cached_property
-    def groups(self) -> Groups:
-        """`own` by groups of like length; of a batch of one row."""
-        return groups_of(_flat(self.own), causal=False)
-
-    @cached_property
-    def across_groups(self) -> Groups:
-        """`across` by groups of like length; of a batch of one row."""
-        return groups_of(_flat(self.across or []), causal=False)
-
-
-def _flat(where: list[Span]) -> list[tuple[int, int, int, int]]:
-    return [(a, b - a, c, d - c) for _, a, b, c, d in where]
-
-
-def spans(queries: Tensor, keys: Tensor | None = None) -> list[Span]:
-    """The examples of packed rows, from segment numbers.
+def examples_in(queries: Tensor, keys: Tensor | None = None) -> list[Example]:
+    """The examples of packed rows, from segment numbers; padding, 0, is left out of the counts.
 
     Args:
         queries: [R, T] on the CPU; each number's tokens are consecutive.
         keys: [R, S]; the same as `queries` by default.
 
-    >>> spans(torch.tensor([[1, 1, 2, 0]]))
-    [(0, 0, 2, 0, 2), (0, 2, 3, 2, 3)]
+    >>> examples_in(torch.tensor([[1, 1, 2, 0], [1, 0, 0, 0]]))
+    [(0, 2, 0, 2), (2, 1, 2, 1), (3, 1, 3, 1)]
     """
     first = _runs(queries)
     second = first if keys is None else _runs(keys)
-    return [(row, *first[row, number], *second[row, number]) for row, number in first]
+    return [(*first[run], *second[run]) for run in first]
 
 
 def _runs(segments: Tensor) -> dict[tuple[int, int], tuple[int, int]]:
-    """(row, segment number) -> first and last + 1 token, padding left out."""
+    """(row, segment number) -> first of the real tokens of all rows, and how many."""
     runs: dict[tuple[int, int], tuple[int, int]] = {}
+    done = 0
     for row, numbers in enumerate(segments.numpy()):
         edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         for start, end in itertools.pairwise(edges):
             number = int(numbers[start])
-            if number > 0 and runs.setdefault((row, number), (start, end)) != (start, end):
+            if number == 0:
+                continue
+            if (row, number) in runs:
                 raise ValueError(f"segment {number} of row {row} is not consecutive")
+            runs[row, number] = (done, end - start)
+            done += end - start
     return runs
 
 
@@ -145,11 +113,11 @@ def _attend(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function as transformers calls it: [R, H, T, d] each, to [R, T, H, d]."""
+    """An attention function as transformers calls it: [1, H, N, d] each, to [1, N, H, d]."""
     across = plan.across if getattr(module, "is_decoder", False) and not module.is_causal else None
     query, key, value = as_attended(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if query.dtype == torch.bfloat16 and len(query) == 1:
+    if query.dtype == torch.bfloat16:
         heads_last = [t[0].transpose(0, 1) for t in (query, key, value)]
         packed = torch.cat(heads_last, 1) if across is None else heads_last[0]
         others = None if across is None else torch.cat(heads_last[1:], 1)
@@ -160,7 +128,7 @@ def _attend(
         return _fused_causal(query, key, value, plan.own, scale), None
     # T5 passes its cross-attention a bias of zeros.
     bias = None if position_bias is None or across is not None else position_bias[0]
-    output: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
+    output: Tensor = _ExamplesAttention.apply(  # type: ignore[no-untyped-call]
         query,
         key,
         value,
@@ -189,66 +157,29 @@ def as_attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     return query, key, value
 
 
-def attend_packed(
-    module: nn.Module,
-    packed: Tensor,
-    others: Tensor | None,
-    plan: AttentionPlan,
-    *,
-    scale: float,
-    dropout: float = 0.0,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Attention of one flat row, by groups of like length: [N, H, d].
-
-    `packed` is [N, 3 * H, d], in cross-attention [N, H, d] beside `others` [M, 2 * H, d]. The bias
-    [1, H, T, S] is not read in cross-attention, where T5 has none.
-    """
-    causal = bool(module.is_causal) and others is None
-    groups = plan.causal_groups if causal else plan.groups
-    return grouped_attention(
-        packed,
-        others,
-        groups if others is None else plan.across_groups,
-        bias=None if bias is None or others is not None else bias[0],
-        causal=causal,
-        scale=scale,
-        dropout=dropout,
-    )
-
-
 def _fused_causal(
-    query: Tensor, key: Tensor, value: Tensor, where: list[Span], scale: float
+    query: Tensor, key: Tensor, value: Tensor, examples: list[Example], scale: float
 ) -> Tensor:
-    """Each span by PyTorch's fused kernel, which keeps no attention matrix for backward."""
-    rows, heads, length, size = query.shape
-    pieces, used, done = [], [], 0
-    for row, a, b, _, _ in where:
-        start = row * length + a
-        pieces += [start - done, b - a]  # what lies between the spans, then the span
-        used += [False, True]
-        done = start + b - a
-    pieces.append(rows * length - done)
-    used.append(False)
+    """Each example by PyTorch's fused kernel, which keeps no attention matrix for backward."""
+    heads, size = query.shape[1], query.shape[3]
+    lengths = [n for _, n, _, _ in examples]
     # One split for all: the gradient of a slice is a tensor of the whole's size, each time.
     flat = [
-        torch.split(t.transpose(1, 2).reshape(-1, heads, size), pieces) for t in (query, key, value)
+        torch.split(t.transpose(1, 2).reshape(-1, heads, size), lengths)
+        for t in (query, key, value)
     ]
     outputs = []
-    for is_span, *parts in zip(used, *flat, strict=True):
-        if not is_span:
-            outputs.append(torch.zeros_like(parts[0]))
-            continue
+    for parts in zip(*flat, strict=True):
         q, k, v = (part.transpose(0, 1)[None] for part in parts)
         output = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
         outputs.append(output[0].transpose(0, 1))
-    return torch.cat(outputs).view(rows, length, heads, size)
+    return torch.cat(outputs)[None]
 
 
-class _SpanAttention(torch.autograd.Function):
-    """softmax(scale * q @ k.T + bias) @ v of every span; everything else is zero.
+class _ExamplesAttention(torch.autograd.Function):
+    """softmax(scale * q @ k.T + bias) @ v of every example, of tensors [1, H, N, d].
 
-    The bias [H, T, S] depends on the distance of two positions, as T5's does, so that a span
+    The bias [H, T, S] depends on the distance of two positions, as T5's does, so that an example
     reads its top left corner wherever in the row it lies.
     """
 
@@ -259,28 +190,29 @@ class _SpanAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         bias: Tensor | None,
-        where: list[Span],
+        examples: list[Example],
         causal: bool,  # noqa: FBT001  # autograd functions take arguments by position
         scale: float,
         dropout: float,
     ) -> Tensor:
         output = query.new_zeros(query.transpose(1, 2).shape)
-        added = _added(bias, where, causal=causal, dtype=query.dtype)
+        added = _added(bias, examples, causal=causal, dtype=query.dtype)
         kept: list[Tensor] = []
-        for row, a, b, c, d in where:
-            scores = query[row, :, a:b] @ key[row, :, c:d].transpose(1, 2)
+        for first, n, first_key, n_keys in examples:
+            own, seen = slice(first, first + n), slice(first_key, first_key + n_keys)
+            scores = query[0, :, own] @ key[0, :, seen].transpose(1, 2)
             scores = scores.to(added.dtype)
             if scale != 1.0:  # T5 has none
                 scores = scores.mul_(scale)
-            scores = scores.add_(added[:, : b - a, : d - c])
+            scores = scores.add_(added[:, :n, :n_keys])
             shares = scores.softmax(-1).to(value.dtype)
             kept.append(shares)
             if dropout > 0.0:
                 kept.append(keep_mask(shares, dropout))
                 shares = shares * kept[-1]
-            output[row, a:b] = (shares @ value[row, :, c:d]).transpose(0, 1)
+            output[0, own] = (shares @ value[0, :, seen]).transpose(0, 1)
         ctx.save_for_backward(query, key, value, *kept)
-        ctx.where, ctx.scale, ctx.dropped = where, scale, dropout > 0.0
+        ctx.examples, ctx.scale, ctx.dropped = examples, scale, dropout > 0.0
         ctx.bias = None if bias is None else (bias.shape, bias.dtype)
         return output
 
@@ -292,28 +224,31 @@ class _SpanAttention(torch.autograd.Function):
         wants_bias = ctx.bias is not None and ctx.needs_input_grad[3]
         grad_bias = query.new_zeros(ctx.bias[0], dtype=ctx.bias[1]) if wants_bias else None
         remaining = iter(kept)
-        for row, a, b, c, d in ctx.where:
+        for first, n, first_key, n_keys in ctx.examples:
+            own, seen = slice(first, first + n), slice(first_key, first_key + n_keys)
             shares = next(remaining)
             keep = next(remaining) if ctx.dropped else None
-            slope = grads[0][row, a:b].transpose(0, 1)
+            slope = grads[0][0, own].transpose(0, 1)
             used = shares if keep is None else shares * keep
-            gradients[2][row, :, c:d] = used.transpose(1, 2) @ slope
-            inner = slope @ value[row, :, c:d].transpose(1, 2)
+            gradients[2][0, :, seen] = used.transpose(1, 2) @ slope
+            inner = slope @ value[0, :, seen].transpose(1, 2)
             if keep is not None:
                 inner = inner * keep
             # The softmax's gradient: p * (g - sum(p * g)), in one pass.
             inner = torch._softmax_backward_data(inner, shares, -1, shares.dtype)  # noqa: SLF001
             if grad_bias is not None:
-                grad_bias[:, : b - a, : d - c] += inner
-            gradients[0][row, :, a:b] = (inner @ key[row, :, c:d]) * ctx.scale
-            gradients[1][row, :, c:d] = (inner.transpose(1, 2) @ query[row, :, a:b]) * ctx.scale
+                grad_bias[:, :n, :n_keys] += inner
+            gradients[0][0, :, own] = (inner @ key[0, :, seen]) * ctx.scale
+            gradients[1][0, :, seen] = (inner.transpose(1, 2) @ query[0, :, own]) * ctx.scale
         return (*gradients, grad_bias, None, None, None, None)
 
 
-def _added(bias: Tensor | None, where: list[Span], *, causal: bool, dtype: torch.dtype) -> Tensor:
+def _added(
+    bias: Tensor | None, examples: list[Example], *, causal: bool, dtype: torch.dtype
+) -> Tensor:
     """Bias plus causal mask, [H or 1, longest t, longest s] in float32 or wider."""
-    height = max((b - a for _, a, b, _, _ in where), default=0)
-    width = max((d - c for _, _, _, c, d in where), default=0)
+    height = max((n for _, n, _, _ in examples), default=0)
+    width = max((n for _, _, _, n in examples), default=0)
     exact = torch.promote_types(dtype, torch.float32)
     if bias is None:
         added = torch.zeros(1, height, width, dtype=exact)
