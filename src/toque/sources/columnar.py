@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from toque.errors import DataError
 from toque.sources.decompress import CHUNK_BYTES, MAX_RECORD_BYTES
@@ -40,8 +39,7 @@ _MOST_PAGE = 128 << 20
 """Bytes of the largest page that is read; writers make pages of about a mebibyte."""
 
 
-@dataclass(frozen=True)
-class _Bad:
+class _Bad(NamedTuple):
     """A cell that cannot be read, and the reason for dropping its row."""
 
     reason: str
@@ -76,7 +74,10 @@ def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
                 if part.num_rows == 1 and part.nbytes > MAX_RECORD_BYTES:
                     yield unreadable(path, first_row, TOO_LONG)  # copied by nobody
                 else:
-                    body = _serialised(part, arrow)
+                    sink = arrow.BufferOutputStream()
+                    with arrow.ipc.new_stream(sink, part.schema) as writer:
+                        writer.write_batch(part)
+                    body = bytes(sink.getvalue())
                     yield pack(path, first_row, "parquet", body, unread=unread)
                 first_row += part.num_rows
 
@@ -193,16 +194,13 @@ def _cells(column: Any, arrow: Any) -> list[Any]:
             return [_NOT_TEXT] * len(column)
         values = column.cast(arrow.binary()).to_pylist()
     except (ArithmeticError, ValueError):  # a date after the year 9999, say: find the row it is in
-        values = [_cell(attempted(_read_cell, cell)) for cell in column]
+        read = (attempted(_read_cell, cell) for cell in column)
+        values = [_Bad(one) if isinstance(one, str) else one[0] for one in read]
     return [_decoded(v) if isinstance(v, bytes) else v for v in values]
 
 
 def _read_cell(cell: Any) -> tuple[Any]:
     return (cell.as_py(),)  # in a tuple: a text is no reason
-
-
-def _cell(read: tuple[Any] | str) -> Any:
-    return _Bad(read) if isinstance(read, str) else read[0]
 
 
 def _decoded(cell: bytes) -> Any:
@@ -236,14 +234,6 @@ def _parts_of(batch: Any) -> Iterator[Any]:
         part = batch.slice(start, n_rows)
         alone = part.nbytes > MAX_RECORD_BYTES
         yield from (part.slice(i, 1) for i in range(part.num_rows)) if alone else (part,)
-
-
-def _serialised(batch: Any, arrow: Any) -> bytes:
-    """A batch as an Arrow stream, with its schema."""
-    sink = arrow.BufferOutputStream()
-    with arrow.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
 
 
 def _pyarrow_for(what: str) -> Any:

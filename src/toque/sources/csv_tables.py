@@ -10,6 +10,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -29,10 +30,7 @@ from toque.sources.records import (
 UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"
 MAX_GIVEN_UP = 20
-"""Rows with an unclosed quote; more of them mean that the file does not use quotes so.
-
-Each costs a scan of up to MAX_RECORD_BYTES."""
-
+"""Rows with an unclosed quote, each a scan of MAX_RECORD_BYTES; of more the quotes do not quote."""
 _DELIMITERS = (",", "\t", ";", "|")
 _MAX_RESPLIT = 1 << 16
 _MIN_FITTING = 0.7
@@ -144,83 +142,58 @@ def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -
 
 
 def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iterator[Block]:
-    """Blocks of about a mebibyte of whole rows, without the header row."""
-    cutter = _RowCutter(path, dialect)
-    for chunk in chunks(path, encoding=encoding):
-        yield from cutter.feed(chunk)
-    yield from cutter.cut(last=True)
+    """Blocks of about a mebibyte of whole rows, without the header row.
 
+    A row that cannot be read is a block of its own; of too many a DataError is raised.
+    """
+    delimiter, quoted = dialect.delimiter, dialect.quoted
+    buffer, line, n_given_up, in_header, in_long_line = b"", 1, 0, True, False
 
-class _RowCutter:
-    """Splits chunks into blocks of rows; a row that cannot be read is a block of its own."""
+    def block_of(rows: bytes) -> Iterator[Block]:
+        nonlocal line
+        if rows.strip():
+            meta = {"columns": dialect.columns, "delimiter": delimiter, "quoted": quoted}
+            yield pack(path, line, "table", rows, **meta)
+        line += count_lines(rows)
 
-    def __init__(self, path: Path, dialect: Dialect) -> None:
-        self._path = path
-        self._dialect = dialect
-        self._buffer = b""
-        self._line = 1
-        self._header_seen = False
-        self._in_long_line = False
-        self._n_given_up = 0
-
-    def feed(self, chunk: bytes) -> Iterator[Block]:
-        if self._in_long_line:
-            following = _LINE_BREAK.search(chunk)
-            if following is None:
-                return
-            chunk, self._in_long_line = chunk[following.end() :], False
-        self._buffer += chunk
-        yield from self.cut(last=False)
-
-    def cut(self, *, last: bool) -> Iterator[Block]:
-        dialect, at, start = self._dialect, 0, 0
-        while at < len(self._buffer):
-            end = row_end(self._buffer, at, dialect.delimiter, quoted=dialect.quoted, last=last)
-            n_bytes = (len(self._buffer) if end in (None, -1) else end) - at
+    for chunk in chain(chunks(path, encoding=encoding), [None]):
+        last = chunk is None
+        if chunk is not None:
+            following = _LINE_BREAK.search(chunk) if in_long_line else None
+            if in_long_line and following is None:
+                continue
+            buffer += chunk[following.end() :] if following else chunk
+            in_long_line = False
+        at = start = 0
+        while at < len(buffer):
+            end = row_end(buffer, at, delimiter, quoted=quoted, last=last)
+            n_bytes = (len(buffer) if end in (None, -1) else end) - at
             if end is not None and end > 0 and n_bytes <= MAX_RECORD_BYTES:
                 at = end
-                if not self._header_seen:
-                    self._header_seen = True
-                    self._line += count_lines(self._buffer[:at])
-                    start = at
+                if in_header:
+                    line, start, in_header = line + count_lines(buffer[:at]), at, False
                 elif at - start > CHUNK_BYTES:
-                    yield from self._block(start, at)
+                    yield from block_of(buffer[start:at])
                     start = at
                 continue
             if not last and n_bytes <= MAX_RECORD_BYTES:
                 break  # more may follow
-            yield from self._block(start, at)
-            following = _LINE_BREAK.search(self._buffer, at)
-            self._in_long_line = following is None and not last
-            yield unreadable(
-                self._path,
-                self._line,
-                UNCLOSED if end == -1 and not self._in_long_line else TOO_LONG,
-            )
-            self._give_up_line()
-            at = start = following.end() if following else len(self._buffer)
-        yield from self._block(start, at)
-        self._buffer = self._buffer[at:]
-
-    def _give_up_line(self) -> None:
-        """Count a line that is damaged or too long."""
-        self._n_given_up += 1
-        if self._n_given_up > MAX_GIVEN_UP:
-            raise DataError(
-                f"{self._path}: more than {MAX_GIVEN_UP} rows open a quote that never closes or "
-                f"run on for over {MAX_RECORD_BYTES >> 20} MiB (the last at line {self._line}). "
-                "The file is damaged, or its quotes are not quoting. Export it again with "
-                "standard CSV quoting, or as JSON lines."
-            )
-        self._line += 1
-
-    def _block(self, start: int, end: int) -> Iterator[Block]:
-        rows = self._buffer[start:end]
-        if rows.strip():
-            d = self._dialect
-            meta = {"columns": d.columns, "delimiter": d.delimiter, "quoted": d.quoted}
-            yield pack(self._path, self._line, "table", rows, **meta)
-        self._line += count_lines(rows)
+            yield from block_of(buffer[start:at])
+            following = _LINE_BREAK.search(buffer, at)
+            in_long_line = following is None and not last
+            yield unreadable(path, line, UNCLOSED if end == -1 and not in_long_line else TOO_LONG)
+            n_given_up += 1
+            if n_given_up > MAX_GIVEN_UP:
+                raise DataError(
+                    f"{path}: more than {MAX_GIVEN_UP} rows open a quote that never closes or run "
+                    f"on for over {MAX_RECORD_BYTES >> 20} MiB (the last at line {line}). The file "
+                    "is damaged, or its quotes are not quoting. Export it again with standard CSV "
+                    "quoting, or as JSON lines."
+                )
+            line += 1
+            at = start = following.end() if following else len(buffer)
+        yield from block_of(buffer[start:at])
+        buffer = buffer[at:]
 
 
 def table_records(contents: Contents) -> Numbered:
@@ -243,20 +216,19 @@ def table_records(contents: Contents) -> Numbered:
                     if count_lines(row) > 1 and len(row) <= _MAX_RESPLIT:
                         # A stray quote has swallowed rows: drop the first line only.
                         end = _next_line(text, at)
-                if isinstance(values, list):
-                    yield line, dict(zip(columns, values, strict=True))
-                else:
-                    yield line, values
+                yield (
+                    line,
+                    values if isinstance(values, str) else dict(zip(columns, values, strict=True)),
+                )
         line += count_lines(text[at:end])
         at = end
 
 
 def _row_values(row: bytes, delimiter: str, *, quoted: bool) -> list[str] | str:
     try:
-        text = row.decode()
+        fields = _fields(row.decode(), delimiter, quoted=quoted)
     except UnicodeDecodeError:
         return NOT_UTF_8
-    fields = _fields(text, delimiter, quoted=quoted)
     return UNCLOSED if fields is None else fields
 
 

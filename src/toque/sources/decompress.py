@@ -35,9 +35,10 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _NO_TEXT = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff", b"PK\x03\x04")
 """First bytes of Parquet, Arrow and archives, which have no encoding."""
 _UTF8_MARK = b"\xef\xbb\xbf"
+_UTF_16 = "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8"
 _NOT_READ = {
-    b"\xff\xfe": "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8",
-    b"\xfe\xff": "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8",
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
     b"PK\x03\x04": "a ZIP archive. Unpack it first: unzip",
     b"BZh": "compressed with bzip2. Decompress it first: bunzip2",
     b"\xfd7zXZ": "compressed with xz. Decompress it first: unxz",
@@ -61,7 +62,12 @@ def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Ite
         plain = _bounded(path, stream, packed_bytes, size)
         start = next(plain, b"")
         if encoding == UTF_8 or start.startswith(_NO_TEXT):
-            _refuse_other_kinds(path, start)
+            what = next((what for magic, what in _NOT_READ.items() if start.startswith(magic)), "")
+            if what:
+                raise DataError(
+                    f"{path} is {what}. Recipes are read from JSON, JSON lines, CSV, Parquet, web "
+                    "pages and Meal-Master text, plain or compressed with gzip or zstd."
+                )
             chunk = start.removeprefix(_UTF8_MARK)
         else:
             start = start.removeprefix(_UTF8_MARK)
@@ -156,20 +162,8 @@ def _damaged(path: Path, program: str, error: Exception) -> DataError:
     )
 
 
-def _refuse_other_kinds(path: Path, start: bytes) -> None:
-    for magic, what in _NOT_READ.items():
-        if start.startswith(magic):
-            raise DataError(
-                f"{path} is {what}. Recipes are read from JSON, JSON lines, CSV, Parquet, web "
-                "pages and Meal-Master text, plain or compressed with gzip or zstd."
-            )
-
-
 def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces of about a chunk that end with a line; the last line needs no newline.
-
-    A line over MAX_RECORD_BYTES is replaced by `LONG_LINE`, so that it is counted with its number.
-    """
+    """Pieces of about a chunk that end with a line, too long ones replaced by `LONG_LINE`."""
     pending, skipping = b"", False
     for chunk in chunks:
         buffer = pending + chunk
@@ -178,7 +172,8 @@ def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             if line_break is None:
                 continue
             buffer, skipping = LONG_LINE + buffer[line_break.start() :], False
-        cut = _after_last_break(buffer)
+        # The last whole line ends here; a carriage return at the end may be half of CR LF.
+        cut = max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(0, len(buffer) - 1))) + 1
         pending = buffer[cut:]
         if len(pending) > MAX_RECORD_BYTES:
             pending, skipping = b"", True
@@ -186,11 +181,6 @@ def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             yield buffer[:cut]
     if skipping or pending:
         yield LONG_LINE if skipping else pending
-
-
-def _after_last_break(buffer: bytes) -> int:
-    """End of the last whole line; a carriage return at the end may be half of CR LF."""
-    return max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(0, len(buffer) - 1))) + 1
 
 
 def count_lines(text: bytes) -> int:

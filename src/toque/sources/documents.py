@@ -97,10 +97,7 @@ def _example(block: Block, notes: Counter[str]) -> Example | str:
 
 
 def clean_document(data: bytes, notes: Counter[str]) -> str:
-    """A document's text without CR, control characters and the Project Gutenberg licence.
-
-    Repairs are counted in `notes`.
-    """
+    """A document without CR, control characters and Project Gutenberg's licence; `notes` counts."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -110,26 +107,21 @@ def clean_document(data: bytes, notes: Counter[str]) -> str:
     text, n_controls = _CONTROLS.subn("", text)
     if n_controls:
         notes["control characters removed"] += n_controls
-    n_lines = text.count("\n")
-    text = _END.sub("", text[_licence_end(text) :], count=1)
+    n_lines, start = text.count("\n"), _START.search(text)
+    closing = text.find("***", start.end()) if start else -1
+    if closing >= 0:  # the line that announces the start of a book
+        text = text[text.find("\n", closing + 3) + 1 :]
+    text = _END.sub("", text, count=1)
     if text.count("\n") < n_lines:
         notes["lines of Project Gutenberg's licence"] += n_lines - text.count("\n")
     return _BLANK_LINES.sub("\n\n\n", _TRAILING.sub("", text)).strip("\n")
-
-
-def _licence_end(text: str) -> int:
-    """End of the line that announces the start of a book; 0 when there is none."""
-    start = _START.search(text)
-    closing = text.find("***", start.end()) if start else -1
-    return text.find("\n", closing + 3) + 1 if closing >= 0 else 0
 
 
 def _last_break(data: bytes) -> int:
     """Place to cut a part: after its last blank line, else line, else space, else character."""
     half = len(data) // 2
     for mark in (b"\n\n", b"\n", b" "):
-        at = data.rfind(mark, half)
-        if at >= 0:
+        if (at := data.rfind(mark, half)) >= 0:
             return at + len(mark)
     at = len(data)
     while at > half and data[at - 1] & 0xC0 == 0x80:
@@ -210,18 +202,33 @@ class PairReader:
     version: int = 1
     encoding: str = UTF_8
 
+    @property
+    def recorded_name(self) -> str:
+        """Name in manifests; see `RecordReader`."""
+        columns = {"prompt": self.prompt, "target": self.target}
+        return in_encoding(f"{PAIRS}{json.dumps(columns)}", self.encoding)
+
+    @cached_property
+    def _asked(self) -> tuple[str, ...]:
+        return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
+
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of `path` by its layout."""
-        layout = layout_with(path, self._columns, encoding=self.encoding)
-        return layout.blocks((*self._asked, self.target))
+        return self._layout(path).blocks((*self._asked, self.target))
 
     def schema(self, path: Path) -> str:
         """The file's layout, for the report."""
-        return f"{layout_with(path, self._columns, encoding=self.encoding).name} pairs"
+        return f"{self._layout(path).name} pairs"
 
     def examples(self, block: Block) -> BlockExamples:
         """One example for each record that has both texts."""
         return read_records(block, self._example_of, {*self._asked, self.target})
+
+    def _layout(self, path: Path) -> FileLayout:
+        columns = {f"prompt, part {n}": name for n, name in enumerate(self._asked, start=1)}
+        if isinstance(self.prompt, str):
+            columns = {"prompt": self.prompt}
+        return layout_with(path, columns | {"target": self.target}, encoding=self.encoding)
 
     def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
         parts: list[str] = []
@@ -236,39 +243,18 @@ class PairReader:
                 return f"{name} holds no text"  # which the question may need
         if not parts:
             return NO_PROMPT
-        prompt = "\n\n".join(parts)
-        target = _text(_first_answer(record.get(self.target), notes), notes)
+        answer = record.get(self.target)
+        several = answer.get("text") if isinstance(answer, dict) else answer
+        if isinstance(several, list):  # SQuAD lists answers: the first is taken
+            notes["answers beside a question's first left out"] += len(several) > 1
+            answer = several[0] if several else None
+        prompt, target = "\n\n".join(parts), _text(answer, notes)
         if not target or target.isspace():
             return NO_TARGET
         asked = prompt.casefold().encode()
         key = xxhash.xxh3_64_intdigest(asked)
         whole = xxhash.xxh3_64_intdigest(b"\0".join((asked, target.casefold().encode())))
         return Example(prompt, target, key, 0, whole)
-
-    @property
-    def recorded_name(self) -> str:
-        """Name in manifests; see `RecordReader`."""
-        columns = {"prompt": self.prompt, "target": self.target}
-        return in_encoding(f"{PAIRS}{json.dumps(columns)}", self.encoding)
-
-    @cached_property
-    def _asked(self) -> tuple[str, ...]:
-        return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
-
-    @property
-    def _columns(self) -> dict[str, str]:
-        parts = {f"prompt, part {n}": name for n, name in enumerate(self._asked, start=1)}
-        prompt = {"prompt": self.prompt} if isinstance(self.prompt, str) else parts
-        return prompt | {"target": self.target}
-
-
-def _first_answer(value: Any, notes: Counter[str]) -> Any:
-    """The first of several answers, as SQuAD lists them; any other value as it is."""
-    answers = value.get("text") if isinstance(value, dict) else value
-    if not isinstance(answers, list):
-        return value
-    notes["answers beside a question's first left out"] += len(answers) > 1
-    return answers[0] if answers else None
 
 
 def _text(value: object, notes: Counter[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -43,18 +43,20 @@ from toque.sources.records import (
 MAX_CUT_BYTES = 1 << 20
 """A file that ends inside a record loses that record. If more than this is left, the brackets went
 wrong long before, and the file is refused."""
-
+MAX_NESTED = 1000
 _DECODER = msgspec.json.Decoder()
 _WRAPPER_FIELDS = {"title", "name", "ingredients", "@type", "@graph", "@context"}
 _SAMPLE = 20
 
 Depth = Literal[0, 1, 2]
 """Brackets around a record: 0 side by side, 1 in an array or dict, 2 in an array under a key."""
-MAX_NESTED = 1000
-
 JsonForm = Literal["lines", "array", "dict", "wrapped", "objects"]
 """Place of the records in a JSON file."""
 _DEPTHS: dict[JsonForm, Depth] = {"array": 1, "dict": 1, "wrapped": 2, "objects": 0}
+_ENTRY = re.compile(
+    rb'\s*+(?:,\s*+)?"((?:[^"\\]++|\\.)*+)"\s*:\s*([{\["\w+-])\s*([{\["\w+-]?)', re.DOTALL
+)
+_SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^,}\]]*+', re.DOTALL)
 
 
 def form_of(start: bytes, *, whole: bool) -> JsonForm:
@@ -64,51 +66,25 @@ def form_of(start: bytes, *, whole: bool) -> JsonForm:
     lines = [line for line in start.splitlines() if line.strip()]
     if not whole and len(lines) > 1:
         lines.pop()  # it may be cut
-    if len(lines) > 1 and _side_by_side(lines):
-        return "lines"
-    return _object_form(start)
-
-
-def _side_by_side(lines: list[bytes]) -> bool:
-    """True if most lines are one object each; a few damaged lines do not matter."""
     sample = lines[:50]
     complete = sum(line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in sample)
-    return 2 * complete >= len(sample) and not sample[0].rstrip().endswith(b"{")
-
-
-_ENTRY = re.compile(
-    rb'\s*+(?:,\s*+)?"((?:[^"\\]++|\\.)*+)"\s*:\s*([{\["\w+-])\s*([{\["\w+-]?)', re.DOTALL
-)
-
-
-def _object_form(start: bytes) -> JsonForm:
-    """Tell one record from an object of records by the first keys and the kinds of their values."""
-    at = start.index(b"{") + 1
-    entries: list[tuple[str, bytes, bytes]] = []
-    while len(entries) < 50 and (match := _ENTRY.match(start, at)):
+    # One object a line, in most of them: a few damaged lines do not matter.
+    if len(lines) > 1 and 2 * complete >= len(sample) and not sample[0].rstrip().endswith(b"{"):
+        return "lines"
+    # One record, or an object of records: the first keys and the kinds of their values tell.
+    at, keys, kinds = start.index(b"{") + 1, set[str](), list[tuple[bytes, bytes]]()
+    while len(kinds) < 50 and (match := _ENTRY.match(start, at)):
         key, opening, inner = match.groups()
-        entries.append((key.decode("utf-8", "replace"), opening, inner))
-        at = _after_value(start, match.start(2))
-    keys = {key for key, _, _ in entries}
-    if keys & _WRAPPER_FIELDS:
-        return "objects"
-    if any(opening == b"[" and inner == b"{" for _, opening, inner in entries):
-        return "wrapped"
-    if any(opening == b"{" for _, opening, _ in entries):
-        return "dict"
+        keys.add(key.decode("utf-8", "replace"))
+        kinds.append((opening, inner))
+        value = (_WHOLE_RECORD if opening in (b"{", b"[") else _SCALAR).match(start, match.start(2))
+        at = value.end() if value else len(start)
+    if not keys & _WRAPPER_FIELDS:
+        if (b"[", b"{") in kinds:
+            return "wrapped"
+        if any(opening == b"{" for opening, _ in kinds):
+            return "dict"
     return "objects"
-
-
-_SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^,}\]]*+', re.DOTALL)
-
-
-def _after_value(start: bytes, at: int) -> int:
-    """End of a value; the end of the text if it is unfinished."""
-    if start[at : at + 1] in (b"{", b"["):
-        end = value_end(start, at)
-        return len(start) if end is None else end
-    match = _SCALAR.match(start, at)
-    return match.end() if match else len(start)
 
 
 def sample_records(start: bytes, form: JsonForm, *, whole: bool) -> list[dict[str, Any]]:
@@ -171,27 +147,6 @@ def json_blocks(path: Path, form: JsonForm, *, encoding: str = UTF_8) -> Iterato
         )
 
 
-def json_records(contents: Contents) -> Numbered:
-    """The records of a block of either kind."""
-    for number, line in _numbered_lines(contents):
-        if line.strip():
-            yield number, TOO_LONG if line == LONG_LINE else attempted(_decoded, line)
-
-
-def line_of(contents: Contents, number: int) -> bytes:
-    """The bytes of the record with this number, for the report of dropped records."""
-    return next((line for n, line in _numbered_lines(contents) if n == number), b"")
-
-
-def _numbered_lines(contents: Contents) -> Iterator[tuple[int, bytes]]:
-    lines = contents.body.splitlines()
-    return zip(_numbers(contents, len(lines)), lines, strict=True)
-
-
-def _numbers(contents: Contents, n_lines: int) -> Sequence[int]:
-    return contents.meta.get("numbers") or range(contents.first, contents.first + n_lines)
-
-
 def _records_block(path: Path, texts: list[bytes], numbers: list[int]) -> Block:
     return pack(path, numbers[0], "json", b"\n".join(texts), numbers=numbers)
 
@@ -206,6 +161,24 @@ def _why_unreadable(path: Path, piece: JsonPiece) -> str:
     if piece.text is None:
         return TOO_LONG
     return "" if piece.whole else "cut short"
+
+
+def json_records(contents: Contents) -> Numbered:
+    """The records of a block of either kind."""
+    for number, line in _numbered_lines(contents):
+        if line.strip():
+            yield number, TOO_LONG if line == LONG_LINE else attempted(_decoded, line)
+
+
+def line_of(contents: Contents, number: int) -> bytes:
+    """The bytes of the record with this number, for the report of dropped records."""
+    return next((line for n, line in _numbered_lines(contents) if n == number), b"")
+
+
+def _numbered_lines(contents: Contents) -> Iterator[tuple[int, bytes]]:
+    lines = contents.body.splitlines()
+    numbers = contents.meta.get("numbers") or range(contents.first, contents.first + len(lines))
+    return zip(numbers, lines, strict=True)
 
 
 def _decoded(line: bytes) -> Raw:
@@ -262,12 +235,6 @@ _WHOLE_RECORD = re.compile(_shallow(6), re.DOTALL)
 _STRING_REST = re.compile(_INSIDE, re.DOTALL)
 
 
-def value_end(text: bytes, at: int) -> int | None:
-    """End of the array or object that begins at `at`; None if `text` ends first."""
-    match = _WHOLE_RECORD.match(text, at)
-    return match.end() if match else None
-
-
 class DamagedJsonError(ValueError):
     """Text that cannot be JSON: endless nesting, or a word longer than any number."""
 
@@ -316,8 +283,14 @@ class JsonSplitter:
 
     def _feed(self, chunk: bytes) -> Iterator[JsonPiece]:
         self._buffer += chunk
-        if self._in_string and not self._leave_string():
-            return
+        if self._in_string:  # it is too long to hold
+            rest = _STRING_REST.match(self._buffer)
+            self._scan = rest.end() if rest else 0
+            self._in_string = self._buffer[self._scan : self._scan + 1] != b'"'
+            if self._in_string:
+                self._let_go()
+                return
+            self._scan += 1
         while not self.closed:
             if self._start is not None or self._too_long:
                 piece = self._finish_record()
@@ -340,9 +313,7 @@ class JsonSplitter:
                 self._scan = at
                 return None
             self._scan = match.end()
-            inside = len(self._open) == self.depth and not (
-                self.depth == 2 and self._open[-1] == b"{"
-            )
+            inside = len(self._open) == self.depth and (self.depth < 2 or self._open[-1] == b"[")
             if kind == "open":
                 if inside and (self.depth or match[0] == b"{"):
                     self._begin(at)
@@ -350,7 +321,8 @@ class JsonSplitter:
                     return b""
                 self._push(match[0])
             elif kind == "close":
-                self._close()
+                del self._open[-1:]
+                self.closed = not self._open and self.depth > 0
                 if self.closed:
                     return None
             elif inside and (kind == "word" or self._open[-1:] == [b"["]):
@@ -396,22 +368,6 @@ class JsonSplitter:
         if len(self._open) >= MAX_NESTED:
             raise DamagedJsonError(f"more than {MAX_NESTED} brackets inside each other")
         self._open.append(bracket)
-
-    def _close(self) -> None:
-        if self._open:
-            self._open.pop()
-        self.closed = not self._open and self.depth > 0
-
-    def _leave_string(self) -> bool:
-        """Skip a string too long to hold; whether its end is in the buffer."""
-        end = _STRING_REST.match(self._buffer).end()  # type: ignore[union-attr]  # matches b"" too
-        self._scan = end
-        if end < len(self._buffer) and self._buffer[end : end + 1] == b'"':
-            self._scan = end + 1
-            self._in_string = False
-            return True
-        self._let_go()
-        return False
 
     def _let_go(self) -> None:
         """Drop what is no longer needed, and a record's text once it is too long."""

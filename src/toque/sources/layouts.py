@@ -5,7 +5,9 @@ from __future__ import annotations
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +37,8 @@ from toque.sources.token_arrays import BROKEN_ARCHIVE
 
 _SEEN_BYTES = 8192
 _CONTROLS = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
-_PROTOCOLS = (2, 3, 4, 5)
-"""Protocols that begin with their number; older ones are text and obsolete since 2003."""
-
-
-def _unreadable_records(contents: Contents) -> Numbered:
-    yield contents.first, str(contents.meta["reason"])
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""Beginnings by protocol; those before 2 are text, and obsolete since 2003."""
 
 
 READ: Mapping[str, Callable[[Contents], Numbered]] = {
@@ -48,7 +46,7 @@ READ: Mapping[str, Callable[[Contents], Numbered]] = {
     "json": json_records,
     "table": table_records,
     "parquet": columnar_records,
-    "unreadable": _unreadable_records,
+    "unreadable": lambda contents: iter([(contents.first, str(contents.meta["reason"]))]),
 }
 """Kind of a block to the function that reads its records."""
 _IN_WORDS = {
@@ -182,12 +180,8 @@ def table_layout(
     dialect = dialect_of(path, start, whole=whole, n_known=n_known)
     if dialect is None:
         return None
-    return FileLayout(
-        dialect.name,
-        dialect.columns,
-        lambda _: table_blocks(path, dialect, encoding=encoding),
-        fits=dialect.fits,
-    )
+    blocks = partial(table_blocks, path, dialect, encoding=encoding)
+    return FileLayout(dialect.name, dialect.columns, lambda _: blocks(), fits=dialect.fits)
 
 
 def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) -> FileLayout:
@@ -198,14 +192,12 @@ def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8
         DataError: it cannot be read, or lacks one of the fields.
     """
     start, whole = head(path, encoding=encoding)
-    wanted = set(columns.values())
-    layout = structured_layout(path, start, whole=whole, encoding=encoding) or table_layout(
-        path,
-        start,
-        whole=whole,
-        n_known=lambda fields: len(wanted.intersection(fields)),
-        encoding=encoding,
-    )
+
+    def n_known(fields: tuple[str, ...]) -> int:
+        return len(set(columns.values()).intersection(fields))
+
+    layout = structured_layout(path, start, whole=whole, encoding=encoding)
+    layout = layout or table_layout(path, start, whole=whole, n_known=n_known, encoding=encoding)
     if layout is None:
         raise UnknownFormatError(
             f"{path} is no file of records: it begins {first_line(start)!r}. A source with columns "
@@ -260,17 +252,15 @@ def is_columnar(path: Path) -> bool:
 
 def is_pickle(path: Path) -> bool:
     """True if a file is a pickle, or torch's archive around one."""
-    try:
+    with suppress(*BROKEN_ARCHIVE):  # the reader reports it
         with path.open("rb") as file:
             start = file.read(2)
-            if start[:1] == b"\x80" and start[1:] in (bytes([p]) for p in _PROTOCOLS):
+            if start in _PICKLES:
                 file.seek(-1, 2)
                 return file.read(1) == b"."  # the opcode that ends every pickle
         if start == b"PK":
             with zipfile.ZipFile(path) as archive:
                 return any(name.endswith(".pkl") for name in archive.namelist())
-    except BROKEN_ARCHIVE:
-        return False  # the reader reports it
     return False
 
 

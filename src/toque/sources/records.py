@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import xxhash
@@ -98,16 +97,7 @@ class Example(msgspec.Struct, frozen=True):
 def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> Example:
     """The example of a document, which is a text or token ids; see `Example`."""
     key = xxhash.xxh3_64_intdigest(ids or text.encode())
-    return Example(
-        prompt="",
-        target=text,
-        key=key,
-        title_key=0,
-        record_key=key,
-        document=True,
-        ends=ends,
-        ids=ids,
-    )
+    return Example("", text, key, title_key=0, record_key=key, document=True, ends=ends, ids=ids)
 
 
 def attempted(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | str:
@@ -144,16 +134,13 @@ def survivors(records: Iterator[_T]) -> Iterator[_T | str]:
 
 def _reason(error: Exception) -> str:
     """The exception's type, and the last of our functions it came from."""
-    place, at = "", error.__traceback__
+    place, at, ours = "", error.__traceback__, __name__.partition(".")[0]
     while at is not None:
-        place, at = _place(at) or place, at.tb_next
+        module = str(at.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] == ours:
+            place = f"{module}.{at.tb_frame.f_code.co_qualname}"
+        at = at.tb_next
     return f"raised {type(error).__name__} in {place}"
-
-
-def _place(at: TracebackType) -> str:
-    module = str(at.tb_frame.f_globals.get("__name__", ""))
-    ours = module.partition(".")[0] == __name__.partition(".")[0]
-    return f"{module}.{at.tb_frame.f_code.co_qualname}" if ours else ""
 
 
 @dataclass(frozen=True)
@@ -185,16 +172,13 @@ class RecordReader(Protocol):
     @property
     def recorded_name(self) -> str:
         """Its name in manifests and fingerprints; a store is reused only if it stays the same."""
-        ...
 
     @property
     def version(self) -> int:
         """Raised when the same bytes give other examples: older stores are then not reused."""
-        ...
 
     def schema(self, path: Path) -> str:
         """The name of a file's schema in the report: "recipenlg", "mealmaster", "text" ..."""
-        ...
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Raw blocks of `path` in order, in bounded memory; cheap, called in the main process.
@@ -202,19 +186,16 @@ class RecordReader(Protocol):
         Raises:
             DataError: the file is not of this reader's kind or cannot be read.
         """
-        ...
 
     def examples(self, block: Block) -> BlockExamples:
         """Parse and clean one block; called in a worker. A bad record is dropped, not raised."""
-        ...
 
 
 def examples_in(block: Block, reader: RecordReader) -> BlockExamples:
-    """The examples of a block.
+    """The examples of a block; DataError if its reader raised.
 
-    Raises:
-        DataError: the reader raised. Readers drop a record that raises; what is raised here came
-            between records, so that it is not known how many are lost.
+    Readers drop a record that raises; what is raised here came between records, so that it is not
+    known how many are lost.
     """
     try:
         return reader.examples(block)
@@ -228,15 +209,6 @@ def examples_in(block: Block, reader: RecordReader) -> BlockExamples:
         ) from error
 
 
-@runtime_checkable
-class SupportsTasks(Protocol):
-    """A reader that can turn one record into several kinds of examples."""
-
-    def for_tasks(self, tasks: tuple[str, ...]) -> RecordReader:
-        """The same reader for these tasks."""
-        ...
-
-
 def in_encoding(recorded_name: str, encoding: str) -> str:
     """A reader's recorded name, with the encoding it reads if that is not UTF-8.
 
@@ -247,11 +219,7 @@ def in_encoding(recorded_name: str, encoding: str) -> str:
 
 
 def encoding_in(recorded_name: str) -> str:
-    """The encoding that a recorded name names.
-
-    >>> encoding_in("reader"), encoding_in("reader;encoding=latin-1")
-    ('utf-8', 'latin-1')
-    """
+    """The encoding that a recorded name names; UTF-8 where it names none."""
     return recorded_name.rpartition(_ENCODING)[2] if _ENCODING in recorded_name else UTF_8
 
 
@@ -287,10 +255,11 @@ class Source:
         return [self.reader.version, *(version for _, version in others)]
 
     def for_tasks(self, tasks: tuple[str, ...]) -> Source:
-        """The same source, read for these tasks where its readers know any."""
+        """The same source, read for these tasks where its readers have a `for_tasks`, too."""
 
         def asked(reader: RecordReader) -> RecordReader:
-            return reader.for_tasks(tasks) if isinstance(reader, SupportsTasks) else reader
+            made: Callable[..., RecordReader] = getattr(reader, "for_tasks", lambda _: reader)
+            return made(tasks)
 
         readers = {name: asked(reader) for name, reader in self.readers.items()}
         return replace(self, reader=asked(self.reader), readers=readers)

@@ -44,11 +44,7 @@ class SourceFile:
 
 
 def find_files(sources: Sequence[Source]) -> list[SourceFile]:
-    """The files of all sources in order, hashed.
-
-    Raises:
-        DataError: a source names nothing, an empty file, or one that cannot be read.
-    """
+    """The files of all sources in order, hashed; each must be there, readable and not empty."""
     if not sources:
         raise DataError("data.sources is empty. Name at least one file, folder or pattern.")
     files: list[SourceFile] = []
@@ -94,17 +90,17 @@ def _files_of(pattern: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        inside = (p for p in path.rglob("*") if p.is_file())
-        found = sorted(p for p in inside if "/." not in f"/{p.relative_to(path).as_posix()}")
-        if not found:
-            raise DataError(f"The source folder {path} holds no files. Correct data.sources.")
-        return found
-    if any(sign in pattern for sign in "*?["):
-        anchor = Path(path.anchor) if path.anchor else Path()
-        found = sorted(p for p in anchor.glob(str(path.relative_to(anchor))) if p.is_file())
-        if not found:
-            raise DataError(f"No file matches the source {pattern!r}. Correct data.sources.")
-        return found
+        inside = path.rglob("*")
+        found = [p for p in inside if "/." not in f"/{p.relative_to(path).as_posix()}"]
+        lacks = f"The source folder {path} holds no files. Correct data.sources."
+    else:
+        anchor = Path(path.anchor)
+        found = list(anchor.glob(str(path.relative_to(anchor))))
+        lacks = f"No file matches the source {pattern!r}. Correct data.sources."
+    if path.is_dir() or any(sign in pattern for sign in "*?["):
+        if found := sorted(p for p in found if p.is_file()):
+            return found
+        raise DataError(lacks)
     near = sorted(p.name for p in path.parent.iterdir())[:8] if path.parent.is_dir() else []
     beside = f" Beside it: {', '.join(near)}." if near else ""
     raise DataError(
@@ -173,11 +169,8 @@ def saved_files(folder: Path) -> list[Path] | None:
             f"{folder} is a saved dataset whose state.json lists no files. Save it again with "
             "dataset.save_to_disk(folder)."
         )
-    files = []
-    for entry in listed:
-        name = entry.get("filename") if isinstance(entry, dict) else None
-        files.append(_inside(folder, name, "state.json"))
-    return files
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed]
+    return [_inside(folder, name, "state.json") for name in names]
 
 
 def _inside(folder: Path, name: Any, listed_in: str) -> Path:
@@ -204,12 +197,7 @@ def several_splits(name: str, splits: list[Any], *, sign: str) -> DataError:
 
 
 def dataset_files(path: str) -> tuple[Located, ...]:
-    """The Arrow files of `hf:NAME[:SPLIT]`; NAME is a folder or a name on the hub.
-
-    Raises:
-        DataError: `datasets` is missing, the name is unknown or cannot be fetched, or the split
-            is ambiguous.
-    """
+    """The Arrow files of `hf:NAME[:SPLIT]`; NAME is a folder or a name on the hub."""
     name, _, split = path.removeprefix(PREFIX).partition(":")
     if not name or "[" in split:
         raise DataError(
@@ -218,13 +206,9 @@ def dataset_files(path: str) -> tuple[Located, ...]:
         )
     folder = Path(name).expanduser()
     if folder.is_dir():
-        saved = saved_files(folder / split)
-        if saved is not None:
+        name = str(folder)
+        if (saved := saved_files(folder / split)) is not None:
             return tuple(Located(str(file), file) for file in saved)
-    return _built(path, str(folder) if folder.is_dir() else name, split)
-
-
-def _built(path: str, name: str, split: str) -> tuple[Located, ...]:
     try:
         import datasets
     except ImportError as error:
@@ -235,7 +219,14 @@ def _built(path: str, name: str, split: str) -> tuple[Located, ...]:
     try:
         found = datasets.load_dataset(name, split=split or None)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        raise _not_loaded(path, name, error) from error
+        why = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
+        raise DataError(
+            f"The dataset {path} cannot be loaded: {why}. A name is one on huggingface.co/datasets "
+            "(HF_TOKEN for a private one; without a network, or with HF_HUB_OFFLINE=1, only what "
+            "was fetched before is there), or a folder of data files. A dataset with several "
+            f"configurations is saved first: datasets.load_dataset({name!r}, CONFIGURATION)"
+            ".save_to_disk(FOLDER), and the folder named."
+        ) from error
     if isinstance(found, dict):
         if len(found) > 1:
             raise several_splits(f"{PREFIX}{name}", list(found), sign=":")
@@ -247,17 +238,6 @@ def _built(path: str, name: str, split: str) -> tuple[Located, ...]:
             "folder."
         )
     return tuple(Located(f"{PREFIX}{name}:{split}/{file.name}", file) for file in files)
-
-
-def _not_loaded(path: str, name: str, error: Exception) -> DataError:
-    said = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
-    return DataError(
-        f"The dataset {path} cannot be loaded: {said}. A name is one on huggingface.co/datasets "
-        "(HF_TOKEN for a private one; without a network, or with HF_HUB_OFFLINE=1, only what was "
-        f"fetched before is there), or a folder of data files. A dataset with several "
-        f"configurations is saved first: datasets.load_dataset({name!r}, CONFIGURATION)"
-        ".save_to_disk(FOLDER), and the folder named."
-    )
 
 
 def _json(path: Path) -> dict[str, Any]:
