@@ -216,10 +216,10 @@ def table_records(contents: Contents) -> Numbered:
                     if count_lines(row) > 1 and len(row) <= _MAX_RESPLIT:
                         # A stray quote has swallowed rows: drop the first line only.
                         end = _next_line(text, at)
-                yield (
-                    line,
-                    values if isinstance(values, str) else dict(zip(columns, values, strict=True)),
-                )
+                if isinstance(values, list):
+                    yield line, dict(zip(columns, values, strict=True))
+                else:
+                    yield line, values
         line += count_lines(text[at:end])
         at = end
 
