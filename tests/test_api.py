@@ -237,7 +237,7 @@ else:
 def test_what_forks_prints_nothing(verb, kitchen):
     toque.train(toque.configure(configuration(), run_dir="long", train={"stop_after": "9 steps"}))
     # In a process of its own: one that has computed must not be forked.
-    code = "import toque.workflows.ablation_plan as p; p.IMPROVEMENTS = p.IMPROVEMENTS[1:2]\n"
+    code = "import toque.workflows.ablate as p; p.IMPROVEMENTS = p.IMPROVEMENTS[1:2]\n"
     path = [str(Path(toque.__file__).parent.parent), str(Path(__file__).parent)]
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {path}\n{code}{FORKED}", verb],

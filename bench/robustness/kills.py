@@ -34,7 +34,7 @@ import peers
 from s3_emulator import BUCKET, s3_emulator
 
 from toque.storage.atomic import sha256_of
-from toque.workflows.killed_sessions import Kills, Session, facts_of, kill_and_continue, preload
+from toque.workflows.drill import Kills, Session, facts_of, kill_and_continue, preload
 
 SAVE_EVERY = 3
 SHAPE = "{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_rate: 0.1}"
@@ -103,11 +103,11 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
         start, fresh, facts(whole), kills=a.kills, span=calm_seconds,
         chance=random.Random(a.seed), facts=facts, after_kill=wipe,
     )  # fmt: skip
-    exact = not found.wrong and found.kills == a.kills
+    exact = not found.wrong and len(found.moments) == a.kills
     return harness.Result(
         ours={
-            "kills": found.kills,
-            "folders_deleted": found.kills // 10 if a.upload else 0,
+            "kills": len(found.moments),
+            "folders_deleted": len(found.moments) // 10 if a.upload else 0,
             "finished_runs_compared": found.finished,
             **(_moments(found, a.steps) if own else {}),
         },
@@ -124,9 +124,9 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
 
 def _moments(found: Kills, steps: int) -> dict[str, object]:
     """What the sessions were doing when killed, and how many kills came in each tenth of a run."""
-    tenths = [min(9, 10 * step // steps) for step in found.steps]
+    tenths = [min(9, 10 * step // steps) for _, step in found.moments]
     return {
-        "killed_while": found.while_,
+        "killed_while": dict(Counter(doing for doing, _ in found.moments)),
         "kills_in_each_tenth_of_the_steps": [tenths.count(n) for n in range(10)],
     }
 

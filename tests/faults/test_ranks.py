@@ -26,7 +26,7 @@ from fixtures.ranks import (
     wait_for,
 )
 from toque.cooking.cookbook.recipes import write_cookbook
-from toque.workflows.killed_sessions import differing, facts_of
+from toque.workflows.drill import differing, facts_of
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 16

@@ -10,8 +10,15 @@ from toque.config import load_config
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 from toque.evaluation.bootstrap import Interval, paired, t_quantile
-from toque.workflows.ablate import Ablation, Result, _alone, ablate, summary
-from toque.workflows.ablation_plan import IMPROVEMENTS, plan_ablation
+from toque.workflows.ablate import (
+    IMPROVEMENTS,
+    Ablation,
+    Result,
+    _alone,
+    ablate,
+    plan_ablation,
+    summary,
+)
 
 
 def plan(*overrides, seeds=2):
@@ -162,7 +169,7 @@ def test_two_ablations_in_one_folder_are_refused(tmp_path):
 @pytest.mark.slow
 def test_done_runs_are_not_done_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("toque.workflows.ablation_plan.IMPROVEMENTS", (IMPROVEMENTS[1],))
+    monkeypatch.setattr("toque.workflows.ablate.IMPROVEMENTS", (IMPROVEMENTS[1],))
     write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
     (tmp_path / "a.yaml").write_text(
         'model: {family: gpt2, tokenizer: "trained:512", shape: {n_embd: 16, n_layer: 1, '

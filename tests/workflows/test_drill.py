@@ -12,15 +12,12 @@ import pytest
 
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
-from toque.workflows.drill import drill
-from toque.workflows.killed_sessions import differing, events, facts_of, newest_step, steps_done
+from toque.workflows.drill import differing, drill, events, facts_of, newest_step, steps_done
 
 KILLS = """
 import json, os, random, sys, time
 from pathlib import Path
-from toque.errors import ConfigError
-from toque.workflows.drill import drill
-from toque.workflows.killed_sessions import Session, kill_and_continue
+from toque.workflows.drill import Session, kill_and_continue
 
 folder, lasting = Path(sys.argv[1]), sys.argv[2] == "exact"
 
@@ -49,7 +46,7 @@ found = kill_and_continue(
     start, fresh, {"sum": sum(i * i for i in range(20))},
     kills=12, span=0.25, chance=random.Random(4), facts=facts,
 )
-print(json.dumps([found.kills, sum(found.while_.values()), found.wrong]))
+print(json.dumps([len(found.moments), found.wrong]))
 """
 
 
@@ -62,8 +59,8 @@ def test_a_run_that_is_not_exact_is_found_by_killing_it(tmp_path: Path, how: str
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    kills, counted, wrong = json.loads(done.stdout)
-    assert kills == counted == 12
+    kills, wrong = json.loads(done.stdout)
+    assert kills == 12
     assert set(wrong) == (set() if how == "exact" else {"other sum"})
 
 
@@ -102,9 +99,21 @@ evaluation: {max_examples: 4, generate: 0}
 """
 
 
+ADAPTED = """
+run_dir: adapted
+seed: 5
+model: {family: gpt2, start_from: run/model}
+adapter: {kind: lora, r: 4, dropout: 0.1}
+data: {sources: [{path: a.jsonl}], store: second, max_prompt_tokens: 64, max_target_tokens: 256}
+train: {stop_after: "8 steps", batch: "1024 tokens", precision: float32, compile: false,
+  save_every: "4 steps", evaluate_every: "4 steps"}
+evaluation: {max_examples: 4, generate: 0}
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_whole_drill_of_a_run(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_the_whole_drill_of_a_run_and_of_an_adapter_on_it(tmp_path: Path) -> None:
     write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
     (tmp_path / "run.yaml").write_text(RUN)
 
@@ -125,38 +134,11 @@ def test_the_whole_drill_of_a_run(tmp_path: Path) -> None:
     assert len(verdicts) == 5
     assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "run", "run.yaml", "store"]
+    # An adapter's checkpoints are some kilobytes.
+    (tmp_path / "adapted.yaml").write_text(ADAPTED)
+    assert toque("train", "adapted.yaml").returncode == 0
+    done = toque("drill", "adapted", "--kills", "2", "--steps", "8")
+    assert done.returncode == 0, done.stdout + done.stderr
     # Drilled for longer than it lasts, it says so.
     done = toque("drill", "run", "--steps", "40")
     assert (done.returncode, "ends after 16 steps" in done.stderr) == (2, True)
-
-
-ADAPTED = """
-run_dir: adapted
-seed: 5
-model: {family: gpt2, start_from: run/model}
-adapter: {kind: lora, r: 4, dropout: 0.1}
-data: {sources: [{path: a.jsonl}], store: second, max_prompt_tokens: 64, max_target_tokens: 256}
-train: {stop_after: "8 steps", batch: "1024 tokens", precision: float32, compile: false,
-  save_every: "4 steps", evaluate_every: "4 steps"}
-evaluation: {max_examples: 4, generate: 0}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_whole_drill_of_an_adapter_whose_checkpoints_are_some_kilobytes(tmp_path: Path) -> None:
-    write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
-    (tmp_path / "run.yaml").write_text(RUN)
-    (tmp_path / "adapted.yaml").write_text(ADAPTED)
-    for words in (
-        "prepare run.yaml",
-        "train run.yaml",
-        "prepare adapted.yaml",
-        "train adapted.yaml",
-    ):
-        subprocess.run([sys.executable, "-m", "toque", *words.split()], cwd=tmp_path, check=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "toque", "drill", "adapted", "--kills", "2", "--steps", "8"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,8 @@
-"""Ablation runs, one process each, and the table of what each improvement is worth.
+"""Ablation: what each improvement is worth, by runs with and without it, one process each.
+
+Each improvement is taken away from a run that has all of them, and added to a run that has none,
+with the same seeds: the difference of two runs of one seed is free of what the seed alone does to
+both. A new improvement is one line in `IMPROVEMENTS`.
 
 The processes are forked by a server that has imported torch and computed nothing: starting a run
 costs tenths of a second instead of several.
@@ -14,11 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from toque.config import Resolved, load_config, resolved_yaml
+from toque.config import Resolved, config_sha256, load_config, resolved_yaml
 from toque.config.user_code import refuse_foreign_code
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.bootstrap import paired
@@ -30,7 +34,6 @@ from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
 from toque.units import Duration
 from toque.version import __version__
-from toque.workflows.ablation_plan import AblationPlan, Variant, plan_ablation
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.prepare import prepare
 
@@ -54,14 +57,90 @@ _PRELOAD: Final = (
     "peft",
 )
 """Imported once for all runs; one that is not installed is passed over."""
-_LOCK: Final = ".ablate.lock"
-_EXAMPLE: Final = 'budget="90 minutes"'
+_QUIET: Final = ("observe.webhook=null", "observe.trackers=[]", "checkpoint.upload=null")
+"""Overrides for what the runs of an ablation do without."""
 _METHOD: Final = (
     "Differences are with the improvement minus without, over runs of the same seed: mean and 95 % "
     "interval of Student's t. * where the interval leaves zero out; of twenty such intervals one "
     "misses, so a single star among many is weak. Time is training alone; memory is the highest of "
     "the whole process."
 )
+
+
+class Improvement(NamedTuple):
+    """Something that can be switched on and off by settings alone."""
+
+    name: str
+    setting: str
+    """Setting that decides: a configuration that has a value there has its own."""
+    on: tuple[str, ...]
+    """Overrides that switch it on in a configuration that does not have it."""
+    off: tuple[str, ...] = ()
+    """Overrides that switch it off in one that does; without any, the setting becomes null."""
+    only: str = ""
+    """If set, the one value of the setting that is on."""
+
+
+_STAGES: Final = 'curriculum={stages: [{from: "0 %"}, {from: "33 %"}, {from: "67 %"}]}'
+"""Stages of an ablation whose configuration has none; several improvements bound them."""
+_DIFFICULTY: Final = [
+    f"curriculum.stages.{n}.max_difficulty={most}" for n, most in enumerate(("easy", "medium"))
+]
+_QUALITY: Final = [f"curriculum.stages.{n}.min_quality=0.{5 + n}" for n in range(3)]
+_WORDINGS: Final = [f"augmentation.{part}=0.3" for part in ("instructions", "paraphrase", "tips")]
+_RESTARTS: Final = (
+    "optim.schedule=cosine_restarts",
+    # Three whole cycles, each twice as long as the one before: 1 + 2 + 4 sevenths.
+    'optim.cycles={first: "14.2 %"}',
+)
+_NO_RESTARTS: Final = ("optim.schedule=cosine", "optim.cycles=null")
+_SMOOTHING: Final = "optim.label_smoothing"
+# Of the last fifth, however short the run; an ema of 0.999 spans 1,000 updates.
+_AVERAGES: Final = 'optim.averaging={kind: last, last: 5, every: "4 %"}'
+
+IMPROVEMENTS: Final = (
+    Improvement("adapter", "adapter", ("adapter={kind: lora}",)),
+    Improvement("label smoothing", _SMOOTHING, (f"{_SMOOTHING}=0.1",), (f"{_SMOOTHING}=0.0",)),
+    Improvement("warm restarts", "optim.schedule", _RESTARTS, _NO_RESTARTS, "cosine_restarts"),
+    Improvement("gradient noise", "optim.gradient_noise", ("optim.gradient_noise={}",)),
+    Improvement("weight averaging", "optim.averaging", (_AVERAGES,)),
+    Improvement("curriculum", "curriculum", (_STAGES, *_DIFFICULTY)),
+    Improvement("rising quality", "curriculum", (_STAGES, *_QUALITY)),
+    Improvement("prompt formats", "augmentation", ("augmentation.prompt_formats=true",)),
+    Improvement("other wordings", "augmentation", (*_WORDINGS,)),
+)
+"""Packing is not listed: it does not change the arithmetic. Neither are the held-out loss and the
+recipe scores: they are the yardstick."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One configuration of the ablation, for one seed."""
+
+    name: str
+    seed: int
+    overrides: tuple[str, ...]
+    key: str
+    """Hash of all its settings but the run folder: equal variants are one run."""
+
+
+@dataclass(frozen=True)
+class AblationPlan:
+    """Runs to be compared."""
+
+    improvements: tuple[str, ...]
+    left_out: Mapping[str, str]
+    """Improvement -> why this configuration cannot have it."""
+    variants: tuple[Variant, ...]
+
+    @property
+    def runs(self) -> dict[str, Variant]:
+        """Every run once, by its key."""
+        return {variant.key: variant for variant in self.variants}
+
+    def keys(self, name: str) -> list[str]:
+        """Keys of the variant `name`, one a seed."""
+        return [variant.key for variant in self.variants if variant.name == name]
 
 
 @dataclass(frozen=True)
@@ -74,6 +153,19 @@ class Result:
     peak_bytes: int
     said: str = ""
     """The last words of a run that failed."""
+
+    def measure(self, name: str) -> float | None:
+        """One of `SHOWN`; None where it was not measured, or the run failed."""
+        if self.code:
+            return None
+        return float(self.peak_bytes) if name == "peak_bytes" else self.measures.get(name)
+
+    def __str__(self) -> str:
+        """The outcome in a few words."""
+        if self.code:
+            return f"failed with exit code {self.code}: {self.said}"
+        seconds = self.measures.get("training_seconds", 0.0)
+        return f"held-out loss {self.measures['loss']:.4f}, {seconds:.1f} s"
 
 
 @dataclass(frozen=True)
@@ -137,14 +229,116 @@ def ablate(
     with _alone(out):
         for i, (key, variant) in enumerate(runs.items(), start=1):
             results[key] = _done(out, key) or _run(config, variant, out, trust_code=trust_code)
-            reporter.line(
-                f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {_in_words(results[key])}"
-            )
+            reporter.line(f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {results[key]}")
         record = summary(plan, results) | {"config": config, "overrides": list(words)}
         found = Ablation(out / "ablation.json", out / "ablation.html", record)
         atomic_write(found.json, json.dumps(record, indent=1).encode())
         atomic_write(found.page, _page(plan, record, results).html().encode())
     return found
+
+
+def _named(config: Configured, overrides: Sequence[str], out: Path, *, trust_code: bool) -> str:
+    """A file of the configuration: each run reads it with changes of its own.
+
+    Raises:
+        ConfigError: it names code that nobody vouches for.
+    """
+    is_file = isinstance(config, str | Path)
+    settings = load_config(config, overrides).config if is_file else configure(config)
+    if not trust_code:
+        refuse_foreign_code(settings.foreign_code)
+    if is_file:
+        return str(config)
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_write(out / "ablation.yaml", resolved_yaml(with_origins(settings)).encode())
+    return str(out / "ablation.yaml")
+
+
+def _length(
+    config: str, overrides: Sequence[str], *, seeds: int, steps: int | None, budget: str | None
+) -> list[str]:
+    if steps is not None and budget is not None:
+        raise ConfigError(
+            f"{argument('steps')} and {argument('budget')} both say how long runs are. Give one of "
+            "them."
+        )
+    if steps is not None:
+        if steps < 1:
+            raise ConfigError(f"{argument('steps')} is {steps}. A run has at least one update.")
+        return [f"train.stop_after={steps} steps"]
+    if budget is None:
+        return []
+    whole = Duration.parse(budget)
+    if whole.seconds is None or whole.amount <= 0:
+        example = argument('budget="90 minutes"')
+        raise ConfigError(f"{argument('budget')} is {budget!r}. Give a time, such as {example}.")
+    runs = len(plan_ablation(config, overrides, seeds=seeds).runs)
+    each = whole.in_minutes().amount * SHARE_FOR_TRAINING / runs
+    return [f"train.stop_after={each:.4g} minutes"]
+
+
+def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> AblationPlan:
+    """The runs for a file or a preset, each seed the configuration's and those after it.
+
+    Raises:
+        ConfigError: the configuration cannot be used, no improvement fits it, or seeds is below 2.
+    """
+    if seeds < 2:
+        raise ConfigError(
+            f"{argument('seeds')} is {seeds}, and a single pair of runs says nothing of how sure a "
+            "difference is. Give at least 2; 5 is a good number."
+        )
+    common = [*overrides, *_QUIET]
+    able, left_out = _able(config, common)
+    if not able:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise ConfigError(f"None of the improvements fits {config}: {reasons}")
+    first = load_config(config, common).config.seed
+    variants = []
+    for seed in range(first, first + seeds):
+        for base, change in (("on", "off"), ("off", "on")):
+            for changed in ("", *able):
+                # A setting that several share is written once, before what each adds to it.
+                words = dict.fromkeys(
+                    word
+                    for name, (on, off) in able.items()
+                    for word in (on if (base == "on") != (name == changed) else off)
+                )
+                given = (*common, f"seed={seed}", *words)
+                name = f"all {base}, {changed} {change}" if changed else f"all {base}"
+                key = config_sha256(load_config(config, [*given, "run_dir=run"]).config)[:16]
+                variants.append(Variant(name, seed, given, key))
+    return AblationPlan(tuple(able), left_out, tuple(variants))
+
+
+def _able(
+    config: str, overrides: Sequence[str]
+) -> tuple[dict[str, tuple[tuple[str, ...], tuple[str, ...]]], dict[str, str]]:
+    """Improvements that fit, each with overrides for on and off; and why the others do not."""
+    base = load_config(config, overrides).config
+    able: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    left_out: dict[str, str] = {}
+    its_own: dict[str, str] = {}
+    for name, setting, on, off, only in IMPROVEMENTS:
+        value = attrgetter(setting)(base)
+        if value == only if only else value not in (None, 0.0):
+            # Its value is what is switched; a value has one switch.
+            first = its_own.setdefault(setting, name)
+            if first == name:
+                able[name] = (), off or (f"{setting}=null",)
+            else:
+                left_out[name] = (
+                    f"the configuration has its own `{setting}`, which is switched as a whole: see "
+                    f"{first}."
+                )
+            continue
+        try:
+            load_config(config, [*overrides, *on])
+        except ConfigError as error:
+            left_out[name] = str(error)
+        else:
+            able[name] = on, ()
+    return able, left_out
 
 
 @contextmanager
@@ -159,7 +353,7 @@ def _alone(out: Path) -> Iterator[None]:
 
     with ExitStack() as stack:
         try:
-            stack.enter_context(file_lock(out / _LOCK, refuse))
+            stack.enter_context(file_lock(out / ".ablate.lock", refuse))
         except OSError as error:
             raise ConfigError(
                 f"{out} cannot hold an ablation: {error.strerror}. Name a folder that can be "
@@ -168,11 +362,71 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
+def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Result:
+    """Train in a process of its own, whose memory and failures are its own."""
+    key = variant.key
+    for name in ("runs", "logs", "results"):
+        (out / name).mkdir(parents=True, exist_ok=True)
+    log = out / "logs" / f"{key}.txt"
+    words = [*variant.overrides, f"run_dir={out / 'runs' / key}"]
+    resolved = load_config(config, words, trust_code=trust_code or None)
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(list(_PRELOAD))
+    child = processes.Process(target=_train, args=(resolved, out, key, log, dict(os.environ)))
+    child.start()
+    try:
+        child.join()
+    except KeyboardInterrupt:  # the child has had the signal, too, and saves
+        child.join()
+        raise
+    if child.exitcode == Interrupted.exit_code:
+        raise Interrupted(
+            f"A run of the ablation was stopped by a signal and saved. The same command goes on; "
+            f"{out} holds what is done."
+        )
+    if child.exitcode == 0 and (done := _done(out, key)) is not None:
+        return done
+    last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+    return Result(key, child.exitcode or 1, {}, 0, "".join(last))
+
+
+def _train(
+    resolved: Resolved, out: Path, key: str, log: Path, environment: Mapping[str, str]
+) -> None:
+    """Train, with output in `log`, and write the result of a run that did not fail."""
+    from toque.workflows.train import train_in_child
+
+    os.environ.update(environment)
+    file = open_append(log)
+    for standard in (1, 2):
+        os.dup2(file, standard)
+    code, run = train_in_child(resolved, log), Path(resolved.config.run_dir)
+    if code == 0:
+        record = json.loads((run / "evaluation.json").read_text())
+        scores = {**record["heldout"], **record["generated"]}
+        measures = {name: float(value) for name, value in scores.items() if value is not None}
+        for event in read_metrics(run / METRICS):
+            if event["event"] == "end":
+                measures["training_seconds"] = float(event["training_seconds"])
+        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        result = Result(key, 0, measures, kib * (1 if sys.platform == "darwin" else 1024))
+        atomic_write(out / "results" / f"{key}.json", json.dumps(asdict(result)).encode())
+    sys.exit(code)
+
+
+def _done(out: Path, key: str) -> Result | None:
+    """Result of a run that did not fail; failed runs are tried again."""
+    try:
+        return Result(**json.loads((out / "results" / f"{key}.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
 def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]:
     """The differences with their intervals, and what they are made from, as JSON."""
 
     def values(name: str, measure: str) -> list[float | None]:
-        return [_measure(results[key], measure) for key in plan.keys(name)]
+        return [results[key].measure(measure) for key in plan.keys(name)]
 
     effects: dict[str, dict[str, dict[str, Any]]] = {}
     for improvement in plan.improvements:
@@ -196,127 +450,6 @@ def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]
     }
 
 
-def _length(
-    config: str, overrides: Sequence[str], *, seeds: int, steps: int | None, budget: str | None
-) -> list[str]:
-    if steps is not None and budget is not None:
-        raise ConfigError(
-            f"{argument('steps')} and {argument('budget')} both say how long runs are. Give one of "
-            "them."
-        )
-    if steps is not None:
-        if steps < 1:
-            raise ConfigError(f"{argument('steps')} is {steps}. A run has at least one update.")
-        return [f"train.stop_after={steps} steps"]
-    if budget is None:
-        return []
-    whole = Duration.parse(budget)
-    if whole.seconds is None or whole.amount <= 0:
-        raise ConfigError(
-            f"{argument('budget')} is {budget!r}. Give a time, such as {argument(_EXAMPLE)}."
-        )
-    runs = len(plan_ablation(config, overrides, seeds=seeds).runs)
-    each = whole.in_minutes().amount * SHARE_FOR_TRAINING / runs
-    return [f"train.stop_after={each:.4g} minutes"]
-
-
-def _named(config: Configured, overrides: Sequence[str], out: Path, *, trust_code: bool) -> str:
-    """A file of the configuration: each run reads it with changes of its own.
-
-    Raises:
-        ConfigError: it names code that nobody vouches for.
-    """
-    if isinstance(config, str | Path):
-        if not trust_code:
-            refuse_foreign_code(load_config(config, overrides).config.foreign_code)
-        return str(config)
-    settings = configure(config)
-    if not trust_code:
-        refuse_foreign_code(settings.foreign_code)
-    out.mkdir(parents=True, exist_ok=True)
-    atomic_write(out / "ablation.yaml", resolved_yaml(with_origins(settings)).encode())
-    return str(out / "ablation.yaml")
-
-
-def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Result:
-    """Train in a process of its own, whose memory and failures are its own."""
-    run, log = out / "runs" / variant.key, out / "logs" / f"{variant.key}.txt"
-    for folder in (run.parent, log.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    words = [*variant.overrides, f"run_dir={run}"]
-    resolved = load_config(config, words, trust_code=trust_code or None)
-    processes = get_context("forkserver")
-    processes.set_forkserver_preload(list(_PRELOAD))
-    hears, tells = processes.Pipe(duplex=False)
-    child = processes.Process(target=_train, args=(resolved, log, dict(os.environ), tells))
-    child.start()
-    tells.close()
-    try:
-        child.join()
-    except KeyboardInterrupt:  # the child has had the signal, too, and saves
-        child.join()
-        raise
-    code = child.exitcode or 0
-    peak = hears.recv() if hears.poll() else 0
-    if code == Interrupted.exit_code:
-        raise Interrupted(
-            f"A run of the ablation was stopped by a signal and saved. The same command goes on; "
-            f"{out} holds what is done."
-        )
-    if code:
-        last = log.read_text(errors="replace").strip().splitlines()[-1:]
-        return Result(variant.key, code, {}, peak, "".join(last))
-    result = Result(variant.key, code, _measures(run), peak)
-    (out / "results").mkdir(exist_ok=True)
-    atomic_write(out / "results" / f"{variant.key}.json", json.dumps(asdict(result)).encode())
-    return result
-
-
-def _train(resolved: Resolved, log: Path, environment: dict[str, str], tells: Connection) -> None:
-    """Train, with output in `log`; tell the most memory it held, in bytes."""
-    from toque.workflows.train import train_in_child
-
-    os.environ.update(environment)
-    file = open_append(log)
-    for standard in (1, 2):
-        os.dup2(file, standard)
-    code = train_in_child(resolved, log)
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    tells.send(kib * (1 if sys.platform == "darwin" else 1024))
-    sys.exit(code)
-
-
-def _done(out: Path, key: str) -> Result | None:
-    """Result of an earlier `ablate`; failed runs are tried again."""
-    try:
-        record = json.loads((out / "results" / f"{key}.json").read_text())
-        return Result(**record)
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _measures(run: Path) -> dict[str, float]:
-    record = json.loads((run / "evaluation.json").read_text())
-    ends = [e for e in read_metrics(run / METRICS) if e["event"] == "end"]
-    found = {**record["heldout"], **record["generated"]}
-    if ends:
-        found["training_seconds"] = ends[-1]["training_seconds"]
-    return {name: float(value) for name, value in found.items() if value is not None}
-
-
-def _measure(result: Result, name: str) -> float | None:
-    if result.code:
-        return None
-    return float(result.peak_bytes) if name == "peak_bytes" else result.measures.get(name)
-
-
-def _in_words(result: Result) -> str:
-    if result.code:
-        return f"failed with exit code {result.code}: {result.said}"
-    seconds = result.measures.get("training_seconds", 0.0)
-    return f"held-out loss {result.measures['loss']:.4f}, {seconds:.1f} s"
-
-
 def _effects(record: Mapping[str, Any]) -> Grid:
     heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
     rows = [
@@ -337,13 +470,12 @@ def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
 
 
 def _page(plan: AblationPlan, record: Mapping[str, Any], results: Mapping[str, Result]) -> Page:
-    runs = [(v.name, str(v.seed), _in_words(results[v.key])) for v in plan.variants]
-    seeds = len(record["seeds"])
-    count = f"{len(plan.improvements)} improvements, {seeds} seeds, {len(plan.runs)} runs."
-    left_out = [Sentence(f"Left out: {name}. {why}", "warn")
-                for name, why in plan.left_out.items()]  # fmt: skip
+    runs = [(v.name, str(v.seed), str(results[v.key])) for v in plan.variants]
+    left_out = [Sentence(f"Left out: {n}. {why}", "warn") for n, why in plan.left_out.items()]
     sections = (
         Section("effects", "What each improvement changes", [_effects(record), *left_out]),
         Section("runs", "Runs", [Grid(("run", "seed", "result"), runs)]),
     )
+    seeds, improvements = len(record["seeds"]), len(plan.improvements)
+    count = f"{improvements} improvements, {seeds} seeds, {len(plan.runs)} runs."
     return Page(PageHead("Ablation", f"Ablation of {record['config']}", count), sections)

@@ -2,19 +2,29 @@
 
 Every fault is done to runs in a scratch folder beside the user's; each must come to the end of a
 run that was left alone: the same weights, optimizer and losses, bit for bit.
+
+Sessions of training are forked from a process that has imported torch and transformers and computed
+nothing: a restart costs tenths of a second, and is a fresh trainer all the same. (A process that
+has computed must not be forked: its threads are not there in the child.)
 """
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
 import platform
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -22,18 +32,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from toque.config import load_config
 from toque.errors import CheckFailed, CheckpointError, ConfigError, Interrupted, argument
 from toque.reporter import SILENT, Reporter
-from toque.workflows.killed_sessions import (
-    Facts,
-    Session,
-    differing,
-    events,
-    facts_of,
-    kill_and_continue,
-    newest_checkpoint,
-    newest_step,
-    preload,
-    steps_done,
-)
+from toque.runs.history import METRICS, read_metrics
+from toque.storage.atomic import sha256_of
+from toque.storage.no_follow import open_append
 from toque.workflows.results import Model, folder_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ SAVES: Final = 8
 """Saves of each run of the drill, the last one included."""
 _COPIES: Final = 10
 """Checkpoints that lie in the scratch folder at most."""
+_LOOK_EVERY: Final = 0.002
+"""Seconds between two looks at a session that is waited for."""
 _SAME: Final = "same bits at the end"
 QUIET: Final = (
     "train.keep_last=2",
@@ -60,18 +63,8 @@ QUIET: Final = (
 )
 """Settings of a drill's runs that leave out what changes no update."""
 
-
-class StopAt:
-    """Ends a session after so many updates of the run; the schedules stay those of the whole."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, state: RunState) -> str | None:
-        """Stop when it is enough."""
-        return "stop" if state.step >= self.step else None
-
-    on_train_begin = on_step_end  # a session may have nothing more to do
+Facts = Mapping[str, Any]
+"""Results of training by name, for comparing: hashes, and the loss of every step."""
 
 
 @dataclass(frozen=True)
@@ -152,25 +145,17 @@ def drill(
             "steps are needed, so that there is something to save in between, and kills cannot be "
             "negative."
         )
-    needed = _COPIES * sum(file.stat().st_size for file in newest_checkpoint(folder).glob("*"))
+    needed = _COPIES * sum(file.stat().st_size for file in _newest_checkpoint(folder).glob("*"))
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise CheckpointError(
             f"The drill needs space for about {_COPIES} checkpoints beside {folder}: {needed:,} "
             f"bytes, and {free:,} are free. Make space first."
         )
-    preload()
-    with _scratch_beside(folder) as scratch:
-        faults = _Faults(folder, Path(scratch), steps, kills, random.Random(seed), reporter.notice)
-        return DrillResult(folder, tuple(faults.run()))
-
-
-def _scratch_beside(run: Path) -> tempfile.TemporaryDirectory[str]:
-    """A folder on the disk of the run, which is the one under test; removed at the end."""
-    place = run.resolve().parent
+    place = folder.resolve().parent
     try:
-        return tempfile.TemporaryDirectory(
-            prefix=f"drill-{run.name}-", dir=place, ignore_cleanup_errors=True
+        scratch = tempfile.TemporaryDirectory(
+            prefix=f"drill-{folder.name}-", dir=place, ignore_cleanup_errors=True
         )
     except OSError as error:
         raise CheckpointError(
@@ -178,6 +163,28 @@ def _scratch_beside(run: Path) -> tempfile.TemporaryDirectory[str]:
             "run, so that its disk is the one that is tested; give yourself the right to write "
             "there, or copy the run elsewhere."
         ) from error
+    with scratch:
+        preload()
+        chance = random.Random(seed)
+        faults = _Faults(folder, Path(scratch.name), steps, kills, chance, reporter.notice)
+        return DrillResult(folder, tuple(faults.run()))
+
+
+class StopAt:
+    """Ends a session after so many updates of the run; the schedules stay those of the whole."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, state: RunState) -> str | None:
+        """Stop when it is enough."""
+        return "stop" if state.step >= self.step else None
+
+    on_train_begin = on_step_end  # a session may have nothing more to do
+
+
+_Judgement = tuple[str, str, list[str], str]
+"""What was done, what was expected, what is wrong, and what happened where nothing is."""
 
 
 class _Faults:
@@ -198,6 +205,8 @@ class _Faults:
         self.sessions: list[Session] = []
         self.whole: Facts = {}
         """Facts of the undisturbed run."""
+        self.interrupted = scratch / "interrupted"
+        """Copy of a run that SIGTERM stopped, for the faults that damage it."""
 
     def run(self) -> Iterator[Outcome]:
         """Do everything; what a fault leaves is removed before the next.
@@ -208,25 +217,40 @@ class _Faults:
         """
         try:
             life, training = self._undisturbed()
-            for fault in (
-                self._two_runs,
-                lambda: self._killed(life, training),
-                self._terminated,
-                lambda: self._damaged("a flipped bit", "model.safetensors", self._flip),
-                lambda: self._damaged("a file cut short", "optimizer.safetensors", self._cut),
+            yield self._outcome("two runs in one folder", self._two_runs)
+            yield self._outcome("killed (SIGKILL)", partial(self._killed, life, training))
+            yield self._outcome("told to stop (SIGTERM)", self._terminated)
+            for fault, file, damage in (
+                ("a flipped bit", "model.safetensors", self._flip),
+                ("a file cut short", "optimizer.safetensors", self._cut),
             ):
-                began = time.monotonic()
-                outcome = fault()
-                yield replace(outcome, seconds=round(time.monotonic() - began, 1))
+                if self.interrupted.exists():
+                    yield self._outcome(fault, partial(self._damaged, file, damage))
+                else:
+                    yield Outcome(fault, "nothing", "", "no run was interrupted whole", "skipped")
         finally:
             for session in self.sessions:
                 session.send(signal.SIGKILL)
                 session.wait()
 
+    def _outcome(self, fault: str, do: Callable[[], _Judgement]) -> Outcome:
+        self.say(fault)
+        began = time.monotonic()
+        done, expected, wrong, said = do()
+        seconds = round(time.monotonic() - began, 1)
+        happened = "; ".join(dict.fromkeys(wrong)) if wrong else said
+        return Outcome(fault, done, expected, happened, "FAILED" if wrong else "ok", seconds)
+
     def _started(self, run: Path) -> Session:
         """A session that begins or continues the training of a run folder."""
+        from toque.training.resources import RESOURCES
         from toque.workflows.train import train_in_child  # with torch, which refusing does without
 
+        # How updates are computed was measured by the run; another choice is other bits.
+        if not run.exists():
+            run.mkdir()
+            if (self.model / RESOURCES).exists():
+                shutil.copy(self.model / RESOURCES, run / RESOURCES)
         log, stop = self.scratch / f"{len(self.sessions)}.log", StopAt(self.steps)
         settings = load_config(
             self.model / "config.yaml",
@@ -237,20 +261,10 @@ class _Faults:
         self.sessions.append(session)
         return session
 
-    def _fresh(self, name: str) -> Path:
-        from toque.training.resources import RESOURCES
-
-        run = self.scratch / name
-        run.mkdir()
-        # How updates are computed was measured by the run; another choice is other bits.
-        if (self.model / RESOURCES).exists():
-            shutil.copy(self.model / RESOURCES, run / RESOURCES)
-        return run
-
     def _undisturbed(self) -> tuple[float, float]:
         """Train a copy and note what it comes to; its seconds, all and from its first event on."""
         self.say("a run that is left alone")
-        run, began = self._fresh("whole"), time.monotonic()
+        run, began = self.scratch / "whole", time.monotonic()
         session = self._started(run)
         session.wait_until(lambda: bool(events(run)))
         reported = time.monotonic()
@@ -259,7 +273,7 @@ class _Faults:
         if code != 0:
             raise CheckpointError(
                 f"The run does not train here even undisturbed (exit code {code}): "
-                f"{_last_words(session)} Mend that first; start the drill in the folder the run "
+                f"{session.last_words()} Mend that first; start the drill in the folder the run "
                 "was started in."
             )
         self.whole = facts_of(run)
@@ -275,15 +289,13 @@ class _Faults:
         """Wait for the end of a run; what is wrong with it then. The folder is removed."""
         code = session.wait()
         if code != 0:
-            return [f"continuing ended with exit code {code}: {_last_words(session)}"]
+            return [f"continuing ended with exit code {code}: {session.last_words()}"]
         wrong = [f"other {name}" for name in differing(self.whole, facts_of(run))]
         shutil.rmtree(run)
         return wrong
 
-    def _two_runs(self) -> Outcome:
-        fault, refused = "two runs in one folder", CheckpointError.exit_code
-        self.say(fault)
-        run, wrong = self._fresh("shared"), []
+    def _two_runs(self) -> _Judgement:
+        run, wrong, refused = self.scratch / "shared", [], CheckpointError.exit_code
         first = self._started(run)
         if first.wait_until(lambda: steps_done(run) >= 1):
             first.send(signal.SIGSTOP)  # or it may be done before the second has begun
@@ -291,49 +303,46 @@ class _Faults:
             code = second.wait()
             first.send(signal.SIGCONT)
             if code != refused or "in use" not in second.said():
-                wrong.append(f"the second ended with exit code {code}: {_last_words(second)}")
+                wrong.append(f"the second ended with exit code {code}: {second.last_words()}")
         wrong += self._ends_the_same(run, first)
         done = "started a second one while the first trained"
         expected = f"second refused (exit code {refused}), first undisturbed, {_SAME}"
-        return _judged(fault, done, expected, wrong, f"second refused, first finished, {_SAME}")
+        return done, expected, wrong, f"second refused, first finished, {_SAME}"
 
-    def _killed(self, life: float, training: float) -> Outcome:
+    def _killed(self, life: float, training: float) -> _Judgement:
         def fresh(n: int) -> Path:
             for old in self.scratch.glob("killed-*"):
                 shutil.rmtree(old)
-            return self._fresh(f"killed-{n}")
+            return self.scratch / f"killed-{n}"
 
         found = kill_and_continue(
             self._started, fresh, self.whole,
             kills=self.kills, span=life, training=training, chance=self.chance,
             after_kill=lambda _run, n: self.say(f"SIGKILL {n} of {self.kills}"),
         )  # fmt: skip
-        doing = ", ".join(f"{count} while {name}" for name, count in found.while_.items() if count)
-        done = f"at {found.kills} random moments ({doing}), continued each time"
+        counts = Counter(doing for doing, _ in found.moments)
+        doing = ", ".join(f"{count} while {name}" for name, count in counts.items())
+        done = f"at {len(found.moments)} random moments ({doing}), continued each time"
         runs = f"{found.finished} finished {'run' if found.finished == 1 else 'runs'}"
-        return _judged("killed (SIGKILL)", done, _SAME, found.wrong, f"{runs}: {_SAME}")
+        return done, _SAME, found.wrong, f"{runs}: {_SAME}"
 
-    def _terminated(self) -> Outcome:
-        """SIGTERM; leaves a copy of the interrupted run for the faults that damage it."""
-        self.say("SIGTERM")
-        run, wrong = self._fresh("stopped"), []
+    def _terminated(self) -> _Judgement:
+        run, wrong, interrupted = self.scratch / "stopped", [], Interrupted.exit_code
         after = self.chance.randrange(2 * self.save_every + 1, 3 * self.save_every + 1)
         session = self._started(run)
         if session.wait_until(lambda: steps_done(run) >= after):
             session.send(signal.SIGTERM)
-        code, interrupted = session.wait(), Interrupted.exit_code
-        saved, reached = newest_step(run), steps_done(run)
+        code, saved, reached = session.wait(), newest_step(run), steps_done(run)
         if code != interrupted:
             wrong.append(f"it ended with exit code {code}")
         elif saved != reached:
             wrong.append(f"step {reached} was reached and {saved} saved")
         else:
-            shutil.copytree(run, self.scratch / "interrupted", symlinks=True)
+            shutil.copytree(run, self.interrupted, symlinks=True)
         wrong += self._ends_the_same(run, self._started(run))
         expected = f"step finished and saved, exit code {interrupted}, {_SAME}"
         said = f"saved at step {saved}, exit code {code}, {_SAME}"
-        done = f"after step {after}, continued"
-        return _judged("told to stop (SIGTERM)", done, expected, wrong, said)
+        return f"after step {after}, continued", expected, wrong, said
 
     def _flip(self, path: Path) -> str:
         data = bytearray(path.read_bytes())
@@ -347,27 +356,207 @@ class _Faults:
         os.truncate(path, size)
         return f"cut {path.name} at {size:,} bytes"
 
-    def _damaged(self, fault: str, name: str, damage: Callable[[Path], str]) -> Outcome:
-        """The newest checkpoint of the interrupted run is damaged, and the run continued."""
-        self.say(fault)
-        expected = f"the damage named, the checkpoint before it used, {_SAME}"
-        mould, run = self.scratch / "interrupted", self.scratch / "damaged"
-        if not mould.exists():
-            return Outcome(fault, "nothing", expected, "no run was interrupted whole", "skipped")
-        shutil.copytree(mould, run, symlinks=True)
-        newest = newest_checkpoint(run)
-        done = f"{damage(newest / name)} of the newest checkpoint ({newest.name})"
+    def _damaged(self, file: str, damage: Callable[[Path], str]) -> _Judgement:
+        """Damage the newest checkpoint of the interrupted run, and continue it."""
+        run = self.scratch / "damaged"
+        shutil.copytree(self.interrupted, run, symlinks=True)
+        newest = _newest_checkpoint(run)
+        done = f"{damage(newest / file)} of the newest checkpoint ({newest.name})"
         session = self._started(run)
         wrong = self._ends_the_same(run, session)
         if f"skipped {newest.name}" not in "".join(session.said().split("\n")):
             wrong.append("the damaged checkpoint was not named")
-        return _judged(fault, done, expected, wrong, f"named, fell back, {_SAME}")
+        expected = f"the damage named, the checkpoint before it used, {_SAME}"
+        return done, expected, wrong, f"named, fell back, {_SAME}"
 
 
-def _judged(fault: str, done: str, expected: str, wrong: list[str], said: str) -> Outcome:
-    happened = "; ".join(dict.fromkeys(wrong)) if wrong else said
-    return Outcome(fault, done, expected, happened, "FAILED" if wrong else "ok")
+class Session:
+    """One training process, whose output is appended to `log`."""
+
+    def __init__(self, body: Callable[[], int], log: Path) -> None:
+        self.log = log
+        self._process = multiprocessing.get_context("fork").Process(target=_run, args=(body, log))
+        self._process.start()
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, negative for the signal it died of; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self) -> int:
+        """Wait for the end; the exit code."""
+        self._process.join()
+        assert self.code is not None
+        return self.code
+
+    def wait_until(self, true: Callable[[], bool]) -> bool:
+        """Wait until `true()`; False when the session ended before."""
+        while not true():
+            if self.code is not None:
+                return False
+            time.sleep(_LOOK_EVERY)
+        return True
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        if self.code is None and self._process.pid is not None:
+            os.kill(self._process.pid, number)
+
+    def killed_after(self, seconds: float) -> bool:
+        """True if SIGKILL met it that long from now; False when it ended by itself before."""
+        self._process.join(seconds)
+        self.send(signal.SIGKILL)
+        return self.wait() == -signal.SIGKILL
+
+    def said(self) -> str:
+        """The text that it printed."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def last_words(self) -> str:
+        """The last three lines of it."""
+        return " ".join(self.said().strip().splitlines()[-3:])
 
 
-def _last_words(session: Session) -> str:
-    return " ".join(session.said().strip().splitlines()[-3:])
+def _run(body: Callable[[], int], log: Path) -> None:
+    file = open_append(log)
+    for standard in (1, 2):  # output and errors
+        os.dup2(file, standard)
+    sys.exit(body())
+
+
+def preload() -> None:
+    """Import what a session needs, and compute nothing."""
+    for name in (
+        "torch",
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.gpt2.modeling_gpt2",
+        "transformers.models.t5.modeling_t5",
+        "toque.models.families",
+        "toque.workflows.train",
+    ):
+        importlib.import_module(name)
+
+
+def newest_step(run: Path) -> int:
+    """The step of the newest checkpoint folder, whole or not; 0 for none."""
+    steps = [path.name.rpartition("-")[2] for path in (run / "checkpoints").glob("step-*")]
+    return max(map(int, steps), default=0)
+
+
+def _newest_checkpoint(run: Path) -> Path:
+    """The folder of that step; of step 0 there is none."""
+    return run / "checkpoints" / f"step-{newest_step(run):08d}"
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """The events of a run that count; none before it has begun."""
+    with suppress(OSError):
+        return read_metrics(run / METRICS)
+    return []
+
+
+def steps_done(run: Path) -> int:
+    """The newest step that `metrics.jsonl` records."""
+    return max((e["step"] for e in events(run) if e["event"] == "step"), default=0)
+
+
+def facts_of(run: Path) -> Facts:
+    """SHA-256 of the last weights, optimizer and finished model, and the loss of every step.
+
+    Of a step that was done more than once, the loss reported last is what stands.
+    """
+    last = _newest_checkpoint(run)
+    files = {
+        "weights": last / "model.safetensors",
+        "optimizer": last / "optimizer.safetensors",
+        **{f"model/{path.name}": path for path in (run / "model").glob("*.safetensors")},
+    }
+    hashes = {name: sha256_of(path) for name, path in files.items() if path.exists()}
+    losses = {e["step"]: e["loss"] for e in events(run) if e["event"] == "step"}
+    return {"last step": newest_step(run), **hashes, "losses": losses}
+
+
+def differing(whole: Facts, other: Facts) -> list[str]:
+    """Names of the facts that are not equal."""
+    return [n for n in {**whole, **other} if whole.get(n) != other.get(n)]
+
+
+@dataclass
+class Kills:
+    """The outcome of killing runs again and again."""
+
+    moments: list[tuple[str, int]] = field(default_factory=list)
+    """What the session was doing at each kill, and the newest step it had reported."""
+    finished: int = 0
+    """Runs that came to their end, each compared."""
+    wrong: list[str] = field(default_factory=list)
+    """Differences, and sessions that failed, as sentences."""
+
+
+def kill_and_continue(
+    start: Callable[[Path], Session],
+    fresh: Callable[[int], Path],
+    whole: Facts,
+    *,
+    kills: int,
+    span: float,
+    training: float = 0.0,
+    chance: random.Random,
+    facts: Callable[[Path], Facts] = facts_of,
+    after_kill: Callable[[Path, int], None] = lambda _run, _kills: None,
+) -> Kills:
+    """SIGKILL at moments drawn evenly from each session's life.
+
+    A run that comes to its end before its kill is compared, and the next one begins.
+
+    Args:
+        start: starts, or continues, the run in a folder.
+        fresh: the folder of the nth run.
+        whole: facts of a run that was left alone.
+        kills: how many.
+        span: seconds; the life of an undisturbed run.
+        training: seconds of it after its first event. If not 0, every other kill is drawn from
+            these: where starting takes longest, most kills would meet a session that starts.
+        chance: where the moments come from.
+        facts: how a finished run is described.
+        after_kill: called with the folder and the number of kills before the run continues.
+    """
+    found, run = Kills(), fresh(0)
+    while True:
+        began, reported = time.time(), _log_bytes(run)
+        session = start(run)
+        if len(found.moments) < kills:
+            if late := training > 0 and len(found.moments) % 2 == 1:
+                session.wait_until(partial(_reports_more, run, reported))
+            if session.killed_after(chance.uniform(0.0, training if late else span)):
+                found.moments.append((_doing(run, began), steps_done(run)))
+                after_kill(run, len(found.moments))
+                continue
+        code = session.wait()
+        found.finished += 1
+        if code != 0:
+            last = session.said().strip().splitlines()[-1:]
+            found.wrong.append(f"a session ended with {code}: {' '.join(last)}")
+        else:
+            found.wrong += [f"other {name}" for name in differing(whole, facts(run))]
+        if len(found.moments) >= kills or code != 0:
+            return found
+        run = fresh(found.finished)
+
+
+def _log_bytes(run: Path) -> int:
+    return (run / METRICS).stat().st_size if (run / METRICS).exists() else 0
+
+
+def _reports_more(run: Path, before: int) -> bool:
+    return _log_bytes(run) > before
+
+
+def _doing(run: Path, began: float) -> str:
+    """What a session that began at that time was doing when it was killed."""
+    log = run / METRICS
+    if not log.exists() or log.stat().st_mtime < began:
+        return "starting"
+    if any(path.stat().st_mtime >= began for path in run.glob("*/temp-*")):
+        return "saving"
+    return "ending" if (run / "evaluation.json").exists() else "training"
