@@ -243,12 +243,14 @@ def _named(config: Configured, overrides: Sequence[str], out: Path, *, trust_cod
     Raises:
         ConfigError: it names code that nobody vouches for.
     """
-    is_file = isinstance(config, str | Path)
-    settings = load_config(config, overrides).config if is_file else configure(config)
+    if isinstance(config, str | Path):
+        settings, name = load_config(config, overrides).config, str(config)
+    else:
+        settings, name = configure(config), ""
     if not trust_code:
         refuse_foreign_code(settings.foreign_code)
-    if is_file:
-        return str(config)
+    if name:
+        return name
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(out / "ablation.yaml", resolved_yaml(with_origins(settings)).encode())
     return str(out / "ablation.yaml")

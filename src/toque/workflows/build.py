@@ -72,6 +72,8 @@ class Run:
 
     config: RunConfig
     store: TokenStore
+    model: PreTrainedModel
+    stream: BatchStream
     trainer: Trainer
     evaluator: Evaluator
     """Computes loss, texts and scores of every evaluation."""
@@ -108,7 +110,7 @@ def build_run(
         ConfigError: settings that do not fit each other, the model or the data.
     """
     # Model: where this rank holds it.
-    train, optim, run = config.train, config.optim, Path(config.run_dir)
+    train, optim = config.train, config.optim
     runtime = Runtime.from_settings(train, family_to_train(config.model), ranks)
     placed = place_model(
         config.model, config.adapter, train, optim.name, store.codec(), runtime, seed=config.seed
@@ -121,7 +123,7 @@ def build_run(
         model,
         stream,
         runtime,
-        run=run,
+        run=Path(config.run_dir),
         train=train,
         optim=optim,
         in_step=sharing.is_sharded,
@@ -132,46 +134,26 @@ def build_run(
     # Evaluations, which a signal interrupts; what they take decides how long a run may train.
     launched = ranks.is_distributed or is_launched()
     interrupt = Interrupt(silent=not reporter.heard, launched=launched)
-    evaluator = build_evaluator(
-        config, store, model, stream.layout, runtime, sharing, interrupt, reporter
-    )
+    evaluator = _evaluator(config, store, placed, stream.layout, runtime, interrupt, reporter)
     prompts = held_out_prompts(store, config.evaluation.generate)
     scored = build_sampler(config, store, prompts, reporter) if prompts else evaluator.sampler
     length = length_of(config, store, evaluator, scored, clock, reporter)
 
     # Trainer, and last the observers of its loop, in the order in which they are called.
-    trainer = build_trainer(config, store, placed, stream, runtime, evaluator, fitted, length)
-    observers = trainer.callbacks
-    observers.extend([interrupt])
-    if watchers is not None:
-        n_texts = len(scored.prompts) if prompts else 0
-        left = time_left_of(
-            stream, length, train.evaluate_every, fitted.update_seconds, n_texts=n_texts
-        )
-        every = config.observe.log_every
-        console = ConsoleProgress(
-            log_every=every, reporter=reporter, warn=observers.on_warning, time_left=left
-        )
-        observers.extend([StoreWatch(store), console])
-        observers.extend(
-            build_observers(
-                config, model, stream, trainer, evaluator, fitted, watchers, uploads, reporter
-            )
-        )
-    elif sharing.is_sharded:
-        observers.extend(
-            Gradients.from_settings(
-                config.observe.gradients, None, model, trainer.optimizer, runtime, sharing
-            )
-        )
+    trainer = _trainer(config, store, placed, stream, runtime, evaluator, fitted, length)
+    lines = banner(config, store, model, stream, runtime, sharing.strategy, fitted, length)
+    run = Run(config, store, model, stream, trainer, evaluator, scored, lines)
+    observers = [interrupt, *_observers(run, fitted, length, watchers, uploads, reporter)]
     if length.limit is not None:
-        observers.extend([length.limit])  # after those that write at an evaluation
+        observers.append(length.limit)  # after those that write at an evaluation
     if uploads is not None:
-        observers.extend([UploadProgress(uploads, run, observers.on_warning)])
+        observers.append(
+            UploadProgress(uploads, Path(config.run_dir), trainer.callbacks.on_warning)
+        )
+    trainer.callbacks.extend(observers)
     if found is not None:
         trainer.load(found)
-    lines = banner(config, store, model, stream, runtime, sharing.strategy, fitted, length)
-    return Run(config, store, trainer, evaluator, scored, lines)
+    return run
 
 
 def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedModel:
@@ -235,13 +217,12 @@ def build_sampler(
     return Sampler(prompts, store.codec(), limit, reporter.notice)
 
 
-def build_evaluator(
+def _evaluator(
     config: RunConfig,
     store: TokenStore,
-    model: PreTrainedModel,
+    placed: PlacedModel,
     trained: Layout,
     runtime: Runtime,
-    sharing: Sharing,
     interrupt: Interrupt,
     reporter: Reporter,
 ) -> Evaluator:
@@ -250,7 +231,7 @@ def build_evaluator(
     Raises:
         ConfigError: the run goes by a metric that it does not measure.
     """
-    evaluation = config.evaluation
+    evaluation, model, sharing = config.evaluation, placed.model, placed.sharing
     heldout = build_heldout(config, store, trained, runtime, sharing=sharing, reporter=reporter)
     held_out = held_out_prompts(store, min(evaluation.texts, evaluation.generate))
     own = own_prompts(config, store, encoder=trained.shape.source > 0)
@@ -271,7 +252,7 @@ def build_evaluator(
     )
 
 
-def build_trainer(
+def _trainer(
     config: RunConfig,
     store: TokenStore,
     placed: PlacedModel,
@@ -334,22 +315,37 @@ def build_trainer(
     )
 
 
-def build_observers(
-    config: RunConfig,
-    model: PreTrainedModel,
-    stream: BatchStream,
-    trainer: Trainer,
-    evaluator: Evaluator,
+def _observers(
+    run: Run,
     fitted: Fitted,
-    watchers: Watchers,
+    length: Length,
+    watchers: Watchers | None,
     uploads: Uploads | None,
     reporter: Reporter,
 ) -> list[Callback]:
-    """The observers of the first rank, in the order in which they are called."""
-    observe, run, runtime = config.observe, Path(config.run_dir), trainer.runtime
-    warn, sharing = trainer.callbacks.on_warning, evaluator.sharing
-    world_size = runtime.ranks.world_size
-    arithmetic = arithmetic_of(model, stream, attention_in(model, runtime))
+    """What measures, shows and writes on the first rank; of the others, what it needs of them."""
+    config, trainer, evaluator = run.config, run.trainer, run.evaluator
+    observe, runtime, sharing = config.observe, trainer.runtime, evaluator.sharing
+    gradients = partial(
+        Gradients.from_settings,
+        observe.gradients,
+        model=run.model,
+        optimizer=trainer.optimizer,
+        runtime=runtime,
+        sharing=sharing,
+    )
+    if watchers is None:
+        return [*gradients(record=None)] if sharing.is_sharded else []
+
+    warn, world_size = trainer.callbacks.on_warning, runtime.ranks.world_size
+    n_texts = 0 if run.scored is evaluator.sampler else len(run.scored.prompts)
+    left = time_left_of(
+        run.stream, length, config.train.evaluate_every, fitted.update_seconds, n_texts=n_texts
+    )
+    console = ConsoleProgress(
+        log_every=observe.log_every, reporter=reporter, warn=warn, time_left=left
+    )
+    arithmetic = arithmetic_of(run.model, run.stream, attention_in(run.model, runtime))
     peak = runtime.peak(arithmetic.products).of_ranks(world_size)
     feeds = watchers.feeds(warn)
     summaries: list[Summary] = []
@@ -367,12 +363,13 @@ def build_observers(
             None if uploads is None else uploads.counts.in_words,
         )
         summaries.append(summary)
+    folder = Path(config.run_dir)
     log = MetricsLog(
-        run / "metrics.jsonl",
+        folder / "metrics.jsonl",
         log_every=observe.log_every,
         about={
             "config_sha256": config_sha256(config),
-            **start_event(model, stream, runtime, sharing, fitted.resources, arithmetic),
+            **start_event(run.model, run.stream, runtime, sharing, fitted.resources, arithmetic),
             "train": config.train.model_dump(mode="json"),
             "evaluation": config.evaluation.model_dump(include={"max_examples", "texts"}),
         },
@@ -383,17 +380,14 @@ def build_observers(
         device=runtime.device,
     )
     # Those before the log still record into it when a session ends.
-    callbacks: list[Callback] = []
+    callbacks: list[Callback] = [StoreWatch(run.store), console]
     if observe.profile is not None:
-        callbacks.append(Profiler(observe.profile, run, runtime, warn, reporter.notice))
+        callbacks.append(Profiler(observe.profile, folder, runtime, warn, reporter.notice))
     if observe.system is not None:
         sampler = SystemSampler.from_settings(observe.system, log.record, warn, runtime.device)
         callbacks.append(sampler)
-    callbacks += Gradients.from_settings(
-        observe.gradients, log.record, model, trainer.optimizer, runtime, sharing
-    )
-    samples = SampleWriter(evaluator, run / "samples.jsonl", evaluator.watched, reporter, warn)
-    callbacks += [log, samples, *summaries]
+    samples = SampleWriter(evaluator, folder / "samples.jsonl", evaluator.watched, reporter, warn)
+    callbacks += [*gradients(record=log.record), log, samples, *summaries]
     if (asked := config.train.early_stopping) is not None:
         callbacks.append(Patience(**dict(asked), rises=goal_of(asked.metric).rises))
     return [*callbacks, *watchers.callbacks(warn), *feeds]

@@ -22,7 +22,6 @@ from toque.data.prepare.store_plan import named
 from toque.data.store.store_manifest import SourceEntry, StoreManifest
 from toque.data.store.token_store import TokenStore, refuse_replaced
 from toque.errors import CheckpointError, in_shell
-from toque.evaluation.bootstrap import Estimate
 from toque.evaluation.evaluator import sample_on_all_ranks
 from toque.evaluation.text_samples import append_samples
 from toque.models.families import family_of
@@ -41,7 +40,7 @@ from toque.version import __version__
 from toque.workflows.asking import example_prompt, form_in_words, model_files, provenance_of_run
 from toque.workflows.build import Run
 from toque.workflows.run_folder import load_weights
-from toque.workflows.score import evaluation_of
+from toque.workflows.score import Evaluation, evaluation_of
 
 END: Final = "end.json"
 """File of a run's folder that says which end its model and its scores are of; written last."""
@@ -74,8 +73,7 @@ def finish(run: Run, reporter: Reporter) -> None:
     """
     trainer, step = run.trainer, run.trainer.progress.step
     refuse_replaced(run.store)
-    kept = trainer.checkpoints
-    best = broadcast_checkpoint(kept.best, trainer.runtime.ranks)
+    best = broadcast_checkpoint(trainer.checkpoints.best, trainer.runtime.ranks)
     if best is not None:
         load_weights(trainer.model, best)
         step = best.step
@@ -102,29 +100,19 @@ def _score_and_keep(
         samples = sample_on_all_ranks(run.scored, model, ranks, count)
     if not ranks.is_main:
         return
-    heldout = evaluator.heldout
     result = evaluation_of(
-        config, store, model, heldout, losses, samples, step=step, reporter=reporter
+        config, store, model, evaluator.heldout, losses, samples, step=step, reporter=reporter
     )
     refuse_replaced(store)
     result.write(folder)
     refused = append_samples(folder / "samples.jsonl", samples, step=step)
     if refused is not None:
         reporter.notice(f"warning: {refused}")
+    history = history_of(folder / METRICS) if (folder / METRICS).exists() else RunHistory()
+    ended = Finished(result, trainer.goal, trainer.progress, history)
     record, base = provenance_of_run(config, store.manifest), trainer.base_sha256
-    ended = Finished(
-        step,
-        trainer.goal,
-        trainer.progress,
-        result.heldout,
-        {scores.task: scores.record() for scores in result.tasks},
-        result.texts.overall,
-        result.texts.n_texts,
-        history_of(folder / METRICS) if (folder / METRICS).exists() else RunHistory(),
-    )
     untaught = [NO_TEMPLATE] if "chat_template" in store.codec().settings else []
-    told = model_card(as_used(config, model), record, store.manifest, ended)
-    card = "\n".join([told, *untaught])
+    card = "\n".join([model_card(as_used(config, model), record, store.manifest, ended), *untaught])
     with reporter.working("writing the finished model"):
         kept = keep_model(model, store, folder / "model", card=card, record=record, base_hash=base)
     at = {"step": trainer.progress.step, "model_step": step}
@@ -168,34 +156,21 @@ def keep_model(
 
 
 UNKNOWN: Final = "not measured"
-_NOT_MEASURED: Final = {
-    "recipes": (
-        "whether a recipe is true, safe to cook or to eat, or free of an allergen; other prompts "
-        "and languages than those of the data; whether texts of the data are repeated word by "
-        "word; whether the data holds personal or harmful content"
-    ),
-    "": (
-        "whether what it writes is true or harmless; other prompts and languages than those of the "
-        "data; whether texts of the data are repeated word by word; whether the data holds "
-        "personal or harmful content"
-    ),
-}
+_OF_TEXTS: Final = (
+    "other prompts and languages than those of the data; whether texts of the data are repeated "
+    "word by word; whether the data holds personal or harmful content"
+)
 
 
 @dataclass(frozen=True)
 class Finished:
     """Facts of a run at its end that its model card needs."""
 
-    step: int
-    """Step of the model's weights."""
+    evaluation: Evaluation
+    """Scores of the model, with the step of its weights."""
     goal: Goal
     progress: Progress
     """Progress of the whole run."""
-    heldout: Mapping[str, float]
-    tasks: Mapping[str, Mapping[str, Any]]
-    """Scores of each task."""
-    texts: Mapping[str, Estimate]
-    n_texts: int
     history: RunHistory = field(default_factory=RunHistory)
 
 
@@ -213,32 +188,30 @@ def as_used(config: RunConfig, model: PreTrainedModel) -> RunConfig:
 def model_card(
     config: RunConfig, record: Provenance, manifest: StoreManifest, run: Finished
 ) -> str:
-    """README.md of the finished model, its usage section aside.
-
-    Args:
-        config: of the run.
-        record: what the model is asked with.
-        manifest: of the store it was trained on.
-        run: its end.
-    """
+    """README.md of the finished model, its usage section aside."""
     own = [source.path for source in config.data.sources]  # compared with the store's
     sources = named(own or [entry.path for entry in manifest.sources]) or config.data.store
-    made = (
-        f"Trained with Toque {__version__} from {config.model.start_from} on {sources}; weights of "
-        f"step {run.step}, the {run.goal}. `config.yaml` of the run repeats it.\n"
-    )
-    parts = (
-        f"---\nlibrary_name: transformers\ntags: [toque, {config.model.family}]\n---\n",
-        f"# {Path(config.run_dir).name}\n",
-        made,
-        f"{form_in_words(record)}\n",
-        f"## Data\n\n{_data(config, manifest)}\n",
-        f"## Scores\n\n{_scores(run)}\n",
-        f"## Intended use and limits\n\n{_limits(record, manifest, run)}\n",
-        f"## Training\n\n{_training(config, run)}\n",
-        f"## Cost\n\n{_cost(run)}\n",
-    )
-    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+    card = f"""\
+---
+library_name: transformers
+tags: [toque, {config.model.family}]
+---
+
+# {Path(config.run_dir).name}
+
+Trained with Toque {__version__} from {config.model.start_from} on {sources}; weights of step \
+{run.evaluation.step}, the {run.goal}. `config.yaml` of the run repeats it.
+
+{form_in_words(record)}
+"""
+    sections = {
+        "Data": _data(config, manifest),
+        "Scores": _scores(run.evaluation),
+        "Intended use and limits": _limits(record, manifest, run.evaluation),
+        "Training": _training(config, run),
+        "Cost": _cost(run),
+    }
+    return card + "".join(f"\n## {name}\n\n{text}" for name, text in sections.items())
 
 
 def _data(config: RunConfig, manifest: StoreManifest) -> str:
@@ -263,28 +236,23 @@ def _data(config: RunConfig, manifest: StoreManifest) -> str:
     )
 
 
-def _scores(run: Finished) -> str:
-    rows = [(name, f"{value:.4g}", "", "") for name, value in run.heldout.items()]
-    for task, scores in run.tasks.items():
-        rows += [
-            (f"{task}_{name}", f"{value:.4g}", "", "")
-            for name, value in scores.items()
-            if name in ("loss", "accuracy", "macro_f1", "ece")
-        ]
-    for name, e in run.texts.items():
+def _scores(evaluation: Evaluation) -> str:
+    texts = evaluation.texts
+    rows = [(name, f"{value:.4g}", "", "") for name, value in evaluation.of_examples.items()]
+    for name, e in texts.overall.items():
         interval = UNKNOWN if e.low is None or e.high is None else f"{e.low:.4g} to {e.high:.4g}"
         rows.append((name, f"{e.value:.4g}", interval, f"{e.n:,}"))
     table = _table(("held-out metric", "value", "95 % interval", "texts"), rows)
-    if not run.texts:
+    if not texts.overall:
         return table + "\nNo text was written and scored: quality of texts is not measured.\n"
     return table + (
-        f"\n{run.n_texts:,} texts were written for held-out prompts, the likeliest token each "
+        f"\n{texts.n_texts:,} texts were written for held-out prompts, the likeliest token each "
         "time. Intervals are percentiles of 1,000 bootstrap resamples of the texts. Of the losses "
         "no interval was measured.\n"
     )
 
 
-def _limits(record: Provenance, manifest: StoreManifest, run: Finished) -> str:
+def _limits(record: Provenance, manifest: StoreManifest, evaluation: Evaluation) -> str:
     intended = {
         "gaps": "A start for further training; it writes no texts of its own.",
         "documents": "Continuing texts of the kind it was trained on.",
@@ -298,62 +266,60 @@ def _limits(record: Provenance, manifest: StoreManifest, run: Finished) -> str:
     ]
     if lengths:
         lines.append(f"Trained on {' and '.join(lengths)}; longer ones are {UNKNOWN}.")
-    score = run.texts.get("recipe_score")
+    score = evaluation.texts.overall.get("recipe_score")
     if score is not None and score.value < POOR:
         lines.append(f"The texts are still poor: their recipe score is {score.value:.2f} of 1.")
-    lines.append(f"Not measured: {_NOT_MEASURED.get(record.form, _NOT_MEASURED[''])}.")
+    truth = "whether what it writes is true or harmless"
+    if record.form == "recipes":
+        truth = "whether a recipe is true, safe to cook or to eat, or free of an allergen"
+    lines.append(f"Not measured: {truth}; {_OF_TEXTS}.")
     return "".join(f"- {line}\n" for line in lines)
 
 
 def _training(config: RunConfig, run: Finished) -> str:
-    start = run.history.start
+    start, optim, adapter = run.history.start, config.optim, config.adapter
     parameters = start.get("parameters") or {}
-    optim, adapter = config.optim, config.adapter
-    total, trainable = parameters.get("total"), parameters.get("trainable")
     rows = [
         ("begun from", config.model.start_from),
-        ("parameters", UNKNOWN if total is None else f"{total:,.0f}"),
-        ("of these trained", UNKNOWN if trainable is None else f"{trainable:,.0f}"),
+        ("parameters", _known(parameters.get("total"), ",.0f")),
+        ("of these trained", _known(parameters.get("trainable"), ",.0f")),
         ("adapter", "none" if adapter is None else f"{adapter.kind}, r {adapter.r}"),
         ("optimizer", f"{optim.name}, weight decay {optim.weight_decay:g}"),
         ("learning rate", f"{optim.peak_lr:g}, {optim.schedule}, warmup {optim.warmup}"),
         ("batch", str(config.train.batch)),
         ("length", f"{run.progress.step:,} steps, {run.progress.epoch:.2f} epochs"),
         ("label smoothing", f"{optim.label_smoothing:g}"),
-        ("precision", str(start.get("precision", UNKNOWN))),
-        ("processes", str(start.get("ranks", UNKNOWN))),
+        ("precision", _known(start.get("precision"))),
+        ("processes", _known(start.get("ranks"))),
         ("seed", str(config.seed)),
     ]
     return _table(("setting", "value"), rows)
 
 
 def _cost(run: Finished) -> str:
-    start = run.history.start
-    hardware = start.get("hardware") or {}
-    flops, tokens = start.get("flops_per_token"), run.progress.tokens
-    ended = sum(session.seconds for session in run.history.sessions)
-    evaluated, joules = run.history.evaluation_seconds, run.history.gpu_joules
+    history, tokens = run.history, run.progress.tokens
+    flops, joules = history.start.get("flops_per_token"), history.gpu_joules
+    ended = sum(session.seconds for session in history.sessions)
+    evaluated = history.evaluation_seconds
     rows = [
         ("time of the updates", clock_text(run.progress.seconds)),
         ("time of the evaluations between them", clock_text(evaluated) if evaluated else UNKNOWN),
         ("time of the sessions that ended", clock_text(ended) if ended else UNKNOWN),
-        ("device", str(hardware.get("device", UNKNOWN))),
+        ("device", _known((history.start.get("hardware") or {}).get("device"))),
         ("tokens", f"{tokens:,}"),
-        (
-            "FLOPs, by the model's shape",
-            f"{flops * tokens:.3g}" if isinstance(flops, int | float) else UNKNOWN,
-        ),
-        ("energy of the GPUs", f"{joules / 3.6e6:.3g} kWh" if joules is not None else UNKNOWN),
+        ("FLOPs, by the model's shape", _known(flops and flops * tokens, ".3g")),
+        ("energy of the GPUs", UNKNOWN if joules is None else f"{joules / 3.6e6:.3g} kWh"),
         ("energy of the rest of the machine", UNKNOWN),
     ]
     return _table(("cost", "measured"), rows)
 
 
+def _known(value: Any, form: str = "") -> str:
+    return UNKNOWN if value is None else f"{value:{form}}"
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
-
-
-def _cell(text: str) -> str:
-    """A text in a table: a file's name may hold what ends a cell."""
-    return " ".join(text.split()).replace("|", "\\|")
+    # A file's name may hold what ends a cell.
+    cells = [[" ".join(text.split()).replace("|", "\\|") for text in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)

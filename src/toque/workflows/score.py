@@ -53,15 +53,20 @@ class Evaluation:
     """The loss of each held-out example."""
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """Every score by its name, without intervals."""
+    def of_examples(self) -> dict[str, float]:
+        """The scores of the held-out examples by name, those of tasks included."""
         of_tasks = {
             f"{scores.task}_{name}": value
             for scores in self.tasks
             for name, value in scores.record().items()
             if name in ("loss", "accuracy", "macro_f1", "ece")
         }
-        return {**self.heldout, **of_tasks, **self.texts.metrics}
+        return {**self.heldout, **of_tasks}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every score by its name, without intervals."""
+        return {**self.of_examples, **self.texts.metrics}
 
     def to_json(self) -> str:
         """The content of evaluation.json."""
@@ -111,13 +116,7 @@ class Evaluation:
             lines.append(str(self.texts))
         if (score := self.texts.overall.get("recipe_score")) and (advice := hint(score.value)):
             lines.append(advice)
-        lines += self._slice_lines()
-        lines += [f"{name} failed: {error}" for name, error in self.texts.failed.items()]
-        return "\n".join(lines)
-
-    def _slice_lines(self) -> list[str]:
         shown = [name for name in SHOWN_SLICES if name in self.texts.overall]
-        lines: list[str] = []
         for slicing, labels in self.texts.slices.items():
             if len(labels) < 2 or not shown:
                 continue
@@ -125,7 +124,8 @@ class Evaluation:
             for label, found in labels.items():
                 cells = [f"{found[n].value:14.3f}" if n in found else f"{'-':>14}" for n in shown]
                 lines.append(f"  {label:24}{self.texts.sizes[slicing][label]:6}" + "".join(cells))
-        return lines
+        lines += [f"{name} failed: {error}" for name, error in self.texts.failed.items()]
+        return "\n".join(lines)
 
     def write(self, folder: Path) -> None:
         """Write the sums of each text, then evaluation.json with the scores.
@@ -146,9 +146,8 @@ def _interval(e: Estimate) -> list[float | None]:
 
 def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluation:
     """Score the model of a run or model folder on the data of `config`."""
-    TextScores.from_settings(
-        config.evaluation, config.foreign_code
-    )  # a metric that cannot be imported is refused now
+    # A metric that cannot be imported is refused now.
+    TextScores.from_settings(config.evaluation, config.foreign_code)
     with reporter.working(f"reading {folder} and {config.data.store}"):
         opened = open_model(folder, device="auto", reporter=reporter)
         # A run's own sources were compared when it began, and may have changed since.

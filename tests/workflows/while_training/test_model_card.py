@@ -18,12 +18,15 @@ from toque.data.store.store_manifest import (
     TokenizerEntry,
 )
 from toque.evaluation.bootstrap import Estimate
+from toque.evaluation.task_scores import TaskScores
+from toque.evaluation.text_scores import Scores
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.layers import attach
 from toque.runs.history import RunHistory
 from toque.training.callbacks import Goal
 from toque.units import Progress
 from toque.workflows.final_model import Finished, as_used, model_card
+from toque.workflows.score import Evaluation
 
 RECIPES = Provenance(form="recipes", max_new_tokens=256, tasks=["write"])
 SYSTEM = {
@@ -46,13 +49,12 @@ def manifest(path="a|b\n.jsonl") -> StoreManifest:
     )  # fmt: skip
 
 
-def finished(**options) -> Finished:
-    given = {
-        "step": 4, "goal": Goal("bleu", rises=True), "heldout": {"loss": 1.5}, "tasks": {},
-        "progress": Progress(step=6, epoch=1.5, tokens=5000, seconds=75.0), "texts": {},
-        "n_texts": 0,
-    }  # fmt: skip
-    return Finished(**(given | options))
+def finished(texts=None, history=None, tasks=()) -> Finished:
+    scores = Scores(8, texts or {}, {}, {}, {})
+    return Finished(
+        Evaluation(4, {"loss": 1.5}, scores, tasks), Goal("bleu", rises=True),
+        Progress(step=6, epoch=1.5, tokens=5000, seconds=75.0), history or RunHistory(),
+    )  # fmt: skip
 
 
 def card_of(run: Finished, *words: str, record: Provenance = RECIPES) -> str:
@@ -87,13 +89,13 @@ def test_a_run_that_measured_all() -> None:
     ):  # fmt: skip
         history.take(event)
     card = card_of(
-        finished(texts=texts, n_texts=8, history=history, tasks={"title": {"accuracy": 0.5}}),
+        finished(texts, history, [TaskScores("title", 3, 0.5, 1.6)]),
         "data.sources=[{path: 'a|b', licence: CC-BY-4.0}]",
     )
     assert "| a\\|b | CC-BY-4.0 | 2 | 100 | 90 |" in card
     assert "| recipe_score | 0.4 | 0.3 to 0.5 | 8 |" in card
     assert "| distinct_1 | 0.2 | not measured | 8 |" in card
-    assert "| title_accuracy | 0.5 |" in card
+    assert "| title_loss | 0.5 |" in card
     assert "their recipe score is 0.40 of 1" in card
     assert "| FLOPs, by the model's shape | 5e+09 |" in card
     assert "| energy of the GPUs | 0.000833 kWh |" in card
