@@ -93,7 +93,6 @@ def test_every_setting_a_text_of_the_program_names_exists() -> None:
     wrong = [
         f"{path.relative_to(REPOSITORY)}:{line}: {name}"
         for path in sorted((REPOSITORY / "src").rglob("*.py"))
-        if path.name != "gone.py"  # settings that went
         for line, text in literals(path)
         for name in named_in(text)
         if not exists(name)

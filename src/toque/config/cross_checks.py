@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -23,21 +22,13 @@ _ANY_LENGTH: Final = ("constant", "inverse_sqrt", "cosine_restarts")
 _COOLDOWN: Final = Duration(20, "%")
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Two settings that do not go together; the first is the one to change."""
-
-    settings: tuple[str, str]
-    message: str
-
-
-def impossible(config: RunConfig) -> Iterator[Problem]:
-    """Every impossible combination in `config`."""
+def impossible(config: RunConfig) -> Iterator[tuple[tuple[str, str], str]]:
+    """Every two settings of `config` that do not go together, the one to change first, and why."""
     for text in (*_of_weights(config), *_of_time(config), *_of_data(config)):
         named, _, why = text.partition(": ")
         first, other = named.split(", ")
         told = " and ".join(f"`{name}` is {_shown(config, name)}" for name in (first, other))
-        yield Problem((first, other), f"{told}: {why}")
+        yield (first, other), f"{told}: {why}"
 
 
 def _shown(config: RunConfig, name: str) -> str:
@@ -226,7 +217,7 @@ def lengthened(old: RunConfig, new: RunConfig, at: Progress) -> str | None:
         return None  # stages that are over would begin or end elsewhere
     ended, schedule = then.reached(at), new.optim.schedule
     further = then.unit == now.unit and now.amount > then.amount
-    if not ended and not (further and _alike_so_far(new, then, at)):
+    if not (ended or (further and _alike_so_far(new, then, at))):
         return None
     said = f"this run was to last {then} and is at step {at.step:,}: it goes on to {now}"
     if schedule in _ANY_LENGTH or not ended:

@@ -64,11 +64,7 @@ def differences(old: RunConfig, new: RunConfig) -> list[ChangedSetting]:
 
 def config_sha256(config: RunConfig) -> str:
     """Hash of every value; equal for equal configurations, on every machine."""
-    return values_sha256(config.model_dump(mode="json"))
-
-
-def values_sha256(values: Any) -> str:
-    """Hash of a configuration's values as they stand in its file, whatever today's settings are."""
+    values = config.model_dump(mode="json")
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
@@ -110,9 +106,14 @@ def flow(value: Any) -> str:
         return "{" + ", ".join(f"{flow(name)}: {flow(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(flow, value)) + "]"
-    if isinstance(value, str):
-        return value if _reads_back(value) else _quoted(value)
-    return json.dumps(value)
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _reads_back(value):
+        return value
+    # What is not printable, such as a mark that turns text round, is written as \u....
+    shown = value.isprintable()
+    written: str = yaml.dump(value, default_style='"', allow_unicode=shown, width=float("inf"))
+    return written.strip()
 
 
 def _reads_back(text: str) -> bool:
@@ -128,10 +129,3 @@ def _reads_back(text: str) -> bool:
         return all(read_yaml(form, "").value == value for form, value in forms.items())
     except ConfigError:
         return False
-
-
-def _quoted(text: str) -> str:
-    # What is not printable, such as a mark that turns text round, is written as \u....
-    shown = text.isprintable()
-    written: str = yaml.dump(text, default_style='"', allow_unicode=shown, width=float("inf"))
-    return written.strip()

@@ -16,9 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from toque.config.cross_checks import Problem
 from toque.config.field_types import Allowed, Secret
-from toque.config.gone import GONE
 from toque.config.schema import RunConfig
 from toque.config.yaml_reader import Path, dotted
 
@@ -96,15 +94,14 @@ def find_field(path: Path) -> FieldInfo | None:
 @cache
 def setting_paths() -> tuple[str, ...]:
     """Dotted names of all settings and sections, in the order of the tree."""
-    return tuple(_paths(RunConfig, ""))
 
+    def below(section: type[BaseModel], prefix: str) -> Iterator[str]:
+        for name, field in section.model_fields.items():
+            yield prefix + name
+            if (inner := section_of(field)) is not None:
+                yield from below(inner, f"{prefix}{name}.")
 
-def _paths(section: type[BaseModel], prefix: str) -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        yield prefix + name
-        inner = section_of(field)
-        if inner is not None:
-            yield from _paths(inner, f"{prefix}{name}.")
+    return tuple(below(RunConfig, ""))
 
 
 def unknown_names(
@@ -143,15 +140,11 @@ def nearest(path: Path) -> str | None:
 
 def explain_unknown(path: Path, origin: Origin) -> str:
     """One paragraph about a name that is no setting."""
-    start = f"{origin(path)}: `{dotted(path)}` is"
-    gone = GONE.get(dotted(tuple(part for part in path if isinstance(part, str))))
-    if gone is not None:
-        return f"{start} a setting no more: {gone}"
     close = nearest(path)
     hint = f" Nearest: `{close}`." if close else ""
     return (
-        f"{start} not a setting.{hint} `toque show demo` prints every setting; "
-        "docs/reference/configuration.md explains them."
+        f"{origin(path)}: `{dotted(path)}` is not a setting.{hint} `toque show demo` prints "
+        "every setting; docs/reference/configuration.md explains them."
     )
 
 
@@ -164,40 +157,39 @@ def explain(error: ValidationError, given: Mapping[str, Any], origin: Origin) ->
         origin: where the value at a path is written.
     """
     details = error.errors(include_url=False)
-    first = details[0]
     places = {_setting(detail["loc"]) for detail in details}
     more = f" ({len(places) - 1} more to correct after this.)" if len(places) > 1 else ""
-    return _value(first, given, origin) + more
+    return _value(details[0], given, origin) + more
 
 
-def explain_combination(problem: Problem, given: Mapping[str, Any], origin: Origin) -> str:
-    """One paragraph about values that are each allowed and together impossible."""
-    paths: list[Path] = [tuple(name.split(".")) for name in problem.settings]
+def explain_combination(
+    settings: tuple[str, str], message: str, given: Mapping[str, Any], origin: Origin
+) -> str:
+    """The message about impossible values, after the place of the first that was written."""
+    paths: list[Path] = [tuple(name.split(".")) for name in settings]
     absent = object()
     written = [path for path in paths if _at(given, path, absent) is not absent]
-    prefix = f"{origin(written[0])}: " if written else ""
-    return prefix + problem.message
+    return f"{origin(written[0])}: {message}" if written else message
 
 
 def _value(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> str:
     path = _setting(detail["loc"])
-    name = dotted(path)
+    name, field = dotted(path), find_field(path)
+    text = field.description if field is not None else None
+    meaning = f" It means: {' '.join(text.split())}" if text else ""
     if detail["type"] == "missing":
-        meaning = _help(find_field(path))
-        return f"{origin(path[:-1])}: `{name}` is missing. Write it. {meaning}".rstrip()
-    field = find_field(path)
-    found = _found(_at(given, path))
+        return f"{origin(path[:-1])}: `{name}` is missing. Write it.{meaning}"
+    value = _at(given, path)
+    found = _found(value)
     if field is not None and any(isinstance(item, Secret) for item in field.metadata):
         found = "not an address (it is a secret, so it is not shown)"
     allowed = "text" if field is None else allowed_words(field.annotation, field.metadata)
     verdict = f"{origin(path)}: `{name}` is {found}"
     if isinstance(path[-1], int):
         return f"{verdict}, which does not fit in its list. Allowed there: {allowed}."
-    quote = " Quote it to make it text." if _is_unquoted(allowed, _at(given, path)) else ""
-    gone = GONE.get(f"{name}={as_written(_at(given, path))}")
-    if gone is not None:
-        verdict = f"{verdict}, a value no more: {gone.removesuffix('.')}"
-    return f"{verdict}. Allowed: {allowed}.{quote} {_help(field)}".rstrip()
+    is_text = allowed.startswith(("a folder", "a file", "text"))
+    quote = " Quote it to make it text." if is_text and isinstance(value, int | float) else ""
+    return f"{verdict}. Allowed: {allowed}.{quote}{meaning}"
 
 
 def _setting(location: tuple[int | str, ...]) -> Path:
@@ -208,15 +200,6 @@ def _setting(location: tuple[int | str, ...]) -> Path:
             break
         path = (*path, part)
     return path
-
-
-def _help(field: FieldInfo | None) -> str:
-    text = field.description if field is not None else None
-    return f"It means: {' '.join(text.split())}" if text else ""
-
-
-def _is_unquoted(allowed: str, value: Any) -> bool:
-    return isinstance(value, int | float) and (allowed.startswith(("a folder", "a file", "text")))
 
 
 def _found(value: Any) -> str:

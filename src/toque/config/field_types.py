@@ -81,24 +81,11 @@ def _is_tokenizer(value: str) -> bool:
     return _fits_a_disk(value) and (kind != "trained" or learnt)
 
 
-def _is_python_name(value: str) -> bool:
-    return _PYTHON_NAME.fullmatch(value) is not None
-
-
 def _is_address(value: str) -> bool:
     if _FROM_ENVIRONMENT.fullmatch(value):
         return True
     parts = urlsplit(value)
     return parts.scheme in ("http", "https") and bool(parts.hostname) and not _BLANK.search(value)
-
-
-def _public(value: str | None) -> str | None:
-    return value if value is not None and value.startswith("env:") else None
-
-
-def _tuple(value: object) -> object:
-    # YAML knows lists; a frozen tree holds tuples.
-    return tuple(value) if isinstance(value, list) else value
 
 
 _Duration = Annotated[Duration, PlainValidator(_part), PlainSerializer(str, return_type=str)]
@@ -161,7 +148,7 @@ TokenizerName = Annotated[
 METRIC_GROUPS = ("auto", "bleu", "chrf", "rouge", "repetition", "recipe")
 MetricName = Annotated[
     str,
-    Predicate(lambda value: value in METRIC_GROUPS or _is_python_name(value)),
+    Predicate(lambda value: value in METRIC_GROUPS or _PYTHON_NAME.fullmatch(value)),
     Allowed(f"{', '.join(METRIC_GROUPS)} or module:function"),
 ]
 """A metric of written texts: one that comes with Toque, or a function of the user's."""
@@ -189,7 +176,7 @@ ScoreName = Annotated[
 ]
 """A metric of an evaluation while training; a run that does not measure it is refused."""
 
-PythonName = Annotated[str, Predicate(_is_python_name), Allowed("module:name")]
+PythonName = Annotated[str, Predicate(_PYTHON_NAME.fullmatch), Allowed("module:name")]
 """Something of the user's own, importable."""
 
 
@@ -202,7 +189,9 @@ SecretAddress = Annotated[
     Annotated[str, Predicate(_is_address)] | None,
     Secret(),
     # What is written down is the variable's name, or that there is nothing.
-    PlainSerializer(_public, return_type=str | None),
+    PlainSerializer(
+        lambda value: value if (value or "").startswith("env:") else None, return_type=str | None
+    ),
     Allowed("null, env:NAME (the address is in that environment variable), or an http(s) address"),
 ]
 """Address that messages are sent to."""
@@ -217,4 +206,5 @@ Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]
 Auto = Literal["auto"]
 Once = Predicate(lambda values: len(set(values)) == len(values))
 """No value of a list twice."""
-AsTuple = BeforeValidator(_tuple)
+AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""YAML knows lists; a frozen tree holds tuples."""

@@ -220,8 +220,8 @@ def _resolve(given: _Given) -> Resolved:
         config = RunConfig.model_validate(given.values)
     except ValidationError as error:
         raise ConfigError(explain(error, given.values, given.origin)) from error
-    for problem in impossible(config):
-        raise ConfigError(explain_combination(problem, given.values, given.origin))
+    for settings, message in impossible(config):
+        raise ConfigError(explain_combination(settings, message, given.values, given.origin))
     paths = [path for path, _ in leaves(config.model_dump(mode="json"))]
     origins = {dotted(p): given.origin(p) if given.has(p) else DEFAULT for p in paths}
     return Resolved(config, origins)

@@ -55,13 +55,11 @@ class _Loader(yaml.SafeLoader):
     """The safe loader with the scalar rules of YAML 1.2; only its `compose` is used."""
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
-        """`[` or `{`."""
         if self.flow_level >= MAX_DEPTH:
             raise _TooDeep
         super().fetch_flow_collection_start(TokenClass)
 
     def add_indent(self, column: int) -> bool:
-        """A block that is indented further."""
         if len(self.indents) >= MAX_DEPTH:
             raise _TooDeep
         return bool(super().add_indent(column))
@@ -123,7 +121,13 @@ def _value(node: yaml.Node, path: Path, document: Document, above: tuple[int, ..
         return _mapping(node, path, document, above)
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, (*path, i), document, above) for i, item in enumerate(node.value)]
-    return _scalar(node, document.name)
+    try:
+        return _READ[node.tag.removeprefix(_TAG)](str(node.value))
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"{document.name}:{line}: `{node.tag} {node.value}` is not a value that can be written "
+            "here. Allowed are text, numbers, true, false, null, lists and mappings."
+        ) from None
 
 
 def _mapping(
@@ -146,16 +150,6 @@ def _mapping(
         document.lines[(*path, key)] = line
         values[key] = _value(value_node, (*path, key), document, above)
     return values
-
-
-def _scalar(node: yaml.Node, name: str) -> Any:
-    try:
-        return _READ[node.tag.removeprefix(_TAG)](str(node.value))
-    except (KeyError, ValueError):
-        raise ConfigError(
-            f"{name}:{node.start_mark.line + 1}: `{node.tag} {node.value}` is not a value that can "
-            "be written here. Allowed are text, numbers, true, false, null, lists and mappings."
-        ) from None
 
 
 def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> str:

@@ -302,10 +302,17 @@ class Batcher:
         news: list[NewToken] = []
         failed: set[str] = set()
         end = time.monotonic() + ROUND_SECONDS
-        for name in self._models:
+        for name, served in self._models.items():
             if leaving or name in joining:
                 with self._surviving(name, failed):
-                    self._change(name, joining.get(name, ()), leaving)
+                    rows = self._rows[name]
+                    if rows is None and name in joining:
+                        rows = self._rows[name] = self._made(served)
+                    if rows is not None:
+                        for order in leaving:
+                            rows.drop(order)
+                        if name in joining:
+                            rows.admit(joining[name])
         is_urgent = bool(joining)  # whose first tokens are due
         while True:
             is_live = False
@@ -328,17 +335,6 @@ class Batcher:
             _log.exception("writing with %s failed", name)
             self._rows[name] = None  # may be in any state
             failed.add(name)
-
-    def _change(self, name: str, joining: Sequence[Order], leaving: Collection[Order]) -> None:
-        """Free rows of a model, and begin others."""
-        rows = self._rows[name]
-        if rows is None and joining:
-            rows = self._rows[name] = self._made(self._models[name])
-        if rows is not None:
-            for order in leaving:
-                rows.drop(order)
-            if joining:
-                rows.admit(joining)
 
     def _made(self, served: ServedModel) -> LiveRows:
         """Rows of a model whose adapter is active."""

@@ -25,7 +25,7 @@ from toque.cooking.recipe import Recipe, parse_text
 from toque.cooking.recipe_scores import asked_ingredients, hint, missed_ingredients, text_metrics
 from toque.cooking.shopping_list import MOST_SERVINGS, estimated_servings, shopping_list
 from toque.evaluation.constrained_choice import choose
-from toque.serving.batcher import Batcher, ServedModel, ServedModels
+from toque.serving.batcher import Batcher, ServedModels
 from toque.serving.protocol import parsed
 from toque.serving.server import Limits, page_files, read_body
 
@@ -40,7 +40,7 @@ _LONGEST_ANSWER: Final = 16
 """Tokens that a class may take, and so positions a question leaves free."""
 
 
-class PageRequest(BaseModel, ABC):
+class _PageRequest(BaseModel, ABC):
     """A question of the page."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -50,8 +50,8 @@ class PageRequest(BaseModel, ABC):
         """The answer, made in another thread: nobody waits for a text that is read."""
 
 
-class Wish(PageRequest):
-    """A wish for a dish."""
+class _Wish(_PageRequest):
+    """A wish for a dish, answered with the prompt that the model was trained on."""
 
     model: str
     dish: Annotated[Words, Field(min_length=1)]
@@ -60,7 +60,6 @@ class Wish(PageRequest):
     ingredients: Foods = []
 
     def answer(self, models: ServedModels, _: Batcher) -> Json:
-        """The prompt that the model was trained to answer."""
         served, title = models.named(self.model), f"{self.style} {self.dish}".strip()
         if self.ingredients:
             # A colon ends the title of what a person types.
@@ -68,7 +67,7 @@ class Wish(PageRequest):
         return {"prompt": served.asked(title)}
 
 
-class WrittenText(PageRequest):
+class _WrittenText(_PageRequest):
     """A text and the prompt it answers."""
 
     prompt: RecipeText
@@ -92,7 +91,7 @@ class WrittenText(PageRequest):
         }
 
 
-class WrittenRecipe(PageRequest, ABC):
+class _WrittenRecipe(_PageRequest, ABC):
     """A recipe's text under its title."""
 
     title: Annotated[str, Field(max_length=700)]
@@ -105,30 +104,40 @@ class WrittenRecipe(PageRequest, ABC):
         return Recipe(self.title, found.ingredients, found.steps)
 
 
-class Purchase(WrittenRecipe):
-    """A recipe whose ingredients are bought for a number of people."""
+class _Purchase(_WrittenRecipe):
+    """A recipe whose ingredients are bought for a number of people: its shopping list."""
 
     servings: Servings
     makes: Servings | None = None
     """Servings that it makes as it is written; estimated when left out."""
 
     def answer(self, *_: object) -> Json:
-        """The shopping list."""
         recipe = self.recipe
         makes = self.makes or estimated_servings(recipe)
         items = shopping_list(recipe.ingredients, factor=self.servings / makes)
         return {"makes": makes, "items": [asdict(item) for item in items]}
 
 
-class Classified(WrittenRecipe):
-    """A recipe, and the model that is asked what it thinks of it."""
+class _Classified(_WrittenRecipe):
+    """A recipe whose classes a model is asked for."""
 
     model: str
 
     def answer(self, models: ServedModels, batcher: Batcher) -> Json:
         """The class of each task: the model's, with the probability of each, else the rules'."""
-        served = models.named(self.model)
-        questions = self._questions(served)
+        served, recipe, found = models.named(self.model), self.recipe, dict[Task, Json]()
+        reading = read(recipe)
+        # The rules know English words.
+        if reading.lines and reading.words and language_of(reading) == "English":
+            found["difficulty"] = {"answer": difficulty_of(reading).level, "probabilities": None}
+            if nutrition := nutrition_of(reading).klass:
+                found["nutrition"] = {"answer": nutrition, "probabilities": None}
+        questions: dict[Task, list[int]] = {}
+        for task in CLASSES:
+            if task in served.record.tasks and recipe.ingredients and recipe.steps:
+                ids = served.prompt_ids(question(task, recipe))
+                if len(ids) <= served.context_tokens - _LONGEST_ANSWER:
+                    questions[task] = ids
 
         def chosen() -> dict[Task, list[float]]:
             return {
@@ -136,35 +145,10 @@ class Classified(WrittenRecipe):
                 for task, ids in questions.items()
             }
 
-        found: dict[Task, Json] = {
-            task: {"answer": answer, "probabilities": None} for task, answer in self._by_rule()
-        }
         for task, shares in batcher.run(served, chosen).items():
             own = dict(zip(CLASSES[task], shares, strict=True))
             found[task] = {"answer": max(own, key=own.__getitem__), "probabilities": own}
         return {"classes": [{"task": task, **found[task]} for task in CLASSES if task in found]}
-
-    def _questions(self, served: ServedModel) -> dict[Task, list[int]]:
-        """Prompts for the classes that the model was trained to tell, as far as it can read them.
-
-        None for a recipe without ingredients or steps.
-        """
-        recipe, room = self.recipe, served.context_tokens - _LONGEST_ANSWER
-        if not (recipe.ingredients and recipe.steps):
-            return {}
-        learnt = [task for task in CLASSES if task in served.record.tasks]
-        asked = {task: served.prompt_ids(question(task, recipe)) for task in learnt}
-        return {task: ids for task, ids in asked.items() if len(ids) <= room}
-
-    def _by_rule(self) -> list[tuple[Task, str]]:
-        reading = read(self.recipe)
-        # The rules know English words.
-        if not (reading.lines and reading.words) or language_of(reading) != "English":
-            return []
-        found: list[tuple[Task, str]] = [("difficulty", difficulty_of(reading).level)]
-        if nutrition := nutrition_of(reading).klass:
-            found.append(("nutrition", nutrition))
-        return found
 
 
 def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
@@ -174,7 +158,7 @@ def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[
         known = [{"name": served.name, "form": served.record.form} for served in models.values()]
         return JSONResponse({"models": known})
 
-    def answering(path: str, kind: type[PageRequest]) -> Route:
+    def answering(path: str, kind: type[_PageRequest]) -> Route:
         async def answer(request: Request) -> Response:
             asked = parsed(kind, await read_body(request, limits))
             return JSONResponse(await run_in_threadpool(asked.answer, models, batcher))
@@ -184,8 +168,8 @@ def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[
     return [
         *page_files(),
         Route("/api/models", names),
-        answering("/api/prompt", Wish),
-        answering("/api/score", WrittenText),
-        answering("/api/classes", Classified),
-        answering("/api/shopping-list", Purchase),
+        answering("/api/prompt", _Wish),
+        answering("/api/score", _WrittenText),
+        answering("/api/classes", _Classified),
+        answering("/api/shopping-list", _Purchase),
     ]

@@ -80,28 +80,26 @@ def _asks_for_nothing(value: object) -> object:
     raise ValueError("this server cannot do that; leave the field out")
 
 
-Unused = Annotated[Any, AfterValidator(_asks_for_nothing)]
+_Unused = Annotated[Any, AfterValidator(_asks_for_nothing)]
 """A field of the protocol that is accepted only where it asks for nothing."""
-Stop = Annotated[str, Field(min_length=1, max_length=200)]
+_Stop = Annotated[str, Field(min_length=1, max_length=200)]
 # The first wrong item ends a list: a million of them took 14 s.
-Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
+_Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+_Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
-class Part(BaseModel):
+class _Part(BaseModel):
     """Part of a request, of whose fields none is unknown."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class StreamOptions(Part):
-    """Options of a stream's end."""
-
+class _StreamOptions(_Part):
     include_usage: bool = False
     include_obfuscation: bool | None = None
 
 
-class TextRequest(Part, ABC):
+class TextRequest(_Part, ABC):
     """A request for texts: the fields that both kinds have, and the form of its answers."""
 
     model_config = ConfigDict(allow_inf_nan=False, ser_json_inf_nan="null")
@@ -109,6 +107,8 @@ class TextRequest(Part, ABC):
     answer_object: ClassVar[str]
     event_object: ClassVar[str]
     prompt_field: ClassVar[str]
+    opens_texts: ClassVar[bool] = False
+    """True where a stream begins each text with an event that holds nothing of it."""
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -118,16 +118,16 @@ class TextRequest(Part, ABC):
     """No field of the protocol's, and an addition that other servers have, too."""
     n: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: _StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     # What callers note for themselves.
     user: str | None = None
     metadata: dict[str, str] | None = None
-    frequency_penalty: Unused = None
-    presence_penalty: Unused = None
-    logit_bias: Unused = None
+    frequency_penalty: _Unused = None
+    presence_penalty: _Unused = None
+    logit_bias: _Unused = None
 
     @property
     @abstractmethod
@@ -165,17 +165,9 @@ class TextRequest(Part, ABC):
             temperature=temperature, top_k=self.top_k, top_p=self.top_p or 1.0, seed=seed
         )
 
-    def opening(self, n: int) -> list[Json]:
-        """Choices of the events that a stream of n texts begins with, one each."""
-        return []
-
     @abstractmethod
-    def choice(self, piece: Piece) -> Json:
-        """One whole text of an answer."""
-
-    def event(self, piece: Piece) -> Json:
-        """One piece of a text in a stream."""
-        return self.choice(piece)
+    def choice(self, piece: Piece, *, whole: bool) -> Json:
+        """One whole text of an answer, or a piece of it in a stream."""
 
 
 class CompletionRequest(TextRequest):
@@ -185,11 +177,11 @@ class CompletionRequest(TextRequest):
     answer_object = event_object = "text_completion"
     prompt_field = "prompt"
 
-    prompt: str | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)]
+    prompt: str | _Texts | _Ids | Annotated[list[_Ids], Field(fail_fast=True)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    best_of: Unused = None
-    echo: Unused = None
-    suffix: Unused = None
+    best_of: _Unused = None
+    echo: _Unused = None
+    suffix: _Unused = None
 
     @property
     def n_likeliest(self) -> int | None:
@@ -205,34 +197,24 @@ class CompletionRequest(TextRequest):
             lambda: [served.prompt_ids(one) if isinstance(one, str) else one for one in prompts]
         )
 
-    def choice(self, piece: Piece) -> Json:
-        """One text, or a piece of it."""
+    def choice(self, piece: Piece, *, whole: bool) -> Json:
+        """A whole text and a piece of it have the same form."""
         logs = None if self.logprobs is None else _logprobs(piece)
-        return {
-            "index": piece.index,
-            "text": piece.text,
-            "logprobs": logs,
-            "finish_reason": piece.end,
-        }
+        return _choice(piece, {"text": piece.text}, logs)
 
 
-class TextPart(Part):
-    """Part of a message."""
-
+class _TextPart(_Part):
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
-    """One turn of a conversation."""
-
+class _Message(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[_TextPart], Field(fail_fast=True)] | None = None
 
     @property
     def text(self) -> str:
-        """The message's parts as one text."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
@@ -242,18 +224,18 @@ class ChatRequest(TextRequest):
     """POST /v1/chat/completions: a conversation, in the form the model was trained on."""
 
     id_prefix, answer_object, event_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    prompt_field = "messages"
+    prompt_field, opens_texts = "messages", True
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """The newer name of max_tokens, which it overrides."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     store: bool | None = None
-    tools: Unused = None
-    tool_choice: Unused = None
-    functions: Unused = None
-    response_format: Unused = None
+    tools: _Unused = None
+    tool_choice: _Unused = None
+    functions: _Unused = None
+    response_format: _Unused = None
 
     @property
     def n_likeliest(self) -> int | None:
@@ -280,35 +262,26 @@ class ChatRequest(TextRequest):
         except DataError as error:
             raise RequestError(400, str(error), param="messages") from error
 
-    def opening(self, n: int) -> list[Json]:
-        """The speaker of each text."""
-        delta = {"role": "assistant", "content": ""}
-        return [self._choice(Piece(index), "delta", delta) for index in range(n)]
-
-    def choice(self, piece: Piece) -> Json:
-        """One whole text as a message."""
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return self._choice(piece, "message", message)
-
-    def event(self, piece: Piece) -> Json:
-        """One piece as a delta."""
-        return self._choice(piece, "delta", {"content": piece.text} if piece.text else {})
-
-    def _choice(self, piece: Piece, name: str, content: Json) -> Json:
+    def choice(self, piece: Piece, *, whole: bool) -> Json:
+        """A text as a message; a piece of it as a delta, the first of which names the speaker."""
+        content: Json = {"content": piece.text} if piece.text else {}
+        if whole:
+            content = {"role": "assistant", "content": piece.text, "refusal": None}
+        elif not piece.is_news:
+            content = {"role": "assistant", "content": ""}
         logs = None
         if self.logprobs:
             logs = {"content": [self._logprob(token) for token in piece.tokens], "refusal": None}
-        return {
-            "index": piece.index,
-            name: content,
-            "logprobs": logs,
-            "finish_reason": piece.end,
-        }
+        return _choice(piece, {"message" if whole else "delta": content}, logs)
 
     def _logprob(self, token: TextToken) -> Json:
         likeliest = token.likeliest if self.n_likeliest else []
         best = [_chat_logprob(text, log) for text, log in likeliest]
         return {**_chat_logprob(token.text, token.new.logprob), "top_logprobs": best}
+
+
+def _choice(piece: Piece, content: Json, logprobs: Json | None) -> Json:
+    return {"index": piece.index, **content, "logprobs": logprobs, "finish_reason": piece.end}
 
 
 def _chat_logprob(text: str, logprob: float | None) -> Json:

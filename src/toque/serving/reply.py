@@ -22,41 +22,13 @@ from toque.serving.protocol import Json, Piece, TextRequest, TextToken
 from toque.serving.server import Limits, RequestError, answer_to
 
 
-class StopStrings:
-    """Text up to the first of some strings, none empty; what may become one is held back."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._held = ""
-
-    def feed(self, text: str, *, last: bool = False) -> tuple[str, bool]:
-        r"""The text that is certain now, and True where a stop string came.
-
-        >>> StopStrings(["###"]).feed("Stir.\n#")
-        ('Stir.\n', False)
-        """
-        text = self._held + text
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
-            self._held = ""
-            return text[: min(places)], True
-        held = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held], False
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of `text` that a stop string begins with."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
-
-
 class _Text:
-    """One text of a request while it is written."""
+    """One text of a request while it is written; what may become a stop string is held back."""
 
     def __init__(self, index: int, codec: Codec, stops: Sequence[str]) -> None:
-        self._index = index
-        self._stream, self._stops = TextStream(codec), StopStrings(stops)
+        self._index, self._stops = index, stops
+        self._stream = TextStream(codec)
+        self._held = ""
         self._textless: list[TextToken] = []  # tokens whose character is not whole yet
         self._offset = 0
         self.is_over = False
@@ -74,7 +46,7 @@ class _Text:
                 more += self._stream.rest()
                 if self._textless:
                     self._textless[-1] = self._textless[-1]._replace(text=more)
-            certain, stopped = self._stops.feed(more, last=end is not None)
+            certain, stopped = self._certain(more, last=end is not None)
             text += certain
             end = "stop" if stopped else end
             if more or end is not None:
@@ -87,37 +59,26 @@ class _Text:
         self._offset += sum(len(token.text) for token in tokens)
         return Piece(self._index, text, tokens, offset, end)
 
-
-def orders_of(
-    served: ServedModel, prompts: Sequence[Sequence[int]], request: TextRequest, limits: Limits
-) -> list[Order]:
-    """The texts that a request wants, n for each prompt.
-
-    Raises:
-        RequestError: 400, too many of them, or a prompt that the model cannot read.
-    """
-    n, param = request.n or 1, request.prompt_field
-    if n * len(prompts) > limits.texts:
-        raise RequestError(
-            400,
-            f"{n} texts for each of {len(prompts)} prompts are more than the {limits.texts} of one "
-            "request. Ask several times.",
-            param="n" if n > 1 else param,
-        )
-    options, most = request.options(), request.most_tokens
-    longest = [served.most_tokens(prompt, most, param=param) for prompt in prompts]
-    return [
-        Order(prompt, limit, options, i * n + number, request.n_likeliest)
-        for i, (prompt, limit) in enumerate(zip(prompts, longest, strict=True))
-        for number in range(n)
-    ]
+    def _certain(self, more: str, *, last: bool) -> tuple[str, bool]:
+        """The text that is certain now, and True where a stop string came."""
+        text = self._held + more
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if places:
+            return text[: min(places)], True
+        held = 0
+        for stop in () if last else self._stops:
+            longest = min(len(text), len(stop) - 1)
+            held = max(held, *(n for n in range(longest + 1) if text.endswith(stop[:n])))
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], False
 
 
 class Reply(Response):
     """The answer to one request, written while it is sent.
 
     Raises:
-        RequestError: as for `orders_of`.
+        RequestError: 400, more texts than one request may have, or a prompt that the model cannot
+            read.
     """
 
     def __init__(
@@ -128,8 +89,23 @@ class Reply(Response):
         request: TextRequest,
         limits: Limits,
     ) -> None:
+        n, param = request.n or 1, request.prompt_field
+        if n * len(prompts) > limits.texts:
+            raise RequestError(
+                400,
+                f"{n} texts for each of {len(prompts)} prompts are more than the {limits.texts} of "
+                "one request. Ask several times.",
+                param="n" if n > 1 else param,
+            )
+        options, most = request.options(), request.most_tokens
+        longest = [served.most_tokens(prompt, most, param=param) for prompt in prompts]
+        self._orders = [
+            Order(prompt, limit, options, i * n + number, request.n_likeliest)
+            for i, (prompt, limit) in enumerate(zip(prompts, longest, strict=True))
+            for number in range(n)
+        ]
         self._batcher, self._served, self._request = batcher, served, request
-        self._orders, self._seconds = orders_of(served, prompts, request, limits), limits.seconds
+        self._seconds = limits.seconds
         self._head = {
             "id": f"{request.id_prefix}-{uuid.uuid4().hex}",
             "object": request.event_object if request.stream else request.answer_object,
@@ -215,21 +191,23 @@ class Reply(Response):
         async for pieces in self._pieces(ticket):
             for piece in pieces:
                 texts[piece.index].append(piece)
-        choices = [self._request.choice(Piece.joined(pieces)) for pieces in texts]
+        choices = [self._request.choice(Piece.joined(pieces), whole=True) for pieces in texts]
         body = msgspec.json.encode({**self._head, "choices": choices, "usage": self._usage})
         self._has_begun = True
         answer = Response(body, media_type="application/json")
         await answer(self._scope, self._receive, self._send)
 
     async def _stream(self, ticket: Ticket) -> None:
-        choices = self._request.opening(len(self._orders))
+        request = self._request
+        due = [Piece(i) for i in range(len(self._orders))] if request.opens_texts else []
         async for pieces in self._pieces(ticket):
-            choices += [self._request.event(piece) for piece in pieces if piece.is_news]
-            if choices:
+            due += [piece for piece in pieces if piece.is_news]
+            if due:
+                choices = [request.choice(piece, whole=False) for piece in due]
                 await self._send_events([{**self._head, "choices": [one]} for one in choices])
-                choices = []
+                due = []
         usage = [{**self._head, "choices": [], "usage": self._usage}]
-        await self._send_events(usage if self._request.wants_usage else [], last=True)
+        await self._send_events(usage if request.wants_usage else [], last=True)
 
     @property
     def _usage(self) -> Json:
@@ -253,23 +231,19 @@ class Reply(Response):
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, or give it up when the client goes away.
+    """Do the work; give it up, and raise ClientDisconnect, when the client goes away."""
 
-    Raises:
-        ClientDisconnect: the client went away.
-    """
-    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
-        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
             raise ClientDisconnect
         doing.result()
     finally:
-        for task in (doing, gone):
+        for task in (doing, leaving):
             task.cancel()
-        await asyncio.gather(doing, gone, return_exceptions=True)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        await asyncio.gather(doing, leaving, return_exceptions=True)

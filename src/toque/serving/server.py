@@ -11,7 +11,8 @@ import ipaddress
 import resource
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,9 +34,7 @@ BACKLOG: Final = 2048
 _LAST_PORT: Final = 65_535
 """getaddrinfo takes a larger one for another port."""
 _GUARDED: Final = ("/v1/", "/api/", "/metrics")
-"""Paths that need the token, with all that lies below them."""
-_ALWAYS: Final = ("/health", "/metrics")
-"""Paths that are answered however many requests there are."""
+"""Beginnings of the paths that need the token."""
 _READ_PAST: Final = 32
 """Bodies are read up to so many times the limit, and dropped: a client that is still sending when
 the connection closes would not see why."""
@@ -91,10 +90,7 @@ class Limits:
 
 
 class RequestError(Exception):
-    """Refusal of a request, in the form that clients of OpenAI's protocol read.
-
-    `param` is the field of the request that it is about, `code` the protocol's word for programs.
-    """
+    """Refusal of a request; `param` is the field it is about, `code` the protocol's word for it."""
 
     def __init__(
         self,
@@ -178,7 +174,7 @@ class Gate:
         path = request.scope["path"]
         if self.is_stopping and path != "/metrics":
             return _unavailable("is stopping and takes no more requests.", retry_after=5)
-        if self._n_open >= self._most and path not in _ALWAYS:
+        if self._n_open >= self._most and path not in ("/health", "/metrics"):
             return _unavailable(
                 "has as many open requests as it takes. Try again in a moment.", retry_after=1
             )
@@ -254,9 +250,9 @@ class _TimedProtocol(H11Protocol):
     good requests when the silent are many; here they make room.
 
     Args:
-        head_seconds: From the connection, or the last answer, to the whole head.
-        opened: The open connections, the oldest first; one dictionary for all.
-        most: That may be open.
+        head_seconds: time from the connection, or the last answer, to the whole head.
+        opened: the open connections, the oldest first; one dictionary for all.
+        most: connections that may be open.
     """
 
     def __init__(
@@ -274,9 +270,9 @@ class _TimedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self._opened) >= self._most:
-            silent = next((one for one in self._opened if one.is_silent), None)
-            if silent is not None:
-                silent.close()
+            for one in list(self._opened):
+                if one.close_if_silent():
+                    break
         self._opened[self] = None
         self._await_head()
 
@@ -295,21 +291,15 @@ class _TimedProtocol(H11Protocol):
     def _await_head(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
-        self._head_timer = self.loop.call_later(self._head_seconds, self._close_unless_asked)
+        self._head_timer = self.loop.call_later(self._head_seconds, self.close_if_silent)
 
-    def _close_unless_asked(self) -> None:
-        if self.is_silent:
-            self.close()
-
-    @property
-    def is_silent(self) -> bool:
-        """True while no request of it is being answered."""
-        return self.cycle is None or self.cycle.response_complete
-
-    def close(self) -> None:
-        """Close the connection, and count it no more."""
-        self._opened.pop(self, None)
-        self.transport.close()
+    def close_if_silent(self) -> bool:
+        """Close the connection, and count it no more, unless a request of it is being answered."""
+        is_silent = self.cycle is None or bool(self.cycle.response_complete)
+        if is_silent:
+            self._opened.pop(self, None)
+            self.transport.close()
+        return is_silent
 
 
 class Server(uvicorn.Server):
@@ -317,12 +307,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, gate: Gate, limits: Limits) -> None:
         opened: dict[_TimedProtocol, None] = {}
-        protocol: Any = partial(
-            _TimedProtocol,
-            head_seconds=limits.body_seconds,
-            opened=opened,
-            most=_openable(limits.connections),
-        )
+        most, seconds = _openable(limits.connections), limits.body_seconds
+        protocol: Any = partial(_TimedProtocol, head_seconds=seconds, opened=opened, most=most)
         super().__init__(
             uvicorn.Config(
                 gate,
@@ -375,7 +361,9 @@ def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str
     Raises:
         ConfigError: other machines reach the address and there is no token, or no such port.
     """
-    is_local = _is_loopback(host)
+    is_local = host.lower() == "localhost"
+    with suppress(ValueError):  # another name may lead anywhere
+        is_local = is_local or ipaddress.ip_address(host).is_loopback
     if not is_local and not token:
         raise ConfigError(
             f"{argument(f'host={host}')} can be reached by other machines, and there is no "
@@ -390,15 +378,6 @@ def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str
     return LOOPBACK_NAMES if is_local else None
 
 
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # another name, which may lead anywhere
-
-
 def listening(host: str, port: int) -> socket.socket:
     """A socket that accepts connections at an address; port 0 is any that is free.
 
@@ -409,14 +388,12 @@ def listening(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
-        try:
+        with ExitStack() as stack:
+            made = stack.enter_context(socket.socket(family, kind, protocol))
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(address)
             made.listen(BACKLOG)
-        except OSError:
-            made.close()
-            raise
+            stack.pop_all()  # it stays open
     except OSError as error:
         where = f"{argument(f'host={host}')} {argument(f'port={port}')}"
         raise ConfigError(
@@ -438,15 +415,15 @@ def page_files(folder: Path = PAGE, also: Iterable[Path] = ()) -> list[Route]:
     Only what lies in the folder at start, or in `also`, has an address, so no request can name
     another file.
     """
+
+    def sending(path: str, file: Path) -> Route:
+        content, kind = file.read_bytes(), _MEDIA_TYPES[file.suffix]
+
+        async def send(_: Request) -> Response:
+            return Response(content, media_type=kind, headers=_PAGE_HEADERS)
+
+        return Route(path, send)
+
     files = [*sorted(folder.iterdir()), *also]
-    routes = [Route(f"/page/{file.name}", _sending(file)) for file in files]
-    return [Route("/", _sending(folder / "index.html")), *routes]
-
-
-def _sending(file: Path) -> Callable[[Request], Awaitable[Response]]:
-    content, kind = file.read_bytes(), _MEDIA_TYPES[file.suffix]
-
-    async def send(_: Request) -> Response:
-        return Response(content, media_type=kind, headers=_PAGE_HEADERS)
-
-    return send
+    routes = [sending(f"/page/{file.name}", file) for file in files]
+    return [sending("/", folder / "index.html"), *routes]
