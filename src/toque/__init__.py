@@ -4,7 +4,10 @@ From Python (docs/guides/python.md):
 
     from toque import configure, prepare, train, evaluate, generate
 
-Importing this package loads next to nothing; what is named below comes when it is first used.
+The functions do what the commands of the same names do, with the same settings, files and errors
+(`toque.errors.ToqueError`). They print nothing; a `reporter` hears what a command would print, and
+`ConsoleReporter()` prints it. Importing this package loads next to nothing; what is named below
+comes when it is first used, and torch with the first function that needs it.
 """
 
 from __future__ import annotations
@@ -15,32 +18,28 @@ from typing import TYPE_CHECKING, Any
 from toque.version import __version__
 
 if TYPE_CHECKING:
-    from toque.api import (
-        ablate,
-        check,
-        classify,
-        compare,
-        configure,
-        doctor,
-        drill,
-        evaluate,
-        export,
-        generate,
-        init,
-        plan,
-        prepare,
-        report,
-        score,
-        serve,
-        train,
-        verify,
-        watch,
-    )
+    from toque.api import generate, train
     from toque.cli.console import ConsoleReporter
     from toque.config import RunConfig
     from toque.cooking.recipe import Recipe
     from toque.reporter import Reporter
+    from toque.workflows.ablate import ablate
+    from toque.workflows.check import check
+    from toque.workflows.classify import classify
+    from toque.workflows.compare import compare
+    from toque.workflows.configure import configure
+    from toque.workflows.doctor import doctor
+    from toque.workflows.drill import drill
+    from toque.workflows.evaluate import evaluate, score
+    from toque.workflows.export import export
+    from toque.workflows.init import init
+    from toque.workflows.plan.planning import plan
+    from toque.workflows.prepare import prepare
+    from toque.workflows.report import report
     from toque.workflows.results import Answer, TrainedRun, Written
+    from toque.workflows.serve import serve
+    from toque.workflows.verify import verify
+    from toque.workflows.watch import watch
 
 __all__ = [
     "Answer",
@@ -78,14 +77,18 @@ _HOME = {
     "Reporter": "toque.reporter",
     "RunConfig": "toque.config",
     **dict.fromkeys(("Answer", "TrainedRun", "Written"), "toque.workflows.results"),
+    **dict.fromkeys(("generate", "train"), "toque.api"),
+    "plan": "toque.workflows.plan.planning",
+    "score": "toque.workflows.evaluate",
 }
+"""Modules of the names that stand in no workflow of their own name."""
 
 
 def __getattr__(name: str) -> Any:
     """The public names, imported when they are first asked for."""
     if name not in __all__:
         raise AttributeError(f"module 'toque' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME.get(name, "toque.api")), name)
+    return getattr(importlib.import_module(_HOME.get(name, f"toque.workflows.{name}")), name)
 
 
 def __dir__() -> list[str]:

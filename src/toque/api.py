@@ -1,10 +1,4 @@
-"""Toque from Python: `from toque import configure, prepare, train, evaluate, generate`.
-
-The functions do what the commands of the same names do, with the same settings, files and errors
-(`toque.errors.ToqueError`). They print nothing; a `reporter` hears what a command would print, and
-`toque.ConsoleReporter()` prints it. Torch is loaded by the first function that needs it, not by
-importing this.
-"""
+"""Functions of `toque` that give a workflow what a command gives it; the others are workflows."""
 
 from __future__ import annotations
 
@@ -14,47 +8,11 @@ from pathlib import Path
 
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.reporter import SILENT, Reporter
-from toque.workflows.ablate import ablate
-from toque.workflows.check import check
-from toque.workflows.classify import classify
-from toque.workflows.compare import compare
 from toque.workflows.configure import Configured, configure, with_origins
-from toque.workflows.doctor import doctor
-from toque.workflows.drill import drill
-from toque.workflows.evaluate import evaluate, score
-from toque.workflows.export import export
 from toque.workflows.generate import OnText
 from toque.workflows.generate import generate as write_texts
-from toque.workflows.init import init
-from toque.workflows.plan.planning import plan
-from toque.workflows.prepare import prepare, prepare_before_torch
-from toque.workflows.report import report
+from toque.workflows.prepare import prepare_before_torch
 from toque.workflows.results import Model, TrainedRun, Written
-from toque.workflows.serve import serve
-from toque.workflows.verify import verify
-from toque.workflows.watch import watch
-
-__all__ = [
-    "ablate",
-    "check",
-    "classify",
-    "compare",
-    "configure",
-    "doctor",
-    "drill",
-    "evaluate",
-    "export",
-    "generate",
-    "init",
-    "plan",
-    "prepare",
-    "report",
-    "score",
-    "serve",
-    "train",
-    "verify",
-    "watch",
-]
 
 
 def generate(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import time
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -9,10 +10,10 @@ from rich.console import Console
 from toque.cli.console import ConsoleReporter
 
 
-def reporter(*, terminal: bool) -> tuple[ConsoleReporter, io.StringIO]:
+def reporter(*, terminal: bool, **how: Any) -> tuple[ConsoleReporter, io.StringIO]:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=60, color_system=None)
-    return ConsoleReporter(console), out
+    return ConsoleReporter(console, **how), out
 
 
 def test_lines_and_notices_go_their_own_ways(capsys):
@@ -52,9 +53,7 @@ def test_on_a_terminal_progress_is_drawn_in_one_place(total):
 
 
 def test_without_progress_what_stays_is_shown():
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=60, color_system=None)
-    told = ConsoleReporter(console, progress=False)
+    told, out = reporter(terminal=True, progress=False)
     with told.working("measuring"):
         told.progress("step 1", keep=True)
     told.notice("warning: look")
@@ -62,8 +61,7 @@ def test_without_progress_what_stays_is_shown():
 
 
 def test_quiet_shows_the_result_alone(capsys):
-    out = io.StringIO()
-    told = ConsoleReporter(Console(file=out), quiet=True)
+    told, out = reporter(terminal=False, quiet=True)
     told.notice("until 3 steps")
     told.progress("step 1", keep=True)
     with told.working("measuring"):
@@ -115,9 +113,8 @@ class Clock:
 
 
 def test_in_a_pipe_a_long_part_is_told_after_two_seconds_and_every_half_minute():
-    clock, out = Clock(), io.StringIO()
-    console = Console(file=out, force_terminal=False, width=60, color_system=None)
-    told = ConsoleReporter(console, clock=clock)
+    clock = Clock()
+    told, out = reporter(terminal=False, clock=clock)
     for second in range(100):
         clock.now = float(second)
         told.progress(f"evaluating {second} of 200 examples", done=second, total=200)
@@ -139,10 +136,8 @@ def test_in_a_pipe_a_long_part_is_told_after_two_seconds_and_every_half_minute()
 
 
 def test_in_a_pipe_kept_lines_put_the_others_off():
-    clock, out = Clock(), io.StringIO()
-    told = ConsoleReporter(
-        Console(file=out, force_terminal=False, width=60, color_system=None), clock=clock
-    )
+    clock = Clock()
+    told, out = reporter(terminal=False, clock=clock)
     for second in range(61):
         clock.now = float(second)
         told.progress(f"step {second}", keep=second % 20 == 0)

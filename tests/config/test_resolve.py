@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from toque.config import RunConfig, load_config, presets, resolve_values
+from toque.config.error_messages import ELSEWHERE, nearest, setting_paths
 from toque.errors import ConfigError
 from toque.units import Duration
 
@@ -57,6 +58,7 @@ def test_unknown_name_on_the_command_line():
     message = refusal("demo", "optim.peak_lrr=1e-3")
     assert message.startswith("command line: `optim.peak_lrr` is not a setting.")
     assert "Nearest: `optim.peak_lr`" in message
+    assert set(setting_paths()) >= {nearest((name,)) for name in ELSEWHERE}
 
 
 @pytest.mark.parametrize(
@@ -239,4 +241,5 @@ def test_what_a_file_holds_reaches_no_terminal_as_it_is(tmp_path, text):
 def test_a_path_that_no_file_system_holds_is_refused(setting, path):
     form = "[{path: %s}]" if setting == "data.sources" else "%s"
     assert setting in refusal("demo", f"{setting}={form % path}")
-    assert load_config("demo", [f"{setting}={form % ('c' * 255)}"]).config is not None
+    held = [f"{setting}={form % ('c' * 255)}", "model.shape={}"]
+    assert load_config("demo", held).config is not None

@@ -7,33 +7,16 @@ import pytest
 from toque.config.yaml_reader import read_yaml
 from toque.errors import ConfigError
 
+SCALARS = [
+    ("3e-4", 3e-4), ("1e5", 1e5), ("1.", 1.0), ("-.5e3", -500.0), ("1_000", 1000), ("-7", -7),
+    ("true", True), ("FALSE", False), ("yes", "yes"), ("on", "on"), ("~", None), ("", None),
+    ("null", None), ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("'3'", "3"),
+    ("3 epochs", "3 epochs"), ("10 %", "10 %"), ("0x10", "0x10"), ("!!str 5", "5"),
+    ("½ cup", "½ cup"),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("3e-4", 3e-4),
-        ("1e5", 1e5),
-        ("1.", 1.0),
-        ("-.5e3", -500.0),
-        ("1_000", 1000),
-        ("-7", -7),
-        ("true", True),
-        ("FALSE", False),
-        ("yes", "yes"),
-        ("on", "on"),
-        ("~", None),
-        ("", None),
-        ("null", None),
-        ("1:30", "1:30"),
-        ("2024-01-01", "2024-01-01"),
-        ("'3'", "3"),
-        ("3 epochs", "3 epochs"),
-        ("10 %", "10 %"),
-        ("0x10", "0x10"),
-        ("!!str 5", "5"),
-        ("½ cup", "½ cup"),
-    ],
-)
+
+@pytest.mark.parametrize(("text", "value"), SCALARS)
 def test_scalars(text, value):
     read = read_yaml(f"k: {text}", "f").value["k"]
     assert read == value

@@ -30,6 +30,7 @@ from toque.storage.json_files import sealed
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore
 
+Craft = Callable[[Path], object]
 MORE_BYTES = 400 << 20
 """Address space the process may still take while it opens what was crafted."""
 MORE_SECONDS = 240
@@ -64,12 +65,7 @@ class Planted:
         return open, (self.where, "w")
 
 
-def tensor_file(path: Path, header: str, body: bytes, claimed: int | None) -> None:
-    text = header.encode()
-    path.write_bytes(struct.pack("<Q", len(text) if claimed is None else claimed) + text + body)
-
-
-def rewritten(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], object] = len) -> None:
     """Change a manifest as one who can compute its hash, and those of its files, would."""
     path = folder / "manifest.json"
     held = json.loads(path.read_text())
@@ -82,8 +78,41 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_bytes(sealed(json.dumps(held, indent=1).encode()))
 
 
-def unchanged(_held: dict[str, Any]) -> None:
-    """Only the hashes are made to fit."""
+def headed(header: str, body: bytes, claimed: int | None) -> Craft:
+    """Weights with this header, in a checkpoint or a model's folder."""
+
+    def craft(folder: Path) -> None:
+        text = header.encode()
+        length = struct.pack("<Q", len(text) if claimed is None else claimed)
+        (folder / "model.safetensors").write_bytes(length + text + body)
+        if (folder / "manifest.json").exists():
+            rewritten(folder)
+
+    return craft
+
+
+def linked(name: str) -> Craft:
+    """A link in place of a file or folder, to where that lies now."""
+
+    def craft(folder: Path) -> None:
+        outside = folder.parent / f"{folder.name}-outside"
+        (folder / name).rename(outside)
+        (folder / name).symlink_to(outside)
+        rewritten(folder)
+
+    return craft
+
+
+def entry_of(part: str, **change: Any) -> Craft:
+    """A manifest whose first entry of a part says something else."""
+    return lambda folder: rewritten(folder, lambda held: held[part][0].update(change))
+
+
+def crafted(good: Path, folder: Path, craft: Craft) -> Path:
+    """A copy of a good folder, harmed."""
+    shutil.copytree(good, folder)
+    craft(folder)
+    return folder
 
 
 def checkpoints(work: Path) -> Mapping[str, Callable[[], object]]:
@@ -91,50 +120,29 @@ def checkpoints(work: Path) -> Mapping[str, Callable[[], object]]:
     store = CheckpointStore(work / "checkpoints")
     good = store.save(4, {"model": {"w": torch.ones(3)}}, {"progress": {"step": 4}}).path
 
-    def crafted(name: str, craft: Callable[[Path], None]) -> Callable[[], object]:
-        folder = work / "c" / name.replace(" ", "-") / good.name
-        shutil.copytree(good, folder)
-        craft(folder)
+    def opened(name: str, craft: Craft) -> Callable[[], object]:
+        folder = crafted(good, work / "c" / name.replace(" ", "-") / good.name, craft)
         return lambda: verify_checkpoint(folder).tensors("model")
-
-    def file_entry(change: dict[str, Any]) -> Callable[[Path], None]:
-        return lambda folder: rewritten(folder, lambda held: held["files"][0].update(change))
-
-    def linked(folder: Path) -> None:
-        (work / "elsewhere").write_bytes((folder / "model.safetensors").read_bytes())
-        (folder / "model.safetensors").unlink()
-        (folder / "model.safetensors").symlink_to(work / "elsewhere")
-        rewritten(folder, unchanged)
 
     def pickled(folder: Path) -> None:
         (folder / "model.safetensors").unlink()
         (folder / "model.bin").write_bytes(pickle.dumps(Planted(work / "executed")))
-        rewritten_with(folder, "model.bin")
-
-    def rewritten_with(folder: Path, name: str) -> None:
         held = json.loads((folder / "manifest.json").read_text())
-        held["files"] = [{"file": name, "bytes": 0, "sha256": ""}]
+        held["files"] = [{"file": "model.bin", "bytes": 0, "sha256": ""}]
         (folder / "manifest.json").write_text(json.dumps(held))
-        rewritten(folder, unchanged)
+        rewritten(folder)
 
-    def headed(found: tuple[str, bytes, int | None]) -> Callable[[Path], None]:
-        def craft(folder: Path) -> None:
-            tensor_file(folder / "model.safetensors", *found)
-            rewritten(folder, unchanged)
-
-        return craft
-
-    crafts: dict[str, Callable[[Path], None]] = {
-        **{name: headed(found) for name, found in HEADERS.items()},
-        "a file outside": file_entry({"file": "../../secret"}),
-        "a file in a folder": file_entry({"file": "a/b"}),
-        "an absolute name": file_entry({"file": "/etc/hostname"}),
-        "a negative count of bytes": file_entry({"bytes": -5}),
-        "a link out of the folder": linked,
+    crafts: dict[str, Craft] = {
+        **{name: headed(*found) for name, found in HEADERS.items()},
+        "a file outside": entry_of("files", file="../../secret"),
+        "a file in a folder": entry_of("files", file="a/b"),
+        "an absolute name": entry_of("files", file="/etc/hostname"),
+        "a negative count of bytes": entry_of("files", bytes=-5),
+        "a link out of the folder": linked("model.safetensors"),
         "a pickle in place of the weights": pickled,
         "a manifest of 20 MB": lambda f: (f / "manifest.json").write_bytes(b" " * (20 << 20)),
     }
-    return {f"checkpoint: {name}": crafted(name, craft) for name, craft in crafts.items()}
+    return {f"checkpoint: {name}": opened(name, craft) for name, craft in crafts.items()}
 
 
 def stores(work: Path) -> Mapping[str, Callable[[], object]]:
@@ -148,94 +156,75 @@ def stores(work: Path) -> Mapping[str, Callable[[], object]]:
     assert main(["prepare", str(work / "run.yaml"), *words]) == 0
     tokens = "shards/00000/target_tokens.npy"
 
-    def crafted(name: str, craft: Callable[[Path], None]) -> Callable[[], object]:
-        folder = work / "s" / name.replace(" ", "-")
-        shutil.copytree(good, folder)
-        craft(folder)
+    def opened(name: str, craft: Craft) -> Callable[[], object]:
+        folder = crafted(good, work / "s" / name.replace(" ", "-"), craft)
 
-        def opened() -> object:
+        def read() -> object:
             store = TokenStore.open(folder, verify=True)
             return store.target(0), store.target_lengths
 
-        return opened
+        return read
 
-    def entry(change: dict[str, Any]) -> Callable[[Path], None]:
-        return lambda folder: rewritten(folder, lambda held: held["shards"][0].update(change))
-
-    def header(text: str) -> Callable[[Path], None]:
+    def header(text: str) -> Craft:
         def craft(folder: Path) -> None:
             padded = text.ljust(117) + "\n"
             start = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode()
             (folder / tokens).write_bytes(start + bytes(64))
-            rewritten(folder, unchanged)
+            rewritten(folder)
 
         return craft
-
-    def linked(folder: Path) -> None:
-        (work / "tokens").write_bytes((folder / tokens).read_bytes())
-        (folder / tokens).unlink()
-        (folder / tokens).symlink_to(work / "tokens")
-        rewritten(folder, unchanged)
-
-    def linked_folder(folder: Path) -> None:
-        shutil.copytree(folder / "shards", work / "shards")
-        shutil.rmtree(folder / "shards")
-        (folder / "shards").symlink_to(work / "shards")
 
     def of_objects(folder: Path) -> None:
         planted = np.array([Planted(work / "executed")], object)
         np.save(folder / tokens, planted, allow_pickle=True)  # only a test writes one
-        rewritten(folder, unchanged)
+        rewritten(folder)
 
     def shape(shape: str, kind: str = "<u2") -> str:
         return f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
 
-    crafts: dict[str, Callable[[Path], None]] = {
-        "a file outside": entry({"file": "shards/../../secret"}),
-        "an absolute name": entry({"file": "/etc/hostname"}),
+    crafts: dict[str, Craft] = {
+        "a file outside": entry_of("shards", file="shards/../../secret"),
+        "an absolute name": entry_of("shards", file="/etc/hostname"),
         "a name twice": lambda f: rewritten(f, lambda h: h["shards"].append(h["shards"][0])),
-        "a negative count of bytes": entry({"bytes": -5}),
-        "a negative count of rows": entry({"examples": -5}),
-        "a link out of the folder": linked,
-        "a folder that is a link": linked_folder,
+        "a negative count of bytes": entry_of("shards", bytes=-5),
+        "a negative count of rows": entry_of("shards", examples=-5),
+        "a link out of the folder": linked(tokens),
+        "a folder that is a link": linked("shards"),
         "an array of terabytes": header(shape("(1099511627776,)")),
         "an array of negative size": header(shape("(-32,)")),
         "an array whose header is code": header("__import__('os').system('touch executed')"),
         "an array of objects": of_objects,
     }
-    return {f"store: {name}": crafted(name, craft) for name, craft in crafts.items()}
+    return {f"store: {name}": opened(name, craft) for name, craft in crafts.items()}
 
 
 def models(work: Path) -> Mapping[str, Callable[[], object]]:
     """The same of Hugging Face model folders."""
     shape = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 8}
 
-    def crafted(name: str, craft: Callable[[Path], None], **config: Any) -> Callable[[], object]:
+    def opened(name: str, craft: Craft, **config: Any) -> Callable[[], object]:
         folder = work / "m" / name.replace(" ", "-")
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **shape, **config}))
         craft(folder)
         return lambda: load_model(str(folder))
 
-    def headed(found: tuple[str, bytes, int | None]) -> Callable[[Path], None]:
-        return lambda folder: tensor_file(folder / "model.safetensors", *found)
-
     def indexed(folder: Path) -> None:
         index = {"weight_map": {"w": "../../secret.safetensors"}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    def planted(name: str) -> Callable[[Path], None]:
+    def planted(name: str) -> Craft:
         return lambda folder: (folder / name).write_bytes(pickle.dumps(Planted(work / "executed")))
 
     def code(folder: Path) -> None:
         (folder / "evil.py").write_text(f"open({str(work / 'executed')!r}, 'w')\n")
 
-    found = {name: crafted(name, headed(found)) for name, found in HEADERS.items()}
-    found |= {f"only a {n}": crafted(f"only a {n}", planted(n)) for n in ("w.bin", "w.pt", "w.pkl")}
-    found["an index that points outside"] = crafted("an index", indexed)
+    found = {name: opened(name, headed(*row)) for name, row in HEADERS.items()}
+    found |= {f"only a {n}": opened(f"only a {n}", planted(n)) for n in ("w.bin", "w.pt", "w.pkl")}
+    found["an index that points outside"] = opened("an index", indexed)
     auto = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
-    found["code of its own"] = crafted("code", code, model_type="evil", auto_map=auto)
-    return {f"model: {name}": opened for name, opened in found.items()}
+    found["code of its own"] = opened("code", code, model_type="evil", auto_map=auto)
+    return {f"model: {name}": load for name, load in found.items()}
 
 
 def limited() -> None:

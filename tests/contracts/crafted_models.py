@@ -16,7 +16,7 @@ from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.pretrained import load_model
 
-GPT2 = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 8}
+GPT2 = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
     "ten thousand layers": {"n_layer": 10_000},
     "a billion layers": {"n_layer": 10**9},
@@ -49,37 +49,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "a number format of no name": {"dtype": "complex1024"},
     "labels by the billion": {"num_labels": 10**9},
 }
+NESTED = '{"a": ' * 5000 + "1" + "}" * 5000
 TEXTS: dict[str, str] = {
     "a thousand brackets": "[" * 100_000,
     "a config of 20 MB": '{"model_type": "gpt2", "x": "' + "a" * (20 << 20) + '"}',
-    "nesting without an end": '{"model_type": "gpt2", "n_embd": '
-    + '{"a": ' * 5000
-    + "1"
-    + "}" * 5001,
+    "nesting without an end": f'{{"model_type": "gpt2", "n_embd": {NESTED}}}',
     "bytes that are no text": '{"model_type": "\udcff"}',
 }
 LLAMA = {
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-}
+    "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+}  # fmt: skip
+T5 = {"d_model": 8, "num_layers": 1, "num_heads": 1, "d_kv": 8, "d_ff": 16}
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a Llama of no key heads": ("llama", LLAMA, {"num_key_value_heads": 0}),
     "a Llama of odd key heads": ("llama", LLAMA, {"num_key_value_heads": -2}),
     "a Llama with heads of terabytes": ("llama", LLAMA, {"head_dim": 1 << 40}),
     "a Llama turned by text": ("llama", LLAMA, {"rope_parameters": "evil"}),
     "a Llama turned by nothing": ("llama", LLAMA, {"rope_parameters": {"rope_type": "evil"}}),
-    "a T5 of ten thousand layers": (
-        "t5",
-        {"d_model": 8, "num_layers": 1, "num_heads": 1, "d_kv": 8, "d_ff": 16},
-        {"num_decoder_layers": 10_000},
-    ),
-    "a T5 of buckets of terabytes": (
-        "t5",
-        {"d_model": 8, "num_layers": 1, "num_heads": 1, "d_kv": 8, "d_ff": 16},
-        {"relative_attention_num_buckets": 1 << 40},
-    ),
+    "a T5 of ten thousand layers": ("t5", T5, {"num_decoder_layers": 10_000}),
+    "a T5 of buckets of terabytes": ("t5", T5, {"relative_attention_num_buckets": 1 << 40}),
 }
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 TOKENIZERS: dict[str, dict[str, Any]] = {
@@ -125,7 +113,7 @@ def model_cases(work: Path) -> Mapping[str, Callable[[], object]]:
     def folder_of(name: str, family: str, shape: dict[str, Any]) -> Path:
         model = build_model(
             family=family,
-            shape={n: v for n, v in shape.items() if n != "vocab_size"},
+            shape=shape,
             vocab_size=8,
             pad_id=0,
             eos_id=1,
@@ -139,12 +127,8 @@ def model_cases(work: Path) -> Mapping[str, Callable[[], object]]:
     def opened(folder: Path) -> Callable[[], object]:
         return lambda: load_model(str(folder), vocab_size=64)
 
-    for name, change in CONFIGS.items():
-        folder = folder_of(name, "gpt2", GPT2)
-        held = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(held | change))
-        found[f"model: {name}"] = opened(folder)
-    for name, (family, shape, change) in OTHERS.items():
+    configs = OTHERS | {name: ("gpt2", GPT2, change) for name, change in CONFIGS.items()}
+    for name, (family, shape, change) in configs.items():
         folder = folder_of(name, family, shape)
         held = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(held | change))
@@ -178,8 +162,5 @@ def tokenizer_cases(work: Path) -> Mapping[str, Callable[[], object]]:
             codec = load_codec(folder)
             return codec.decode(codec.encode(codec.normalise(TEXT)))
 
-        if name not in HARMLESS:
-            found[f"tokenizer: {name}"] = read
-        else:
-            found[f"harmless: {name}"] = read
+        found[f"{'harmless' if name in HARMLESS else 'tokenizer'}: {name}"] = read
     return found

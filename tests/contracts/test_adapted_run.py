@@ -29,18 +29,12 @@ train: {{stop_after: "2 steps", batch: "2048 tokens", micro_batch_rows: 2, preci
 evaluation: {{max_examples: 4, generate: 0}}
 """
 EVERYTHING = [
-    "adapter={r: 4, dropout: 0.1}",
-    "optim.gradient_noise={eta: 0.01}",
-    "optim.averaging={kind: ema, decay: 0.9}",
-    "optim.schedule=cosine_restarts",
-    "optim.cycles={first: 3 steps}",
-    "optim.warmup=2 steps",
-    "optim.label_smoothing=0.1",
-    "train.stop_after=9 steps",
-    "train.save_every=1 steps",
-    "train.evaluate_every=4 steps",
+    "adapter={r: 4, dropout: 0.1}", "optim.gradient_noise={eta: 0.01}",
+    "optim.averaging={kind: ema, decay: 0.9}", "optim.schedule=cosine_restarts",
+    "optim.cycles={first: 3 steps}", "optim.warmup=2 steps", "optim.label_smoothing=0.1",
+    "train.stop_after=9 steps", "train.save_every=1 steps", "train.evaluate_every=4 steps",
     "train.keep_last=20",
-]
+]  # fmt: skip
 
 OBSERVED = [
     "observe.system=0.1 seconds",

@@ -8,16 +8,14 @@ import gzip
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from tiny import shape_yaml
 from toque.cli import main
-from toque.config import RunConfig
+from toque.config.error_messages import find_field, section_of, setting_paths
 from toque.config.schema_methods import AdapterConfig, ProfileConfig
 from toque.cooking.cookbook.recipes import write_cookbook
 
@@ -214,26 +212,6 @@ class Seen:
     facts: dict[str, object]
 
 
-def leaf_fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        path = f"{prefix}{name}"
-        section = next(filter(_is_model, [field.annotation, *_parts(field.annotation)]), None)
-        if section is not field.annotation:
-            yield path  # a list of sections, or one that may be null, is a setting itself too
-        if section is not None:
-            yield from leaf_fields(section, f"{path}.")  # type: ignore[arg-type]
-
-
-def _is_model(t: object) -> bool:
-    return isinstance(t, type) and issubclass(t, BaseModel)
-
-
-def _parts(t: object) -> Iterator[object]:
-    for part in getattr(t, "__args__", ()):
-        yield part
-        yield from _parts(part)
-
-
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("settings")
@@ -346,15 +324,10 @@ def compared_with(
 ) -> Seen:
     """The run without the setting in question, made once for all that need it."""
     if (kitchen, beside) not in _BASES:
-        name = "-".join(["base", *map(str, [len(_BASES)] if beside else [])])
+        name = f"base-{len(_BASES)}" if beside else "base"
+        prepare = not beside or beside in (_TWO_TASKS, _T5, _GAPS)
         _BASES[kitchen, beside] = run_tiny(
-            kitchen,
-            name,
-            None,
-            "",
-            prepare=not beside or beside in (_TWO_TASKS, _T5, _GAPS),
-            capfd=capfd,
-            beside=beside,
+            kitchen, name, None, "", prepare=prepare, capfd=capfd, beside=beside
         )
     seen = _BASES[kitchen, beside]
     assert seen.code == 0, seen.said
@@ -362,7 +335,11 @@ def compared_with(
 
 
 def test_every_setting_has_a_row() -> None:
-    assert set(EFFECTS) == set(leaf_fields(RunConfig))
+    """A list of sections, or one that may be null, is a setting itself, too."""
+    fields = {path: find_field(tuple(path.split("."))) for path in setting_paths()}
+    assert set(EFFECTS) == {
+        path for path, field in fields.items() if field and section_of(field) != field.annotation
+    }
 
 
 # torch's compiler reads .grad of every tensor it meets, and warns itself about it.

@@ -18,7 +18,7 @@ import toque
 from fixtures.pages import REPOSITORY
 from toque.cli.app import app
 from toque.config import load_config, presets
-from toque.config.error_messages import nearest, setting_paths
+from toque.config.error_messages import setting_paths
 from toque.cooking.recipe_scores import RECIPE_SCORES
 from toque.errors import ConfigError
 from toque.training.observers.watchers import METHODS, RunState
@@ -118,18 +118,3 @@ def test_calls_can_be_made(kitchen: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(made) > 20
     for code in dict.fromkeys(made):
         exec(code, names)  # noqa: S102
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("model_type", "model.family"), ("pretrained_model", "model.start_from"),
-        ("use_lora", "adapter"), ("multi_task", "data.tasks"), ("use_wandb", "observe.trackers"),
-        ("epochs", "train.stop_after"), ("max_input_length", "data.max_prompt_tokens"),
-        ("train_split", "data.validation_fraction"),
-    ],
-)  # fmt: skip
-def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
-    assert nearest((old,)) == new
-    with pytest.raises(ConfigError, match=rf"Nearest: `{re.escape(new)}`"):
-        load_config("demo", [f"{old}=1"])

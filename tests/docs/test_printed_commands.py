@@ -43,20 +43,12 @@ NAMES: Final = {
 }  # fmt: skip
 """What a reader puts in."""
 VALUES: Final = {
-    "verb": "train",
-    "argument('gpus=2')": "--gpus 2",
-    "folder": "runs/my own",
-    "folder.parent": "runs/my own",
-    "run": "runs/my own",
-    "run.folder": "runs/my own",
-    "self.folder": "runs/my own",
-    "store": "stores/my own",
-    "config.data.store": "stores/my own",
-    "result.store.path": "stores/my own",
-    "file": "my own.yaml",
-    "again": "'my own.yaml'",
+    "verb": "train", "argument('gpus=2')": "--gpus 2", "folder": "runs/my own",
+    "folder.parent": "runs/my own", "run": "runs/my own", "run.folder": "runs/my own",
+    "self.folder": "runs/my own", "store": "stores/my own", "config.data.store": "stores/my own",
+    "result.store.path": "stores/my own", "file": "my own.yaml", "again": "'my own.yaml'",
     "self.file": "my own.yaml",
-}
+}  # fmt: skip
 """What the program puts in, by the expression of the f-string; paths with a blank in them."""
 NOT_RUN: Final = {
     "ablate": "trains many times", "demo": "trains for minutes", "drill": "trains many times",

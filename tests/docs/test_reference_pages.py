@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import toque
-import toque.api
 from toque.cli.app import app
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 REFERENCE = REPOSITORY / "docs" / "reference"
+MADE = runpy.run_path(str(REPOSITORY / "tools" / "reference_pages.py"))
 Golden = Callable[[Path, str], None]
-
-
-def generator() -> ModuleType:
-    path = REPOSITORY / "tools" / "reference_pages.py"
-    spec = importlib.util.spec_from_file_location("reference_pages", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def public() -> dict[str, object]:
     names = [name for name in toque.__all__ if not name.startswith("__")]
-    return {name: getattr(toque.api, name, None) or getattr(toque, name) for name in names}
+    return {name: getattr(toque, name) for name in names}
 
 
 @pytest.mark.golden
 def test_configuration_page_is_the_schema(golden_text: Golden) -> None:
-    golden_text(REFERENCE / "configuration.md", generator().configuration_page())
+    golden_text(REFERENCE / "configuration.md", MADE["configuration_page"]())
 
 
 def test_every_setting_has_help() -> None:
-    page = generator().configuration_page()
+    page = MADE["configuration_page"]()
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) > 50
     assert [row for row in rows if row.split("|")[-2].strip() in ("", "*later*")] == []
@@ -47,12 +36,12 @@ def test_every_setting_has_help() -> None:
 
 @pytest.mark.golden
 def test_cli_page_is_the_commands(golden_text: Golden) -> None:
-    golden_text(REFERENCE / "cli.md", generator().cli_page(app))
+    golden_text(REFERENCE / "cli.md", MADE["cli_page"](app))
 
 
 @pytest.mark.golden
 def test_python_page_is_the_docstrings(golden_text: Golden) -> None:
-    golden_text(REFERENCE / "python-api.md", generator().python_page(public()))
+    golden_text(REFERENCE / "python-api.md", MADE["python_page"](public()))
 
 
 def test_every_argument_and_every_public_name_has_its_words() -> None:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = REPOSITORY / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
-
-
-@pytest.fixture(scope="module")
-def maker() -> ModuleType:
-    file = REPOSITORY / "tools" / "make_notebooks.py"
-    spec = importlib.util.spec_from_file_location("make_notebooks", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+MAKER = runpy.run_path(str(REPOSITORY / "tools" / "make_notebooks.py"))
 
 
 def test_there_are_some() -> None:
@@ -29,10 +18,8 @@ def test_there_are_some() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_a_notebook_is_made_from_its_script(
-    script: Path, maker: ModuleType, *, regenerate: bool
-) -> None:
-    made = maker.notebook(script.read_text(encoding="utf-8"))
+def test_a_notebook_is_made_from_its_script(script: Path, *, regenerate: bool) -> None:
+    made = MAKER["notebook"](script.read_text(encoding="utf-8"))
     if regenerate:
         script.with_suffix(".ipynb").write_text(made, encoding="utf-8")
     held = script.with_suffix(".ipynb").read_text(encoding="utf-8")

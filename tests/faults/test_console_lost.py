@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -71,11 +72,9 @@ def test_fault_62_the_reader_goes_away(words, tmp_path):
 
 
 @needs_full
-@pytest.mark.parametrize("also", ["errors alone", "output as well"])
-def test_fault_62_the_log_is_on_a_full_disk(words, tmp_path, also):
+def test_fault_62_the_log_is_on_a_full_disk(words, tmp_path):
     with FULL.open("wb") as full:
-        out = full if also == "output as well" else subprocess.DEVNULL
-        code = subprocess.run(words, stdout=out, stderr=full, env=ENVIRONMENT, check=False)
+        code = subprocess.run(words, stdout=full, stderr=full, env=ENVIRONMENT, check=False)
     assert code.returncode == 0
     assert_whole(tmp_path / "run")
     (message,) = lost(tmp_path / "run")
@@ -161,7 +160,7 @@ def test_fault_62_two_ranks_whose_reader_goes_away(words, tmp_path):
     assert_whole(tmp_path / "run")
 
 
-COMMANDS = ["presets", "show demo", "--help", "cookbook --help", "no-such-verb", "--version"]
+COMMANDS = ["presets", "show demo", "--help", "no-such-verb"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -175,12 +174,11 @@ def test_fault_62_a_command_whose_reader_went_away_ends_quietly(command):
     os.close(write)
     assert done.returncode == (2 if command == "no-such-verb" else 0)
     assert "Traceback" not in done.stderr
-    assert "Broken pipe" not in done.stderr
-    assert "BrokenPipe" not in done.stderr
+    assert not re.search("Broken ?[Pp]ipe", done.stderr)
 
 
 @needs_full
-@pytest.mark.parametrize("command", ["presets", "show demo", "--help"])
+@pytest.mark.parametrize("command", ["presets", "--help"])
 def test_fault_62_a_result_that_cannot_be_written_is_an_error(command):
     with FULL.open("wb") as full:
         done = subprocess.run(

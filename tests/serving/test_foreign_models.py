@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ CHAT = (
 )
 
 
-def write_model(folder: Path, source: Path, *, begins: bool, **config: str) -> Path:
+def write_model(folder: Path, source: Path, *, begins: bool) -> Path:
     """A plain folder of transformers, with nothing of Toque's; `begins`: with a begin token."""
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     if begins:
@@ -45,7 +46,7 @@ def write_model(folder: Path, source: Path, *, begins: bool, **config: str) -> P
     tokenizer.save(str(folder / "tokenizer.json"))
     named = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END)
     kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(kind | named | config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(kind | named))
     return folder
 
 
@@ -92,51 +93,58 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
-def test_a_conversation_is_read_whole_by_the_models_template(
-    file, tmp_path, tokenizers_at, serving
-):
-    named = {"chat_template": CHAT} if file == "tokenizer_config.json" else {}
-    folder = write_model(tmp_path / "other", tokenizers_at["decoder"], begins=True, **named)
-    if not named:
-        (folder / file).write_text(CHAT)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer.apply_chat_template(TURNS, add_generation_prompt=True)["input_ids"]
-    assert ids.count(tokenizer.eos_token_id) == 5, "the tokens that the template writes are tokens"
-    models = open_models({"other": folder})
-    asked = ChatRequest(model="other", messages=TURNS)
-    assert asyncio.run(asked.prompt_ids(models["other"])) == [ids]
+REFUSED = {
+    "refuses": ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+    "reaches-out": ("{{ ().__class__.__base__.__subclasses__() }}", "unsafe"),
+    "changes": ("{{ messages.append(1) }}", "unsafe"),
+    "unfinished": ("{% for", "template"),
+    "divides": ("{{ 1 / 0 }}", "division"),
+}
+
+
+@pytest.fixture(scope="module")
+def conversing(tokenizers_at, serving, tmp_path_factory):
+    """A client of one model under several templates, and the folder of each."""
+    whole = write_model(
+        tmp_path_factory.mktemp("foreign") / "config", tokenizers_at["decoder"], begins=True
+    )
+    templates = {"config": CHAT, "jinja": CHAT} | {name: row[0] for name, row in REFUSED.items()}
+    folders = {name: whole.with_name(name) for name in templates}
+    for name, template in templates.items():
+        if name != "config":
+            shutil.copytree(whole, folders[name])
+        if name == "jinja":
+            (folders[name] / "chat_template.jinja").write_text(template)
+    for name, template in templates.items():
+        if name != "jinja":
+            file = folders[name] / "tokenizer_config.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    models = open_models(folders)
     with (
         serving(models) as address,
         openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
     ):
-        found = client.chat.completions.create(
-            model="other", messages=TURNS, temperature=0, max_tokens=12
-        )
-    assert found.choices[0].message.content == plainly(folder, ids)
+        yield client, folders, models
+
+
+@pytest.mark.parametrize("name", ["config", "jinja"])
+def test_a_conversation_is_read_whole_by_the_models_template(name, conversing):
+    client, folders, models = conversing
+    tokenizer = AutoTokenizer.from_pretrained(folders[name])
+    ids = tokenizer.apply_chat_template(TURNS, add_generation_prompt=True)["input_ids"]
+    assert ids.count(tokenizer.eos_token_id) == 5, "the tokens that the template writes are tokens"
+    asked = ChatRequest(model=name, messages=TURNS)
+    assert asyncio.run(asked.prompt_ids(models[name])) == [ids]
+    settings = {"model": name, "temperature": 0, "max_tokens": 12}
+    found = client.chat.completions.create(messages=TURNS, **settings)
+    assert found.choices[0].message.content == plainly(folders[name], ids)
     assert found.usage.prompt_tokens == len(ids)
 
 
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{{ ().__class__.__base__.__subclasses__() }}", "unsafe"),
-        ("{{ messages.append(1) }}", "unsafe"),
-        ("{% for", "template"),
-        ("{{ 1 / 0 }}", "division"),
-    ],
-)
-def test_a_template_that_refuses_or_reaches_out_is_a_bad_request(
-    template, said, tmp_path, tokenizers_at, serving
-):
-    source = tokenizers_at["decoder"]
-    folder = write_model(tmp_path / "other", source, begins=True, chat_template=template)
-    with (
-        serving(open_models({"other": folder})) as address,
-        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
-    ):
-        with pytest.raises(openai.BadRequestError, match=said) as error:
-            client.chat.completions.create(model="other", messages=TURNS)
-        assert error.value.param == "messages"
-        client.completions.create(model="other", prompt=TYPED, max_tokens=2)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_template_that_refuses_or_reaches_out_is_a_bad_request(name, conversing):
+    client, _, _ = conversing
+    with pytest.raises(openai.BadRequestError, match=REFUSED[name][1]) as error:
+        client.chat.completions.create(model=name, messages=TURNS)
+    assert error.value.param == "messages"
+    client.completions.create(model=name, prompt=TYPED, max_tokens=2)

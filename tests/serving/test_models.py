@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import closing
-from urllib.parse import urlsplit
 
 import pytest
 
 import toque
+from serving.alone import sent
 from toque.errors import CheckpointError, ConfigError
 from toque.workflows.open_served import open_models
 
@@ -22,13 +20,10 @@ DISH = "lentil soup"
 
 
 def asked(address, name):
-    there = urlsplit(address)
-    connection = http.client.HTTPConnection(there.hostname, there.port, timeout=60)
     body = {"model": name, "prompt": DISH, "temperature": 0, "max_tokens": 24}
     header = {"Content-Type": "application/json"}
-    with closing(connection):
-        connection.request("POST", "/v1/completions", json.dumps(body), header)
-        return json.loads(connection.getresponse().read())["choices"][0]["text"]
+    answer = sent(address, "POST", "/v1/completions", json.dumps(body), header)
+    return json.loads(answer.body)["choices"][0]["text"]
 
 
 def alone(folder, adapters=()):

@@ -35,6 +35,7 @@ from toque.cli.commands_run import (
 from toque.cli.console import (
     WORKING_VERBS,
     OutputLostError,
+    flag,
     quieten_libraries,
     standard_streams,
 )
@@ -106,21 +107,17 @@ def main(argv: list[str] | None = None) -> int:
     several.look_around(words)
     # Trackers note the command line they find; a webhook's address is a secret.
     sys.argv[1:] = several.without_secrets(sys.argv[1:])
-    code = _ended(words)
+    try:
+        with standard_streams(working=several.verb_of(words) in WORKING_VERBS):
+            code = _answered(words)
+    except OutputLostError as error:
+        code = 0  # `toque presets | head -1`: the reader has seen enough
+        if not isinstance(error.__cause__, BrokenPipeError):
+            _say(f"standard output cannot be written: {error.__cause__}. The result is lost.")
+            code = OUTPUT_LOST
     if several.one_of_several():
         several.leave(code)
     return code
-
-
-def _ended(words: list[str]) -> int:
-    try:
-        with standard_streams(working=several.verb_of(words) in WORKING_VERBS):
-            return _answered(words)
-    except OutputLostError as error:
-        if isinstance(error.__cause__, BrokenPipeError):
-            return 0  # `toque presets | head -1`: the reader has seen enough
-        _say(f"standard output cannot be written: {error.__cause__}. The result is lost.")
-        return OUTPUT_LOST
 
 
 def _answered(words: list[str]) -> int:
@@ -138,8 +135,6 @@ def _answered(words: list[str]) -> int:
         if show_traceback:
             raise
         if several.speaks(error):
-            from toque.cli.console import flag
-
             _say(error.message(flag))
         return error.exit_code
     except OSError as error:

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from toque.cli.console import ConsoleReporter, flag, print_page
 from toque.errors import ConfigError, ToqueError, argument, in_shell
 
 if TYPE_CHECKING:
     from toque.config import Resolved
-    from toque.reporter import Reporter
-
 
 Overrides = Annotated[str, Parameter(help="Settings to change, as section.field=value.")]
 _LENGTH = "30 minutes"
@@ -39,13 +38,6 @@ def load(
     return load_config(config, list(overrides), trust_code=trust_code, hardware=hardware)
 
 
-def reporter() -> Reporter:
-    """Reporter of a command's workflow, which prints."""
-    from toque.cli.console import ConsoleReporter
-
-    return ConsoleReporter()
-
-
 def is_first() -> bool:
     """True for the one of its siblings that prints."""
     return os.environ.get("RANK", "0") == "0"
@@ -53,7 +45,7 @@ def is_first() -> bool:
 
 def loading() -> AbstractContextManager[object]:
     """Progress shown while torch is imported, which takes seconds."""
-    return reporter().working("loading torch") if is_first() else nullcontext()
+    return ConsoleReporter().working("loading torch") if is_first() else nullcontext()
 
 
 def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> None:
@@ -69,11 +61,10 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     # A process of one thread forks its workers; numpy would start one for each core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
-    from toque.cli.console import print_page
     from toque.reports.store_page import store_page
     from toque.workflows.prepare import in_a_line, prepared, refuse_untrainable
 
-    result = prepared(settings, replace=replace, reporter=reporter())
+    result = prepared(settings, replace=replace, reporter=ConsoleReporter())
     print_page(store_page(result.store.path, result.report))
     made = in_a_line(result, settings.data.engine)
     print(f"{made} `toque report {in_shell(result.store.path)}` makes a page of this.", flush=True)
@@ -109,7 +100,7 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
     with loading():
         from toque.workflows.show_batch import show_batch as workflow
 
-    with reporter().working("reading the store"):
+    with ConsoleReporter().working("reading the store"):
         shown = workflow(settings, step=step, most=most)
     print(shown)
     if shown.left:
@@ -153,7 +144,7 @@ def report(path: Path, /, *, out: Path | None = None) -> None:
     """
     from toque.workflows.report import report as workflow
 
-    with reporter().working(f"making a page of {path}"):
+    with ConsoleReporter().working(f"making a page of {path}"):
         page = workflow(path, out=out)
     print(page)
 
@@ -166,7 +157,7 @@ def verify(path: Path, /) -> None:
     """
     from toque.workflows.verify import verify as workflow
 
-    with reporter().working(f"hashing every file of {path}"):
+    with ConsoleReporter().working(f"hashing every file of {path}"):
         found = workflow(path)
     print(found)
 
@@ -213,7 +204,7 @@ def init(
         tokenizer=tokenizer,
         encoding=encoding,
         replace=replace,
-        reporter=reporter(),
+        reporter=ConsoleReporter(),
     )
     print(made)
 
@@ -245,8 +236,6 @@ def _asked(question: str, checked: Callable[[str], str]) -> str:
         try:
             return checked(input(question).strip())
         except ToqueError as error:
-            from toque.cli.console import flag
-
             print(error.message(flag), file=sys.stderr)
         except EOFError as error:
             raise ConfigError(

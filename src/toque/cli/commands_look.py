@@ -9,7 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from toque.cli.commands_data import Overrides, load, loading, reporter
+from toque.cli.commands_data import Overrides, load, loading
+from toque.cli.console import ConsoleReporter, print_checkup
 
 
 def doctor(run: Path | None = None, /, *, json: bool = False) -> None:
@@ -28,11 +29,9 @@ def doctor(run: Path | None = None, /, *, json: bool = False) -> None:
     from toque.workflows.doctor import doctor as workflow
 
     with loading() if run is None else nullcontext():
-        from toque.cli.console import print_checkup
-
         if run is None:
             import torch  # noqa: F401 - what takes seconds
-    found = workflow(run, reporter=reporter())
+    found = workflow(run, reporter=ConsoleReporter())
     if json:
         print(dumps(found.record(), indent=1))
     elif isinstance(found, Diagnosis):
@@ -77,7 +76,7 @@ def plan(
         from toque.workflows.plan.planning import plan as workflow
 
     share = None if utilisation is None else utilisation / 100.0
-    found = workflow(settings, hardware=hardware, utilisation=share, reporter=reporter())
+    found = workflow(settings, hardware=hardware, utilisation=share, reporter=ConsoleReporter())
     print(dumps(found.record(), indent=1) if json else found)
 
 
@@ -101,7 +100,7 @@ def watch(
     """
     from toque.workflows.watch import watch as workflow
 
-    workflow(run_or_folder, host=host, port=port, token=token, reporter=reporter())
+    workflow(run_or_folder, host=host, port=port, token=token, reporter=ConsoleReporter())
 
 
 def compare(*runs: str, out: Path | None = None, json: bool = False) -> None:
@@ -114,5 +113,5 @@ def compare(*runs: str, out: Path | None = None, json: bool = False) -> None:
     """
     from toque.workflows.compare import compare as workflow
 
-    found = workflow(*runs, out=out, reporter=reporter())
+    found = workflow(*runs, out=out, reporter=ConsoleReporter())
     print(dumps(found.record, indent=1) if json else found)

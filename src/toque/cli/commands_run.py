@@ -11,15 +11,15 @@ import time
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
-from toque.cli.console import TextsAsWritten
+from toque.cli.commands_data import Overrides, is_first, load, loading
+from toque.cli.console import ConsoleReporter, TextsAsWritten, print_drill
 from toque.cli.launch import start_ranks, starts_ranks, without_secrets
 from toque.errors import ConfigError, Interrupted, in_shell
-from toque.workflows.results import existing_folder
+from toque.workflows.results import existing_folder, hint_of
 
 if TYPE_CHECKING:
     from toque.workflows.results import Answer, Written
@@ -35,7 +35,7 @@ def demo(*overrides: Overrides, n: int = 8000) -> None:
     resolved = load("demo", overrides)
     from toque.workflows.demo import demo as workflow
 
-    workflow(resolved, n=n, reporter=reporter())
+    workflow(resolved, n=n, reporter=ConsoleReporter())
 
 
 def train(
@@ -74,7 +74,7 @@ def train(
     launching = starts_ranks(gpus, restarts)
     # A mistyped key is answered before torch loads.
     resolved = load(config, overrides, trust_code=trust_code or None, hardware=hardware)
-    prints = reporter()
+    prints = ConsoleReporter()
     if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
         with loading():
@@ -107,7 +107,7 @@ def train(
         )
     if is_first():
         folder = in_shell(run.folder)
-        reporter().notice(
+        ConsoleReporter().notice(
             f"`toque report {folder}` makes a page of the run; `toque generate {folder} --prompt "
             '"..."` writes with its model.'
         )
@@ -141,7 +141,7 @@ def evaluate(
     settings = load(config or str(own), overrides, trust_code=trust_code or unless_own).config
     from toque.workflows.evaluate import evaluate as workflow
 
-    print(workflow(run_or_model, settings, reporter=reporter()))
+    print(workflow(run_or_model, settings, reporter=ConsoleReporter()))
 
 
 def generate(
@@ -191,10 +191,16 @@ def generate(
         must_use: hold each recipe to its form and to the ingredients of its prompt: all are listed.
         json: one JSON object a line, for programs.
     """
-    prompts, chosen = prompt or [], choices or []
+    prompts, chosen, prints = prompt or [], choices or [], ConsoleReporter()
     shown = TextsAsWritten() if sys.stdout.isatty() and not json else None
+    asked: dict[str, Any] = {"file": file, "raw": raw, "device": device, "reporter": prints}
     texts: Sequence[Written | Answer]
-    if task is None and not chosen:
+    if task is not None or chosen:
+        _refuse_beside_choices(adapter, precision, must_use=must_use)
+        from toque.workflows.classify import classify
+
+        texts = classify(run_or_model, prompts, task=task, choices=chosen, **asked)
+    else:
         from toque.models.generation.options import GenerationOptions
         from toque.workflows.generate import generate as workflow
 
@@ -205,49 +211,15 @@ def generate(
             seed=seed,
             precision=precision,
         )
-        texts = workflow(
-            run_or_model,
-            prompts,
-            options,
-            file=file,
-            adapters=adapter or [],
-            n=n,
-            raw=raw,
-            device=device,
-            must_use=must_use,
-            on_text=shown,
-            reporter=reporter(),
-        )
-    else:
-        _refuse_beside_choices(adapter, precision, must_use=must_use)
-        from toque.workflows.classify import classify
-
-        texts = classify(
-            run_or_model,
-            prompts,
-            file=file,
-            task=task,
-            choices=chosen,
-            raw=raw,
-            device=device,
-            reporter=reporter(),
-        )
-    _print_texts(texts, shown, json=json)
-
-
-def _print_texts(
-    texts: Sequence[Written | Answer], shown: TextsAsWritten | None, *, json: bool
-) -> None:
-    """Print what has not been shown yet, and a hint where the texts are poor."""
-    from toque.workflows.results import hint_of
-
+        asked |= {"adapters": adapter or [], "n": n, "must_use": must_use, "on_text": shown}
+        texts = workflow(run_or_model, prompts, options, **asked)
     if shown is not None and shown.any:
         shown.end()
     else:
         for each in texts:
             print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
     if said := hint_of(texts):
-        reporter().notice(said)
+        prints.notice(said)
 
 
 def _refuse_beside_choices(adapter: list[Path] | None, precision: str, *, must_use: bool) -> None:
@@ -299,7 +271,7 @@ def serve(
         rows=rows,
         queue=queue,
         seconds=seconds,
-        reporter=reporter(),
+        reporter=ConsoleReporter(),
     )
 
 
@@ -324,7 +296,7 @@ def export(
     """
     from toque.workflows.export import export as workflow
 
-    with reporter().working(f"writing {to}, reading it back and comparing"):
+    with ConsoleReporter().working(f"writing {to}, reading it back and comparing"):
         made = workflow(run_or_model, to=to, form=form, dtype=dtype, push_to=push_to)
     print(made)
 
@@ -351,10 +323,9 @@ def drill(
         seed: where random moments and bits come from.
         json: print one JSON object instead of a table.
     """
-    from toque.cli.console import print_drill
     from toque.workflows.drill import drill as workflow
 
-    result = workflow(run, kills=kills, steps=steps, seed=seed, reporter=reporter())
+    result = workflow(run, kills=kills, steps=steps, seed=seed, reporter=ConsoleReporter())
     if json:
         print(dumps(result.record(), indent=1))
     else:
@@ -376,7 +347,7 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
     settings = load(config, overrides).config
     from toque.workflows.check import check as workflow
 
-    with reporter().working("computing one update in every way"):
+    with ConsoleReporter().working("computing one update in every way"):
         found = workflow(settings, examples=examples)
     print(found)
     found.raise_if_failed()
@@ -416,6 +387,6 @@ def ablate(
         steps=steps,
         budget=budget,
         trust_code=trust_code,
-        reporter=reporter(),
+        reporter=ConsoleReporter(),
     )
     print(found)

@@ -155,21 +155,15 @@ def standard_streams(*, working: bool) -> Iterator[None]:
         sys.stdout.flush()
     finally:
         sys.stdout, sys.stderr = out, errors
-        for stream in (out, errors):
-            _settle(stream)
-
-
-def _settle(stream: TextIO | None) -> None:
-    """Leave nothing behind that would fail when the interpreter flushes on its way out."""
-    if stream is None:
-        return
-    try:
-        stream.flush()
-    except (OSError, ValueError):
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+        # Nothing is left behind that would fail when the interpreter flushes on its way out.
+        for stream in filter(None, (out, errors)):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                with contextlib.suppress(OSError, ValueError):
+                    nowhere = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(nowhere, stream.fileno())
+                    os.close(nowhere)
 
 
 def flag(name: str) -> str:
@@ -181,12 +175,6 @@ def flag(name: str) -> str:
     name, _, value = name.partition("=")
     word = _FLAGS.get(name, f"--{name.replace('_', '-')}")
     return word if value in ("", "True", "False") else f"{word} {value}"
-
-
-def _standard_error() -> TextIO:
-    """The stream below the proxy that rich installs while something live is drawn."""
-    below: TextIO = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
-    return below
 
 
 class ConsoleReporter(Reporter):
@@ -212,7 +200,10 @@ class ConsoleReporter(Reporter):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._out = ObservedStream(lambda: sys.stdout, drop=True)
-        self._errors = ObservedStream(_standard_error, drop=True)
+        # The stream below the proxy that rich installs while something live is drawn.
+        self._errors = ObservedStream(
+            lambda: getattr(sys.stderr, "rich_proxied_file", sys.stderr), drop=True
+        )
         self._console = console or Console(file=cast("TextIO", self._errors))
         self._shows_progress, self._quiet = progress and not quiet, quiet
         self._clock = clock
