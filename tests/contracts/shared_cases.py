@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 import zlib
 from collections.abc import Callable
@@ -38,15 +39,15 @@ from toque.training.trainer import Schedule, Trainer
 from toque.units import Duration
 
 UPDATES = 10
-STOPPED_AT = 4
-"""Where a run that is continued was left."""
+SAVED_AT = 4
+"""Step of the checkpoint that a run is continued from."""
 ROWS = {"even": 4, "uneven": 5}
 """Rows of an update; of 5 the ranks have 3 and 2, in 2 micro-batches and 1, and of the last update
 of an epoch one rank has none."""
 
 
 class Numbers(Callback):
-    """Losses and norms, and an end after so many updates."""
+    """Losses and norms, a checkpoint after some updates, and an end after so many."""
 
     def __init__(self, stop_at: int | None) -> None:
         self.losses: list[float] = []
@@ -56,8 +57,9 @@ class Numbers(Callback):
     def on_step(self, info: StepInfo) -> Requests | None:
         self.losses.append(float(info.loss))
         self.norms.append(float(info.grad_norm))
-        stops = info.progress.step == self.stop_at
-        return Requests(stop=True, save=True, reason="enough") if stops else None
+        if info.progress.step == self.stop_at:
+            return Requests(stop=True, save=True, reason="enough")
+        return Requests(save=True) if info.progress.step == SAVED_AT else None
 
 
 def shared(model: nn.Module, strategy: str, ranks: Ranks) -> Sharing:
@@ -140,14 +142,16 @@ def moved(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
 
 
 def both(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """The run by all ranks in one session, and in two; and by one of the processes alone."""
+    """The run by all ranks, and from its checkpoint; and by one of the processes alone."""
     family, _, weights, share = case.split("/")
-    single, parts = f"{family}/single/{weights}/{share}", folder / "parts" / case
-    found = {
-        "shared": ended(*run_of(case, ranks, folder / "whole" / case)),
-        "first": ended(*run_of(case, ranks, parts, stop_at=STOPPED_AT)),
-        "second": ended(*run_of(case, ranks, parts)),
-    }
+    single = f"{family}/single/{weights}/{share}"
+    whole, part = folder / "whole" / case, folder / "part" / case
+    found = {"shared": ended(*run_of(case, ranks, whole))}
+    if ranks.rank == 0:
+        saved = f"checkpoints/step-{SAVED_AT:08d}"
+        shutil.copytree(whole / saved, part / saved)
+    ranks.all_reduce_sum([0.0])  # it is there for all
+    found["continued"] = ended(*run_of(case, ranks, part))
     if zlib.crc32(case.encode()) % ranks.world_size == ranks.rank:  # the cases are dealt out
         found["alone"] = ended(*run_of(single, Ranks(), folder / "alone" / case))
     return found

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+import pytest
+
 from toque.models.generation import engine
 from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import ServedModel
@@ -32,6 +34,12 @@ def alone(
         pad_id=served.codec.pad_id,
     )  # fmt: skip
     return ids
+
+
+def client_of(address: str):
+    """OpenAI's own client of a server."""
+    openai = pytest.importorskip("openai")
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
 
 class Answer(NamedTuple):

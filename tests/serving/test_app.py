@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from serving.alone import alone, metric, sent
+from serving.alone import alone, client_of, metric, sent
 from toque.data.tokenizer.codec import TextStream
 from toque.serving.batcher import ServedModels
 
@@ -23,7 +23,7 @@ def address(gpt2, serving):
 
 @pytest.fixture
 def client(address):
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
+    with client_of(address) as made:
         yield made
 
 
@@ -142,15 +142,11 @@ def test_the_chosen_token_is_among_the_likeliest_as_it_stands_in_the_text(
 ):
     """SentencePiece writes a word alone without the space before it; drawn ones are often rare."""
     asked = {"model": "tiny", "temperature": temperature, "seed": 4, "logprobs": most}
-    with (
-        serving(ServedModels([served])) as where,
-        openai.OpenAI(base_url=f"{where}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with serving(ServedModels([served])) as where, client_of(where) as client:
         choice = client.completions.create(prompt="lentil soup", **asked).choices[0]
         logs = choice.logprobs
-        plain = client.completions.create(
-            prompt="lentil soup", **(asked | {"logprobs": None})
-        ).choices[0]
+        asked["logprobs"] = None
+        plain = client.completions.create(prompt="lentil soup", **asked).choices[0]
         assert "".join(logs.tokens) == choice.text == plain.text
         assert logs.text_offset[1] == len(logs.tokens[0])
         assert " " in choice.text

@@ -14,6 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import toque
+from serving.alone import client_of
 from tiny import model_of, shape_of
 from toque.serving.protocol import ChatRequest
 from toque.workflows.open_served import open_models
@@ -77,10 +78,7 @@ def test_a_prompt_goes_on_as_in_transformers(begins, tmp_path, tokenizers_at, se
     assert (written.prompt, written.text) == (TYPED, expected)
     models = open_models({"other": folder})
     assert models["other"].prompt_ids(TYPED) == ids
-    with (
-        serving(models) as address,
-        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with serving(models) as address, client_of(address) as client:
         settings = {"model": "other", "temperature": 0, "max_tokens": 12}
         found = client.completions.create(prompt=TYPED, **settings)
         assert found.choices[0].text == expected
@@ -120,10 +118,7 @@ def conversing(tokenizers_at, serving, tmp_path_factory):
             file = folders[name] / "tokenizer_config.json"
             file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
     models = open_models(folders)
-    with (
-        serving(models) as address,
-        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with serving(models) as address, client_of(address) as client:
         yield client, folders, models
 
 

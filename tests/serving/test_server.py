@@ -27,6 +27,15 @@ def until(found):
         threading.Event().wait(0.01)
 
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def plain(address):
+    """A connection of bytes."""
+    there = urlsplit(address)
+    return socket.create_connection((there.hostname, there.port), timeout=60)
+
+
 def text_of(gpt2):
     return gpt2.codec.decode(alone(gpt2, gpt2.prompt_ids("rice")))
 
@@ -67,15 +76,11 @@ def test_a_request_out_of_time_says_so_and_leaves(gpt2, serving):
 
 def test_slow_heads_are_closed_and_slow_bodies_are_told(gpt2, serving):
     with serving(ServedModels([gpt2]), limits={"body_seconds": 0.3}) as address:
-        there = urlsplit(address)
-        with socket.create_connection((there.hostname, there.port), timeout=60) as silent:
-            silent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
+        with plain(address) as silent:
+            silent.sendall(HEAD)
             assert silent.recv(100) == b""
-        with socket.create_connection((there.hostname, there.port), timeout=60) as slow:
-            slow.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
-                b"Content-Type: application/json\r\n\r\n{"
-            )
+        with plain(address) as slow:
+            slow.sendall(HEAD + b"Content-Length: 100\r\nContent-Type: application/json\r\n\r\n{")
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
         assert ask(address).status == 200
 
@@ -85,11 +90,7 @@ def test_three_hundred_silent_connections_shut_nobody_out(connections, gpt2, ser
     """Where fewer may be open, those that were silent longest are closed."""
     limits = {"connections": connections}
     with serving(ServedModels([gpt2]), limits=limits) as address, ExitStack() as stack:
-        there = urlsplit(address)
-        silent = [
-            stack.enter_context(socket.create_connection((there.hostname, there.port), timeout=60))
-            for _ in range(300)
-        ]
+        silent = [stack.enter_context(plain(address)) for _ in range(300)]
         for _ in range(3):
             assert json.loads(ask(address).body)["choices"][0]["text"] == text_of(gpt2)
         if connections < 300:
@@ -100,12 +101,9 @@ def test_three_hundred_silent_connections_shut_nobody_out(connections, gpt2, ser
 
 def test_more_open_requests_than_connections_are_refused_in_the_protocols_form(gpt2, serving):
     with serving(ServedModels([gpt2]), limits={"connections": 1}) as address:
-        there = urlsplit(address)
-        with socket.create_connection((there.hostname, there.port), timeout=60) as first:
-            first.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
-                b"Content-Type: application/json\r\nExpect: 100-continue\r\n\r\n"
-            )
+        with plain(address) as first:
+            expecting = b"Content-Length: 2\r\nExpect: 100-continue\r\n"
+            first.sendall(HEAD + expecting + b"Content-Type: application/json\r\n\r\n")
             assert first.recv(100).startswith(b"HTTP/1.1 100")  # its body is waited for
             refused = ask(address)
             assert (refused.status, refused.headers["retry-after"]) == (503, "1")
@@ -160,9 +158,8 @@ def test_what_was_accepted_is_answered_when_the_server_ends(gpt2, serving):
         body = json.dumps(ASK | {"prompt": ["rice"] * 8})
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         until(lambda: metric(address, "toque_live_texts") == 1)
-        there = urlsplit(address)
     found = json.loads(connection.getresponse().read())
     connection.close()
     assert [choice["text"] for choice in found["choices"]] == [text_of(gpt2)] * 8
     with pytest.raises(OSError):
-        socket.create_connection((there.hostname, there.port), timeout=5)
+        plain(address)

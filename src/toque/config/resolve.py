@@ -102,7 +102,25 @@ class _Given:
         Raises:
             ConfigError: another form, an unknown name, or no such place in a list.
         """
-        path, value = _override(text)
+        name, equals, written = text.partition("=")
+        name = name.strip()
+        if not equals or not all(name.split(".")):
+            raise ConfigError(
+                f"{text!r} on the command line is not an override. Write section.field=value, e.g. "
+                'optim.peak_lr=3e-4 or train.stop_after="3 epochs".'
+            )
+        path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+        try:
+            value = read_yaml(written, f"{COMMAND_LINE}, {name}").value
+        except ConfigError as error:
+            raise ConfigError(
+                f"command line: the value in {text!r} cannot be read. Write it as in YAML and "
+                "quote text with special characters for the shell and for YAML: "
+                f"{name}='\"...\"'."
+            ) from error
+        # Bare text stands for itself: YAML would fold its line breaks and end it at " #".
+        if isinstance(value, str) and written.strip()[0] not in "\"'|>!&":
+            value = written.strip(" ")
         nested = value
         for part in reversed(path):
             nested = [nested] if isinstance(part, int) else {part: nested}
@@ -154,11 +172,11 @@ def load_config(
     if trust_code:
         return resolved
 
-    foreign: dict[str, dict[str, str]] = {}
-    for setting, names in names_of_code(resolved.config.model_dump(mode="json")).items():
-        path = tuple(setting.split("."))
-        if not (given.has(path) and given.origin(path) == COMMAND_LINE):
-            foreign[setting] = dict.fromkeys(names, given.origin(path))
+    foreign = {
+        setting: dict.fromkeys(names, given.origin(tuple(setting.split("."))))
+        for setting, names in names_of_code(resolved.config.model_dump(mode="json")).items()
+        if resolved.origins[setting] != COMMAND_LINE
+    }
     return replace(resolved, config=resolved.config.with_foreign_code(foreign))
 
 
@@ -269,27 +287,6 @@ def _mapping(text: str, name: str) -> Document:
             "Write `name: value`."
         )
     return document
-
-
-def _override(text: str) -> tuple[SettingPath, Any]:
-    name, equals, value = text.partition("=")
-    name = name.strip()
-    if not equals or not name or any(not part for part in name.split(".")):
-        raise ConfigError(
-            f"{text!r} on the command line is not an override. Write section.field=value, e.g. "
-            'optim.peak_lr=3e-4 or train.stop_after="3 epochs".'
-        )
-    path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
-    try:
-        found = read_yaml(value, f"{COMMAND_LINE}, {name}").value
-    except ConfigError as error:
-        raise ConfigError(
-            f"command line: the value in {text!r} cannot be read. Write it as in YAML and quote "
-            f"text with special characters for the shell and for YAML: {name}='\"...\"'."
-        ) from error
-    # Bare text stands for itself: YAML would fold its line breaks and end it at " #".
-    is_bare = isinstance(found, str) and value.strip()[0] not in "\"'|>!&"
-    return path, value.strip(" ") if is_bare else found
 
 
 def _refuse_unknown(values: Any, origin: Origin) -> None:
