@@ -183,27 +183,19 @@ def test_precision_is_that_of_the_products(run, monkeypatch):
 
 
 REFUSED = {
-    "n": lambda run: toque.generate(run, "x", n=0),
     "temperature": lambda run: toque.generate(run, "x", temperature=-1.0),
     "top_p": lambda run: toque.generate(run, "x", top_p=0.0),
     "precision": lambda run: toque.generate(run, "x", precision="int8"),
     "prompts": toque.generate,
-    "file": lambda run: toque.generate(run, file="nothing.txt"),
-    "task": lambda run: toque.classify(run, "x", task="write"),
-    "choices": lambda run: toque.classify(run, "x", choices=["a"]),
     "form": lambda run: toque.export(run, "elsewhere", form="onnx"),
-    "to": lambda run: toque.export(run, run.folder),
-    "out": lambda run: toque.report(run, out=run.folder),
     "examples": lambda _: toque.check(configuration(), examples=1),
     "kills": lambda run: toque.drill(run, kills=-1),
-    "steps": lambda run: toque.drill(run, steps=2),
-    "seeds": lambda _: toque.ablate(configuration(), seeds=0),
-    "budget": lambda _: toque.ablate(configuration(), budget="5 steps"),
     "start": lambda run: toque.train(configuration(), start=run.folder),
     "replace": lambda _: toque.prepare(
         toque.configure(configuration(), data={"max_target_tokens": 99})
     ),
 }
+"""Others are refused in the same words as commands refuse them (tests/cli/test_commands.py)."""
 
 
 @pytest.mark.parametrize("name", REFUSED)

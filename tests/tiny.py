@@ -96,10 +96,7 @@ def model_of(
 _WIDE = {"initializer_range": 0.2}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("t5", shape_of("t5", num_decoder_layers=3)),
-    "t5-v1.1": (
-        "t5",
-        shape_of("t5", feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    ),
+    "t5-v1.1": ("t5", shape_of("t5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
     "gpt2": ("gpt2", shape_of("gpt2", **_WIDE)),
     "neox": ("neox", shape_of("neox", **_WIDE)),
     "llama": ("llama", shape_of("llama", num_key_value_heads=2, **_WIDE)),

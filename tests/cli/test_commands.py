@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from conftest import REPOSITORY
+from fixtures.kitchens import tiny_config
 from toque.cli import main
-
-RUN = """
-run_dir: run
-model: {family: gpt2, tokenizer: "trained:512",
-  shape: {n_embd: 16, n_layer: 1, n_head: 2, n_positions: 320}}
-data: {sources: [{path: a.jsonl}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}
-optim: {warmup: "1 steps", peak_lr: 1e-2}
-train: {stop_after: "3 steps", batch: "1024 tokens", precision: float32, compile: false}
-evaluation: {max_examples: 4, generate: 1}
-observe: {log_every: "1 step"}
-"""
+from toque.config import to_yaml
 
 
 @pytest.fixture(scope="module")
-def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a cookbook, a store and a run, made by commands."""
-    folder = tmp_path_factory.mktemp("commands")
-    (folder / "run.yaml").write_text(RUN)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for words in ("cookbook --out a.jsonl --n 60", "prepare run.yaml", "train run.yaml"):
-            assert main(words.split()) == 0
-        yield folder
+def kitchen(shared_kitchen: Path) -> Path:
+    """A folder with a cookbook, its store, and a run by a command."""
+    (shared_kitchen / "run.yaml").write_text(to_yaml(tiny_config(evaluation={"generate": 1})))
+    assert main(["train", "run.yaml"]) == 0
+    return shared_kitchen
 
 
 COMMANDS = {

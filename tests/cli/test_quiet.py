@@ -10,17 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toque.cooking.cookbook.recipes import write_cookbook
-
 SOURCES = Path(__file__).resolve().parents[2] / "src"
-CONFIG = """
-run_dir: run
-model: {family: gpt2, tokenizer: "trained:512",
-  shape: {n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512}}
-data: {sources: [{path: book.jsonl}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}
-train: {stop_after: "2 steps", batch: "1024 tokens"}
-evaluation: {max_examples: 4, generate: 1}
-"""
 CHATTY = """
 import importlib.util
 import sys
@@ -95,17 +85,18 @@ def lines_of(folder: Path, *commands: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(own_kitchen: Path) -> Path:
     """A configuration, recipes, and a transformers that talks."""
-    (tmp_path / "hook").mkdir()
-    (tmp_path / "hook" / "sitecustomize.py").write_text(CHATTY, encoding="utf-8")
-    (tmp_path / "c.yaml").write_text(CONFIG, encoding="utf-8")
-    write_cookbook(tmp_path / "book.jsonl", n=40, seed=17)
-    return tmp_path
+    (own_kitchen / "hook").mkdir()
+    (own_kitchen / "hook" / "sitecustomize.py").write_text(CHATTY, encoding="utf-8")
+    return own_kitchen
 
 
 def test_train_and_generate_print_no_line_of_another_library(folder: Path):
-    commands = ["train", "c.yaml"], ["generate", "run", "--prompt", "soup: lentils"]
+    commands = (
+        ["train", "my.yaml", "data.store=another"],
+        ["generate", "run", "--prompt", "soup: lentils"],
+    )
     lines = lines_of(folder, *commands)
     assert len(lines) > 8
     assert [line for line in lines if FOREIGN.search(line)] == []

@@ -112,13 +112,7 @@ def model_cases(work: Path) -> Mapping[str, Callable[[], object]]:
 
     def folder_of(name: str, family: str, shape: dict[str, Any]) -> Path:
         model = build_model(
-            family=family,
-            shape=shape,
-            vocab_size=8,
-            pad_id=0,
-            eos_id=1,
-            bos_id=None,
-            seed=0,
+            family=family, shape=shape, vocab_size=8, pad_id=0, eos_id=1, bos_id=None, seed=0
         )
         folder = work / "strangers" / name.replace(" ", "-")
         model.save_pretrained(folder)

@@ -157,10 +157,7 @@ def both(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     return found
 
 
-VERBS: dict[str, Callable[[str, Ranks, Path], dict[str, Any]]] = {
-    "both": both,
-    "moved": moved,
-}
+VERBS: dict[str, Callable[[str, Ranks, Path], dict[str, Any]]] = {"both": both, "moved": moved}
 
 
 def work(folder: Path, verb: str, cases: list[str]) -> None:

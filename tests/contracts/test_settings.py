@@ -34,7 +34,7 @@ observe: {{log_every: "1 step"}}
 
 # field: (a value that is not the base's, what must differ)
 EFFECTS: dict[str, tuple[str, str]] = {
-    "run_dir": ("other-run", "folder"),
+    "run_dir": ("HERE/other-run", "folder"),
     "seed": ("18", "losses"),
     "model.family": ("llama", "refusal"),  # GPT-2's shape is no Llama's
     "model.start_from": ("no/such/folder", "refusal"),
@@ -48,7 +48,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.sources.weight": ('[{path: "SOURCE", weight: 2.0}]', "losses"),
     "data.sources.licence": ('[{path: "SOURCE", licence: CC-BY-4.0}]', "data_in_card"),
     "data.engine": ("ray", "said"),
-    "data.store": ("other-store", "store_folder"),
+    "data.store": ("HERE/other-store", "store_folder"),
     "data.tasks": ("[difficulty]", "store"),
     "data.task_weights": ("{next_step: 3.0}", "losses"),
     "data.task_temperature": ("3.0", "losses"),
@@ -235,32 +235,29 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_tiny(
-    kitchen: Path,
-    name: str,
-    path: str | None,
-    value: str,
-    *,
-    prepare: bool,
-    capfd: pytest.CaptureFixture[str],
-    beside: tuple[str, ...] = (),
-) -> Seen:
+_SEEN: dict[tuple[str, ...], Seen] = {}
+
+
+def seen_with(kitchen: Path, capfd: pytest.CaptureFixture[str], *words: str) -> Seen:
+    """What a run shows that has these words on its command line; each is made once."""
+    if words in _SEEN:
+        return _SEEN[words]
+    name = f"run-{len(_SEEN)}" if words else "base"
+    data = ("data.", "span_corruption", "model.tokenizer", "model.family=t5")
+    prepare = not words or any(word.startswith(data) for word in words)
     store = kitchen / (f"store-{name}" if prepare else "store-base")
     shape = shape_yaml("gpt2", width=16, layers=1, heads=2, positions=512, dropout=0.0)
     text = BASE.format(shape=shape, run=kitchen / name, source=kitchen / "a.jsonl", store=store)
-    config = kitchen / f"{name}.yaml"
-    config.write_text(text)
-    value = value.replace("OTHER", str(kitchen / "b.jsonl"))
-    value = value.replace("SOURCE", str(kitchen / "a.jsonl"))
-    section = path if path is None else ".".join(path.split(".")[:2])
-    if path in ("run_dir", "data.store"):
-        value = str(kitchen / value)
-    words = [str(config), *(word.replace("BASE", str(kitchen / "base")) for word in beside)]
-    words += [] if section is None else [f"{section}={value}"]
-    code = main(["prepare", *words]) if prepare else 0
-    code = code or main(["train", *words])
+    (kitchen / f"{name}.yaml").write_text(text)
+    given = [str(kitchen / f"{name}.yaml"), *words]
+    files = {"OTHER": "b.jsonl", "SOURCE": "a.jsonl", "HERE": "", "BASE": "base"}
+    for token, file in files.items():
+        given = [word.replace(token, str(kitchen / file)) for word in given]
+    code = main(["prepare", *given]) if prepare else 0
+    code = code or main(["train", *given])
     said = "".join(capfd.readouterr())
-    return Seen(code, said, facts_of(kitchen, name, store) if code == 0 else {})
+    _SEEN[words] = Seen(code, said, facts_of(kitchen, name, store) if code == 0 else {})
+    return _SEEN[words]
 
 
 def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
@@ -311,27 +308,10 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
     }
 
 
-_BASES: dict[tuple[Path, tuple[str, ...]], Seen] = {}
-
-
 @pytest.fixture
 def base(kitchen: Path, capfd: pytest.CaptureFixture[str]) -> Seen:
-    return compared_with(kitchen, (), capfd)
-
-
-def compared_with(
-    kitchen: Path, beside: tuple[str, ...], capfd: pytest.CaptureFixture[str]
-) -> Seen:
-    """The run without the setting in question, made once for all that need it."""
-    if (kitchen, beside) not in _BASES:
-        name = f"base-{len(_BASES)}" if beside else "base"
-        prepare = not beside or beside in (_TWO_TASKS, _T5, _GAPS)
-        _BASES[kitchen, beside] = run_tiny(
-            kitchen, name, None, "", prepare=prepare, capfd=capfd, beside=beside
-        )
-    seen = _BASES[kitchen, beside]
-    assert seen.code == 0, seen.said
-    return seen
+    """The run whose store and model the others use."""
+    return seen_with(kitchen, capfd)
 
 
 def test_every_setting_has_a_row() -> None:
@@ -354,16 +334,16 @@ def test_every_setting_has_a_row() -> None:
         for path in EFFECTS
     ],
 )
-@pytest.mark.usefixtures("base", "pantry")  # whose store and model the others use
+@pytest.mark.usefixtures("base", "pantry")
 def test_a_setting_has_its_effect(
     path: str, kitchen: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     value, what = EFFECTS[path]
     beside = BESIDE.get(path, ())
-    base = compared_with(kitchen, beside, capfd)
-    prepare = path.startswith(("data.", "span_corruption")) or path == "model.tokenizer"
-    name = path.replace(".", "-")
-    seen = run_tiny(kitchen, name, path, value, prepare=prepare, capfd=capfd, beside=beside)
+    base = seen_with(kitchen, capfd, *beside)
+    assert base.code == 0, base.said
+    setting = ".".join(path.split(".")[:2])
+    seen = seen_with(kitchen, capfd, *beside, f"{setting}={value}")
     if what == "refusal":
         assert seen.code in (2, 3), seen.said
         return

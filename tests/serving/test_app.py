@@ -110,8 +110,7 @@ def test_seeds_repeat_draws_and_texts_of_one_request_differ(client):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"),
-    [("temperature", 0.01), ("top_p", 0.01), ("extra_body", {"top_k": 1})],
+    ("setting", "value"), [("temperature", 0.01), ("top_p", 0.01), ("extra_body", {"top_k": 1})]
 )
 def test_settings_of_draws_have_their_effect(setting, value, client, gpt2):
     greedy = expected(gpt2, "rice")

@@ -115,11 +115,7 @@ def train(
 
 
 def evaluate(
-    run_or_model: str,
-    config: str | None = None,
-    /,
-    *overrides: Overrides,
-    trust_code: bool = False,
+    run_or_model: str, config: str | None = None, /, *overrides: Overrides, trust_code: bool = False
 ) -> None:
     """Score a run or a model folder on held-out data and write evaluation.json.
 
@@ -302,13 +298,7 @@ def export(
 
 
 def drill(
-    run: Path,
-    /,
-    *,
-    kills: int = 10,
-    steps: int = 24,
-    seed: int = 1,
-    json: bool = False,
+    run: Path, /, *, kills: int = 10, steps: int = 24, seed: int = 1, json: bool = False
 ) -> None:
     """Do the crash test on this machine and disk: kills, signals, damage.
 

@@ -9,11 +9,7 @@ from contextvars import ContextVar
 from typing import Final, NoReturn
 
 from toque.errors import ConfigError, Interrupted, ToqueError
-from toque.training.distributed.launcher import (
-    follow_launcher,
-    is_launched,
-    ranks_of_srun,
-)
+from toque.training.distributed.launcher import follow_launcher, is_launched, ranks_of_srun
 
 COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar("words of the command that runs")
 """Every rank that the launcher starts is given the same ones."""

@@ -80,8 +80,7 @@ class SourceConfig(Config):
     """One file, folder or pattern of raw data, here, in a bucket or on the hub."""
 
     path: Annotated[
-        FileName,
-        Allowed("a file, a folder or a pattern, also at gs:// or s3://, or hf:NAME:SPLIT"),
+        FileName, Allowed("a file, a folder or a pattern, also at gs:// or s3://, or hf:NAME:SPLIT")
     ]
     """A file, a folder or a pattern such as "dump/*.jsonl.gz" or "gs://bucket/dumps/"; or a Hugging
     Face dataset, "hf:NAME:SPLIT"."""
