@@ -25,7 +25,7 @@ def kitchen(shared_kitchen: Path) -> Path:
 COMMANDS = {
     "prepare run.yaml": ("Reused store.", ""),
     "train run.yaml": ("", "continuing from step 3"),
-    "train run.yaml seed=17": ("", "`toque generate run --prompt"),
+    "train run.yaml seed=5": ("", "`toque generate run --prompt"),
     "evaluate run": ("held-out loss", ""),
     "evaluate run evaluation.generate=0": ("held-out loss", ""),
     "evaluate run run.yaml": ("1 written texts", ""),

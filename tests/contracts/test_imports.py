@@ -43,7 +43,6 @@ LIGHT = (
     "toque.data.loader.packing",
     "toque.data.loader.epoch_plan",
     "toque.data.loader.curriculum",
-    "toque.data.loader.epoch_plan",
     "toque.cooking",
     "toque.runs.history",
     "toque.runs.time_left",
@@ -170,11 +169,6 @@ def test_light_modules_do_not_load_torch():
         f"    heavy = [h for h in {HEAVY!r} if h in sys.modules]\n"
         "    if heavy: sys.exit(f'{name} loads {heavy}')\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=PACKAGE.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from fixtures.ranks import (
     ranks_of,
     surroundings,
     torchrun,
+    train,
 )
 from tiny import FAMILIES
 from toque.config import load_config
@@ -169,16 +167,9 @@ def undisturbed(kitchen) -> Path:
 @pytest.mark.timeout(1800)
 def test_a_whole_run_by_fsdp_is_the_run_of_one_process(kitchen, undisturbed):
     """Texts, scores, gradients by layer and the finished model, too."""
-    command = [sys.executable, "-m", "toque", "train", "run.yaml", "run_dir=alone"]
-    alone = subprocess.run(
-        [*command, "train.strategy=single"],
-        cwd=kitchen,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert alone.returncode == 0, alone.stderr[-3000:]
+    alone = train(kitchen, "alone", "train.strategy=single")
+    said = alone.communicate()[0]
+    assert alone.returncode == 0, said[-3000:]
     assert losses_of(undisturbed) == pytest.approx(losses_of(kitchen / "alone"), rel=1e-4)
     one, two = (
         json.loads((run / "evaluation.json").read_text())

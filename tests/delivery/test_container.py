@@ -54,39 +54,32 @@ def test_no_address_of_an_index_is_built_in():
     assert "://" not in DOCKERFILE
 
 
+def program_of(word: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The program in the step that holds a word, run."""
+    step = next(rest for _, rest in STEPS if word in rest)
+    program = shlex.split(step.partition("python3 -c ")[2])[0]
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(("device", "gpu"), [("cpu", []), ("cuda", ["nvidia-ml-py"])])
 def test_requirements_are_those_of_pyproject_and_the_extras(device: str, gpu: list[str]):
-    step = next(rest for name, rest in STEPS if "requirements.txt" in rest)
-    program = shlex.split(step.partition("python3 -c ")[2])[0]
-    printed = subprocess.run(
-        [sys.executable, "-c", program, "data,s3", device],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+    done = program_of("requirements.txt", "data,s3", device)
+    assert done.returncode == 0
+    names = [line.partition(">")[0] for line in done.stdout.splitlines()]
     named = ("hatchling", "torch", "s3fs", "nvidia")
-    assert [line.partition(">")[0] for line in printed if line.startswith(named)] == [
-        "hatchling",
-        "torch",
-        "s3fs",
-        *gpu,
-    ]
-    assert "--constraint requirements.lock" in step
-    assert not any("pytest" in line for line in printed)
+    assert [name for name in names if name.startswith(named)] == [*named[:3], *gpu]
+    assert any("--constraint requirements.lock" in rest for _, rest in STEPS)
+    assert not any("pytest" in name for name in names)
 
 
 @pytest.mark.parametrize(("asked", "code"), [("cpu", 0), ("cuda", 1)])
 def test_a_build_of_torch_for_another_device_ends_the_build(asked: str, code: int):
-    step = next(rest for name, rest in STEPS if "torch.version.cuda" in rest)
-    program = shlex.split(step.partition("python3 -c ")[2])[0]
     import torch
 
     if torch.version.cuda:
         pytest.skip("torch of this machine is a build with CUDA")
-    done = subprocess.run(
-        [sys.executable, "-c", program, asked], capture_output=True, text=True, check=False
-    )
+    done = program_of("torch.version.cuda", asked)
     assert done.returncode == code
     assert ("a build for cpu, and DEVICE is cuda" in done.stderr) == bool(code)
 

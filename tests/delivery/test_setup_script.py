@@ -27,17 +27,11 @@ def clone(tmp_path: Path) -> Path:
 
 def set_up(clone: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The script as someone with an empty home starts it."""
-    bare = {
-        "HOME": str(clone.parent),
-        "PATH": f"{clone.parent / 'programs'}:/usr/local/bin:/usr/bin:/bin",
-        "PYTHON": sys.executable,
-    }
+    path = f"{clone.parent / 'programs'}:/usr/local/bin:/usr/bin:/bin"
+    bare = {"HOME": str(clone.parent), "PATH": path, "PYTHON": sys.executable}
+    command = [clone / "setup.sh", *arguments]
     return subprocess.run(
-        [clone / "setup.sh", *arguments],
-        env=bare | environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        command, env=bare | environment, capture_output=True, text=True, check=False
     )
 
 

@@ -147,8 +147,6 @@ def test_fault_62_a_hangup_saves_and_ends(words, tmp_path, times):
     assert "SIGHUP: finishing this step" in done.stderr
     assert ended(events(tmp_path / "run"))["reason"] == "interrupted"
     assert (tmp_path / "run" / "checkpoints" / "step-00000005" / "manifest.json").exists()
-    assert subprocess.run(words, env=ENVIRONMENT, check=False).returncode == 0
-    assert ended(events(tmp_path / "run"))["step"] == 12
 
 
 @pytest.mark.slow

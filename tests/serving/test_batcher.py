@@ -54,12 +54,6 @@ def within(models, work, *, rows=4, queue=100):
     return asyncio.run(main())
 
 
-async def settled(batcher):
-    """Wait until nothing is written and nothing waits."""
-    while batcher.n_live or batcher.n_waiting:  # noqa: ASYNC110  # the thread sets no event
-        await asyncio.sleep(0.001)
-
-
 def test_requests_that_join_a_running_batch_get_what_they_get_alone(served):
     given = prompts(served, 13)
     expected = [alone(served, prompt) for prompt in given]
