@@ -94,20 +94,20 @@ def write_in_shards() -> None:
     with store.writing(SHARDS, STEP, 0) as writer:
         cuts, files = {}, []
         for rank in range(2):
-            shard = shard_of(tensors, rank=rank, world_size=2)
+            slices, cut = shard_of(tensors, rank=rank, world_size=2)
             for stem, named in tensors.items():
                 for name, tensor in named.items():
                     if tensor.ndim == 2:
                         key, half = f"{stem}/{name}", -(-len(tensor) // 2)
                         start, stop = (0, half) if rank == 0 else (half, len(tensor))
-                        shard.tensors[key] = tensor[start:stop]
+                        slices[key] = tensor[start:stop]
                         shape = tuple(tensor.shape)
-                        shard.cut[key] = CutTensor("float32", shape, 0, ((0, start, stop),))
+                        cut[key] = CutTensor("float32", shape, 0, ((0, start, stop),))
             file = shard_name(rank, 2)
-            files.append(writer.write(file, partial(write_tensors, shard.tensors)))
-            cuts[file] = shard.cut
+            files.append(writer.write(file, partial(write_tensors, slices)))
+            cuts[file] = cut
         files.append(writer.put(LAYOUT, joined_layout(cuts).to_json()))
-        store.seal(writer, STEP, files, state=STATE, metrics={}, version=SHARDED)
+        store.seal(writer, STEP, files, STATE, {}, version=SHARDED)
 
 
 @pytest.mark.golden

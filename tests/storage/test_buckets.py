@@ -25,7 +25,7 @@ from toque.reporter import no_progress
 from toque.sources.records import Located, Source
 from toque.storage import bucket_access, download
 from toque.storage.bucket import RemoteFile, is_remote
-from toque.storage.bucket_access import MismatchError, Retry, is_transient
+from toque.storage.bucket_access import MismatchError, Retry
 from toque.storage.download import cache_folder, fetch, listing, place_of
 from toque.workflows.prepared_store import sources_of
 
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"needs {', '.join(NEEDED)}"),
 ]
 
-BIG = os.urandom(300_000)
+BIG = os.urandom(299_999) + b"!"  # tests damage the last byte
 OBJECTS = {
     "dumps/a.json": b"[1]",
     "dumps/deep/er/b.json": b"[2, 3]",
@@ -444,7 +444,6 @@ def test_waits_double_and_are_counted():
 )
 @pytest.mark.usefixtures("soon")
 def test_only_what_may_pass_is_asked_again(error, transient):
-    assert is_transient(error) == transient
     ask, again = Failing(error), Retry()
     if transient:
         assert again(ask, (OSError, ValueError)) == "answer"

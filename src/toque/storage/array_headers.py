@@ -22,16 +22,14 @@ def read_npy_header(file: IO[bytes]) -> Header:
 
     Raises:
         ValueError: it cannot be read, or claims a negative size.
-        OSError: the file cannot be read.
     """
     try:
         version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            header = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            header = np.lib.format.read_array_header_2_0(file)
-        else:
+        if version not in {(1, 0), (2, 0)}:
             raise ValueError(f"version {version} of the format")
+        first = version == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+        header = read(file)
     except OSError:
         raise
     except Exception as error:  # numpy evaluates the header as a Python literal: anything may come
@@ -46,11 +44,8 @@ def check_safetensors_header(path: Path) -> None:
     """Refuse a header larger than its file or the cap, no JSON, or with a name twice.
 
     Of two equal names the library takes one and another reader the other. Sizes, offsets and
-    overlaps are the library's to check; it does so before it makes a tensor.
-
-    Raises:
-        CheckpointError: naming the file and what is wrong.
-        OSError: the file cannot be read.
+    overlaps are the library's to check; it does so before it makes a tensor. The CheckpointError
+    names the file and what is wrong.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -118,25 +118,17 @@ def no_hook(_stage: str) -> None:
 
 @dataclass(frozen=True)
 class FolderWriter:
-    """Writes the files of one unfinished folder."""
+    """Writes the files of one unfinished folder; OSError when the file system refuses."""
 
     folder: Path
     after: AfterStage = no_hook
 
     def put(self, name: str, data: bytes) -> FileEntry:
-        """Write `data` as the file `name`, and return its size and SHA-256.
-
-        Raises:
-            OSError: the file system refused, most often because it is full.
-        """
+        """Write `data` as the file `name`, and return its size and SHA-256."""
         return self.write(name, lambda path: write_new(path, data))
 
     def write(self, name: str, save: Callable[[Path], object]) -> FileEntry:
-        """Have `save` write the file `name`, and return its size and SHA-256.
-
-        Raises:
-            OSError: the file system refused, most often because it is full.
-        """
+        """Have `save` write the file `name`, and return its size and SHA-256."""
         path = self.folder / name
         save(path)
         self.after(f"write {name}")
@@ -148,13 +140,11 @@ def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[Fold
     """A folder to fill; it appears at `target` when the block ends without an error.
 
     Every file in it is fsynced. A folder already at `target` is replaced; it is never absent and
-    unrecoverable (see `sweep`).
-
-    Raises:
-        OSError: the file system refused; nothing unfinished is left and `target` is as before.
+    unrecoverable (see `sweep`). After an OSError nothing unfinished is left and `target` is as
+    before.
     """
     refuse_moved(target)
-    temp = target.with_name(TEMP_PREFIX + target.name)
+    temp, aside = (target.with_name(start + target.name) for start in (TEMP_PREFIX, ASIDE_PREFIX))
     shutil.rmtree(temp, ignore_errors=True)
     try:
         temp.mkdir(parents=True)
@@ -167,35 +157,27 @@ def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[Fold
         sync_folder(temp)
         after("fsync folder")
         refuse_moved(target)
-        _put_in_place(temp, target, after)
+        if target.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            target.rename(aside)
+            after("set aside")
+        try:
+            temp.rename(target)
+        except OSError:
+            if aside.exists():
+                aside.rename(target)
+            raise
+        after("rename")
+        sync_folder(target.parent)
+        after("fsync parent")
+        shutil.rmtree(aside, ignore_errors=True)
     except BaseException:
         shutil.rmtree(temp, ignore_errors=True)
         raise
 
 
-def _put_in_place(temp: Path, target: Path, after: AfterStage) -> None:
-    aside = target.with_name(ASIDE_PREFIX + target.name)
-    if target.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        target.rename(aside)
-        after("set aside")
-    try:
-        temp.rename(target)
-    except OSError:
-        if aside.exists():
-            aside.rename(target)
-        raise
-    after("rename")
-    sync_folder(target.parent)
-    after("fsync parent")
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name; its content, on a file system without hard links.
-
-    A link becomes a link, not what it leads to.
-    """
+    """Give a file, or a link itself, a second name; a copy on a file system without hard links."""
     try:
         os.link(source, target)
     except OSError:
@@ -203,11 +185,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def move_into(path: Path, folder: Path, name: str) -> None:
-    """Rename a file or folder to `name` in `folder`, which is made when missing, durably.
-
-    Raises:
-        OSError: the file system refused, or something of that name is there.
-    """
+    """Rename a file or folder to `name` in `folder`, which is made when missing, durably."""
     folder.mkdir(parents=True, exist_ok=True)
     path.rename(folder / name)
     sync_folder(folder)
@@ -226,11 +204,7 @@ def remove_folder(folder: Path, *, after: AfterStage = no_hook) -> None:
 
 
 def sweep(folder: Path) -> list[str]:
-    """Remove what killed writers left in `folder`; call only while holding its lock.
-
-    Returns:
-        The names removed.
-    """
+    """Remove what killed writers left in `folder`, whose lock the caller holds; the names."""
     removed = sweep_files(folder)
     for path in sorted(folder.glob(f"{TEMP_PREFIX}*")):
         shutil.rmtree(path, ignore_errors=True)
@@ -278,11 +252,7 @@ def disk_faults(
     setting: str = "data.store",
     error: type[ToqueError] = DataError,
 ) -> Iterator[None]:
-    """Turn a full disk or a missing permission under `folder`, that `setting` names, into words.
-
-    Raises:
-        ToqueError: `error`, naming the folder, what is missing and that a new start continues.
-    """
+    """Turn a full disk or missing right under `folder`, that `setting` names, into an `error`."""
     try:
         yield
     except OSError as fault:

@@ -44,11 +44,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One object of a bucket."""
+    """One object of a bucket; `key` is bucket and name, as "bucket/dumps/a.json.gz"."""
 
     scheme: str
     key: str
-    """Bucket and name, as "bucket/dumps/a.json.gz"."""
     bytes: int
     tag: str
     """Changes with the content: MD5 or generation of gs, ETag of s3."""
@@ -62,11 +61,7 @@ class RemoteFile:
 
 
 def is_remote(path: str) -> bool:
-    """True if a path is an address such as s3://bucket/a.json.
-
-    Raises:
-        SourceBucketError: it is an address of a kind that is not read.
-    """
+    """True if a path is an address such as s3://bucket/a.json; other kinds are refused."""
     scheme, sign, _ = path.partition("://")
     if not sign or not scheme.isalnum():
         return False
@@ -82,7 +77,11 @@ def is_remote(path: str) -> bool:
 @final
 @dataclass(frozen=True)
 class Bucket:
-    """A place in a bucket, with the credentials that were found."""
+    """A place in a bucket, with the credentials that were found.
+
+    Every method that asks the service raises BucketError, a paragraph on what failed and what to
+    do that never holds a secret, when the service refuses or stays away.
+    """
 
     scheme: str
     path: str
@@ -106,11 +105,7 @@ class Bucket:
         return f"{self.scheme}://{self.path}"
 
     def request(self, what: str, ask: Callable[[], Result], *, once: bool = False) -> Result:
-        """The result of `ask`, repeated while that may help.
-
-        Raises:
-            BucketError: one paragraph on what failed and what to do; never with a secret.
-        """
+        """The result of `ask`, repeated while that may help."""
         try:
             return ask() if once else self.retry(ask, self.failures)
         except self.failures as error:
@@ -119,11 +114,7 @@ class Bucket:
             raise self.use.error(text) from error
 
     def objects(self) -> list[RemoteFile]:
-        """The objects that the address (a name, a folder, a pattern) stands for, by name.
-
-        Raises:
-            BucketError: no right to list them, no such bucket, or nothing there.
-        """
+        """The objects that the address (a name, a folder, a pattern) stands for, by name."""
         # Not repeated: a wrong address or key shows at once, before anything is fetched.
         found = self.request(f"read {self.address}", self._entries, once=True)
         if not found:
@@ -144,17 +135,13 @@ class Bucket:
         return data
 
     def names(self, below: str = "") -> list[str]:
-        """Names of the objects below `below`, relative to this place, sorted.
-
-        Raises:
-            BucketError: the service refused or stayed away.
-        """
+        """Names of the objects below `below`, relative to this place, sorted."""
 
         def ask() -> list[str]:
             self.files.invalidate_cache()
             found: list[str] = self.files.find(self._key(below).rstrip("/"))
             if not found:
-                self._require_bucket()
+                self.files.ls(self.name, refresh=True)  # raises when there is no such bucket
             return found
 
         start = len(self._key(""))
@@ -162,12 +149,7 @@ class Bucket:
         return sorted(key[start:] for key in found if len(key) > start)
 
     def read(self, name: str) -> bytes | None:
-        """The content of a small object; None when there is none.
-
-        Raises:
-            BucketError: the service refused or stayed away.
-            CheckpointError: it is larger than what is read into memory.
-        """
+        """The content of a small object, None if absent; a larger one is a CheckpointError."""
 
         def ask(key: str) -> bytes:
             self._refuse_larger(name, _MOST_READ)
@@ -178,19 +160,10 @@ class Bucket:
         return self.request(what, lambda: _unless_absent(ask, self._key(name)))
 
     def put(self, name: str, data: bytes, *, new: bool = False) -> bool:
-        """Write an object.
+        """Write an object, if `new` only where there is none; False when there is another one.
 
-        Args:
-            name: relative to this place.
-            data: the whole content.
-            new: only when there is none. A service without preconditions ignores it.
-
-        Returns:
-            False when `new` and there is another one. One of the same content counts as ours: the
-            reply to an earlier try was lost.
-
-        Raises:
-            BucketError: the service refused, stayed away, or holds something else afterwards.
+        One of the same content counts as ours: the reply to an earlier try was lost. A service
+        without preconditions ignores `new`.
         """
 
         def ask() -> bool:
@@ -209,11 +182,8 @@ class Bucket:
     def put_file(self, path: Path, name: str, *, grows: bool = False) -> None:
         """Write a plain file of this machine; one that is there with this content is left.
 
-        What `grows` is appended to meanwhile, so that what it has now is copied first.
-
-        Raises:
-            BucketError: as for `put`.
-            OSError: it cannot be read, or is a link or no plain file.
+        What `grows` is appended to meanwhile, so that what it has now is copied first. A file that
+        cannot be read, or is a link or no plain file, is an OSError.
         """
         with ExitStack() as stack:
             file: BinaryIO = stack.enter_context(open_plain(path))
@@ -238,11 +208,10 @@ class Bucket:
             self.request(f"write {self.address}/{name}", ask)
 
     def get_file(self, name: str, path: Path, *, most: int) -> None:
-        """Copy an object of at most so many bytes into a file.
+        """Copy an object into a file; of one of more than `most` bytes nothing is read.
 
         Raises:
-            BucketError: there is none, or the service refused or stayed away.
-            CheckpointError: it is larger; nothing was read.
+            CheckpointError: it is larger.
         """
 
         def ask() -> None:
@@ -252,11 +221,7 @@ class Bucket:
         self.request(f"read {self.address}/{name}", ask)
 
     def copy(self, name: str, to: str) -> None:
-        """Copy an object to another name, within the service.
-
-        Raises:
-            BucketError: as for `put`.
-        """
+        """Copy an object to another name, within the service."""
 
         def ask() -> None:
             self.files.cp_file(self._key(name), self._key(to))
@@ -267,11 +232,7 @@ class Bucket:
         self.request(f"copy {self.address}/{name} to {to}", ask)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects, one after another; absent ones are no error.
-
-        Raises:
-            BucketError: the service refused or stayed away.
-        """
+        """Remove objects, one after another; absent ones are no error."""
         for name in names:
             remove = partial(_unless_absent, self.files.rm_file, self._key(name))
             self.request(f"remove {self.address}/{name}", remove)
@@ -295,9 +256,6 @@ class Bucket:
                 f"{size} with {md5} were sent"
             )
 
-    def _require_bucket(self) -> None:
-        self.files.ls(self.name, refresh=True)  # raises when there is no such bucket
-
     def _entries(self) -> dict[str, dict[str, Any]]:
         bare = self.path.rstrip("/")
         if not self.path.endswith("/") and bare != self.name:
@@ -313,7 +271,7 @@ class Bucket:
         # An object whose name ends with a slash stands for a folder in a bucket's web page.
         found = {k: e for k, e in found.items() if e["type"] == "file" and not k.endswith("/")}
         if not found:
-            self._require_bucket()
+            self.files.ls(self.name, refresh=True)
         return found
 
     def _file(self, key: str, entry: dict[str, Any]) -> RemoteFile:
@@ -338,8 +296,7 @@ def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> 
     """Find the credentials for an address; nothing is asked of the service yet.
 
     Raises:
-        BucketError: the address names no bucket, the library is missing, or the credentials' file
-            cannot be read.
+        BucketError: no bucket is named, the library is missing, or credentials cannot be read.
     """
     scheme_given, _, path = address.partition("://")
     scheme = SCHEMES[scheme_given]

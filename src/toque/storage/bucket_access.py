@@ -34,8 +34,6 @@ HOW: Final = {
         "S3 service such as MinIO set AWS_ENDPOINT_URL."
     ),
 }
-
-
 DEADLINE: Final = 120.0
 """Seconds after which a request that keeps failing is given up."""
 FIRST_WAIT = 0.5
@@ -83,8 +81,11 @@ RUNS: Final = BucketUse(
 def refusal(what: str, error: Exception, use: BucketUse, *, bucket: str, anonymous: bool) -> str:
     """Say what failed, why as far as the service tells, and what to do; never a secret."""
     scheme, _, name = bucket.partition("://")
-    lines = str(error).strip().splitlines()
-    answer = _without_secrets(lines[0] if lines else type(error).__name__)
+    answer = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    for variable in _SECRETS:
+        if secret := os.environ.get(variable):
+            answer = answer.replace(secret, f"({variable})")
+    answer = answer[:300]
     if isinstance(error, FileNotFoundError):
         why = (
             f"there is no bucket {name!r}, or the object is gone. Correct {use.setting}. (A "
@@ -105,32 +106,20 @@ def refusal(what: str, error: Exception, use: BucketUse, *, bucket: str, anonymo
     return f"Could not {what}: {why} {use.kept}"
 
 
-def _without_secrets(text: str) -> str:
-    for name in _SECRETS:
-        if value := os.environ.get(name):
-            text = text.replace(value, f"({name})")
-    return text[:300]
-
-
+_UNCACHED: Final = {"use_listings_cache": False, "skip_instance_cache": True}
 Opened = tuple[Any, bool, tuple[type[Exception], ...]]
 """fsspec's file system; whether no credentials were found; what the library raises when a request
 fails."""
 
 
 def open_filesystem(scheme: str, use: BucketUse) -> Opened:
-    """The file system of a service.
-
-    Raises:
-        BucketError: the library is missing, or the credentials cannot be read.
-    """
-    open_service, library, extra = (
-        (_google, "gcsfs", "gcs") if scheme == "gs" else (_amazon, "s3fs", "s3")
-    )
+    """The file system of a service; a missing library or unreadable credentials: a BucketError."""
     try:
         import aiohttp
 
-        files, anonymous, failures = open_service(use)
+        files, anonymous, failures = _google(use) if scheme == "gs" else _amazon(use)
     except ImportError as error:
+        library, extra = ("gcsfs", "gcs") if scheme == "gs" else ("s3fs", "s3")
         raise use.error(
             f"{scheme}:// addresses need {library}, which is not installed. Run: pip install "
             f"'toque[{extra}]' (or copy the files yourself and name them)."
@@ -167,15 +156,9 @@ def _google(use: BucketUse) -> Opened:
                     "The file that GOOGLE_APPLICATION_CREDENTIALS names holds no credentials: "
                     f"{str(error).splitlines()[0][:200]}. {HOW['gs']}"
                 ) from error
-    files = gcsfs.GCSFileSystem(
-        token=found or "anon", use_listings_cache=False, skip_instance_cache=True
-    )
-    failures = (
-        requests.RequestException,
-        google.auth.exceptions.GoogleAuthError,
-        gcsfs.retry.HttpError,
-    )
-    return files, found is None, failures
+    files = gcsfs.GCSFileSystem(token=found or "anon", **_UNCACHED)
+    auth_error = google.auth.exceptions.GoogleAuthError
+    return files, found is None, (requests.RequestException, auth_error, gcsfs.retry.HttpError)
 
 
 def _amazon(use: BucketUse) -> Opened:
@@ -187,11 +170,9 @@ def _amazon(use: BucketUse) -> Opened:
         found = botocore.session.Session().get_credentials()
     except botocore.exceptions.BotoCoreError as error:
         raise use.error(f"The AWS credentials cannot be used: {error}. {HOW['s3']}") from error
-    files = s3fs.S3FileSystem(
-        anon=found is None, use_listings_cache=False, skip_instance_cache=True
-    )
-    failures = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
-    return files, found is None, failures
+    files = s3fs.S3FileSystem(anon=found is None, **_UNCACHED)
+    exceptions = botocore.exceptions
+    return files, found is None, (exceptions.BotoCoreError, exceptions.ClientError)
 
 
 class MismatchError(OSError):
@@ -213,11 +194,6 @@ def is_denied(error: Exception) -> bool:
     if isinstance(error, MismatchError):
         return False
     return isinstance(error, PermissionError) or mentions(error, *_DENIED)
-
-
-def is_transient(error: Exception) -> bool:
-    """True if the same request may succeed later."""
-    return not (isinstance(error, FileNotFoundError) or is_denied(error))
 
 
 @final
@@ -243,7 +219,7 @@ class Retry:
                 return ask()
             except failures as error:
                 late = time.monotonic() - began > self.deadline or self.stop.is_set()
-                if late or not is_transient(error):
+                if late or isinstance(error, FileNotFoundError) or is_denied(error):
                     raise
             longest = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt)
             # Drawn, so that many threads or machines do not all come back at the same instant.

@@ -51,12 +51,7 @@ class BucketLock:
         self._thread = threading.Thread(target=self._renew, name="toque-lock", daemon=True)
 
     def __enter__(self) -> Self:
-        """Take it.
-
-        Raises:
-            RunBucketError: another process trains there.
-            BucketError: the store refused or stayed away.
-        """
+        """Take it; where another process trains there, that is a RunBucketError."""
         taken = self.bucket.read(LOCK) is not None
         if taken or not self.bucket.put(LOCK, self._me.record(), new=True):
             self._watch_until_stale()
@@ -147,10 +142,7 @@ def owner_in(record: bytes | None) -> dict[str, Any]:
 
 
 def this_machine() -> str | None:
-    """A name for this machine since it started, and for the process ids seen here.
-
-    None where the system does not tell: then nothing is known of the processes of others.
-    """
+    """A name for this machine since it started, and for the process ids seen here, if known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         processes = str(Path("/proc/self/ns/pid").readlink())

@@ -11,11 +11,12 @@ and do not verify what they hold.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -55,12 +56,7 @@ class _Record(msgspec.Struct):
 
 
 def cache_folder(kind: Literal["sources", "measured", "runs"]) -> Path:
-    """The folder of one kind of cached data.
-
-    Args:
-        kind: "sources" for files fetched from buckets, "measured" for measurements of this
-            machine, "runs" for the working folders of runs whose `run_dir` is a bucket's address.
-    """
+    """The folder of fetched sources, of this machine's measurements, or of runs in a bucket."""
     root = os.environ.get(CACHE_VARIABLE)
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "toque") / kind
 
@@ -72,12 +68,9 @@ def listing(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
         SourceBucketError: credentials, the bucket or the name are wrong, or nothing is left.
     """
     bucket = open_bucket(address, SOURCES)
-    found, path = bucket.objects(), bucket.path
-    first_sign = min((path.index(sign) for sign in "*?[" if sign in path), default=len(path))
-    n_named = path[:first_sign].count("/")
-    if [file.key for file in found] == [path]:
-        hidden = []
-    else:
+    found, hidden = bucket.objects(), list[RemoteFile]()
+    if [file.key for file in found] != [bucket.path]:
+        n_named = re.split(r"[*?[]", bucket.path)[0].count("/")
         hidden = [f for f in found if any(p[:1] == "." for p in f.key.split("/")[n_named:])]
     empty = [file for file in found if file.bytes == 0 and file not in hidden]
     for files, why in ((hidden, "hidden (a part of the name begins with a dot)"), (empty, "empty")):
@@ -113,18 +106,21 @@ def fetch(
     cache = cache or cache_folder("sources")
     places, total = [place_of(file, cache) for file in files], sum(file.bytes for file in files)
     started = time.monotonic()
-    enough_space(files, cache)
+    needed = sum(f.bytes for f, place in zip(files, places, strict=True) if not place.is_file())
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise SourceBucketError(
+            f"Fetching the sources needs {needed / 1e9:,.1f} GB in {cache}, and its disk has "
+            f"{free / 1e9:,.1f} GB left. Make space, or set {CACHE_VARIABLE} to a folder with more."
+        )
     bucket = replace(bucket, retry=Retry(bucket.retry.deadline))
     session = _Session(bucket, cache)
-    place = f"{bucket.scheme}://{bucket.name}"
     lock = cache / bucket.scheme / f".{bucket.name}.lock"
 
     def wait_for(holder: str) -> None:
+        place = f"{bucket.scheme}://{bucket.name}"
         say(f"Another process (id {holder}) is fetching from {place}: waiting.")
-
-    def tell() -> None:
-        come = sum(session.there.copy().values())
-        progress(come, total, f"fetching {len(files):,} files")
 
     with ExitStack() as stack:
         with _cache_faults(cache):
@@ -132,7 +128,13 @@ def fetch(
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
         jobs = [pool.submit(session.fetch, *pair) for pair in zip(files, places, strict=True)]
         try:
-            session.wait_for(jobs, tell)
+            left = set(jobs)
+            while left:
+                done, left = wait(left, timeout=0.2, return_when=FIRST_EXCEPTION)
+                for job in done:
+                    job.result()  # raises the error of a file that did not arrive
+                come = sum(session.there.copy().values())
+                progress(come, total, f"fetching {len(files):,} files")
         finally:
             # Also on an error and on Ctrl-C: what has come stays, the rest is not begun.
             bucket.retry.stop.set()
@@ -142,11 +144,7 @@ def fetch(
 
 
 def place_of(file: RemoteFile, cache: Path) -> Path:
-    """The path of a file in the cache.
-
-    Raises:
-        SourceBucketError: its name would put it outside, or two names into one place.
-    """
+    """The path of a file in the cache; a name that would put it outside is a SourceBucketError."""
     parts = file.key.split("/")
     if any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts):
         raise SourceBucketError(
@@ -168,32 +166,20 @@ class _Session:
     fetched: list[int] = field(default_factory=list)
     """Bytes that came over the line, by file."""
     events: list[str] = field(default_factory=list)
-    failure: BaseException | None = None
-    """The error of the first file that did not arrive."""
-
-    def wait_for(self, jobs: Sequence[Future[str]], told: Callable[[], None]) -> None:
-        """Wait for these jobs, telling how far all are; fail as soon as any of all fails."""
-        left: set[Future[str]] = set(jobs)
-        while left:
-            left = wait(left, timeout=0.2, return_when=FIRST_COMPLETED).not_done
-            if self.failure is not None:
-                raise self.failure
-            told()
 
     def summary(self, seconds: float) -> str:
         """The sentence at the end."""
-        counts = Counter(self.events)
+        counts = Counter(self.events + ["retry"] * len(self.bucket.retry.waits))
         megabytes = sum(self.fetched) / 1e6
         parts = [
             f"{counts['fetched']:,} fetched ({megabytes:,.1f} MB in {seconds:.1f} s)",
             f"{counts['whole']:,} already whole in {self.cache}",
         ]
-        counts["retries"] = len(self.bucket.retry.waits)
         for what, words in (
             ("resumed", "resumed where an earlier start stopped"),
             ("changed", "fetched again because they changed in the bucket"),
             ("damaged", "fetched again because the cached file was damaged"),
-            ("retries", "requests repeated"),
+            ("retry", "requests repeated"),
         ):
             if counts[what]:
                 parts.append(f"{counts[what]:,} {words}")
@@ -201,12 +187,8 @@ class _Session:
 
     def fetch(self, file: RemoteFile, place: Path) -> str:
         """Make one file whole; its SHA-256."""
-        try:
-            with _cache_faults(self.cache):
-                return self._fetch(file, place)
-        except BaseException as error:
-            self.failure = self.failure or error
-            raise
+        with _cache_faults(self.cache):
+            return self._fetch(file, place)
 
     def _fetch(self, file: RemoteFile, place: Path) -> str:
         record_path = place.with_name(f".{place.name}.json")
@@ -262,23 +244,20 @@ class _Session:
         with os.fdopen(open_append(part), "ab") as out:
             start = at = self.there[file.address] = part.stat().st_size
             while at < file.bytes:
-                at += out.write(self._range(file, at, min(at + CHUNK_BYTES, file.bytes)))
+                if self.bucket.retry.stop.is_set():
+                    raise SourceBucketError("Fetching was stopped; what has come is kept.")
+                ask = partial(self._range, file, at, min(at + CHUNK_BYTES, file.bytes))
+                at += out.write(self.bucket.request(f"read {file.address}", ask))
                 self.there[file.address] = at
             out.flush()
             os.fsync(out.fileno())
         self.fetched.append(at - start)
 
     def _range(self, file: RemoteFile, start: int, end: int) -> bytes:
-        if self.bucket.retry.stop.is_set():
-            raise SourceBucketError("Fetching was stopped; what has come is kept.")
-
-        def ask() -> bytes:
-            chunk = self.bucket.read_range(file, start, end)
-            if len(chunk) != end - start:
-                raise MismatchError(f"{len(chunk):,} bytes came of {end - start:,} asked for")
-            return chunk
-
-        return self.bucket.request(f"read {file.address}", ask)
+        chunk = self.bucket.read_range(file, start, end)
+        if len(chunk) != end - start:
+            raise MismatchError(f"{len(chunk):,} bytes came of {end - start:,} asked for")
+        return chunk
 
 
 @contextmanager
@@ -291,19 +270,3 @@ def _cache_faults(cache: Path) -> Iterator[None]:
             f"The cache {cache} cannot hold {error.filename or 'a file'} ({error.strerror}). Name "
             "the objects by a pattern that leaves this one out, or empty the cache."
         ) from error
-
-
-def enough_space(files: Sequence[RemoteFile], cache: Path) -> None:
-    """Stop before the first byte when the disk cannot hold what is still to come.
-
-    Raises:
-        SourceBucketError: with the bytes needed and free.
-    """
-    needed = sum(file.bytes for file in files if not place_of(file, cache).is_file())
-    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
-    if needed > free:
-        raise SourceBucketError(
-            f"Fetching the sources needs {needed / 1e9:,.1f} GB in {cache}, and its disk has "
-            f"{free / 1e9:,.1f} GB left. Make space, or set {CACHE_VARIABLE} to a folder with more."
-        )

@@ -45,11 +45,7 @@ def decode_json(text: bytes | str, kind: type[Kind]) -> Kind:
 
 
 def sealed(blank: bytes) -> bytes:
-    """`blank` with its hash filled in.
-
-    Args:
-        blank: JSON text of an object whose last member is `"self_sha256": ""`.
-    """
+    """JSON text of an object whose last member is `"self_sha256": ""`, with its hash filled in."""
     before, key, after = blank.rpartition(f'"{KEY}": "'.encode())
     return before + key + hashlib.sha256(blank).hexdigest().encode() + after
 
@@ -75,10 +71,8 @@ def seal_of(text: bytes) -> SealState:
 class JsonLines:
     """A file of JSON lines to append to; what is appended is handed to the system at once.
 
-    A killed writer may have left half a line at the end; the next one is not appended to it.
-
-    Raises:
-        OSError: the file cannot be opened, or is a symbolic link.
+    A killed writer may have left half a line at the end; the next one is not appended to it. A file
+    that cannot be opened, or is a symbolic link, is an OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -92,22 +86,19 @@ class JsonLines:
         text = b"".join(line + b"\n" for line in lines)
         if self._torn:
             text = b"\n" + text
-        before = os.fstat(self._descriptor).st_size
-        refused: OSError | None = None
-        written = 0
+        before, written = os.fstat(self._descriptor).st_size, 0
         try:
             while written < len(text):
                 written += os.write(self._descriptor, text[written:])
         except OSError as error:
-            refused = error
-        if refused is not None and written:  # no line is better than half a line
-            was_torn, self._torn = self._torn, True
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, before)
-                self._torn = was_torn
-        elif refused is None and text:
-            self._torn = False
-        return refused
+            if written:  # no line is better than half a line
+                was_torn, self._torn = self._torn, True
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, before)
+                    self._torn = was_torn
+            return error
+        self._torn = False
+        return None
 
     def close(self) -> None:
         """Close the file."""

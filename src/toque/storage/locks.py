@@ -7,17 +7,16 @@ lock there would let two runs write one folder.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from filelock import FileLock, SoftFileLease, Timeout
 
@@ -45,11 +44,9 @@ class Held:
     """A sentence for the user in that case."""
 
     def is_mine(self) -> bool:
-        """True if nobody has taken it over, which can happen to a lease alone.
-
-        It reads the lease: in a process that was stopped its heartbeat has not noticed yet.
-        """
+        """True if nobody has taken it over, which can happen to a lease alone."""
         lease = self.lease
+        # Reads the file: the heartbeat of a process that was stopped has not noticed yet.
         return lease is None or (lease.compromise is None and lease.is_lock_held_by_us)
 
 
@@ -64,22 +61,34 @@ def held(path: Path) -> Held | None:
 
 @contextmanager
 def file_lock(path: Path, on_busy: OnBusy) -> Iterator[Held]:
-    """Hold the lock file `path`, made with its folder when missing.
+    """Hold the lock file `path`, made with its folder when missing; its holder is written into it.
 
-    Args:
-        path: the file; who holds it and since when is written into it.
-        on_busy: called when another process holds it.
-
-    Raises:
-        OSError: the file cannot be opened, or is a symbolic link.
+    `on_busy` is called when another process holds it. A file that cannot be opened, or is a
+    symbolic link, is an OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(open_no_follow(path, os.O_RDWR | os.O_CREAT))  # its error names a link as a link
     lock: FileLock | SoftFileLease = FileLock(path, thread_local=False, fallback_to_soft=False)
     taken = Held()
-    refused = _flocked(lock, path, on_busy)
-    if refused is not None:
-        lock, taken = _leased(path, refused, on_busy)
+    try:
+        _acquire(lock, path, on_busy, blocking=False)
+    except OSError as refused:
+        if refused.errno not in _UNSUPPORTED:
+            raise
+        lock = lease = SoftFileLease(
+            path.with_name(f"{path.name}.lease"),
+            lease_duration=STALE,
+            heartbeat_interval=HEARTBEAT,
+            thread_local=False,  # the thread that saves looks whether it is still held
+        )
+        taken = Held(
+            lease,
+            f"the file system of {path.parent} has no file locks ({refused.strerror}), so the "
+            f"folder is held by {path.name}.lease, which is renewed every {HEARTBEAT:.0f} seconds",
+        )
+        # Until it is free, or left behind, or seen to be renewed.
+        renewed = _renewal_of(Path(lease.lock_file))
+        _acquire(lease, path, on_busy, timeout=2 * STALE, cancel_check=renewed)
     try:
         _sign(path)
         _HELD[path.absolute()] = taken
@@ -89,38 +98,12 @@ def file_lock(path: Path, on_busy: OnBusy) -> Iterator[Held]:
         lock.release()
 
 
-def _flocked(lock: FileLock, path: Path, on_busy: OnBusy) -> OSError | None:
-    """Take the flock; the answer of a file system that has none."""
+def _acquire(lock: FileLock | SoftFileLease, path: Path, on_busy: OnBusy, **patience: Any) -> None:
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(**patience)
     except Timeout:
-        on_busy(holder_of(path))
+        on_busy(_holder_of(path))
         lock.acquire()
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-        return error
-    return None
-
-
-def _leased(path: Path, refused: OSError, on_busy: OnBusy) -> tuple[SoftFileLease, Held]:
-    lease = SoftFileLease(
-        path.with_name(f"{path.name}.lease"),
-        lease_duration=STALE,
-        heartbeat_interval=HEARTBEAT,
-        thread_local=False,  # the thread that saves looks whether it is still held
-    )
-    try:
-        # Until it is free, or left behind, or seen to be renewed.
-        lease.acquire(timeout=2 * STALE, cancel_check=_renewal_of(Path(lease.lock_file)))
-    except Timeout:
-        on_busy(holder_of(path))
-        lease.acquire()
-    return lease, Held(
-        lease,
-        f"the file system of {path.parent} has no file locks ({refused.strerror}), so the folder "
-        f"is held by {path.name}.lease, which is renewed every {HEARTBEAT:.0f} seconds",
-    )
 
 
 def _renewal_of(path: Path) -> Callable[[], bool]:
@@ -139,24 +122,16 @@ def _renewal_of(path: Path) -> Callable[[], bool]:
 def _sign(path: Path) -> None:
     """Write into a lock file who holds it: a courtesy, which a full disk may refuse."""
     text = f"{os.getpid()} on {socket.gethostname()[:64]} since {datetime.now(UTC):%F %T} UTC"
-    with contextlib.suppress(OSError):
-        descriptor = open_no_follow(path, os.O_RDWR)
-        try:
-            if os.fstat(descriptor).st_nlink == 1:  # with another name it is not ours alone
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, text.encode(), 0)
-        finally:
-            os.close(descriptor)
+    with suppress(OSError), os.fdopen(open_no_follow(path, os.O_RDWR), "r+b", 0) as file:
+        if os.fstat(file.fileno()).st_nlink == 1:  # with another name it is not ours alone
+            file.truncate()
+            file.write(text.encode())
 
 
-def holder_of(path: Path) -> str:
+def _holder_of(path: Path) -> str:
     """The text in a lock file, which names its holder."""
-    with contextlib.suppress(OSError):
-        descriptor = open_no_follow(path, os.O_RDONLY)
-        try:
-            return os.read(descriptor, 200).decode("utf-8", "replace").strip() or "unknown"
-        finally:
-            os.close(descriptor)
+    with suppress(OSError), os.fdopen(open_no_follow(path, os.O_RDONLY), "rb", 0) as file:
+        return file.read(200).decode("utf-8", "replace").strip() or "unknown"
     return "unknown"
 
 
@@ -168,15 +143,18 @@ def shared_lock(path: Path, on_busy: OnBusy) -> Iterator[None]:
     held: a reader has no right to demand more. (filelock shares locks through a database in the
     file, which a reader who may not write there cannot have.)
     """
-    descriptor = _opened_to_share(path)
-    if descriptor is None:
+    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # a store may belong to somebody else
+        with suppress(OSError):
+            descriptor = open_no_follow(path, flags)
+            break
+    else:
         yield
         return
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            on_busy(holder_of(path))
+            on_busy(_holder_of(path))
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
@@ -188,19 +166,12 @@ def shared_lock(path: Path, on_busy: OnBusy) -> Iterator[None]:
 
 def is_shared(path: Path) -> bool:
     """True if a lock that is held can be shared: it is held by readers."""
+
+    def refuse(_holder: str) -> None:
+        raise BlockingIOError
+
     try:
-        with shared_lock(path, _refuse):
+        with shared_lock(path, refuse):
             return True
     except BlockingIOError:
         return False
-
-
-def _refuse(_holder: str) -> None:
-    raise BlockingIOError
-
-
-def _opened_to_share(path: Path) -> int | None:
-    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # a store may belong to somebody else
-        with contextlib.suppress(OSError):
-            return open_no_follow(path, flags)
-    return None

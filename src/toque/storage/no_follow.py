@@ -31,11 +31,7 @@ _HELD: Final[dict[Path, int]] = {}
 
 
 def open_no_follow(path: Path, flags: int) -> int:
-    """A descriptor of `path` itself, closed on exec; see `os.open` for `flags`.
-
-    Raises:
-        OSError: as of `os.open`; ELOOP, saying so, when it is a symbolic link.
-    """
+    """A descriptor by `os.open`, closed on exec; a symbolic link is an OSError that says so."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
     except OSError as error:
@@ -45,21 +41,13 @@ def open_no_follow(path: Path, flags: int) -> int:
 
 
 def open_new(path: Path) -> int:
-    """A descriptor to write a file that did not exist.
-
-    Raises:
-        FileExistsError: something is there already, a link that leads nowhere included.
-    """
+    """A descriptor to write a file that did not exist; FileExistsError for a file or any link."""
     refuse_moved(path)
     return open_no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A plain file to read.
-
-    Raises:
-        OSError: it cannot be opened, or is a link or no plain file.
-    """
+    """A plain file to read; a link, or whatever else is no plain file, is an OSError."""
     # Not blocked by a pipe that somebody put there meanwhile.
     descriptor = open_no_follow(path, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -72,10 +60,7 @@ def open_append(path: Path) -> int:
     """A descriptor to append to `path` and to read it; the file is made when missing.
 
     One that has a second name elsewhere (a hard link) is copied first, so that the other stays as
-    it is.
-
-    Raises:
-        OSError: it cannot be opened, or is a link or no plain file.
+    it is. A link, or whatever else is no plain file, is an OSError.
     """
     refuse_moved(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -95,48 +80,33 @@ def open_append(path: Path) -> int:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file that did not exist, in a folder that is not in use yet.
-
-    Raises:
-        FileExistsError: something is there already.
-        OSError: the file system refused.
-    """
+    """Write a file that did not exist, in a folder that is not in use yet."""
     with os.fdopen(open_new(path), "wb") as file:
         file.write(data)
 
 
 def refuse_links(folder: Path, refuse: Callable[[str], Exception]) -> None:
-    """Refuse links and devices inside `folder`, which may itself be one.
+    """Refuse links and devices inside the folder of a run or store, which may itself be a link.
 
-    Args:
-        folder: of a run or a store; nothing is wrong with one that is absent.
-        refuse: makes the error to raise of a sentence that names the link.
+    `refuse` makes the error to raise of a sentence that names the link.
     """
-    for place in _not_plain(folder):
-        what = f"a symbolic link to {place.readlink()}" if place.is_symlink() else "no plain file"
-        raise refuse(
-            f"{place} is {what}. Such a folder may come from anyone, and writing through a link "
-            "would overwrite what it leads to, so links inside a run or a store are refused. "
-            "Remove it, or put what it leads to in its place."
-        )
-
-
-def _not_plain(folder: Path) -> list[Path]:
-    """The first entries below `folder` that are neither files nor folders of their own."""
-    found, waiting = list[Path](), [folder]
-    while waiting and not found:
-        here = waiting.pop()
+    waiting = [folder]
+    while waiting:
         try:
-            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(waiting.pop()), key=lambda entry: entry.name)
         except OSError:
             continue  # absent, or not ours to read: whoever opens it says so
         for entry in entries:
+            place = Path(entry.path)
             if entry.is_dir(follow_symlinks=False):
-                if entry.name not in _LEFT_ALONE:
-                    waiting.append(Path(entry.path))
+                waiting += [place] if entry.name not in _LEFT_ALONE else []
             elif not entry.is_file(follow_symlinks=False):
-                found.append(Path(entry.path))
-    return found
+                link = f"a symbolic link to {place.readlink()}" if place.is_symlink() else ""
+                raise refuse(
+                    f"{place} is {link or 'no plain file'}. Such a folder may come from anyone, "
+                    "and writing through a link would overwrite what it leads to, so links inside "
+                    "a run or a store are refused. Remove it, or put what it leads to in its place."
+                )
 
 
 @contextmanager
@@ -163,11 +133,7 @@ def place_of(folder: Path) -> Path:
 
 
 def refuse_moved(path: Path) -> None:
-    """Refuse a path in a held folder that is not where it was any more.
-
-    Raises:
-        CheckpointError: saying where it is.
-    """
+    """Refuse a path in a held folder that is not where it was: a CheckpointError says where."""
     for folder in list(_HELD):
         if path.absolute().is_relative_to(folder) and (now := place_of(folder)) != folder:
             raise CheckpointError(

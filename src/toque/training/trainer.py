@@ -237,7 +237,7 @@ class Trainer:
 
     def _roll_back(self) -> None:
         self._saves.settle(self.progress)
-        found = resume.newest_checkpoint(self.checkpoints, self._ranks)
+        found = resume.broadcast_checkpoint(self.checkpoints.newest_valid, self._ranks)
         message = self.guard.roll_back(self.progress.step, found.step if found else None)
         assert found is not None
         resume.load_tensors(found, self.model, self.optimizer, self.average)

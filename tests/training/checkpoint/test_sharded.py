@@ -79,7 +79,7 @@ def test_each_rank_writes_about_half(folder):
         held = [0, 0]
         for tensor in layout.tensors.values():
             for file, start, stop in tensor.slices:
-                bytes_ = math.prod(tensor.shape) * tensor.torch_dtype.itemsize
+                bytes_ = math.prod(tensor.shape) * getattr(torch, tensor.dtype).itemsize
                 held[file] += bytes_ * (stop - start) // tensor.length
         whole = sum(t.nbytes for t in load_file(folder / f"{strategy}.safetensors").values())
         assert sum(held) == whole

@@ -71,10 +71,10 @@ def write(
     for rank in range(world_size):
         with one_of(rank, sizes, placements) as cut:
             own = {stem: {n: cut(t) for n, t in named.items()} for stem, named in WHOLE.items()}
-            shard = shard_of(own, rank=rank, world_size=world_size)
+            slices, cut_here = shard_of(own, rank=rank, world_size=world_size)
         name = shard_name(rank, world_size)
-        write_tensors(shard.tensors, folder / name)
-        cuts[name] = shard.cut
+        write_tensors(slices, folder / name)
+        cuts[name] = cut_here
     layout = joined_layout(cuts)
     text = layout.to_json()
     return parse_layout(text, "shards.json", set(cuts))

@@ -51,19 +51,13 @@ MODEL_FILES: Final = tuple(f"model/{name}" for name in _MODEL)
 
 
 def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
-    """Bring `run` up to what the bucket holds, when that is further than what lies here.
+    """Bring the folder `run` up to what the bucket holds, when that is further than what lies here.
 
-    Args:
-        bucket: the run's place.
-        run: its folder here; made when missing.
-        say: called with what was fetched, and what could not be used.
-
-    Returns:
-        The step fetched, or None when what lies here is as new, or there is nothing.
+    The step fetched is given; None when what lies here is as new, or there is nothing. `say` is
+    told what was fetched, and what could not be used.
 
     Raises:
         CheckpointError: the bucket holds another run, or checkpoints of which none can be used.
-        BucketError: the service refused or stayed away.
     """
     names, steps, here = _there_and_here(bucket, run)
     reasons: list[str] = []
@@ -98,7 +92,6 @@ def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
 
     Raises:
         CheckpointError: the bucket holds another run, or it is damaged there.
-        BucketError: the service refused or stayed away.
     """
     place = f"checkpoints/{step_name(step)}"
     names, steps, here = _there_and_here(bucket, run)
@@ -111,12 +104,38 @@ def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
 
 
 def _there_and_here(bucket: Bucket, run: Path) -> tuple[list[str], list[str], Manifest | None]:
-    """Names and checkpoints in the bucket, and the newest one here, which are of one run."""
+    """Names and checkpoints in the bucket, and the newest one here, which are of one run.
+
+    Their data is compared; settings and versions may change while a run continues.
+    """
     names, folders = bucket.names(), sorted((run / "checkpoints").glob("step-*"), reverse=True)
     steps = complete_steps(names, "checkpoints")
     here = next(filter(None, map(_whole_here, folders)), None)
-    if here is not None and steps:
-        _refuse_another_run(bucket, steps, here)
+    if here is None:
+        return names, steps, None
+    unread: CheckpointError | None = None
+    for step in steps:
+        place = f"checkpoints/{step}/{MANIFEST}"
+        text = bucket.read(place)
+        if text is None:
+            continue  # removed meanwhile
+        try:
+            there = parse_manifest(text, f"{bucket.address}/{place}")
+        except OtherFormatError:
+            raise
+        except CheckpointError as error:
+            unread = error
+            continue
+        if there.data_fingerprint != here.data_fingerprint:
+            raise CheckpointError(
+                f"{bucket.address} holds a run that was trained on another store (fingerprint "
+                f"{there.data_fingerprint[:12]}) than the one in this run's folder "
+                f"({here.data_fingerprint[:12]}); uploading would mix the two. Choose another "
+                "checkpoint.upload, or another run_dir."
+            )
+        return names, steps, here
+    if unread is not None:
+        raise unread
     return names, steps, here
 
 
@@ -141,51 +160,18 @@ def _whole_here(folder: Path) -> Manifest | None:
         return None
 
 
-def _refuse_another_run(bucket: Bucket, steps: list[str], here: Manifest) -> None:
-    """Compare the data; settings and versions may change while a run continues.
-
-    Raises:
-        CheckpointError: it was another store's, or no manifest there can be read.
-    """
-    unread = CheckpointError("")
-    for step in steps:
-        place = f"checkpoints/{step}/{MANIFEST}"
-        text = bucket.read(place)
-        if text is None:
-            continue  # removed meanwhile
-        try:
-            there = parse_manifest(text, f"{bucket.address}/{place}")
-        except OtherFormatError:
-            raise
-        except CheckpointError as error:
-            unread = error
-            continue
-        if there.data_fingerprint == here.data_fingerprint:
-            return
-        raise CheckpointError(
-            f"{bucket.address} holds a run that was trained on another store (fingerprint "
-            f"{there.data_fingerprint[:12]}) than the one in this run's folder "
-            f"({here.data_fingerprint[:12]}); uploading would mix the two. Choose another "
-            "checkpoint.upload, or another run_dir."
-        )
-    if str(unread):
-        raise unread
-
-
 @contextmanager
 def _fetched(bucket: Bucket, place: str, run: Path) -> Iterator[Manifest]:
     """One checkpoint, whole and verified; it is put in place when the block ends without an error.
 
-    Raises:
-        CheckpointError: it is damaged or does not fit the disk; what lies here stays.
-        BucketError: the service refused or stayed away; so does it then.
+    After an error what lies here stays.
     """
     target = run / place
     with atomic_folder(target) as writer:
         temp = writer.folder
         bucket.get_file(f"{place}/{MANIFEST}", temp / MANIFEST, most=MOST_BYTES)
         manifest = read_manifest(temp)
-        if target.name != f"step-{manifest.step:08d}":
+        if target.name != step_name(manifest.step):
             raise CheckpointError(f"it holds step {manifest.step}: it was renamed or copied.")
         needed, free = sum(e.bytes for e in manifest.files), shutil.disk_usage(temp).free
         if needed > free:

@@ -19,11 +19,9 @@ from toque.training.callbacks import Best, State
 from toque.training.checkpoint.saved import (
     SHARDED,
     Checkpoint,
-    differences,
     verify_checkpoint,
     verify_sizes,
 )
-from toque.training.checkpoint.store import CheckpointStore
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import divided_like, own_part
 from toque.training.optim.factory import load_optimizer_tensors, optimizer_tensors
@@ -86,13 +84,14 @@ class TrainerState:
                 f"(then {then}, now {base}): the model in model.start_from changed. Put it "
                 "back to continue, or start a new run folder."
             )
+        manifest = checkpoint.manifest
         try:
-            found = cls(
-                _progress_in(state, checkpoint),
-                _cursor_in(state, checkpoint),
-                _best_in(state),
-                flag_in(state, "owes_evaluation"),
-            )
+            progress = Progress(**_checked(state, "progress", manifest.progress))
+            if progress.step != checkpoint.step or progress.target_tokens > progress.tokens:
+                raise ValueError(f"step {checkpoint.step} cannot have the progress {progress}")
+            cursor = Cursor(**_checked(state, "cursor", manifest.cursor))
+            owes_evaluation = flag_in(state, "owes_evaluation")
+            found = cls(progress, cursor, _best_in(state, progress), owes_evaluation)
             for name, part in parts.items():
                 part.load_state_dict(state[name])
             return found, _notes_on(checkpoint, versions, state, ranks)
@@ -105,11 +104,7 @@ class TrainerState:
             ) from error
 
     def refuse_other_data(self, batches: Batches, *, where: str) -> None:
-        """Refuse a place that the data does not have, or that is elsewhere than the progress.
-
-        Raises:
-            CheckpointError: naming both.
-        """
+        """Refuse a place that the data does not have, or that is elsewhere than the progress."""
         try:
             after = batches.planned(self.cursor).epoch
         except (IndexError, ValueError, OverflowError) as error:
@@ -137,45 +132,28 @@ _UNREADABLE: Final = (
 """Errors that parts may raise when they are handed a state of another form."""
 
 
-def _progress_in(state: Mapping[str, Any], checkpoint: Checkpoint) -> Progress:
-    found = object_in(state, "progress")
-    progress = Progress(**found)
-    for name in ("step", "examples", "tokens", "target_tokens"):
-        count_in(asdict(progress), name)
-    for name in ("epoch", "seconds"):
-        number_in(asdict(progress), name, least=0.0)
-    if progress.step != checkpoint.step or found != checkpoint.manifest.progress:
-        raise ValueError(
-            f"its progress is {found}, and its manifest's is {checkpoint.manifest.progress} at "
-            f"step {checkpoint.step}"
-        )
-    if progress.target_tokens > progress.tokens:
-        raise ValueError(
-            f"it counts {progress.target_tokens:,} target tokens among {progress.tokens:,} tokens"
-        )
-    return progress
+def _checked(state: Mapping[str, Any], part: str, repeated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The progress or cursor of a state, whose manifest repeats it."""
+    found = object_in(state, part)
+    for name in found:
+        if (part, name) in {("progress", "epoch"), ("progress", "seconds")}:
+            number_in(found, name, least=0.0)
+        else:
+            count_in(found, name)
+    if found != repeated:
+        raise ValueError(f"its {part} is {found}, its manifest's {repeated}")
+    return found
 
 
-def _cursor_in(state: Mapping[str, Any], checkpoint: Checkpoint) -> Cursor:
-    found = object_in(state, "cursor")
-    cursor = Cursor(**found)
-    for name in asdict(cursor):
-        count_in(asdict(cursor), name)
-    if found != checkpoint.manifest.cursor:
-        raise ValueError(f"its cursor is {found}, its manifest's {checkpoint.manifest.cursor}")
-    return cursor
-
-
-def _best_in(state: Mapping[str, Any]) -> Best | None:
+def _best_in(state: Mapping[str, Any], progress: Progress) -> Best | None:
     if state["best"] is None:
         return None
     best = object_in(state, "best")
-    most = count_in(object_in(state, "progress"), "step")
     metric, value = best.get("metric", "loss"), best.get("value")
     if not isinstance(metric, str):
         raise TypeError(f"metric is {metric!r:.60}, not a name")
     value = None if value is None else number_in(best, "value")
-    return Best(count_in(best, "step", most=most), number_in(best, "loss"), metric, value)
+    return Best(count_in(best, "step", most=progress.step), number_in(best, "loss"), metric, value)
 
 
 def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
@@ -200,11 +178,7 @@ def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) ->
 
 
 def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
-    """Make sure, before the first update, that all ranks see the run folder of the first.
-
-    Raises:
-        CheckpointError: on every rank, when some do not, or it cannot be written.
-    """
+    """Make sure, before the first update, that all ranks see the run folder of the first."""
     folder, name, fault = run / "checkpoints", f"probe-{os.urandom(8).hex()}", ""
     if ranks.is_main:
         try:
@@ -232,11 +206,6 @@ def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
         )
 
 
-def newest_checkpoint(store: CheckpointStore, ranks: Ranks) -> Checkpoint | None:
-    """The newest whole one of a run that goes on; see `broadcast_checkpoint`."""
-    return broadcast_checkpoint(store.newest_valid, ranks)
-
-
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """A model's parameters, tied ones once, and its buffers that are state.
 
@@ -256,8 +225,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str) -> None:
     """Copy `tensors` into `model`; names, shapes and dtypes must be exactly those it would save.
 
-    Raises:
-        CheckpointError: they are not; each difference is named and nothing is copied.
+    Otherwise the CheckpointError names each difference, and nothing is copied.
     """
     own = model_tensors(model)
     wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
@@ -292,11 +260,7 @@ def load_tensors(
     optimizer: torch.optim.Optimizer,
     average: WeightAverage | None,
 ) -> None:
-    """Load what `trainer_tensors` gave.
-
-    Raises:
-        CheckpointError: it does not fit the model or the optimizer.
-    """
+    """Load what `trainer_tensors` gave; CheckpointError unless it fits model and optimizer."""
     where = str(checkpoint.path)
     own = dict(model.named_parameters())
     stored = checkpoint.tensors("model", model_tensors(model).get)
@@ -310,11 +274,9 @@ def load_tensors(
 
 
 def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
-    """Facts about this machine that the last bits of a sum depend on, besides versions.
-
-    Kernels are chosen by the instructions a processor has (and matrix products on a GPU by its
-    kind), and another kernel adds up in another order.
-    """
+    """Facts about this machine that the last bits of a sum depend on, besides versions."""
+    # Kernels are chosen by the instructions a processor has (and matrix products on a GPU by its
+    # kind), and another kernel adds up in another order.
     return {
         "threads": torch.get_num_threads(),
         "ranks": ranks.world_size,
@@ -326,13 +288,14 @@ def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
 def _notes_on(
     checkpoint: Checkpoint, versions: Mapping[str, Any], state: Mapping[str, Any], ranks: Ranks
 ) -> list[str]:
-    """Sentences for the user about resuming from `checkpoint`.
-
-    Raises:
-        ValueError, TypeError: the state's environment holds other things than numbers and words.
-    """
+    """Sentences for the user about resuming from `checkpoint`."""
     notes = [f"skipped {skipped.path.name}: {skipped.reason}" for skipped in checkpoint.skipped]
-    changed = differences(checkpoint.manifest.versions, versions)
+    saved = checkpoint.manifest.versions
+    changed = [
+        f"{name}: {saved.get(name, 'absent')} -> {versions.get(name, 'absent')}"
+        for name in sorted(saved.keys() | versions.keys())
+        if saved.get(name) != versions.get(name)
+    ]
     for name, now in environment_fingerprint(ranks).items():
         # An entry that an older checkpoint lacks counts as unchanged.
         then = type(now)(state.get(name, now))

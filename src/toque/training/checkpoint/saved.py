@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -76,12 +75,7 @@ class OtherFormatError(CheckpointError):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of `folder`, its form checked, its files not yet.
-
-    Raises:
-        OtherFormatError: another version of Toque wrote it, which this one does not read.
-        CheckpointError: it is missing, damaged, or names what no checkpoint may name.
-    """
+    """The manifest of `folder`, its form checked, its files not yet; see `parse_manifest`."""
     path = folder / MANIFEST
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -120,16 +114,6 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
         manifest = decode_json(text, Manifest)
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{place} is not a checkpoint's manifest: {error}.") from error
-    _check_names(manifest, place)
-    seal = seal_of(text)
-    if seal == "absent":
-        raise CheckpointError(f"{place} is damaged: it has no hash of itself ({KEY}).")
-    if seal == "damaged":
-        raise CheckpointError(f"{place} is damaged: it does not have the hash that stands in it.")
-    return manifest
-
-
-def _check_names(manifest: Manifest, place: str) -> None:
     names = [entry.file for entry in manifest.files]
     for name in names:
         # A manifest may come from anywhere: it must not make us read outside its folder.
@@ -140,14 +124,16 @@ def _check_names(manifest: Manifest, place: str) -> None:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise CheckpointError(f"{place} lists {', '.join(doubled)} more than once.")
+    seal = seal_of(text)
+    if seal == "absent":
+        raise CheckpointError(f"{place} is damaged: it has no hash of itself ({KEY}).")
+    if seal == "damaged":
+        raise CheckpointError(f"{place} is damaged: it does not have the hash that stands in it.")
+    return manifest
 
 
 def verify_files(folder: Path, manifest: Manifest) -> None:
-    """Compare every listed file's size and SHA-256.
-
-    Raises:
-        CheckpointError: a file is missing, is not a plain file, or differs.
-    """
+    """Compare every listed file's size and SHA-256; CheckpointError where one differs."""
     most = min(len(manifest.files), os.cpu_count() or 1)
     with ThreadPoolExecutor(max(1, most)) as threads:  # hashing releases Python's lock
         for _ in threads.map(partial(_verify_file, folder), manifest.files):
@@ -155,11 +141,7 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
 
 
 def verify_sizes(folder: Path, manifest: Manifest) -> None:
-    """Compare every listed file's size, and that the manifest there is this one.
-
-    Raises:
-        CheckpointError: a file is missing, is not a plain file, or differs.
-    """
+    """Compare every listed file's size, and that the manifest there is this one."""
     if read_manifest(folder) != manifest:
         raise CheckpointError(f"{folder / MANIFEST} is not the one that rank 0 reads there.")
     for entry in manifest.files:
@@ -184,16 +166,6 @@ def _verify_file(folder: Path, entry: FileEntry, *, hashed: bool = True) -> None
         )
 
 
-def differences(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
-    """`name: saved -> present` of every version that changed."""
-    names = sorted(saved.keys() | present.keys())
-    return [
-        f"{name}: {saved.get(name, 'absent')} -> {present.get(name, 'absent')}"
-        for name in names
-        if saved.get(name) != present.get(name)
-    ]
-
-
 STATE: Final = "state.json"
 STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
 
@@ -208,7 +180,10 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every file has been verified; others in its folder are never read."""
+    """A checkpoint whose every file has been verified; others in its folder are never read.
+
+    Reading raises CheckpointError where it holds no such thing.
+    """
 
     path: Path
     manifest: Manifest
@@ -223,13 +198,8 @@ class Checkpoint:
     def tensors(self, stem: str, like: Like = lambda _name: None) -> dict[str, Tensor]:
         """The tensors saved as `stem`: "model", "optimizer" or "average".
 
-        Args:
-            stem: which.
-            like: the tensor of this run that a stored one belongs to, by its name. Where that is a
-                DTensor of the same shape, this rank's slice alone is read, into a DTensor.
-
-        Raises:
-            CheckpointError: the checkpoint holds none such.
+        `like` gives the tensor of this run that a stored one belongs to, by its name. Where that is
+        a DTensor of the same shape, this rank's slice alone is read, into a DTensor.
         """
         layout = self.layout()
         if layout is None:
@@ -237,11 +207,7 @@ class Checkpoint:
         return read_sharded(self.path, layout, stem, like)
 
     def layout(self) -> ShardLayout | None:
-        """The layout of the shards; None if tensors are whole.
-
-        Raises:
-            CheckpointError: it cannot be, or names files that the manifest does not.
-        """
+        """The layout of the shards; None if tensors are whole."""
         names = {entry.file for entry in self.manifest.files}
         if LAYOUT not in names:
             return None
@@ -249,11 +215,7 @@ class Checkpoint:
         return parse_layout(_read(path), str(path), names)
 
     def state(self) -> dict[str, Any]:
-        """The content of `state.json`.
-
-        Raises:
-            CheckpointError: there is none, or it is not a JSON object.
-        """
+        """The content of `state.json`; CheckpointError where it is not a JSON object."""
         path = self._listed(STATE)
         try:
             return decode_json(_read(path), dict[str, Any])

@@ -18,7 +18,6 @@ the checkpoint before it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -62,13 +61,10 @@ so that writing may take longer than ranks wait for each other."""
 SHARE_OF_MEMORY: Final = 0.5
 """Share of the free memory that a snapshot may take, or the whole tensors that rank 0 gathers."""
 
-SKIPPED: Final = (
-    "the save due at step {step} is skipped: the one before it is still being written. The disk is "
-    "slower than train.save_every asks for; further ones are counted in the end event"
-)
-
 CheckpointLayout = Literal["whole", "sharded"]
 Tensors = Mapping[str, NamedTensors]
+_Part = tuple[FileEntry | str, Mapping[str, CutTensor]]
+"""The file of one rank, or why there is none, and the slices it holds."""
 
 
 def chosen_layout(
@@ -79,10 +75,7 @@ def chosen_layout(
     averages: bool,
     ranks: Ranks,
 ) -> CheckpointLayout:
-    """The layout of the run's checkpoints, the same on all ranks.
-
-    auto takes shards where weights are sharded and do not fit rank 0 whole.
-    """
+    """The run's layout; auto takes shards where weights are sharded and too large for rank 0."""
     if asked != "auto":
         return asked
     if not any(is_divided(p) for p in model.parameters()):
@@ -128,7 +121,7 @@ class Slot:
 
 def lower_priority() -> None:
     """Let a thread that writes checkpoints give way to those that train."""
-    with contextlib.suppress(OSError):  # some systems allow it to nobody
+    with suppress(OSError):  # some systems allow it to nobody
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
@@ -141,7 +134,7 @@ class _Save:
     tensors: Tensors
     write: Callable[[Tensors], Any]
     """Writes them or their copies, in the thread or in the loop."""
-    finish: Callable[[Any], Saved]
+    finish: Callable[[Any], Saved] = lambda saved: saved
     """Function called in the loop, by all ranks that write, with the result of `write`."""
     folder: ExitStack = field(default_factory=ExitStack)
     """Holds the checkpoint's folder open until all shards are in it, on rank 0."""
@@ -188,10 +181,14 @@ class Saves:
         try:
             yield
         except BaseException as error:
-            if self._writers.is_distributed:
-                self._give_up(error)
-            else:
+            if not self._writers.is_distributed:
                 self.settle(at())
+                raise
+            self._close()
+            for save in self._under_way:
+                with suppress(type(error)):
+                    save.folder.__exit__(type(error), error, error.__traceback__)
+            self._under_way.clear()
             raise
         else:
             self.settle(at())
@@ -209,8 +206,7 @@ class Saves:
     def tell(self, at: Progress) -> None:
         """Complete the saves that all ranks have written, and report them.
 
-        Raises:
-            BaseException: a mistake of the program, not of the disk, that ended a save.
+        A mistake of the program, not of the disk, that ended a save is raised.
         """
         while self._under_way and self._written(self._under_way[0]) == self._writers.world_size:
             self._complete(at, self._under_way.pop(0))
@@ -218,11 +214,7 @@ class Saves:
     def save(
         self, at: Progress, tensors: Tensors, state: Mapping[str, Any], *, final: bool
     ) -> None:
-        """Save the whole state; `final` waits until it is durable.
-
-        Raises:
-            SaveError: the final save failed.
-        """
+        """Save the whole state; `final` waits until it is durable, and raises a SaveError."""
         if self.layout == "whole":
             tensors = gathered(tensors, keep=self.ranks.is_main)
             if not self.ranks.is_main:
@@ -233,7 +225,12 @@ class Saves:
             if any(save.kind == parent.name for save in self._under_way):
                 self.counts.skipped += 1
                 if self.counts.skipped == 1:
-                    self._warn(at, SKIPPED.format(step=at.step))
+                    self._warn(
+                        at,
+                        f"the save due at step {at.step} is skipped: the one before it is still "
+                        "being written. The disk is slower than train.save_every asks for; further "
+                        "ones are counted in the end event",
+                    )
                 return
         else:
             self.settle(at)
@@ -247,8 +244,7 @@ class Saves:
         if any(save.kind == parent.name for save in self._under_way):
             self.settle(at)  # the one before it decides what the lowest are
         is_main = self.ranks.is_main
-        own = self.store.is_among_best(at.step, metrics) if is_main else None
-        if not self.ranks.broadcast(own):
+        if not self.ranks.broadcast(is_main and self.store.is_among_best(at.step, metrics)):
             return
         tensors: Tensors = {"model": model_tensors(model)}
         if self.layout == "whole":
@@ -274,9 +270,15 @@ class Saves:
         """Have the tensors written; why the save failed, if it is known to have."""
         started = time.perf_counter()
         state = json.loads(json.dumps(state, allow_nan=False))  # as it is now
+
+        def write(tensors: Tensors) -> Saved:
+            return self.store.save(at.step, tensors, state, metrics=metrics)
+
         try:
-            prepare = self._whole if self.layout == "whole" else self._shard
-            save = prepare(at.step, parent, tensors, state, metrics)
+            if self.layout == "whole":
+                save = _Save(parent.name, tensors, write)
+            else:
+                save = self._shard(at.step, parent, tensors, state, metrics)
         except SaveError as error:
             return self._failed(at, error, quiet=final)
         slot = self._slots.setdefault(parent.name, Slot())
@@ -298,21 +300,6 @@ class Saves:
             save.job.set_exception(error)
         return self._complete(at, save, quiet=final)
 
-    def _whole(
-        self,
-        step: int,
-        parent: Path,
-        tensors: Tensors,
-        state: Mapping[str, Any],
-        metrics: Mapping[str, float],
-    ) -> _Save:
-        """Whole tensors, by this rank alone: the store makes a checkpoint of them."""
-
-        def write(tensors: Tensors) -> Saved:
-            return self.store.save(step, tensors, state, metrics=metrics)
-
-        return _Save(parent.name, tensors, write, lambda saved: saved)
-
     def _shard(
         self,
         step: int,
@@ -321,14 +308,10 @@ class Saves:
         state: Mapping[str, Any],
         metrics: Mapping[str, float],
     ) -> _Save:
-        """This rank's slices, into a folder that rank 0 makes.
-
-        Raises:
-            SaveError: on every rank, when it cannot be made.
-        """
+        """This rank's slices, into a folder that rank 0 makes; SaveError on all if it cannot."""
         started, ranks = time.perf_counter(), self.ranks
-        shard = shard_of(tensors, rank=ranks.rank, world_size=ranks.world_size)
-        needed = int(ranks.all_reduce_sum([bytes_of(shard.tensors)])[0])
+        slices, cut = shard_of(tensors, rank=ranks.rank, world_size=ranks.world_size)
+        needed = int(ranks.all_reduce_sum([bytes_of(slices)])[0])
         folder = ExitStack()
 
         def opened() -> Path | SaveError:
@@ -353,39 +336,29 @@ class Saves:
             return entry
 
         def finish(written: FileEntry | str) -> Saved:
-            parts = ranks.all_gather((written, shard.cut))
+            parts = ranks.all_gather((written, cut))
             size: int | SaveError = ranks.broadcast(sealed(parts) if ranks.is_main else None)
             if isinstance(size, SaveError):
                 raise size
             return Saved(parent / step_name(step), step, size, time.perf_counter() - started)
 
         def sealed(parts: list[_Part]) -> int | SaveError:
+            """Make a checkpoint of all ranks' shards, on rank 0; the bytes of it."""
+            files = [entry for entry, _ in parts if isinstance(entry, FileEntry)]
+            faults = [f"rank {n}: {e}" for n, (e, _) in enumerate(parts) if isinstance(e, str)]
             try:
                 with folder:
-                    size = self._sealed(writer, step, parts, state, metrics)
+                    if faults:
+                        raise OSError("; ".join(faults))
+                    cuts = {entry.file: cut for entry, (_, cut) in zip(files, parts, strict=True)}
+                    files.append(writer.put(LAYOUT, joined_layout(cuts).to_json()))
+                    size = self.store.seal(writer, step, files, state, metrics, version=SHARDED)
             except SaveError as error:
                 return error
             self.store.prune(step, best=bool(metrics))
             return size
 
-        return _Save(parent.name, {"": shard.tensors}, write, finish, folder)
-
-    def _sealed(
-        self,
-        writer: FolderWriter,
-        step: int,
-        parts: list[_Part],
-        state: Mapping[str, Any],
-        metrics: Mapping[str, float],
-    ) -> int:
-        """Make a checkpoint of all ranks' shards, on rank 0; the bytes of it."""
-        files = [entry for entry, _ in parts if isinstance(entry, FileEntry)]
-        faults = [f"rank {n}: {why}" for n, (why, _) in enumerate(parts) if isinstance(why, str)]
-        if faults:
-            raise OSError("; ".join(faults))
-        cuts = {entry.file: cut for entry, (_, cut) in zip(files, parts, strict=True)}
-        files.append(writer.put(LAYOUT, joined_layout(cuts).to_json()))
-        return self.store.seal(writer, step, files, state=state, metrics=metrics, version=SHARDED)
+        return _Save(parent.name, {"": slices}, write, finish, folder)
 
     def _fits(self, needed: int) -> bool:
         """True if every machine has the memory for the copies of all its ranks."""
@@ -418,18 +391,7 @@ class Saves:
         if self.ranks.is_main:
             self.callbacks.on_warning(at, message)
 
-    def _give_up(self, error: BaseException) -> None:
-        self._close()
-        for save in self._under_way:
-            with suppress(type(error)):
-                save.folder.__exit__(type(error), error, error.__traceback__)
-        self._under_way.clear()
-
     def _close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
-
-
-_Part = tuple[FileEntry | str, Mapping[str, CutTensor]]
-"""The file of one rank, or why there is none, and the slices it holds."""

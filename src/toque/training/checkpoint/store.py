@@ -86,11 +86,7 @@ class RunIdentity:
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[Held]:
-    """Hold `folder`, which is made when missing, for this process.
-
-    Raises:
-        CheckpointError: another process holds it, or the folder cannot be written.
-    """
+    """Hold `folder`, made when missing, for this process; else a CheckpointError says who does."""
 
     def refuse(holder: str) -> None:
         raise CheckpointError(
@@ -154,11 +150,7 @@ class CheckpointStore:
     def claimed(self) -> Iterator[list[str]]:
         """Remove the leftovers of killed saves; the caller holds `run_lock`.
 
-        Yields:
-            their names.
-
-        Raises:
-            CheckpointError: in the end, the folder is not where it was.
+        Their names are given; a folder that is not where it was in the end is a CheckpointError.
         """
         yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(self.folder.parent)
         refuse_moved(self.folder)
@@ -173,14 +165,13 @@ class CheckpointStore:
     ) -> Saved:
         """Write a checkpoint and, once it is durable, remove those no longer kept.
 
+        What the file system refuses is a SaveError; the older checkpoints are untouched.
+
         Args:
             step: updates done.
             tensors: file stem -> named tensors, e.g. {"model": ..., "optimizer": ...}.
             state: JSON; its "progress" and "cursor" are repeated in the manifest.
             metrics: what makes it one of the best models, kept apart; empty for a checkpoint.
-
-        Raises:
-            SaveError: the file system refused. The older checkpoints are untouched.
         """
         started = time.perf_counter()
         parent = self.best_folder if metrics else self.here
@@ -189,7 +180,7 @@ class CheckpointStore:
                 writer.write(f"{stem}.safetensors", partial(write_tensors, named))
                 for stem, named in tensors.items()
             ]
-            size = self.seal(writer, step, files, state=state, metrics=metrics, version=WHOLE)
+            size = self.seal(writer, step, files, state, metrics, version=WHOLE)
         self.prune(step, best=bool(metrics))
         return Saved(parent / step_name(step), step, size, time.perf_counter() - started)
 
@@ -248,10 +239,15 @@ class CheckpointStore:
     def writing(self, parent: Path, step: int, needed: int) -> Iterator[FolderWriter]:
         """A checkpoint's folder to fill; it appears in `parent` when the block ends well.
 
-        Raises:
-            SaveError: the file system refused, then or inside. What was saved before is untouched.
+        What the file system refuses, then or inside, is a SaveError.
         """
-        self._refuse_taken_over()
+        lock = held(self.folder / LOCK)
+        if lock is not None and not lock.is_mine():
+            raise CheckpointError(  # no failed save, which a run survives
+                f"Another process has taken {self.folder} over, because this one did not renew its "
+                "lock for too long: it was stopped, or the disk did not answer. Nothing of this "
+                "one is saved any more; what was saved before is intact, and the other goes on."
+            )
         try:
             parent.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(parent).free
@@ -270,16 +266,12 @@ class CheckpointStore:
         writer: FolderWriter,
         step: int,
         files: Sequence[FileEntry],
-        *,
         state: Mapping[str, Any],
         metrics: Mapping[str, float],
+        *,
         version: int,
     ) -> int:
-        """Write the state and, last, the manifest over all files; the bytes of them.
-
-        Raises:
-            OSError: the file system refused.
-        """
+        """Write the state and, last, the manifest over all files; the bytes of them."""
         text = json.dumps(state, indent=1, allow_nan=False).encode()
         every = (*files, writer.put(STATE, text))
         manifest = Manifest(
@@ -287,24 +279,12 @@ class CheckpointStore:
             step=step,
             progress=dict(state.get("progress", {})),
             cursor=dict(state.get("cursor", {})),
-            config_sha256=self.identity.config_sha256,
-            data_fingerprint=self.identity.data_fingerprint,
-            versions=dict(self.identity.versions),
+            **vars(self.identity),
             files=every,
             metrics={name: float(v) for name, v in metrics.items() if math.isfinite(v)},
-            settings=dict(self.identity.settings),
         )
         writer.put(MANIFEST, manifest.to_json())
         return sum(entry.bytes for entry in every)
-
-    def _refuse_taken_over(self) -> None:
-        lock = held(self.folder / LOCK)
-        if lock is not None and not lock.is_mine():
-            raise CheckpointError(  # no failed save, which a run survives
-                f"Another process has taken {self.folder} over, because this one did not renew its "
-                "lock for too long: it was stopped, or the disk did not answer. Nothing of this "
-                "one is saved any more; what was saved before is intact, and the other goes on."
-            )
 
     def prune(self, step: int, *, best: bool = False) -> None:
         """Remove what is no longer kept, once the checkpoint or best model of `step` is durable."""

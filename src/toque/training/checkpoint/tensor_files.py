@@ -65,17 +65,8 @@ class CutTensor(msgspec.Struct, frozen=True):
         """Size along `dim`; 1 of a scalar, which is one slice [0, 1)."""
         return self.shape[self.dim] if self.shape else 1
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype that `dtype` names."""
-        return DTYPES[self.dtype]
-
     def refuse_nonsense(self, n_files: int) -> None:
-        """Refuse slices that overlap, leave a gap, or are in files there are not.
-
-        Raises:
-            ValueError: naming the first such.
-        """
+        """Refuse slices that overlap, leave a gap, or are in files there are not: ValueError."""
         if self.dtype not in DTYPES:
             raise ValueError(f"{self.dtype!r:.40} is no dtype")
         if self.dim and self.dim >= len(self.shape):
@@ -109,11 +100,7 @@ class ShardLayout(msgspec.Struct, frozen=True):
 
 
 def parse_layout(text: bytes, place: str, listed: set[str]) -> ShardLayout:
-    """The layout in `text`, which was read from `place`, held to the files the manifest lists.
-
-    Raises:
-        CheckpointError: it is of another form, or names slices or files that cannot be.
-    """
+    """The layout in `text`, read from `place`; CheckpointError unless the listed files fit it."""
     try:
         layout = decode_json(text, ShardLayout)
     except msgspec.DecodeError as error:
@@ -137,11 +124,7 @@ def parse_layout(text: bytes, place: str, listed: set[str]) -> ShardLayout:
 
 
 def joined_layout(shards: Mapping[str, Mapping[str, CutTensor]]) -> ShardLayout:
-    """The layout of all ranks' shards.
-
-    Args:
-        shards: by file, what it holds: each tensor with that one slice, its file number 0.
-    """
+    """The layout of all shards, by file: each tensor with that one slice, its file number 0."""
     found: dict[str, CutTensor] = {}
     for number, held in enumerate(shards.values()):
         for name, part in held.items():
@@ -203,25 +186,17 @@ class TensorPart:
         return tuple(ranges)
 
 
-@dataclass(frozen=True)
-class OwnShard:
-    """The slices that one rank writes, by `<stem>/<name>`, and what they are slices of."""
-
-    tensors: dict[str, Tensor]
-    cut: dict[str, CutTensor]
-    """Each with that one slice, in file 0."""
-
-
 def shard_of(
     tensors: Mapping[str, Mapping[str, Tensor]], *, rank: int, world_size: int
-) -> OwnShard:
-    """The shard of one rank: each slice is in one rank's, and copies are dealt out by their bytes.
+) -> tuple[dict[str, Tensor], dict[str, CutTensor]]:
+    """The slices that one rank writes, by `<stem>/<name>`, and where in a whole tensor each is.
 
-    All ranks know the same tensors in the same order, so all deal alike. A plain tensor is equal
-    on all of them.
+    Each slice is in one rank's shard, and copies are dealt out by their bytes. All ranks know the
+    same tensors in the same order, so all deal alike. A plain tensor is equal on all of them.
     """
     dealt: defaultdict[int, list[int]] = defaultdict(list)  # copies -> bytes dealt to each
-    shard = OwnShard({}, {})
+    slices: dict[str, Tensor] = {}
+    cut: dict[str, CutTensor] = {}
     for stem, named in tensors.items():
         for name, tensor in named.items():
             shape, local = tuple(tensor.shape), tensor
@@ -235,32 +210,23 @@ def shard_of(
             if owner != part.copy or (part.start == part.stop and tensor.numel()):
                 continue
             key, dtype = f"{stem}/{name}", str(tensor.dtype).removeprefix("torch.")
-            shard.tensors[key] = local
-            shard.cut[key] = CutTensor(dtype, shape, part.dim, ((0, part.start, part.stop),))
-    return shard
+            slices[key] = local
+            cut[key] = CutTensor(dtype, shape, part.dim, ((0, part.start, part.stop),))
+    return slices, cut
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file.
-
-    Raises:
-        OSError: the file system refused, most often because it is full.
-    """
-    try:
-        save_file(_separate(tensors), path, metadata={"format": "pt"})
-    except SafetensorError as error:  # names the system's reason and has no errno
-        raise OSError(str(error)) from error
-
-
-def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same values, contiguous and each in memory of its own, which the library insists on."""
+    """Write a safetensors file; what the file system refuses is an OSError."""
     seen: set[int] = set()
-    separate = {}
+    separate = {}  # contiguous and each in memory of its own, which the library insists on
     for name, tensor in tensors.items():
         place = tensor.untyped_storage().data_ptr()
         separate[name] = (tensor.clone() if place in seen else tensor.detach()).contiguous()
         seen.add(place)
-    return separate
+    try:
+        save_file(separate, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # names the system's reason and has no errno
+        raise OSError(str(error)) from error
 
 
 @contextmanager
@@ -286,11 +252,7 @@ def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
 
 
 def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
-    """The tensors of a file that holds whole ones, or this rank's slices of them.
-
-    Raises:
-        CheckpointError: the file is missing or is not a safetensors file.
-    """
+    """The tensors of a file that holds whole ones, or this rank's slices of them."""
     with opened_tensors(path) as file:
         return {
             name: _as_held(like(name), tuple(file.get_slice(name).get_shape()), read)
@@ -340,7 +302,7 @@ def _joined_region(
     stem: str, name: str, tensor: CutTensor, opened: Callable[[int], Any], wanted: Region
 ) -> Tensor:
     """A region of a tensor from the slices that it overlaps."""
-    result = torch.empty([r.stop - r.start for r in wanted], dtype=tensor.torch_dtype)
+    result = torch.empty([r.stop - r.start for r in wanted], dtype=DTYPES[tensor.dtype])
     for number, start, stop in tensor.slices:
         stored = TensorPart(tensor.dim, start, stop).region(tensor.shape)
         common = [

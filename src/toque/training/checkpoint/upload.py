@@ -29,7 +29,7 @@ from toque.units import Progress
 QUEUE: Final = 2
 """Checkpoints that wait at most, best models not counted."""
 _KINDS: Final = ("best", "checkpoints")
-"""Folders of checkpoints, in the order in which they are uploaded; see `Uploads._next`."""
+"""Folders of checkpoints, in the order in which they are uploaded."""
 _AGAIN_AFTER: Final = 30.0
 """Seconds until a store that was down is tried again, if no new checkpoint comes before."""
 
@@ -72,8 +72,17 @@ class Uploads:
     def __enter__(self) -> Self:
         self._outbox.mkdir(parents=True, exist_ok=True)
         sweep(self._outbox)
-        self._sweep_orphans()
-        self.add_missing()
+        names = self._bucket.names()
+        folders = {"/".join(n.split("/")[:2]) for n in names if n.split("/")[0] in _KINDS}
+        for folder in sorted(folders):
+            if f"{folder}/{MANIFEST}" not in names:  # content that a killed upload left
+                self._remove(folder, names)
+        # What lies here and not there: the newest checkpoint, and the best models.
+        for kind in _KINDS:
+            steps = sorted((self._run / kind).glob("step-*"), reverse=True)
+            for path in steps[: 1 if kind == "checkpoints" else None]:
+                if f"{kind}/{path.name}/{MANIFEST}" not in names and (path / MANIFEST).exists():
+                    self.add(path)
         self._thread.start()
         return self
 
@@ -111,15 +120,6 @@ class Uploads:
                 self.counts.given_up += 1
         self._changed.set()
 
-    def add_missing(self) -> None:
-        """Add what lies here and not there: the newest checkpoint, and the best models."""
-        there = set(self._bucket.names())
-        for kind in _KINDS:
-            steps = sorted((self._run / kind).glob("step-*"), reverse=True)
-            for path in steps[: 1 if kind == "checkpoints" else None]:
-                if f"{kind}/{path.name}/{MANIFEST}" not in there and (path / MANIFEST).exists():
-                    self.add(path)
-
     def finished(self) -> None:
         """Upload the small files and the finished model, too."""
         refuse_moved(self._run)
@@ -134,16 +134,12 @@ class Uploads:
     def _waiting(self, kind: str) -> list[Path]:
         return sorted(self._outbox.glob(f"{kind}-step-*"), reverse=True)
 
-    def _next(self) -> Path | None:
-        # The best first: a bucket that holds a step and lacks a best model from before it would
-        # continue to the same weights and finish with another model.
-        with self._guard:
-            found = self._waiting("best") + self._waiting("checkpoints")
-        return found[0] if found else None
-
     def _work(self) -> None:
         while not self.is_lost():
-            path = self._next()
+            # The best first: a bucket that holds a step and lacks a best model from before it would
+            # continue to the same weights and finish with another model.
+            with self._guard:
+                path = next(iter(self._waiting("best") + self._waiting("checkpoints")), None)
             if path is None:
                 if self._closing:
                     return
@@ -172,10 +168,8 @@ class Uploads:
         self._small_files()
         if self.is_lost():
             return
-        data = (path / MANIFEST).read_bytes()
-        if not self._bucket.put(f"{place}/{MANIFEST}", data, new=True):
-            # The same step again, after continuing from an older one: same bits, another time.
-            self._bucket.put(f"{place}/{MANIFEST}", data)
+        # One may be there, of the same step before continuing from an older one: the same bits.
+        self._bucket.put(f"{place}/{MANIFEST}", (path / MANIFEST).read_bytes())
         with self._guard:
             remove_folder(path)
         self.counts.uploaded += 1
@@ -216,14 +210,6 @@ class Uploads:
             kept = [step for step in there if step in here or step > newest] or there
         for step in set(there) - set(kept):
             self._remove(f"{kind}/{step}", names)
-
-    def _sweep_orphans(self) -> None:
-        """Remove what killed uploads left: content without a manifest."""
-        names = self._bucket.names()
-        folders = {"/".join(n.split("/")[:2]) for n in names if n.split("/")[0] in _KINDS}
-        for folder in sorted(folders):
-            if f"{folder}/{MANIFEST}" not in names:
-                self._remove(folder, names)
 
     def _remove(self, folder: str, names: list[str]) -> None:
         inside = [n for n in names if n.startswith(f"{folder}/")]
