@@ -106,11 +106,7 @@ class Ranks:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Forward and backward passes that exchange gradients or weights.
-
-        Raises:
-            RankLost: an exchange among them failed; other errors pass.
-        """
+        """Forward and backward passes that exchange gradients or weights; see the class."""
         try:
             yield
         except RuntimeError as error:
@@ -123,28 +119,26 @@ class Ranks:
     def assert_in_sync(
         self, when: str, sharing: Sharing, progress: Progress, cursor: Cursor
     ) -> None:
-        """Make sure that all ranks are at the same place with the same weights.
+        """Make sure that all ranks are at the same place with the same weights, or CheckpointError.
 
         Trainable weights of ranks that hold the same part are compared by their sum.
-
-        Raises:
-            CheckpointError: on every rank, when they differ.
         """
         if not self.is_distributed:
             return
         facts = {
             "the step": progress.step,
             "the place in the data": str(cursor),
+            _SUM: weights_sum(sharing.model),
         }
-        held = self.all_gather((sharing.part, facts | {_SUM: weights_sum(sharing.model)}))
+        held = self.all_gather((sharing.part, facts))
         first = {of: rank for rank, (of, _) in reversed(list(enumerate(held)))}
         wrong = []
         for rank, (of, own) in enumerate(held):
-            for name in own:
+            for name, here in own.items():
                 like = first[of] if name == _SUM else 0
-                if own[name] != held[like][1][name]:
-                    there = held[like][1][name]
-                    wrong.append(f"{name} is {there} on rank {like} and {own[name]} on rank {rank}")
+                there = held[like][1][name]
+                if here != there:
+                    wrong.append(f"{name} is {there} on rank {like} and {here} on rank {rank}")
         if wrong:
             raise CheckpointError(
                 f"The ranks do not agree {when}: {'; '.join(wrong)}. Nothing was saved of it and "
@@ -165,10 +159,7 @@ class Ranks:
 
 
 def weights_sum(model: nn.Module) -> int:
-    """A checksum of the trainable weights on this rank that any changed bit changes.
-
-    The sum of their bits read as integers: cheap, and enough to tell replicas apart.
-    """
+    """The sum of the bits of the trainable weights on this rank, read as integers."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [
         own_part(p).view(kinds[p.element_size()]).sum(dtype=torch.int64)

@@ -64,11 +64,14 @@ def launch(command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[s
         ConfigError: numbers below their least, or more GPUs than this machine has.
         RankLost: ranks were killed, and none was left to say so.
     """
+    import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
 
     refuse_impossible(gpus, restarts)
     environment = environment_of(gpus)
-    say(in_words(gpus, environment["OMP_NUM_THREADS"]))
+    count, each = f"{gpus} process{'es' if gpus > 1 else ''}", environment["OMP_NUM_THREADS"]
+    on_cpu = f" on the CPU, as this machine has no CUDA device (OMP_NUM_THREADS={each} each)"
+    say(f"{count}, one a GPU" if torch.cuda.is_available() else count + on_cpu)
     # The ranks meet, and tell of their ends, at a store that outlives each of them.
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     ranks = LaunchedRanks(command, environment | {"MASTER_PORT": str(store.port)}, gpus)
@@ -85,11 +88,7 @@ def launch(command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[s
 
 
 def refuse_impossible(gpus: int, restarts: int) -> None:
-    """Refuse numbers of processes that cannot be meant.
-
-    Raises:
-        ConfigError: they are below their least, or this machine has fewer GPUs.
-    """
+    """Refuse numbers of processes below their least, and more than this machine has GPUs."""
     import torch
 
     if gpus < 1 or restarts < 0:
@@ -120,18 +119,6 @@ def environment_of(gpus: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), **os.environ, **ranks}
 
 
-def in_words(gpus: int, threads: str) -> str:
-    """A sentence about what is about to start."""
-    import torch
-
-    count = f"{gpus} process{'es' if gpus > 1 else ''}"
-    if torch.cuda.is_available():
-        return f"{count}, one a GPU"
-    return (
-        f"{count} on the CPU, as this machine has no CUDA device (OMP_NUM_THREADS={threads} each)"
-    )
-
-
 class LaunchedRanks:
     """The processes of the ranks: started together, watched, and told of signals."""
 
@@ -156,23 +143,20 @@ class LaunchedRanks:
                 self._processes.append(started)
             if self._signal is not None:  # it came while they started
                 self._pass_on(self._signal, None)
-            self._wait()
+            deadline = math.inf
+            while len(self._codes) < self._count:
+                time.sleep(_LOOK_SECONDS)
+                for rank, process in enumerate(self._processes):
+                    if rank not in self._codes and (code := process.poll()) is not None:
+                        self._codes[rank] = code
+                        if code not in _AGREED:
+                            deadline = min(deadline, time.monotonic() + _END_SECONDS)
+                    elif rank not in self._codes and time.monotonic() > deadline:
+                        self._given_up.add(rank)
+                        process.kill()
         finally:
             for process in self._processes:
                 process.kill()
-
-    def _wait(self) -> None:
-        deadline = math.inf
-        while len(self._codes) < self._count:
-            time.sleep(_LOOK_SECONDS)
-            for rank, process in enumerate(self._processes):
-                if rank not in self._codes and (code := process.poll()) is not None:
-                    self._codes[rank] = code
-                    if code not in _AGREED:
-                        deadline = min(deadline, time.monotonic() + _END_SECONDS)
-                elif rank not in self._codes and time.monotonic() > deadline:
-                    self._given_up.add(rank)
-                    process.kill()
 
     @property
     def may_start_again(self) -> bool:
@@ -181,10 +165,7 @@ class LaunchedRanks:
         return not codes <= _AGREED and not codes & _FINAL and self._signal is None
 
     def killed(self) -> str:
-        """Ranks that somebody else ended by a signal, in words.
-
-        Empty where there are none, or where a rank was left that has said so.
-        """
+        """Ranks that somebody else ended by a signal, in words, unless a rank has said so."""
         if any(code > 0 and code not in _AGREED for code in self._codes.values()):
             return ""
         return "; ".join(
@@ -195,11 +176,7 @@ class LaunchedRanks:
         )
 
     def exit_code(self) -> int:
-        """The exit code of a command whose ranks have ended.
-
-        Raises:
-            RankLost: ranks were killed, and none was left to say so.
-        """
+        """The command's exit code; RankLost if ranks were killed, and none was left to say so."""
         codes = [code for code in self._codes.values() if code != 0]
         if final := [code for code in codes if code in _FINAL]:
             return final[0]
@@ -239,10 +216,7 @@ def is_launched() -> bool:
 
 
 def follow_launcher() -> None:
-    """Ask for SIGTERM when the launcher is gone: no rank trains on unseen, holding the folder.
-
-    Only Linux has that.
-    """
+    """Ask Linux for SIGTERM when the launcher is gone: no rank trains on unseen."""
     if os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid()) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 

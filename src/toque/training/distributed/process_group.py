@@ -8,6 +8,7 @@ import platform
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import metadata
@@ -136,35 +137,27 @@ def _number(name: str, default: int) -> int:
 
 
 def while_others_wait(ranks: Ranks, work: Callable[[], None]) -> None:
-    """Do `work` on rank 0, however long it takes; the others return when it is done.
-
-    Raises:
-        RankLost: another rank is gone; also whatever `work` raises.
-    """
+    """Do `work` on rank 0, however long it takes; the others return when it is done."""
     if not ranks.is_main:
         while not ranks.broadcast():
             pass
         return
-    done, lost = threading.Event(), list[RankLost]()
+    if not ranks.is_distributed:
+        work()
+        return
+    done = threading.Event()
 
     def live() -> None:
-        try:
-            while ranks.is_distributed and not done.wait(BEAT):
-                ranks.broadcast(False)
-        except RankLost as error:
-            lost.append(error)
+        while not done.wait(BEAT):
+            ranks.broadcast(False)
 
-    signs = threading.Thread(target=live, name="toque-alive", daemon=True)
-    if ranks.is_distributed:
-        signs.start()
-    try:
-        work()
-    finally:
-        done.set()
-        if ranks.is_distributed:
-            signs.join()
-    if lost:
-        raise lost[0]
+    with ThreadPoolExecutor(1, "toque-alive") as pool:
+        signs = pool.submit(live)
+        try:
+            work()
+        finally:
+            done.set()
+    signs.result()  # RankLost, if another is gone
     ranks.broadcast(True)
 
 
@@ -175,11 +168,7 @@ def versions() -> dict[str, str]:
 
 
 def refuse_unlike(ranks: Ranks, facts: Mapping[str, str]) -> None:
-    """Compare the ranks' surroundings.
-
-    Raises:
-        ConfigError: on every rank, when they differ; says which machine has which.
-    """
+    """Compare the ranks' surroundings; where they differ, ConfigError says which has what."""
     held = ranks.all_gather((socket.gethostname(), dict(facts)))
     told = []
     for name in facts:

@@ -27,8 +27,6 @@ _ANSWER_SECONDS: Final = 3.0
 """Time for the others to say that they wait, too."""
 _FAREWELL_SECONDS: Final = 60.0
 """Most that rank 0 waits for the others at the end of a run, which is over."""
-
-
 _BY_ITSELF: Final = (
     ""
     if is_launched()
@@ -51,11 +49,9 @@ class RankFailures:
         self.store.set(f"process/{self.rank}", json.dumps([os.getpid(), socket.gethostname()]))
 
     def leave(self) -> None:
-        """Say that this rank needs the store no more; rank 0, with which it may go, is the last.
-
-        A rank is through a collective as soon as it has its own result, and the others may still
-        be waiting for theirs, or asking the store about it.
-        """
+        """Say that this rank needs the store no more; rank 0, with which it may go, is the last."""
+        # A rank is through a collective as soon as it has its own result, and the others may still
+        # be waiting for theirs, or asking the store about it.
         deadline = time.monotonic() + _FAREWELL_SECONDS
         with suppress(RuntimeError):  # the store is gone, and all is done
             left = self.store.add("left", 1)
@@ -81,11 +77,8 @@ class RankFailures:
             get_error_handler().record_exception(error)
 
     def lost(self, cause: RuntimeError) -> RankLost:
-        """The error to raise after a collective failed with `cause`.
-
-        Where another rank ended by an error, all leave with its exit code.
-        """
-        reason = (str(cause).strip().splitlines() or [repr(cause)])[0]
+        """The error after a collective failed, with the exit code of a rank that ended before."""
+        reason = next(iter(str(cause).strip().splitlines()), repr(cause))
         code = RankLost.exit_code
         try:
             self.store.set(f"waiting/{self.rank}", "")
@@ -124,12 +117,10 @@ class RankFailures:
         if not self.store.check([f"process/{rank}"]):
             return f"Rank {rank}", True
         pid, host = json.loads(self.store.get(f"process/{rank}"))
-        alive = host != socket.gethostname() or _runs(pid)
-        return f"Rank {rank} (process {pid} on {host})", alive
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+        try:
+            ended = host == socket.gethostname() and (
+                psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+            )
+        except psutil.Error:
+            ended = True
+        return f"Rank {rank} (process {pid} on {host})", not ended

@@ -40,9 +40,6 @@ def mesh_shape(strategy: str, ranks: int, on_this_machine: int) -> tuple[int, in
 
     >>> mesh_shape("fsdp", 16, 8), mesh_shape("hsdp", 16, 8), mesh_shape("hsdp", 4, 4)
     ((1, 16), (2, 8), (2, 2))
-
-    Raises:
-        ConfigError: hsdp, and the ranks make no such rectangle.
     """
     if strategy == "fsdp":
         return 1, ranks
@@ -87,8 +84,7 @@ class Sharded(Sharing):
         self._outline = _outline(model, device)
         shape = mesh_shape(strategy, ranks.world_size, on_this_machine)
         mesh = _mesh(device, shape, strategy, ranks)
-        self._all_reduces, self._copies = strategy == "hsdp", shape[0]
-        self.part = ranks.rank % shape[1]
+        self._copies, self.part = shape[0], ranks.rank % shape[1]
         self._root = _divided(model, mesh, device, dtype)
         if device.type == "cpu":
             return_freed_memory()  # of the whole weights now, and of gathered ones later
@@ -105,12 +101,10 @@ class Sharded(Sharing):
         return own + [batch.unlabelled()] * (most - len(own))
 
     def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
-        """[] `loss_fn(model, batch)`.
-
-        Every backward sums the gradients of the parts, so that no rank holds a whole gradient, and
-        the last one those of the copies.
-        """
-        if self._all_reduces:
+        """[] `loss_fn(model, batch)`."""
+        # Every backward sums the gradients of the parts, so that no rank holds a whole gradient,
+        # and the last one those of the copies.
+        if self.strategy == "hsdp":
             self._root.set_requires_all_reduce(last)
         return cast("Tensor", cast("nn.Module", self._root)(loss_fn, batch))
 
@@ -127,11 +121,7 @@ class Sharded(Sharing):
 
     @contextmanager
     def whole(self) -> Iterator[nn.Module]:
-        """A model like the one before it was divided, with the weights of now.
-
-        Every rank gathers all of them, so that each may compute what it likes; they are dropped
-        at the end.
-        """
+        """A model like the one before it was divided, with weights that every rank gathers."""
         full: dict[str, nn.Parameter] = {}
         for name, parameter in self.model.named_parameters():
             tensor = whole(parameter.detach())

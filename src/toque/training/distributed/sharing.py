@@ -83,14 +83,6 @@ class Entered(nn.Module):
         return loss_fn(self.model, batch)
 
 
-class _Unreached(Entered):
-    """A model with a number that nothing reaches: DDP warns about looking for one in vain."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        self.idle = nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))
-
-
 @final
 class Replicated(Sharing):
     """All weights on every rank; DistributedDataParallel sums the gradients during backward.
@@ -105,14 +97,17 @@ class Replicated(Sharing):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self._exchanging = False
-        device = next(model.parameters()).device.type
-        if device == "cpu":
+        device = next(model.parameters()).device
+        if device.type == "cpu":
             keep_freed_memory()
+        entered = Entered(model)
+        # A number that nothing reaches: DDP warns about looking for one in vain.
+        entered.idle = nn.Parameter(torch.zeros(1, device=device))
         self._ddp = DistributedDataParallel(
-            _Unreached(model),
+            entered,
             forward_sync_buffers=False,
             init_sync=False,  # the weights are equal, which is checked where a run begins
-            bucket_cap_mb=BUCKET_MIB[device],
+            bucket_cap_mb=BUCKET_MIB[device.type],
             gradient_as_bucket_view=True,
             find_unused_parameters=True,
         )
@@ -176,10 +171,8 @@ def gathered(
 ) -> dict[str, dict[str, Tensor]]:
     """The tensors of a save, made whole one after another; a collective where any is divided.
 
-    Args:
-        files: by file and name, the same on every rank.
-        keep: on the rank that writes. It gets divided tensors in host memory, and those that are
-            whole as they are; the others hold one whole tensor at a time and get nothing.
+    `keep` is true on the rank that writes. It gets divided tensors in host memory, and those that
+    are whole as they are; the others hold one whole tensor at a time and get nothing.
     """
     found: dict[str, dict[str, Tensor]] = {}
     for file, tensors in files.items():
