@@ -156,15 +156,15 @@ def compare(
     layout = build_stream(config, store, opened.model).layout
     heldout = build_heldout(config, store, layout, runtime)
     run = harness.timed(lambda: choose_classes(opened.model, heldout, store, task, asked))
-    chosen = run.value
-    truths = np.array([names.index(truth) for truth in chosen.truths])
+    shares, true_names = run.value
+    truths = np.array([names.index(truth) for truth in true_names])
     of_learnt = np.array([names.index(codec.decode(store.target(r))) for r in learnt.tolist()])
     texts, questions = (
         [codec.decode(store.prompt(r)) for r in rows.tolist()] for rows in (learnt, asked)
     )
     guessed, how = bag_of_words(texts, of_learnt, questions, len(names))
     answers = {
-        "model": chosen.shares.argmax(axis=1),
+        "model": shares.argmax(axis=1),
         "bag_of_words": guessed,
         "most_frequent_class": np.full_like(truths, np.bincount(of_learnt).argmax()),
     }

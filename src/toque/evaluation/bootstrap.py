@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,16 +51,20 @@ class PerText:
     @classmethod
     def mean(cls, values: Floats) -> PerText:
         """The mean of [texts] values; NaN marks texts to which the metric does not apply."""
-        applies = ~np.isnan(values)
-        both = np.stack([np.where(applies, values, 0.0), applies.astype(float)], axis=1)
-        return cls(both, _ratio, applies)
+        return cls.ratio(values, (~np.isnan(values)).astype(float))
 
     @classmethod
     def ratio(cls, above: Floats, below: Floats) -> PerText:
         """A sum over texts divided by another; a text with nothing below does not count."""
         applies = below > 0
         both = np.stack([np.where(applies, above, 0.0), np.where(applies, below, 0.0)], axis=1)
-        return cls(both, _ratio, applies)
+
+        def quotient(sums: Floats) -> Floats:
+            found: Floats = np.full(sums.shape[:-1], np.nan)
+            np.divide(sums[..., 0], sums[..., 1], out=found, where=sums[..., 1] > 0)
+            return found
+
+        return cls(both, quotient, applies)
 
     def at(self, rows: NDArray[np.int64]) -> PerText:
         """The statistics of some of the texts."""
@@ -95,13 +99,6 @@ class Interval:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-def _ratio(sums: Floats) -> Floats:
-    count = sums[..., 1]
-    found: Floats = np.full(count.shape, np.nan)
-    np.divide(sums[..., 0], count, out=found, where=count > 0)
-    return found
-
-
 def estimates(
     measures: Mapping[str, PerText],
     rows: NDArray[np.int64] | None = None,
@@ -109,35 +106,32 @@ def estimates(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> dict[str, Estimate]:
-    """Scores over some texts, with the interval that holds 95 % of the resamples.
+    """Scores over some texts (None: all), with the interval that holds 95 % of the resamples.
 
-    Args:
-        measures: by name, all of the same texts.
-        rows: indices of the texts; None for all.
-        resamples: replicates; 0 leaves the intervals out.
-        seed: of the draws.
-
-    Returns:
-        in the order of `measures`, those that apply to at least one text.
+    Those of `measures`, by name, that apply to at least one text; 0 `resamples` leave the
+    intervals out.
     """
     of_these = measures if rows is None else {n: m.at(rows) for n, m in measures.items()}
     some = {name: m for name, m in of_these.items() if m.applies.any()}
     if not some:
         return {}
     stacked = np.concatenate([m.values for m in some.values()], axis=1)
-    totals = stacked.sum(axis=0)
-    replicates = (
-        np.concatenate([w @ stacked for w in _weights(len(stacked), resamples, seed)])
-        if resamples and len(stacked) > 1
-        else None
-    )
+    totals, n_texts, replicates = stacked.sum(axis=0), len(stacked), list[Floats]()
+    for start in range(0, resamples if n_texts > 1 else 0, _AT_ONCE):
+        chosen = [draws(n_texts, k, seed=seed) for k in range(start, resamples)[:_AT_ONCE]]
+        times = np.stack([np.bincount(c, minlength=n_texts) for c in chosen]).astype(float)
+        replicates.append(times @ stacked)
+    every = np.concatenate(replicates) if replicates else None
     found, at = {}, 0
     for name, measure in some.items():
         part = slice(at, at + measure.values.shape[1])
         at, n = part.stop, int(measure.applies.sum())
         low, high = None, None
-        if replicates is not None and n > 1:
-            low, high = _bounds(measure.score(replicates[:, part]))
+        if every is not None and n > 1:
+            scores = measure.score(every[:, part])
+            if len(known := scores[~np.isnan(scores)]):
+                tail = (1.0 - COVERAGE) / 2.0
+                low, high = np.quantile(known, [tail, 1.0 - tail]).tolist()
         found[name] = Estimate(float(measure.score(totals[part])), low, high, n)
     return found
 
@@ -146,23 +140,6 @@ def draws(n: int, replicate: int, *, seed: int = SEED) -> NDArray[np.int64]:
     """[n] the texts of one resample, drawn with replacement."""
     bits = np.random.Philox(key=[seed, replicate])  # counter-based: no state runs on
     return np.random.Generator(bits).integers(0, n, size=n, dtype=np.int64)
-
-
-def _weights(n: int, resamples: int, seed: int) -> Iterator[Floats]:
-    """Times that each text is drawn, [replicates, n] at a time."""
-    for start in range(0, resamples, _AT_ONCE):
-        count = min(_AT_ONCE, resamples - start)
-        chosen = [draws(n, start + k, seed=seed) for k in range(count)]
-        yield np.stack([np.bincount(c, minlength=n) for c in chosen]).astype(float)
-
-
-def _bounds(scores: Floats) -> tuple[float, float] | tuple[None, None]:
-    known = scores[~np.isnan(scores)]
-    if not len(known):
-        return None, None
-    tail = (1.0 - COVERAGE) / 2.0
-    low, high = np.quantile(known, [tail, 1.0 - tail])
-    return float(low), float(high)
 
 
 def paired(with_it: Sequence[float | None], without: Sequence[float | None]) -> Interval | None:
@@ -235,8 +212,8 @@ FILE: Final = "scores_by_text.json"
 """Name of the file in a run's folder, beside evaluation.json."""
 _FORM: Final = 1
 _DIGITS: Final = 6
-_SCORES: Final[Mapping[str, Callable[[Floats], Floats]]] = {"bleu": bleu_of, "chrf": chrf_of}
-"""Measures that are no ratio of two sums."""
+_SCORES: Final = {"bleu": (bleu_of, 10), "chrf": (chrf_of, 18)}
+"""Measures that are no ratio of two sums, with the numbers that they take."""
 
 
 def key_of_text(prompt: str, reference: str) -> str:
@@ -277,12 +254,8 @@ def losses_table(
 ) -> TextTable:
     """Held-out loss of examples, and bits a byte where the bytes are known.
 
-    Args:
-        keys: of the examples.
-        nats: of each, summed over its target.
-        tokens: of its target.
-        size: bytes of its target as text; 0 where the tokens are no whole text.
-        weight: in the loss.
+    Of each example `nats` are summed over its target, `tokens` counted, `size` its bytes as text (0
+    where the tokens are no whole text), and `weight` is its weight in the loss.
     """
     measures = {"loss": PerText.ratio(weight * nats, weight * tokens)}
     if len(keys) and size.all():
@@ -318,11 +291,7 @@ class ByText:
 
 
 def from_json(data: bytes) -> ByText:
-    """The tables of a file, which may come from anyone.
-
-    Raises:
-        ValueError: it is damaged, or of another form.
-    """
+    """The tables of a file, which may come from anyone: ValueError where it is damaged."""
     found = decode_json(data, _File)
     if found.form != _FORM:
         raise ValueError(f"its form is {found.form}, and this version reads {_FORM}")
@@ -345,8 +314,9 @@ def _measure(name: str, rows: Sequence[Sequence[float] | None]) -> PerText:
     if not np.isfinite(values).all():
         raise ValueError(f"{name} holds a number that is not finite")
     applies = np.array([row is not None for row in rows], dtype=bool)
-    if name in _SCORES and width == {"bleu": 10, "chrf": 18}[name]:
-        return PerText(values, _SCORES[name], applies)
+    score, n_numbers = _SCORES.get(name, (None, 2))
+    if score is not None and width == n_numbers:
+        return PerText(values, score, applies)
     if width != 2:
         raise ValueError(f"{name} has {width} numbers a text")
     ratio = PerText.ratio(values[:, 0], values[:, 1])

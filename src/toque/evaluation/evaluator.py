@@ -57,20 +57,16 @@ class Evaluated:
     failed: Mapping[str, str] = field(default_factory=dict)
     """Metrics that raised, with the error."""
     seconds: float = 0.0
-    """Seconds of the whole evaluation."""
     texts_seconds: float = 0.0
     """Seconds of writing texts and scoring them, a part of `seconds`."""
 
     def record(self) -> dict[str, Any]:
         """Further fields of the evaluation event."""
-        if not (self.held_out or self.own):
-            return {"seconds": self.seconds}
-        return {
-            "seconds": self.seconds,
-            "texts_seconds": self.texts_seconds,
-            "n_texts": len(self.held_out),
-            "texts": dict(self.texts),
-        }
+        found: dict[str, Any] = {"seconds": self.seconds}
+        if self.held_out or self.own:
+            found |= {"texts_seconds": self.texts_seconds, "n_texts": len(self.held_out)}
+            found |= {"texts": dict(self.texts)}
+        return found
 
 
 @dataclass
@@ -81,10 +77,7 @@ class Evaluator:
     on it.
 
     Args:
-        sharing: how the ranks hold the model.
         sampler: writes for `n_held_out` prompts with references, then for the user's own.
-        n_held_out: of the sampler's prompts.
-        ranks: that share it.
         context: in which the model can write.
         scores: makes an empty collection of scores.
         watched: metrics that the run goes by. Where one cannot be measured, because no text has it
@@ -110,12 +103,7 @@ class Evaluator:
     """Result of the newest call."""
 
     def __call__(self) -> dict[str, float]:
-        """All metrics by name.
-
-        Raises:
-            ConfigError: the run goes by a metric that no function of the user's gives.
-            Interrupted: `interrupted` said so, on any rank; nothing is measured.
-        """
+        """All metrics by name; raises Interrupted, with nothing measured, if any rank is."""
         began = time.perf_counter()
         metrics = self.losses()
         between = time.perf_counter()
@@ -124,9 +112,13 @@ class Evaluator:
         texts: dict[str, float] = {}
         failed: dict[str, str] = {}
         if held_out:
+            if self.ranks.is_main:
+                scores = self.scores()
+                scores.add(held_out)
+                found = scores.result(resamples=0)
+                texts, failed = found.metrics, dict(found.failed)
             # The user's metrics may differ by rank; what the run goes by must not.
-            found = self._scored(held_out) if self.ranks.is_main else (texts, failed)
-            texts, failed = self.ranks.broadcast(found)
+            texts, failed = self.ranks.broadcast((texts, failed))
             self._fill(texts, failed)
         ended = time.perf_counter()
         self.last = Evaluated(
@@ -164,13 +156,6 @@ class Evaluator:
 
         return told
 
-    def _scored(self, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[str, str]]:
-        scores = self.scores()
-        scores.add(samples)
-        found = scores.result(resamples=0)
-        texts = {name: estimate.value for name, estimate in found.overall.items()}
-        return texts, dict(found.failed)
-
     def _fill(self, texts: dict[str, float], failed: Mapping[str, str]) -> None:
         raised = any(":" in name for name in failed)
         for name in self.watched:
@@ -190,8 +175,7 @@ def sample_on_all_ranks(
 ) -> list[Sample]:
     """One sample for each prompt, in their order; each rank writes every n-th of them.
 
-    Raises:
-        Interrupted: `on_progress` raised it, on any rank.
+    Where `on_progress` raises Interrupted on a rank, all do.
     """
     own = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
     n = len(sampler.prompts)
@@ -212,11 +196,9 @@ def sample_on_all_ranks(
 
 
 def writing_in(model: nn.Module, runtime: Runtime) -> WritingContext:
-    """The context in which a model in training can write texts.
-
-    Whole models are float32 and need none; frozen weights beside an adapter may be held in the
-    format autocast computes in, and then only work with it.
-    """
+    """The context in which a model in training can write texts."""
+    # Whole models are float32 and need none; frozen weights beside an adapter may be held in the
+    # format autocast computes in, and then only work with it.
     return runtime.autocast if is_adapted(model) else nullcontext
 
 
@@ -234,10 +216,8 @@ def watched_metrics(
 ) -> tuple[list[str], list[str]]:
     """The metrics that the run goes by, and those that come with Toque and it measures.
 
-    `prompts` are written for at every evaluation; with `bits` the targets' bytes are known.
-
-    Raises:
-        ConfigError: one that this run does not measure.
+    `prompts` are written for at every evaluation; with `bits` the targets' bytes are known. A
+    metric that this run does not measure is a ConfigError.
     """
     asked = {"train.best_by": train.best_by}
     if train.early_stopping is not None:
@@ -252,14 +232,12 @@ def watched_metrics(
             continue  # what functions of the user's give is known when they have been called
         near = difflib.get_close_matches(metric, known, n=1)
         why = (
-            ""
-            if prompts
-            else " Scores of texts are measured where held-out examples have prompts, and "
+            " Scores of texts are measured where held-out examples have prompts, and "
             "evaluation.texts and evaluation.generate are above 0."
         )
         raise ConfigError(
             f"{setting} is {metric}, which the evaluations of this run do not measure."
             + (f" Nearest: {near[0]}." if near else "")
-            + f" Allowed: {', '.join(known)}.{why}"
+            + f" Allowed: {', '.join(known)}.{'' if prompts else why}"
         )
     return list(dict.fromkeys(asked.values())), known

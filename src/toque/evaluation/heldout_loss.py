@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, Self, TypeVar
@@ -29,7 +30,7 @@ from toque.keyed_random import key_of, permute
 from toque.models.forward.loss import loss_sum, nats_by_example
 from toque.models.generation.engine import evaluating
 from toque.reporter import Count, uncounted
-from toque.training.distributed.sharing import LossFn, Sharing
+from toque.training.distributed.sharing import Sharing
 from toque.training.runtime import Runtime
 
 T = TypeVar("T")
@@ -52,11 +53,7 @@ class RowsAtOnce:
     on_notice: Callable[[str], object] = lambda _: None
 
     def halve(self, reason: str) -> None:
-        """Memory ran out, for the reason that torch gives.
-
-        Raises:
-            ConfigError: with a single row.
-        """
+        """Memory ran out, for the reason that torch gives; ConfigError with a single row."""
         if self.rows == 1:
             raise ConfigError(
                 f"One row of held-out examples does not fit into memory: {reason} Cut the examples "
@@ -120,9 +117,6 @@ class HeldOut:
         Where sources or tasks are mixed by weight, examples weigh in it as they do in training.
         `trained` is the layout of the training batches; without `sharing` this process alone holds
         the model; `on_notice` is told in a sentence where memory ran out.
-
-        Raises:
-            ConfigError: the store has no held-out example.
         """
         refuse_empty(store, "validation")
         rows, encoder = store.rows("validation"), trained.shape.source > 0
@@ -135,16 +129,18 @@ class HeldOut:
         prompts, targets = everything if spans is None else spans.longest(*everything)
         chosen = subset(rows, evaluation.max_examples)
         weights = held_out_weights(data, store, chosen)
-        packed = {
-            weight: choose_rows(
-                chosen[weights == weight],
-                prompt_lengths=prompts,
-                target_lengths=targets,
-                shape=shape,
-            )
+        packed = [
+            (weight, row)
             for weight in sorted(set(weights.tolist()))
-        }
-        held_rows = [row for part in packed.values() for row in part]
+            for row in choose_rows(chosen[weights == weight], prompts, targets, shape)
+        ]
+        held_rows = [row for _, row in packed]
+
+        def together(_model: nn.Module, batch: Batch) -> Tensor:
+            """The loss of a model that all ranks have to enter together."""
+            assert sharing is not None
+            return sharing.evaluate(loss_sum, batch)
+
         in_step = sharing is not None and sharing.is_sharded
         usual = usual_rows(shape.tokens)
         on_gpu = runtime.device.type == "cuda" and not in_step
@@ -158,8 +154,8 @@ class HeldOut:
                 packed=trained.packed,
             ),
             rows=held_rows,
-            weights=[weight for weight, part in packed.items() for _ in part],
-            loss_sum=_together(sharing) if sharing is not None and in_step else loss_sum,
+            weights=[weight for weight, _ in packed],
+            loss_sum=together if in_step else loss_sum,
             autocast=runtime.autocast,
             device=runtime.device,
             rows_per_batch=usual,
@@ -180,13 +176,9 @@ class HeldOut:
 
         The loss is sum(w_i nats_i) / sum(w_i tokens_i) with the weights w_i of the rows i. Bits a
         byte, sum(nats_i) / (n_bytes ln 2), compare models of different tokenizers; they are left
-        out where the bytes are not known.
-        Draws nothing at random and leaves the model in the mode it was in.
-
-        Args:
-            model: on `device`.
-            on_progress: called with (examples done, all examples), over all ranks about, after
-                every batch. It may raise Interrupted; then all ranks do.
+        out where the bytes are not known. Draws nothing at random and leaves the model in the mode
+        it was in. `on_progress` counts the examples of all ranks, about; it may raise Interrupted,
+        and then all ranks do.
         """
         nats, weighed, targets, plain, cut = 0.0, 0.0, 0, 0.0, False
         rank, ranks = self.share
@@ -195,10 +187,9 @@ class HeldOut:
             cut = True
             on_progress(0, n_examples)
             batches = self._batches()
-            computed = self._computed(
-                batches[rank::ranks], lambda batch: float(self.loss_sum(model, batch))
-            )
-            for weight, batch, here in computed:
+            own = batches[rank::ranks]
+            for weight, batch, loss_of in self._computed(own, partial(self.loss_sum, model)):
+                here = float(loss_of)
                 nats += weight * here
                 plain += here
                 weighed += weight * batch.n_targets
@@ -231,7 +222,7 @@ class HeldOut:
         found: list[tuple[int, float, float]] = []
         total = sum(map(len, self.rows))
         with evaluating(model), torch.no_grad():
-            computed = self._computed(self._batches(), lambda batch: nats_by_example(model, batch))
+            computed = self._computed(self._batches(), partial(nats_by_example, model))
             for weight, batch, nats in computed:
                 for ids, row in zip(batch.example_ids, nats, strict=True):
                     found += [(i, value, weight) for i, value in zip(ids, row, strict=True)]
@@ -275,22 +266,10 @@ class HeldOut:
         return found
 
 
-def _together(sharing: Sharing) -> LossFn:
-    """The loss of a model that all ranks have to enter together."""
-    return lambda _model, batch: sharing.evaluate(loss_sum, batch)
-
-
 def choose_rows(
-    rows: np.ndarray,
-    *,
-    prompt_lengths: np.ndarray,
-    target_lengths: np.ndarray,
-    shape: RowShape,
+    rows: np.ndarray, prompt_lengths: np.ndarray, target_lengths: np.ndarray, shape: RowShape
 ) -> list[tuple[int, ...]]:
-    """Held-out examples `rows` of a store, packed in their order.
-
-    The lengths are tokens of all rows of the store.
-    """
+    """Held-out examples `rows` of a store, whose rows have these lengths, packed in their order."""
     source, target = prompt_lengths[rows].astype(np.int64), target_lengths[rows].astype(np.int64)
     if shape.source == 0:
         target = source + target - 1

@@ -36,23 +36,19 @@ class TaskScores:
 
     def record(self) -> dict[str, Any]:
         """The scores as evaluation.json has them."""
-        found: dict[str, Any] = {
-            "examples": self.n,
-            "loss": round(self.loss, 6),
-            "perplexity": round(self.perplexity, 6),
-        }
+        numbers = {"loss": self.loss, "perplexity": self.perplexity}
+        rest: dict[str, Any] = {}
         if (scores := self.classes) is not None:
-            found |= {
-                "accuracy": round(scores.accuracy, 6),
-                "majority": round(scores.majority, 6),
-                "macro_f1": round(scores.macro_f1, 6),
-                "ece": round(self.ece, 6),
+            numbers |= {"accuracy": scores.accuracy, "majority": scores.majority}
+            numbers |= {"macro_f1": scores.macro_f1, "ece": self.ece}
+            rest = {
                 "f1": {name: round(value, 6) for name, value in scores.f1.items()},
                 "classes": list(scores.classes),
                 "confusion": scores.confusion.tolist(),
                 "full_prompts": self.truncated,
             }
-        return found
+        rounded = {name: round(value, 6) for name, value in numbers.items()}
+        return {"examples": self.n, **rounded, **rest}
 
     def lines(self) -> list[str]:
         """The scores in lines, for people."""
@@ -99,39 +95,26 @@ def _score(
     rows: NDArray[np.int64],
     reporter: Reporter,
 ) -> TaskScores:
-    packed = choose_rows(
-        rows,
-        prompt_lengths=store.prompt_lengths,
-        target_lengths=store.target_lengths,
-        shape=heldout.layout.shape,
-    )
+    lengths = store.prompt_lengths, store.target_lengths
+    packed = choose_rows(rows, *lengths, heldout.layout.shape)
     own = replace(heldout, rows=packed, weights=None)
     with counting(reporter, "evaluating", f"examples of the task {task}") as count:
         losses = own(model, count)
     scores = TaskScores(task, len(rows), losses["loss"], losses["perplexity"])
     if task not in CLASSES:
         return scores
+    classes = classes_of(store, task)
     with counting(reporter, "choosing for", f"prompts of the task {task}") as count:
-        chosen = choose_classes(model, heldout, store, task, rows, count)
-    answers = [chosen.classes[i] for i in chosen.shares.argmax(axis=1).tolist()]
-    right = [a == t for a, t in zip(answers, chosen.truths, strict=True)]
+        shares, truths = choose_classes(model, heldout, store, task, rows, count)
+    answers = [classes[i] for i in shares.argmax(axis=1).tolist()]
+    right = [a == t for a, t in zip(answers, truths, strict=True)]
     full = int((store.prompt_lengths[rows] >= store.manifest.settings["max_prompt_tokens"]).sum())
     return replace(
         scores,
-        classes=class_scores(answers, chosen.truths, chosen.classes),
-        ece=calibration_error(chosen.shares.max(axis=1).tolist(), right),
+        classes=class_scores(answers, truths, classes),
+        ece=calibration_error(shares.max(axis=1).tolist(), right),
         truncated=full,
     )
-
-
-@dataclass(frozen=True)
-class ChosenClasses:
-    """The classes a model gives to examples."""
-
-    classes: list[str]
-    shares: NDArray[np.float64]
-    """[examples, classes] probabilities."""
-    truths: list[str]
 
 
 def choose_classes(
@@ -141,14 +124,12 @@ def choose_classes(
     task: Task,
     rows: NDArray[np.int64],
     on_progress: Count = uncounted,
-) -> ChosenClasses:
-    """Have the model choose, for each of `rows` of a class task, a class that the store has."""
-    codec, classes = store.codec(), classes_of(store, task)
-    prompts = [store.prompt(row) for row in rows.tolist()]
+) -> tuple[NDArray[np.float64], list[str]]:
+    """[rows, classes] probabilities of `classes_of` a task for some examples, and their truths."""
+    codec, prompts = store.codec(), [store.prompt(row) for row in rows.tolist()]
+    classes = classes_of(store, task)
     shares = choose(model, codec, prompts, classes, on_progress, autocast=heldout.autocast)
-    return ChosenClasses(
-        classes, shares, [codec.decode(store.target(row)) for row in rows.tolist()]
-    )
+    return shares, [codec.decode(store.target(row)) for row in rows.tolist()]
 
 
 def classes_of(store: TokenStore, task: Task) -> list[str]:

@@ -79,27 +79,30 @@ class Scores:
 
 @dataclass
 class TextScores:
-    """Accumulates scores of texts.
-
-    Args:
-        groups: names from `GROUPS`.
-        user_metrics: functions of the user, by dotted path.
-    """
+    """Accumulates scores of texts: of groups, and of the user's functions by dotted path."""
 
     groups: Sequence[str] = GROUPS
     user_metrics: Mapping[str, UserMetric] = field(default_factory=dict)
 
     @classmethod
     def from_settings(cls, evaluation: EvaluationConfig, foreign: ForeignCode) -> Self:
-        """An empty collection of the metrics in `evaluation.metrics`.
-
-        Raises:
-            ConfigError: a function of the user's cannot be imported, or must not be.
-        """
+        """An empty collection of the metrics in `evaluation.metrics`; functions are imported."""
         asked = evaluation.metrics
         names = ("auto",) if asked == "auto" else asked
         groups = [name for name in GROUPS if name in names or "auto" in names]
-        return cls(groups, {name: _imported(foreign, name) for name in names if ":" in name})
+        wanted = "a function of the predictions and the references that returns {name: score}"
+        own: dict[str, UserMetric] = {}
+        for path in names:
+            if ":" not in path:
+                continue
+            found = imported(foreign, path, setting="evaluation.metrics", wanted=wanted)
+            if not callable(found):
+                raise ConfigError(
+                    f"evaluation.metrics names {path}, which is a {type(found).__name__} and no "
+                    "function of predictions and references."
+                )
+            own[path] = found
+        return cls(groups, own)
 
     def __post_init__(self) -> None:
         self.n_texts = 0
@@ -162,24 +165,29 @@ class TextScores:
     def result(self, *, resamples: int = 1000) -> Scores:
         """Scores of all texts so far; a user's metric that raises is left out, with its error."""
         measures = {name: self._measure(name, rows) for name, rows in self._rows.items()}
-        totals: dict[str, Estimate] = {}
-        for n, parts in self._grams.items():
-            score = distinct(parts)
-            if score is not None:  # no interval: resampling a set of texts only lowers it
-                totals[f"distinct_{n}"] = Estimate(score, None, None, self.n_texts)
+        totals = {  # without an interval: resampling a set of texts only lowers it
+            f"distinct_{n}": Estimate(score, None, None, self.n_texts)
+            for n, parts in self._grams.items()
+            if (score := distinct(parts)) is not None
+        }
         for path, metric in self.user_metrics.items():
             try:
                 self._call(path, metric, measures, totals)
             except Exception as error:  # noqa: BLE001  # whatever a user's function may raise
                 self.failed[path] = f"{type(error).__name__}: {error}".splitlines()[0]
         overall = estimates(measures, resamples=resamples) | totals
-        slices: dict[str, dict[str, dict[str, Estimate]]] = {}
-        sizes: dict[str, dict[str, int]] = {}
-        for slicing, labels in self._labels.items():
-            for label, rows in _rows_of(labels).items():
-                found = estimates(measures, rows, resamples=resamples)
-                slices.setdefault(slicing, {})[label] = found
-                sizes.setdefault(slicing, {})[label] = len(rows)
+        rows_of = {slicing: _rows_of(labels) for slicing, labels in self._labels.items()}
+        slices = {
+            slicing: {
+                label: estimates(measures, rows, resamples=resamples)
+                for label, rows in by_label.items()
+            }
+            for slicing, by_label in rows_of.items()
+        }
+        sizes = {
+            slicing: {label: len(rows) for label, rows in by_label.items()}
+            for slicing, by_label in rows_of.items()
+        }
         if self._unscored:
             reasons = "; ".join(f"{n} {reason}" for reason, n in self._unscored.most_common())
             self.failed["recipe"] = (
@@ -206,14 +214,13 @@ class TextScores:
         """Add a user's scores: a number for all texts, or a number for each."""
         found = {name: np.asarray(v, float) for name, v in metric(*self._texts).items()}
         n = len(self._texts[0])
-        wrong = [name for name, v in found.items() if v.shape not in {(), (n,)}]
-        taken = [name for name in found if name in measures or name in totals]
-        if wrong or taken:
-            raise ValueError(
-                f"{wrong[0]} has the shape {found[wrong[0]].shape}, not a number or {n} of them"
-                if wrong
-                else f"the name {taken[0]} is taken"
-            )
+        for name, values in found.items():
+            if values.shape not in {(), (n,)}:
+                raise ValueError(
+                    f"{name} has the shape {values.shape}, not a number or {n} of them"
+                )
+            if name in measures or name in totals:
+                raise ValueError(f"the name {name} is taken")
         for name, values in found.items():
             if values.shape == () or n != self.n_texts:
                 totals[name] = Estimate(float(values.mean()), None, None, n)
@@ -226,15 +233,3 @@ def _rows_of(labels: Sequence[str]) -> dict[str, np.ndarray]:
     names, which, counts = np.unique(np.array(labels), return_inverse=True, return_counts=True)
     kept = sorted(np.argsort(-counts, kind="stable")[:MOST_SLICES].tolist())
     return {str(names[i]): np.flatnonzero(which == i) for i in kept}
-
-
-def _imported(foreign: ForeignCode, path: str) -> UserMetric:
-    wanted = "a function of the predictions and the references that returns {name: score}"
-    found = imported(foreign, path, setting="evaluation.metrics", wanted=wanted)
-    if not callable(found):
-        raise ConfigError(
-            f"evaluation.metrics names {path}, which is a {type(found).__name__} and no function "
-            "of predictions and references."
-        )
-    metric: UserMetric = found
-    return metric
