@@ -63,17 +63,8 @@ def _running(scheme: str, *needed: str) -> Iterator[Service]:
 
 @pytest.fixture(params=["s3", "gs"])
 def service(request, monkeypatch) -> Service:
-    found = request.getfixturevalue(request.param)
-    for name in ("AWS_PROFILE", "GOOGLE_APPLICATION_CREDENTIALS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-tests")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv(found.variable, f"http://127.0.0.1:{found.port}")
-    monkeypatch.setattr("toque.storage.bucket_access.FIRST_WAIT", 0.01)
     monkeypatch.setattr("toque.storage.bucket_lock._SETTLE", 0.01)
-    return found
+    return request.getfixturevalue(request.param).lead_here(monkeypatch)
 
 
 @pytest.fixture(scope="session")

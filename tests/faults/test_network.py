@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import time
 
 import pytest
 
+from fixtures.proxy import UNAVAILABLE
 from toque.errors import CheckpointError
 from toque.storage.bucket import open_bucket
 from toque.storage.bucket_access import RUNS, BucketError
@@ -120,14 +120,26 @@ def test_fault_04_killed_between_the_manifest_and_our_own_books(
     assert remote.read(f"{STEP}/manifest.json") == before
 
 
-def test_fault_31_a_store_that_is_busy_is_asked_again(proxy, parts, line, tmp_path):
+MODEL, MANIFEST = f"{STEP}/model.safetensors", f"{STEP}/manifest.json"
+
+
+@pytest.mark.parametrize(
+    ("ending", "times", "what"),
+    [
+        (MODEL, 2, {"answer": UNAVAILABLE}),
+        (MANIFEST, 2, {"answer": UNAVAILABLE}),
+        (MODEL, 1, {"damage": True}),
+        (MANIFEST, 1, {"lose_answer": True}),
+        pytest.param(MODEL, 1, {"lose_answer": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_faults_31_and_37_a_write_that_is_refused_damaged_or_unanswered_is_repeated(
+    proxy, parts, line, tmp_path, ending, times, what
+):
     parts.made(tmp_path / "a", 4)
-    faults = [
-        proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), 2, answer=proxy.UNAVAILABLE),
-        proxy.Fault(proxy.writes(f"{STEP}/manifest.json"), 2, answer=proxy.UNAVAILABLE),
-    ]
-    up = parts.upload(tmp_path / "a", line(*faults))
-    assert [fault.struck for fault in faults] == [2, 2]
+    fault = proxy.Fault(proxy.writes(ending), times, **what)
+    up = parts.upload(tmp_path / "a", line(fault))
+    assert fault.struck == times
     assert (up.counts.uploaded, up.counts.failed) == (1, 0)
     assert fetched(line(), tmp_path / "b") == 4
 
@@ -146,16 +158,6 @@ def test_fault_31_training_is_not_held_up_by_a_store_that_hangs(proxy, parts, li
         assert fault.struck == 0 or up.counts.uploaded == 0
     assert handed_over < fault.stall
     assert fetched(remote, tmp_path / "b") == 8
-
-
-def test_fault_34_what_is_damaged_on_its_way_is_sent_again(proxy, parts, line, tmp_path):
-    parts.made(tmp_path / "a", 4)
-    fault = proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), damage=True)
-    up = parts.upload(tmp_path / "a", line(fault))
-    assert fault.struck == 1
-    assert (up.counts.uploaded, up.counts.failed) == (1, 0)
-    here = (tmp_path / "a" / STEP / "model.safetensors").read_bytes()
-    assert line().read(f"{STEP}/model.safetensors") == here
 
 
 @pytest.mark.slow
@@ -184,23 +186,6 @@ def test_fault_36_two_that_take_one_place_at_once(service, line):
     assert first.read("lock.json") == b"mine"
 
 
-@pytest.mark.parametrize(
-    "ending",
-    [
-        f"{STEP}/manifest.json",
-        pytest.param(f"{STEP}/model.safetensors", marks=pytest.mark.slow),
-    ],
-)
-def test_fault_37_the_answer_to_a_write_is_lost(proxy, parts, line, tmp_path, ending):
-    parts.made(tmp_path / "a", 4)
-    fault = proxy.Fault(proxy.writes(ending), lose_answer=True)
-    up = parts.upload(tmp_path / "a", line(fault))
-    assert fault.struck == 1
-    assert (up.counts.uploaded, up.counts.failed) == (1, 0)
-    manifest = json.loads(line().read(f"{STEP}/manifest.json"))
-    assert manifest["step"] == 4
-
-
 def test_fault_37_a_lost_answer_to_new_is_ours_and_not_anothers(proxy, line):
     fault = proxy.Fault(proxy.writes("lock.json"), lose_answer=True)
     assert line(fault).put("lock.json", b"mine", new=True)
@@ -209,7 +194,7 @@ def test_fault_37_a_lost_answer_to_new_is_ours_and_not_anothers(proxy, line):
 
 @pytest.mark.slow  # the libraries' own patience comes before ours
 def test_fault_33_a_store_that_stays_away_ends_in_words(proxy, line):
-    remote = line(proxy.Fault(lambda *_: True, 10**6, answer=proxy.UNAVAILABLE), deadline=0.5)
+    remote = line(proxy.Fault(lambda *_: True, 10**6, answer=UNAVAILABLE), deadline=0.5)
     with pytest.raises(BucketError, match="does not answer as it should") as caught:
         remote.put("a", b"1")
     assert "What is on this machine is intact" in str(caught.value)

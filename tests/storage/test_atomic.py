@@ -17,40 +17,27 @@ from toque.storage.atomic import (
 
 def write_folder(target, content, after=no_hook):
     with atomic_folder(target, after=after) as writer:
-        return [
-            writer.write(name, lambda path, text=text: path.write_bytes(text))
-            for name, text in content.items()
-        ]
+        for name, text in content.items():
+            writer.put(name, text)
 
 
 def content_of(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_files_are_durable_before_the_folder_gets_its_name(tmp_path):
-    stages = []
-    entries = write_folder(tmp_path / "step", {"a": b"12", "b": b"345"}, after=stages.append)
-    assert stages == [
-        "mkdir",
-        *("write a", "write b"),
-        *("fsync a", "fsync b"),
-        *("fsync folder", "rename", "fsync parent"),
-    ]
-    assert [(e.file, e.bytes) for e in entries] == [("a", 2), ("b", 3)]
-    assert entries[1].sha256 == hashlib.sha256(b"345").hexdigest()
-    assert sha256_of(tmp_path / "step" / "b") == entries[1].sha256
-
-
-def test_files_that_others_wrote_are_synced_before_the_folder_gets_its_name(tmp_path):
+def test_all_files_are_durable_before_the_folder_gets_its_name(tmp_path):
     stages = []
     with atomic_folder(tmp_path / "deep" / "step", after=stages.append) as writer:
-        writer.write("a", lambda path: path.write_bytes(b"1"))
+        entry = writer.write("a", lambda path: path.write_bytes(b"345"))
         (writer.folder / "sub").mkdir()
-        (writer.folder / "sub" / "b").write_bytes(b"2")
+        (writer.folder / "sub" / "b").write_bytes(b"2")  # by somebody else
     assert stages == [
         *("mkdir", "write a", "fsync a", "fsync b"),
         *("fsync folder", "rename", "fsync parent"),
     ]
+    assert (entry.file, entry.bytes) == ("a", 3)
+    assert entry.sha256 == hashlib.sha256(b"345").hexdigest()
+    assert sha256_of(tmp_path / "deep" / "step" / "a") == entry.sha256
     assert (tmp_path / "deep" / "step" / "sub" / "b").read_bytes() == b"2"
 
 

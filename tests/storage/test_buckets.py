@@ -56,25 +56,15 @@ def running(request) -> Iterator[Service]:
 
 @pytest.fixture
 def service(running, monkeypatch, tmp_path) -> Service:
-    found = running
-    for name in ("AWS_PROFILE", "GOOGLE_APPLICATION_CREDENTIALS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-tests")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{found.port}")
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{found.port}")
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(bucket_access, "FIRST_WAIT", 0.01)
     for name, data in OBJECTS.items():
-        found.put(name, data)
-    return found
+        running.put(name, data)
+    return running.lead_here(monkeypatch)
 
 
-def through(service: Service, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "AWS_ENDPOINT_URL" if service.scheme == "s3" else "STORAGE_EMULATOR_HOST"
-    monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+def cached(service: Service, name: str = "dumps") -> Path:
+    """The place of the bucket's folder or file in the cache."""
+    return cache_folder("sources") / service.scheme / "pantry" / name
 
 
 def fetched(address: str) -> tuple[list[Located], list[str]]:
@@ -87,15 +77,13 @@ def fetched(address: str) -> tuple[list[Located], list[str]]:
     return found, said
 
 
-def test_folders_names_and_patterns(service, tmp_path):
+def test_folders_names_and_patterns(service):
     base = f"{service.scheme}://pantry"
     found, said = fetched(f"{base}/dumps/")
     names = ["a.json", "big.bin", "deep/er/b.json"]
     assert [file.name for file in found] == [f"{base}/dumps/{name}" for name in names]
     for file, name in zip(found, names, strict=True):
-        assert (
-            file.path == tmp_path / "cache" / "sources" / service.scheme / "pantry" / "dumps" / name
-        )
+        assert file.path == cached(service, f"dumps/{name}")
         assert file.path.read_bytes() == OBJECTS[f"dumps/{name}"]
         assert file.sha256 == hashlib.sha256(OBJECTS[f"dumps/{name}"]).hexdigest()
     assert f"hidden (a part of the name begins with a dot): {base}/dumps/.hidden." in said[0]
@@ -156,7 +144,7 @@ def test_a_partial_file_is_resumed_and_a_wrong_one_is_not_believed(service):
 def test_a_line_that_breaks_is_repeated_from_where_it_broke(service, monkeypatch):
     monkeypatch.setattr(download, "CHUNK_BYTES", 50_000)
     with breaking(service.port, cut_after=30_000, cuts=2) as line:
-        through(service, line.port, monkeypatch)
+        monkeypatch.setenv(service.variable, f"http://127.0.0.1:{line.port}")
         found, said = fetched(f"{service.scheme}://pantry/dumps/big.bin")
         assert line.cuts_left == 0
     assert found[0].path.read_bytes() == BIG
@@ -182,7 +170,7 @@ download.fetch(bucket, files, progress=lambda *_: None, say=print)
 
 
 @pytest.mark.slow
-def test_a_killed_fetch_is_continued_and_whole(service, tmp_path):
+def test_a_killed_fetch_is_continued_and_whole(service):
     address = f"{service.scheme}://pantry/dumps/big.bin"
     done = subprocess.run(
         [sys.executable, "-c", KILLED.format(address=address)],
@@ -192,12 +180,11 @@ def test_a_killed_fetch_is_continued_and_whole(service, tmp_path):
         timeout=120,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    folder = tmp_path / "cache" / "sources" / service.scheme / "pantry" / "dumps"
-    partial = folder / ".big.bin.partial"
+    partial = cached(service, "dumps/.big.bin.partial")
     n_bytes = partial.stat().st_size
     assert 0 < n_bytes < len(BIG)
     assert partial.read_bytes() == BIG[:n_bytes]
-    assert not (folder / "big.bin").exists()
+    assert not cached(service, "dumps/big.bin").exists()
     found, said = fetched(address)
     assert found[0].path.read_bytes() == BIG
     assert found[0].sha256 == hashlib.sha256(BIG).hexdigest()
@@ -229,10 +216,8 @@ def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(ser
 
 def test_requests_that_fail_are_repeated_and_counted(service, monkeypatch):
     bucket, files = listing(f"{service.scheme}://pantry/dumps/big.bin", print)
-    read, answers = (
-        type(bucket).read_range,
-        iter([ConnectionResetError, b"short", TimeoutError, None]),
-    )
+    read = type(bucket).read_range
+    answers = iter([ConnectionResetError, b"short", TimeoutError, None])
 
     def failing(self, file, start, end):
         answer = next(answers)
@@ -317,7 +302,7 @@ def test_a_store_is_the_same_from_a_bucket_and_names_the_address(
     assert far.report.read == near.report.read == 33
 
 
-def test_max_files_fetches_the_first_by_name(service, tmp_path):
+def test_max_files_fetches_the_first_by_name(service):
     config = load_config(
         "demo",
         overrides=[f"data.sources=[{{path: '{service.scheme}://pantry/dumps/', max_files: 2}}]"],
@@ -329,11 +314,11 @@ def test_max_files_fetches_the_first_by_name(service, tmp_path):
     assert (
         f"{service.scheme}://pantry/dumps/: max_files is 2: the first 2 of its 3 files" in said[2]
     )
-    cache = tmp_path / "cache" / "sources" / service.scheme / "pantry" / "dumps"
-    assert sorted(p.name for p in cache.iterdir() if p.name[0] != ".") == ["a.json", "big.bin"]
+    here = sorted(p.name for p in cached(service).iterdir() if p.name[0] != ".")
+    assert here == ["a.json", "big.bin"]
 
 
-def test_an_object_that_changes_after_it_was_listed_is_refused_and_named(service, tmp_path):
+def test_an_object_that_changes_after_it_was_listed_is_refused_and_named(service):
     address = f"{service.scheme}://pantry/dumps"
     bucket, files = listing(address, print)
     service.put("dumps/a.json", b"[1, 1]")
@@ -342,8 +327,7 @@ def test_an_object_that_changes_after_it_was_listed_is_refused_and_named(service
     with pytest.raises(DataError, match=words) as refused:
         fetch(bucket, files, progress=no_progress, say=print)
     assert refused.value.exit_code == 3
-    cache = tmp_path / "cache" / "sources" / service.scheme / "pantry" / "dumps"
-    assert not (cache / "a.json").exists()
+    assert not cached(service, "dumps/a.json").exists()
     bucket, files = listing(address, print)
     found = fetch(bucket, files, progress=no_progress, say=print)
     assert found[0][0].read_bytes() == b"[1, 1]"
@@ -364,11 +348,16 @@ def test_what_is_not_there_is_said(service):
         assert "word" not in str(caught.value)
 
 
-def test_names_that_would_leave_the_cache_are_refused(tmp_path):
+def test_names_that_would_leave_the_cache_or_need_anothers_place_are_refused(tmp_path):
     for key in ("b/../../x", "b/a//x", "b/./x", "b/..", "b/a\\x", "b/a\0x"):
         with pytest.raises(DataError, match="that no folder here can hold safely"):
             place_of(RemoteFile("s3", key, 1, "", None), tmp_path)
-    assert place_of(RemoteFile("s3", "b/a/..x", 1, "", None), tmp_path) == tmp_path / "s3/b/a/..x"
+    place = place_of(RemoteFile("s3", "b/a/..x", 1, "", None), tmp_path)
+    assert place == tmp_path / "s3/b/a/..x"
+    (tmp_path / "s3" / "b").mkdir(parents=True)
+    (tmp_path / "s3" / "b" / "a").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"cannot hold .*"), download._cache_faults(tmp_path):
+        place.parent.mkdir(parents=True)
 
 
 def test_addresses_are_told_from_paths():
@@ -380,23 +369,12 @@ def test_addresses_are_told_from_paths():
         is_remote("https://token@host/a.json")
 
 
-def test_two_objects_that_need_one_name_are_refused(tmp_path):
-    files = [RemoteFile("s3", key, 1, "t", None) for key in ("b/a", "b/a/c")]
-    (tmp_path / "s3" / "b").mkdir(parents=True)
-    (tmp_path / "s3" / "b" / "a").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"cannot hold .*"), download._cache_faults(tmp_path):
-        place_of(files[1], tmp_path).parent.mkdir(parents=True)
-
-
-@pytest.mark.parametrize("kind", ["sources", "measured", "runs"])
-def test_each_kind_has_its_folder_in_the_one_root(kind, monkeypatch, tmp_path):
-    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "cache"))
-    assert cache_folder(kind) == tmp_path / "cache" / kind
+def test_each_kind_has_its_folder_in_the_one_root(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TOQUE_CACHE", "~/here")
-    assert cache_folder(kind) == tmp_path / "here" / kind
+    assert cache_folder("runs") == tmp_path / "here" / "runs"
     monkeypatch.delenv("TOQUE_CACHE")
-    assert cache_folder(kind) == Path.home() / ".cache" / "toque" / kind
+    assert cache_folder("sources") == tmp_path / ".cache" / "toque" / "sources"
 
 
 class Failing:

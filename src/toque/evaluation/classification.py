@@ -61,12 +61,8 @@ class ClassScores:
 def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tuple[_Row, list[_Row]]:
     """A confusion table in a row per true class: how many, how many right, F1, commonest mistakes.
 
-    Args:
-        names: of the classes.
-        confusion: counts, a row per true class, a column per answer.
-
-    Returns:
-        The heads and the rows; classes that neither occur nor are answered are left out.
+    `confusion` has counts, a row per true class, a column per answer. Heads and rows are given;
+    classes that neither occur nor are answered are left out.
 
     >>> class_rows(["Thai", "Greek"], [[3, 1], [0, 2]])[1]
     [('Thai', '4', '3', '0.857', 'Greek 1'), ('Greek', '2', '2', '0.800', '')]
@@ -91,9 +87,6 @@ def class_scores(
 ) -> ClassScores:
     """Count answers against true classes; case and surrounding blanks do not matter.
 
-    Raises:
-        ValueError: no example, two lists of different lengths, or a name that is not a class.
-
     >>> class_scores(["easy", "hard "], ["Easy", "medium"], ["easy", "medium", "hard"]).accuracy
     0.5
     """
@@ -113,14 +106,7 @@ def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> fl
     """Expected calibration error over bins of equal width (Naeini et al. 2015, Guo et al. 2017).
 
     ECE = sum over bins of (n_b / n) * |accuracy_b - confidence_b|; a bin is closed above, and the
-    first holds 0 too.
-
-    Args:
-        confidences: probability given to the answer, each in [0, 1].
-        right: whether the answer was right.
-
-    Raises:
-        ValueError: nothing to score, lists of two lengths, or a confidence outside 0 to 1.
+    first holds 0 too. A confidence is the probability given to the answer, in [0, 1].
 
     >>> round(calibration_error([0.95, 0.95, 0.55, 0.55], [True, True, True, False]), 3)
     0.05

@@ -127,8 +127,7 @@ def n_grams(counts: I64, n: int) -> I64:
 def repetition(words: HashedTokens) -> NDArray[np.float64]:
     """[texts] share of a text's runs of four words that stand in it earlier already.
 
-    0 when every run is new; NaN for texts of fewer than four words. (rep-4 of Welleck et al.
-    2020.) At most `MAX_PAIRS` texts.
+    This is rep-4 of Welleck et al. 2020, NaN for fewer than four words; at most `MAX_PAIRS` texts.
     """
     runs = n_grams(words.counts, REPETITION_ORDER)
     text = (np.unique(_keys(words, REPETITION_ORDER)) >> _PAIR_SHIFT).astype(np.int64)
@@ -139,11 +138,7 @@ def repetition(words: HashedTokens) -> NDArray[np.float64]:
 
 
 def distinct(parts: Sequence[U64]) -> float | None:
-    """Distinct-n of a set of texts, from the hashes of their n-grams in parts (Li et al. 2016).
-
-    The number of different n-grams of all texts together divided by the number of n-grams; None
-    when there is no n-gram.
-    """
+    """Distinct-n (Li et al. 2016): different n-grams of all texts by n-grams; None without any."""
     total = sum(map(len, parts))
     return len(np.unique(np.concatenate(parts))) / total if total else None
 
@@ -180,9 +175,7 @@ def _keys(tokens: HashedTokens, n: int) -> U64:
 def bleu_counts(ours: HashedTokens, theirs: HashedTokens) -> NDArray[np.float64]:
     """[pairs, 10] words of the prediction and the reference, then matches and n-grams, n = 1 to 4.
 
-    Args:
-        ours: words of the predictions, at most `MAX_PAIRS`.
-        theirs: words of the references, text i for prediction i.
+    At most `MAX_PAIRS` texts a side, reference i for prediction i.
     """
     orders = range(1, BLEU_ORDER + 1)
     matches = [shared_grams(ours, theirs, n) for n in orders]
@@ -210,11 +203,9 @@ def bleu_of(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def chrf_counts(predictions: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
-    """Character n-grams of the prediction, of the reference, and of both, for n = 1 to 6.
+    """[pairs, 18] n-grams of characters of prediction, reference, and both, for n = 1 to 6.
 
-    Returns:
-        [pairs, 18]; white space is not counted, and the prediction's n-grams neither where the
-        reference has none.
+    White space is not counted, and the prediction's n-grams neither where the reference has none.
     """
     ours, theirs = characters(predictions), characters(references)
     columns = []
@@ -226,10 +217,7 @@ def chrf_counts(predictions: Sequence[str], references: Sequence[str]) -> NDArra
 
 
 def chrf_of(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ChrF2 of summed counts, [..., 18] to [...].
-
-    F-beta with beta 2 of the mean precision and the mean recall over the n that both sides have.
-    """
+    """F-beta, beta 2, of mean precision and recall over the n of both sides, [..., 18] to [...]."""
     by_order = counts.reshape(*counts.shape[:-1], CHRF_ORDER, 3)
     ours, theirs, matches = by_order[..., 0], by_order[..., 1], by_order[..., 2]
     both = (ours > 0) & (theirs > 0)

@@ -87,8 +87,7 @@ def _summary_hits(reference: Iterable[str], prediction: Iterable[str], words: li
     sentences = [found for line in prediction if (found := _words(line))]
     hit: Counter[str] = Counter()
     for sentence in map(_words, reference):
-        masks = _masks(sentence)
-        union = 0
+        masks, union = _masks(sentence), 0
         for predicted in sentences:
             union |= _on_subsequence(len(sentence), masks, predicted)
         hit.update(word for at, word in enumerate(sentence) if union >> at & 1)

@@ -58,31 +58,17 @@ class Sample:
 
     def record(self) -> dict[str, Any]:
         """The content of its line in samples.jsonl."""
-        return {
-            "prompt": self.prompt,
-            "text": self.text,
-            "tokens": self.tokens,
-            "metrics": {name: round(score, 4) for name, score in self.metrics.items()},
-        } | {
-            name: value
-            for name, value in (
-                ("asked", self.asked),
-                ("reference", self.reference),
-                ("failed", self.failed or None),
-            )
-            if value is not None
-        }
+        found: dict[str, Any] = {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
+        found["metrics"] = {name: round(score, 4) for name, score in self.metrics.items()}
+        found |= {"asked": self.asked, "reference": self.reference, "failed": self.failed or None}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Generates for a fixed list of prompts.
+    """Generates the likeliest text for each of some prompts.
 
-    Args:
-        prompts: one text is generated for each, the likeliest.
-        codec: turns ids into text.
-        max_new_tokens: of a text.
-        on_notice: told in a sentence where memory ran out.
+    `on_notice` is told in a sentence where memory ran out.
     """
 
     prompts: Sequence[Prompt]
@@ -135,16 +121,12 @@ def scored(prompt: Prompt, text: str, *, tokens: int = 0) -> Sample:
 
 
 def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str | None:
-    """Append a JSON line per sample, all or none.
-
-    Returns:
-        A sentence for the user when the file system refused: texts to look at are not worth a run.
-    """
+    """Append a JSON line per sample, all or none; a sentence when the file system refused."""
     lines = [json.dumps({"step": step} | s.record(), ensure_ascii=False) for s in samples]
     # A model may write half a surrogate pair, which is no UTF-8.
     refused = append_json_lines(path, [line.encode("utf-8", "replace") for line in lines])
     if refused is None:
-        return None
+        return None  # texts to look at are not worth a run
     return (
         f"{path} did not take the {len(lines)} texts of step {step}: {refused.strerror}. They are "
         "lost; nothing else is"

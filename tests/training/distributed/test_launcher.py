@@ -62,9 +62,8 @@ def test_the_ranks_exit_code_is_the_commands_and_is_not_tried_again(body, code, 
 def test_a_rank_that_still_works_is_waited_for(said, tmp_path):
     """Torch's own agent would end it as soon as the first has left with 75."""
     late = tmp_path / "late"
-    assert (
-        ended(f"time.sleep(1.5 * rank); open({str(late)!r}, 'a').close(); sys.exit(75)", said) == 75
-    )
+    body = f"time.sleep(1.5 * rank); open({str(late)!r}, 'a').close(); sys.exit(75)"
+    assert ended(body, said) == 75
     assert late.exists()
 
 
@@ -156,6 +155,7 @@ SRUN = {
 
 
 def test_srun_names_the_ranks():
+    assert ranks_of_srun(SRUN | {"SLURM_GPUS_PER_TASK": "1"})["LOCAL_RANK"] == "0"  # its GPU alone
     found = ranks_of_srun(SRUN)
     port = found.pop("MASTER_PORT")
     assert found == {
@@ -169,21 +169,11 @@ def test_srun_names_the_ranks():
     assert ranks_of_srun(SRUN | {"MASTER_ADDR": "x"}).get("MASTER_ADDR") is None
 
 
-def test_a_task_that_sees_its_gpu_alone_has_number_0():
-    assert ranks_of_srun(SRUN | {"SLURM_GPUS_PER_TASK": "1"})["LOCAL_RANK"] == "0"
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        SRUN | {"SLURM_STEP_NUM_TASKS": "1"},
-        SRUN | {"WORLD_SIZE": "4"},  # torchrun within srun
-        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"},  # a batch script
-        {},
-    ],
-)
-def test_elsewhere_srun_names_nobody(environ):
-    assert ranks_of_srun(environ) == {}
+def test_elsewhere_srun_names_nobody():
+    torchrun_within_srun = SRUN | {"WORLD_SIZE": "4"}
+    batch_script = {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}
+    for environ in (SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, torchrun_within_srun, batch_script, {}):
+        assert ranks_of_srun(environ) == {}
 
 
 def test_ranks_end_with_their_launcher(tmp_path: Path):
