@@ -18,11 +18,7 @@ Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 
 
 def read_npy_header(file: IO[bytes]) -> Header:
-    """The header of a `.npy` array of format 1.0 or 2.0; the file stands at its first number then.
-
-    Raises:
-        ValueError: it cannot be read, or claims a negative size.
-    """
+    """The header of a `.npy` array, at whose first number the file then stands, or ValueError."""
     try:
         version = np.lib.format.read_magic(file)
         if version not in {(1, 0), (2, 0)}:
@@ -44,8 +40,7 @@ def check_safetensors_header(path: Path) -> None:
     """Refuse a header larger than its file or the cap, no JSON, or with a name twice.
 
     Of two equal names the library takes one and another reader the other. Sizes, offsets and
-    overlaps are the library's to check; it does so before it makes a tensor. The CheckpointError
-    names the file and what is wrong.
+    overlaps are the library's to check; it does so before it makes a tensor.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

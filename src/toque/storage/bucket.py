@@ -208,11 +208,7 @@ class Bucket:
             self.request(f"write {self.address}/{name}", ask)
 
     def get_file(self, name: str, path: Path, *, most: int) -> None:
-        """Copy an object into a file; of one of more than `most` bytes nothing is read.
-
-        Raises:
-            CheckpointError: it is larger.
-        """
+        """Copy an object into a file; one of more than `most` bytes is a CheckpointError."""
 
         def ask() -> None:
             self._refuse_larger(name, most)
@@ -293,11 +289,7 @@ def _unless_absent(act: Callable[[str], Result], key: str) -> Result | None:
 
 
 def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> Bucket:
-    """Find the credentials for an address; nothing is asked of the service yet.
-
-    Raises:
-        BucketError: no bucket is named, the library is missing, or credentials cannot be read.
-    """
+    """Find the credentials for an address; nothing is asked of the service yet."""
     scheme_given, _, path = address.partition("://")
     scheme = SCHEMES[scheme_given]
     name = path.split("/")[0]

@@ -62,11 +62,7 @@ def cache_folder(kind: Literal["sources", "measured", "runs"]) -> Path:
 
 
 def listing(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
-    """The bucket of an address and the objects to read; `say` names hidden and empty ones.
-
-    Raises:
-        SourceBucketError: credentials, the bucket or the name are wrong, or nothing is left.
-    """
+    """The bucket of an address and the objects to read; `say` names hidden and empty ones."""
     bucket = open_bucket(address, SOURCES)
     found, hidden = bucket.objects(), list[RemoteFile]()
     if [file.key for file in found] != [bucket.path]:

@@ -88,11 +88,7 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
 
 
 def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
-    """Bring one checkpoint here, when the bucket has it and no whole copy lies here.
-
-    Raises:
-        CheckpointError: the bucket holds another run, or it is damaged there.
-    """
+    """Bring one checkpoint here, when the bucket has it and no whole copy lies here."""
     place = f"checkpoints/{step_name(step)}"
     names, steps, here = _there_and_here(bucket, run)
     if step_name(step) not in steps or _whole_here(run / place) is not None:
@@ -104,10 +100,7 @@ def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
 
 
 def _there_and_here(bucket: Bucket, run: Path) -> tuple[list[str], list[str], Manifest | None]:
-    """Names and checkpoints in the bucket, and the newest one here, which are of one run.
-
-    Their data is compared; settings and versions may change while a run continues.
-    """
+    """Names and checkpoints in the bucket, and the newest one here, which must be of one run."""
     names, folders = bucket.names(), sorted((run / "checkpoints").glob("step-*"), reverse=True)
     steps = complete_steps(names, "checkpoints")
     here = next(filter(None, map(_whole_here, folders)), None)
@@ -162,10 +155,7 @@ def _whole_here(folder: Path) -> Manifest | None:
 
 @contextmanager
 def _fetched(bucket: Bucket, place: str, run: Path) -> Iterator[Manifest]:
-    """One checkpoint, whole and verified; it is put in place when the block ends without an error.
-
-    After an error what lies here stays.
-    """
+    """One checkpoint, whole and verified; it is put in place if the block ends without an error."""
     target = run / place
     with atomic_folder(target) as writer:
         temp = writer.folder

@@ -71,11 +71,7 @@ class TrainerState:
         versions: Mapping[str, Any],
         base: str | None,
     ) -> tuple[TrainerState, list[str]]:
-        """The state in `checkpoint`, and sentences about it; `parts` take theirs.
-
-        Raises:
-            CheckpointError: it is of another form, or of an adapter beside other frozen weights.
-        """
+        """The state in `checkpoint`, and sentences about it; `parts` take theirs."""
         state = checkpoint.state()
         then = state.get("base_sha256")
         if then != base:
@@ -157,14 +153,7 @@ def _best_in(state: Mapping[str, Any], progress: Progress) -> Best | None:
 
 
 def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
-    """The checkpoint that rank 0 finds; the others read the same one, whatever they would find.
-
-    Of one in shards they compare the manifest and the sizes alone: rank 0 has hashed all of it,
-    and each reads little of it.
-
-    Raises:
-        CheckpointError: another rank does not see it: the run folder is not shared.
-    """
+    """The checkpoint that rank 0 finds; the others read the same one, whatever they would find."""
     found = find() if ranks.is_main else None
     told = None if found is None else (str(found.path), found.manifest)
     told = ranks.broadcast(told)
@@ -173,7 +162,7 @@ def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) ->
     path, manifest = Path(told[0]), told[1]
     if manifest.format != SHARDED:
         return verify_checkpoint(path)
-    verify_sizes(path, manifest)
+    verify_sizes(path, manifest)  # rank 0 has hashed all of it, and each reads little of it
     return Checkpoint(path, manifest)
 
 
@@ -207,15 +196,8 @@ def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """A model's parameters, tied ones once, and its buffers that are state.
-
-    Frozen parameters, which nothing changes, are left out.
-    """
-    parameters = {
-        name: p
-        for name, p in model.named_parameters()  # a tied parameter comes once
-        if p.requires_grad
-    }
+    """A model's trainable parameters, tied ones once, and its buffers that are state."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     persistent = model.state_dict(keep_vars=True).keys()
     buffers = {name: b for name, b in model.named_buffers() if name in persistent}
     return {**parameters, **buffers}

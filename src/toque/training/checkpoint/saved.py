@@ -91,9 +91,7 @@ def read_manifest(folder: Path) -> Manifest:
 def parse_manifest(text: bytes, place: str) -> Manifest:
     """The manifest in `text`, which was read from `place`, its form and its own hash checked.
 
-    Raises:
-        OtherFormatError: another version of Toque wrote it, which this one does not read.
-        CheckpointError: it is damaged, or names what no checkpoint may name.
+    A damaged one is a CheckpointError, and one that this version cannot read OtherFormatError.
     """
     try:
         found = decode_json(text, _Version)
@@ -237,12 +235,7 @@ def _read(path: Path) -> bytes:
 
 
 def verify_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint's manifest and hash every file it lists.
-
-    Raises:
-        OtherFormatError: another version of Toque wrote it, which this one does not read.
-        CheckpointError: it is unfinished, damaged, or stands under another step's name.
-    """
+    """Read a checkpoint's manifest and hash every file it lists; errors as of `parse_manifest`."""
     manifest = read_manifest(folder)
     named = STEP_FOLDER.fullmatch(folder.name)
     if named and int(named.group(1)) != manifest.step:

@@ -172,11 +172,7 @@ class Saves:
 
     @contextmanager
     def session(self, at: Callable[[], Progress]) -> Iterator[None]:
-        """Complete at the end the saves being written, and report them.
-
-        After an error ranks that write together give theirs up: ranks that part ways cannot agree
-        on anything, and what was saved before is intact. One that writes alone completes them.
-        """
+        """Complete at the end the saves being written, and report them."""
         self.counts = SaveCounts()
         try:
             yield
@@ -184,6 +180,7 @@ class Saves:
             if not self._writers.is_distributed:
                 self.settle(at())
                 raise
+            # Ranks that part ways cannot agree on anything, and what was saved before is intact.
             self._close()
             for save in self._under_way:
                 with suppress(type(error)):
@@ -204,10 +201,7 @@ class Saves:
             self._complete(at, save)
 
     def tell(self, at: Progress) -> None:
-        """Complete the saves that all ranks have written, and report them.
-
-        A mistake of the program, not of the disk, that ended a save is raised.
-        """
+        """Complete the saves that all ranks have written, and report them."""
         while self._under_way and self._written(self._under_way[0]) == self._writers.world_size:
             self._complete(at, self._under_way.pop(0))
 

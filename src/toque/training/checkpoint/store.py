@@ -195,9 +195,7 @@ class CheckpointStore:
     def newest_valid(self) -> Checkpoint | None:
         """The newest checkpoint that verifies, with the newer ones that did not; None for none.
 
-        Raises:
-            OtherFormatError: the newest was written by a version that this one does not read.
-            CheckpointError: there are checkpoints, and not one can be used.
+        Where not one can be used, that is a CheckpointError.
         """
         skipped: list[Skipped] = []
         for path in step_folders(self.here):

@@ -231,11 +231,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 @contextmanager
 def opened_tensors(path: Path) -> Iterator[Any]:
-    """A safetensors file, open to read its tensors, or slices of them, on the CPU.
-
-    Raises:
-        CheckpointError: the file is missing, is not a safetensors file, or lacks what is asked.
-    """
+    """A safetensors file, open to read on the CPU; CheckpointError where it lacks what is asked."""
     try:
         check_safetensors_header(path)
         with safe_open(path, framework="pt") as file:
@@ -262,11 +258,7 @@ def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
 
 
 def read_sharded(folder: Path, layout: ShardLayout, stem: str, like: Like) -> dict[str, Tensor]:
-    """The tensors that `folder` holds in shards, or this rank's slices of them.
-
-    Raises:
-        CheckpointError: there are none of `stem`, or a file holds another slice than it should.
-    """
+    """The tensors that `folder` holds in shards, or this rank's slices of them."""
     cut = layout.of(stem)
     if not cut:
         raise CheckpointError(f"{folder} has no tensors of the {stem}.")

@@ -60,11 +60,7 @@ class RankFailures:
                 left = self.store.add("left", 0)
 
     def report(self, error: BaseException) -> None:
-        """Take note that `error` ends this rank; of all ranks' errors only the first is printed.
-
-        One that is not meant for a user goes, with its stack, into the file that torchrun asks
-        for, so that its summary names the rank that began.
-        """
+        """Take note that `error` ends this rank; of all ranks' errors only the first is printed."""
         code = error.exit_code if isinstance(error, ToqueError) else RankLost.exit_code
         end = f"{self.rank} {code}"
         try:
@@ -73,7 +69,7 @@ class RankFailures:
             is_first = True  # the store went with the rank that held it
         if isinstance(error, ToqueError):
             error.said_by_another = not is_first
-        else:
+        else:  # into the file that torchrun asks for, so that its summary names the rank that began
             get_error_handler().record_exception(error)
 
     def lost(self, cause: RuntimeError) -> RankLost:
