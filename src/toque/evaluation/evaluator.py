@@ -60,14 +60,6 @@ class Evaluated:
     texts_seconds: float = 0.0
     """Seconds of writing texts and scoring them, a part of `seconds`."""
 
-    def record(self) -> dict[str, Any]:
-        """Further fields of the evaluation event."""
-        found: dict[str, Any] = {"seconds": self.seconds}
-        if self.held_out or self.own:
-            found |= {"texts_seconds": self.texts_seconds, "n_texts": len(self.held_out)}
-            found |= {"texts": dict(self.texts)}
-        return found
-
 
 @dataclass
 class Evaluator:
@@ -133,7 +125,11 @@ class Evaluator:
 
     def record(self) -> dict[str, Any]:
         """Further fields of the newest evaluation's event."""
-        return self.last.record()
+        found: dict[str, Any] = {"seconds": self.last.seconds}
+        if self.last.held_out or self.last.own:
+            n_texts, texts = len(self.last.held_out), dict(self.last.texts)
+            found |= {"texts_seconds": self.last.texts_seconds, "n_texts": n_texts, "texts": texts}
+        return found
 
     def _written(self) -> list[Sample]:
         if not self.sampler.prompts:

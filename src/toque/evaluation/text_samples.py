@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -139,7 +139,7 @@ def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
     Questions whose answer is a class are left out: they are scored by `task_scores`.
     """
     codec = store.codec()
-    found: list[tuple[int, tuple[int, ...], str]] = []
+    found: dict[int, Prompt] = {}
     held_out = store.rows("validation")
     of_classes = [number for number, task in enumerate(TASKS) if task in CLASSES]
     written = ~np.isin(np.asarray(store.column("task"))[held_out], of_classes)
@@ -147,13 +147,9 @@ def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
         ids = tuple(int(i) for i in store.prompt(row))
         text = codec.decode(ids)
         if text.strip() and len(found) < n:
-            found.append((row, ids, text))
-    references = [codec.decode(store.target(row)) for row, _, _ in found]
-    slices = slices_of(store, [row for row, _, _ in found], references)
-    return [
-        Prompt(ids, text, reference, labels)
-        for (_, ids, text), reference, labels in zip(found, references, slices, strict=True)
-    ]
+            found[row] = Prompt(ids, text, codec.decode(store.target(row)))
+    slices = slices_of(store, list(found), [prompt.reference or "" for prompt in found.values()])
+    return [replace(p, slices=labels) for p, labels in zip(found.values(), slices, strict=True)]
 
 
 def slices_of(

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -115,8 +115,25 @@ class Bucket:
 
     def objects(self) -> list[RemoteFile]:
         """The objects that the address (a name, a folder, a pattern) stands for, by name."""
+
+        def ask() -> dict[str, dict[str, Any]]:
+            bare = self.path.rstrip("/")
+            if not self.path.endswith("/") and bare != self.name:
+                with suppress(FileNotFoundError):
+                    entry = self.files.info(bare)
+                    if entry["type"] == "file":
+                        return {bare: entry}
+            found: dict[str, dict[str, Any]] = self.files.find(bare, detail=True)
+            if not found and any(sign in self.path for sign in "*?["):
+                found = self.files.glob(self.path, detail=True)
+            # An object whose name ends with a slash stands for a folder in a bucket's web page.
+            found = {k: e for k, e in found.items() if e["type"] == "file" and k[-1] != "/"}
+            if not found:
+                self.files.ls(self.name, refresh=True)  # raises when there is no such bucket
+            return found
+
         # Not repeated: a wrong address or key shows at once, before anything is fetched.
-        found = self.request(f"read {self.address}", self._entries, once=True)
+        found = self.request(f"read {self.address}", ask, once=True)
         if not found:
             raise self.use.error(
                 f"{self.address} names nothing: the bucket is there and holds no such object, "
@@ -251,24 +268,6 @@ class Bucket:
                 f"{name} has {found.bytes} bytes with MD5 {found.md5} in the bucket; "
                 f"{size} with {md5} were sent"
             )
-
-    def _entries(self) -> dict[str, dict[str, Any]]:
-        bare = self.path.rstrip("/")
-        if not self.path.endswith("/") and bare != self.name:
-            try:
-                entry = self.files.info(bare)
-            except FileNotFoundError:
-                entry = {"type": "none"}
-            if entry["type"] == "file":
-                return {bare: entry}
-        found: dict[str, dict[str, Any]] = self.files.find(bare, detail=True)
-        if not found and any(sign in self.path for sign in "*?["):
-            found = self.files.glob(self.path, detail=True)
-        # An object whose name ends with a slash stands for a folder in a bucket's web page.
-        found = {k: e for k, e in found.items() if e["type"] == "file" and not k.endswith("/")}
-        if not found:
-            self.files.ls(self.name, refresh=True)
-        return found
 
     def _file(self, key: str, entry: dict[str, Any]) -> RemoteFile:
         size = int(entry["size"])

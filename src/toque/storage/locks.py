@@ -110,10 +110,9 @@ def _renewal_of(path: Path) -> Callable[[], bool]:
     """A function that tells whether a lease was renewed since: its holder is alive."""
 
     def renewed_at() -> int | None:
-        try:
+        with suppress(FileNotFoundError):
             return path.stat(follow_symlinks=False).st_mtime_ns
-        except FileNotFoundError:
-            return None
+        return None
 
     first = renewed_at()
     return lambda: first is not None and renewed_at() not in (None, first)

@@ -178,7 +178,7 @@ def test_a_layout_that_names_a_file_the_manifest_does_not_is_of_another_save(tmp
 def test_a_file_whose_slice_is_another_than_the_layout_says_is_named(tmp_path):
     layout = write(tmp_path, (2,))
     write_tensors({"model/w": torch.zeros(2, 11)}, tmp_path / shard_name(1, 2))
-    with pytest.raises(CheckpointError, match=r"slice of w from 4 to 7 .* two saves"):
+    with pytest.raises(CheckpointError, match=r"slice of model/w from 4 to 7 .* two saves"):
         read_sharded(tmp_path, layout, "model", lambda _name: None)
 
 

@@ -93,11 +93,6 @@ class ShardLayout(msgspec.Struct, frozen=True):
         """One line; a manifest that people read stays short."""
         return msgspec.json.encode(self) + b"\n"
 
-    def of(self, stem: str) -> dict[str, CutTensor]:
-        """The tensors saved as `stem`, by their own names."""
-        start = f"{stem}/"
-        return {k.removeprefix(start): t for k, t in self.tensors.items() if k.startswith(start)}
-
 
 def parse_layout(text: bytes, place: str, listed: set[str]) -> ShardLayout:
     """The layout in `text`, read from `place`; CheckpointError unless the listed files fit it."""
@@ -259,16 +254,15 @@ def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
 
 def read_sharded(folder: Path, layout: ShardLayout, stem: str, like: Like) -> dict[str, Tensor]:
     """The tensors that `folder` holds in shards, or this rank's slices of them."""
-    cut = layout.of(stem)
+    cut = {k: t for k, t in layout.tensors.items() if k.startswith(f"{stem}/")}
     if not cut:
         raise CheckpointError(f"{folder} has no tensors of the {stem}.")
     with ExitStack() as stack:
         opened = cache(lambda n: stack.enter_context(opened_tensors(folder / layout.files[n])))
         return {
-            name: _as_held(
-                like(name), tensor.shape, partial(_joined_region, stem, name, tensor, opened)
-            )
-            for name, tensor in cut.items()
+            name: _as_held(like(name), tensor.shape, partial(_joined_region, key, tensor, opened))
+            for key, tensor in cut.items()
+            for name in [key.removeprefix(f"{stem}/")]
         }
 
 
@@ -291,7 +285,7 @@ def _as_held(
 
 
 def _joined_region(
-    stem: str, name: str, tensor: CutTensor, opened: Callable[[int], Any], wanted: Region
+    key: str, tensor: CutTensor, opened: Callable[[int], Any], wanted: Region
 ) -> Tensor:
     """A region of a tensor from the slices that it overlaps."""
     result = torch.empty([r.stop - r.start for r in wanted], dtype=DTYPES[tensor.dtype])
@@ -303,11 +297,11 @@ def _joined_region(
         ]
         if any(r.start >= r.stop for r in common):
             continue
-        found = _region(opened(number), f"{stem}/{name}", _within(common, stored))
+        found = _region(opened(number), key, _within(common, stored))
         into = result[_within(common, wanted)]
         if found.shape != into.shape or found.dtype != into.dtype:
             raise CheckpointError(
-                f"The slice of {name} from {start:,} to {stop:,} is not as the layout beside it "
+                f"The slice of {key} from {start:,} to {stop:,} is not as the layout beside it "
                 f"says: {found.dtype} {tuple(found.shape)}. The files are of two saves; put a "
                 "whole copy in their place, or move the checkpoint away."
             )
