@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from toque.cli import main
 from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
 from toque.storage.atomic import sha256_of
@@ -35,14 +34,6 @@ def everything(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
-def finished(kitchen: Path) -> Path:
-    """A finished run of the same configuration, whose files have the same names."""
-    run = kitchen / "the-other"
-    assert main(["train", str(kitchen / "run.yaml"), f"run_dir={run}", *OFTEN]) == 0
-    return run
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -52,7 +43,7 @@ def finished(kitchen: Path) -> Path:
     ],
 )
 def test_another_run_put_in_the_place_of_one_that_trains_stays_as_it_is(
-    kitchen: Path, finished: Path, tmp_path: Path, how: str
+    kitchen: Path, whole_run: Path, tmp_path: Path, how: str
 ) -> None:
     run, away = tmp_path / "run", tmp_path / "elsewhere" / "run"
     away.parent.mkdir()
@@ -69,7 +60,7 @@ def test_another_run_put_in_the_place_of_one_that_trains_stays_as_it_is(
         shutil.rmtree(away)
     before = {}
     if "another" in how:
-        shutil.copytree(finished, tmp_path / "copy")
+        shutil.copytree(whole_run, tmp_path / "copy")
         before = everything(tmp_path / "copy")
         (tmp_path / "copy").rename(run)
     child.send_signal(signal.SIGCONT)
@@ -109,9 +100,9 @@ sys.exit(main(sys.argv[2:]))
 
 
 def test_the_finished_model_and_scores_do_not_go_into_another_run(
-    kitchen: Path, finished: Path, tmp_path: Path
+    kitchen: Path, whole_run: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(finished, tmp_path / "copy")
+    shutil.copytree(whole_run, tmp_path / "copy")
     before = everything(tmp_path / "copy")
     run = tmp_path / "run"
     words = ["train", str(kitchen / "run.yaml"), f"run_dir={run}", *OFTEN]

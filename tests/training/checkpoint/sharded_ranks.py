@@ -139,10 +139,6 @@ def saved_and_continued(ranks: Ranks, folder: Path) -> dict[str, Any]:
         }
         if name == "fsdp":
             save(saves, parts, 4)
-            if ranks.is_main:
-                write_tensors(parts.whole(), folder / "fsdp4.safetensors")
-            else:
-                parts.whole()
     return seen
 
 
