@@ -132,6 +132,7 @@ MODEL, MANIFEST = f"{STEP}/model.safetensors", f"{STEP}/manifest.json"
         (MANIFEST, 1, {"lose_answer": True}),
         pytest.param(MODEL, 1, {"lose_answer": True}, marks=pytest.mark.slow),
     ],
+    ids=["busy", "busy-at-the-end", "damaged", "unanswered-at-the-end", "unanswered"],
 )
 def test_faults_31_and_37_a_write_that_is_refused_damaged_or_unanswered_is_repeated(
     proxy, parts, line, tmp_path, ending, times, what
