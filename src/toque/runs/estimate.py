@@ -164,8 +164,6 @@ class Disk:
     saves: float
     uploaded: float
     """Bytes to the bucket over the whole run; 0 without one."""
-    upload_bytes_per_second: float | None
-    """Upload bandwidth needed to keep up with `save_every`; None without a bucket or a time."""
 
     @property
     def total(self) -> int:
@@ -189,76 +187,58 @@ class Estimator:
     machine: Machine
     optimizers: Optimizers
 
-    def memory(
-        self,
-        model: PreTrainedModel,
-        *,
-        rows: int | None = None,
-        recompute: bool | None = None,
-        optimizer: str | None = None,
-    ) -> Memory:
-        """Memory by part; inside `outlining`.
+    def memory(self, model: PreTrainedModel) -> Memory:
+        """Memory by part of an outlined model; inside `outlining`."""
+        asked = self.config.train.gradient_checkpointing
+        found = self._at_usual_rows(model, recompute=asked is True)
+        if asked == "auto" and not found.fits and found.micro_batch_rows == 1:
+            found = self._at_usual_rows(model, recompute=True)
+        return found
 
-        Args:
-            model: outlined.
-            rows: at once, instead of what the settings say.
-            recompute: with activation checkpointing or not, instead of what they say.
-            optimizer: instead of theirs.
-        """
-        train, name = self.config.train, optimizer or self.config.optim.name
-        asked = train.gradient_checkpointing if recompute is None else recompute
-        wanted = train.micro_batch_rows if rows is None else rows
-
-        def at(n: int, *, recompute: bool = asked is True) -> Memory:
-            return self._memory_at(model, n, recompute=recompute, optimizer=name)
-
-        def chosen(**how: bool) -> Memory:
-            if isinstance(wanted, int):
-                return at(min(wanted, self.work.update_rows), **how)
-            if self.machine.where == "cpu":
-                return at(evenly(self.work.update_rows, self.work.usual_rows), **how)
+    def _at_usual_rows(self, model: PreTrainedModel, *, recompute: bool) -> Memory:
+        """Memory at the micro-batch that is set or, for auto, that a training would choose."""
+        wanted, work = self.config.train.micro_batch_rows, self.work
+        if isinstance(wanted, int):
+            rows = min(wanted, work.update_rows)
+        elif self.machine.where == "cpu":
+            rows = evenly(work.update_rows, work.usual_rows)
+        else:
             free = self.machine.memory_bytes
-            rows = largest_rows(
-                lambda n: total if (total := at(n, **how).total) <= free else None,
-                update_rows=self.work.update_rows,
-                room=lambda: free,
-            )
-            return at(rows, **how)
 
-        made = chosen()
-        if asked == "auto" and not made.fits and made.micro_batch_rows == 1:
-            made = chosen(recompute=True)
-        return made
+            def fits(n: int) -> int | None:
+                total = self._memory_at(model, n, recompute=recompute).total
+                return total if total <= free else None
 
-    def _memory_at(
-        self, model: PreTrainedModel, rows: int, *, recompute: bool, optimizer: str
-    ) -> Memory:
-        update = self._outlined(model, rows, recompute=recompute, optimizer=optimizer)
+            rows = largest_rows(fits, update_rows=work.update_rows, room=lambda: free)
+        return self._memory_at(model, rows, recompute=recompute)
+
+    def _memory_at(self, model: PreTrainedModel, rows: int, *, recompute: bool) -> Memory:
+        update = self._outlined(model, rows, self.work.worst_examples, recompute=recompute)
         return Memory(
             parts=self._parts(model, update, rows, recompute=recompute),
             room=self.machine.memory_bytes,
             micro_batch_rows=rows,
             recompute=recompute,
             update=update,
-            host=host_bytes(self.config, model) if self.machine.where == "cuda" else None,
+            host=_host_bytes(self.config, model) if self.machine.where == "cuda" else None,
         )
 
     def _outlined(
         self,
         model: PreTrainedModel,
         rows: int,
+        examples: int,
         *,
         recompute: bool,
-        optimizer: str,
         operations: bool = False,
     ) -> OutlinedUpdate:
-        made, state = self.optimizers(model, optimizer)
+        optimizer, state = self.optimizers(model, self.config.optim.name)
         return outline_update(
             model,
-            replace(self.work.row, rows=rows, examples=self.work.worst_examples),
+            replace(self.work.row, rows=rows, examples=examples),
             where=self.machine.where,
             precision=self.machine.precision,
-            optimizer=made,
+            optimizer=optimizer,
             state_bytes=state,
             accumulates=rows < self.work.update_rows,
             recompute=recompute,
@@ -273,11 +253,11 @@ class Estimator:
         config, where = self.config, self.machine.where
         chunk = logits_bytes(vocabulary_rows(model), where, positions=rows * self.work.row.target)
         logits = min(chunk, update.computing)
-        averages = averages_bytes(config, update.gradients)
+        averages = _averages_bytes(config, update.gradients)
         computing = update.computing - logits
         if config.train.activation_offload and recompute:
             computing = max(0, computing - _inputs_of_blocks(model, self.work.row, rows))
-        parts = weights_by_part(model, update.weights) | {
+        parts = _weights_by_part(model, update.weights) | {
             "16-bit copies of weights": update.copies,
             "gradients": update.gradients,
             "optimizer states": update.optimizer,
@@ -289,7 +269,7 @@ class Estimator:
         parts["the optimizer's step"] = max(0, update.step - update.computing)
         if where == "cpu":
             most = max(update.step, update.computing)
-            texts = texts_bytes(config, model, self.work.row)
+            texts = _texts_bytes(config, model, self.work.row)
             parts["evaluation: keys and values"] = max(0, texts - most)
             saved = update.gradients + update.optimizer + averages
             saved += update.gradients if config.train.keep_best else 0
@@ -313,12 +293,13 @@ class Estimator:
         """
         work, peak = self.work, self.machine.peak
         flops = work.flops_per_token * work.tokens_per_update
-        here = self.machine.card is None
+        here, metrics = self.machine.card is None, Path(self.config.run_dir) / METRICS
         if utilisation is not None:
             seconds = flops / (utilisation * peak.flops_per_second)
             how = f"{utilisation:.0%} of the peak, as asked for"
-        elif here and (begun := self._begun(parameter_counts(model).total)) is not None:
-            seconds, how = begun
+        elif here and (rate := _measured_rate(metrics, parameter_counts(model).total)) is not None:
+            seconds = work.tokens_per_update / rate
+            how = f"as {metrics} has it: {rate:,.0f} tokens a second"
         elif self.machine.where == "cpu" and memory.fits:
             seconds = self._of_operations(model, memory)
             how = "this model's operations, each timed just now"
@@ -334,61 +315,38 @@ class Estimator:
             whole = steps * seconds + evaluations * held_out
         return Time(seconds, flops, peak, how, held_out, whole)
 
-    def _begun(self, parameters: int) -> tuple[float, str] | None:
-        """Seconds of an update by the run's own metrics, if it has begun with this model."""
-        path = Path(self.config.run_dir) / METRICS
-        rate = measured_rate(path, parameters)
-        if rate is None:
-            return None
-        return self.work.tokens_per_update / rate, f"as {path} has it: {rate:,.0f} tokens a second"
-
     def _of_operations(self, model: PreTrainedModel, memory: Memory) -> float:
         """Seconds of an update, its micro-batches and its optimizer's step."""
-        usual = replace(self, work=replace(self.work, worst_examples=self.work.row.examples))
+        rows, examples = memory.micro_batch_rows, self.work.row.examples
         with outlining():
-            update = usual._outlined(  # noqa: SLF001  # of this class
-                model,
-                memory.micro_batch_rows,
-                recompute=memory.recompute,
-                optimizer=self.config.optim.name,
-                operations=True,
+            update = self._outlined(
+                model, rows, examples, recompute=memory.recompute, operations=True
             )
-        pieces = self.work.update_rows / memory.micro_batch_rows
         # Rows on a CPU have no padding: their examples are computed one after the other.
-        pieces *= self.work.useful_share
+        pieces = self.work.update_rows / rows * self.work.useful_share
         return pieces * update.micro_batch.seconds() + update.update.seconds()
 
-    def disk(
-        self, model: PreTrainedModel, memory: Memory, store: int, seconds: float | None
-    ) -> Disk:
-        """Bytes on the disk.
-
-        Args:
-            model: outlined.
-            memory: of the run.
-            store: bytes of the prepared data.
-            seconds: of the run, if they are known.
-        """
+    def disk(self, model: PreTrainedModel, memory: Memory, store: int) -> Disk:
+        """Bytes on the disk of an outlined model's run, whose prepared data has `store` bytes."""
         config, train, trained = self.config, self.config.train, memory.update.gradients
         # What is trained has as many bytes as its gradients, float32 both.
         saved = checkpoint_bytes(config, trained, memory.update.optimizer)
-        whole = sum(4 * p.numel() for p in model.parameters())
-        finished = trained if config.adapter is not None else whole
+        # Of each kind of checkpoint one is written before the oldest goes.
+        best = trained * (train.keep_best + 1) if train.keep_best else 0
+        finished = trained if config.adapter is not None else 4 * parameter_counts(model).total
         saves = self.work.times(train.save_every, train.stop_after)
         remote = config.checkpoint.upload is not None or "://" in config.run_dir
-        uploaded = saves * saved + finished if remote else 0.0
         return Disk(
             checkpoint=saved,
-            kept=kept_bytes(config, saved, trained),
+            kept=saved * (train.keep_last + 1) + best,
             model=finished,
             store=store,
             saves=saves,
-            uploaded=uploaded,
-            upload_bytes_per_second=uploaded / seconds if remote and seconds else None,
+            uploaded=saves * saved + finished if remote else 0.0,
         )
 
 
-def measured_rate(path: Path, parameters: int) -> float | None:
+def _measured_rate(path: Path, parameters: int) -> float | None:
     """Useful tokens a second that a run measured; None before ten updates, or of another model."""
     if not path.is_file():
         return None
@@ -437,16 +395,10 @@ def largest_rows(
 
 def checkpoint_bytes(config: RunConfig, trained: int, optimizer: int) -> int:
     """Bytes of a checkpoint: what is trained, the optimizer's state, and averages of weights."""
-    return trained + optimizer + averages_bytes(config, trained)
+    return trained + optimizer + _averages_bytes(config, trained)
 
 
-def kept_bytes(config: RunConfig, checkpoint: int, trained: int) -> int:
-    """Bytes of all checkpoints kept, and of one of each kind that is being written besides."""
-    best = trained * (config.train.keep_best + 1) if config.train.keep_best else 0
-    return checkpoint * (config.train.keep_last + 1) + best
-
-
-def averages_bytes(config: RunConfig, trained: int) -> int:
+def _averages_bytes(config: RunConfig, trained: int) -> int:
     """Bytes of the averages of weights."""
     averaging = config.optim.averaging
     if averaging is None:
@@ -455,7 +407,7 @@ def averages_bytes(config: RunConfig, trained: int) -> int:
     return points * trained
 
 
-def texts_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) -> int:
+def _texts_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) -> int:
     """Keys and values of the texts that the final evaluation writes side by side, in float32."""
     shape, texts = model.config, config.evaluation.generate
     if family_of(shape).is_encoder_decoder:
@@ -467,7 +419,7 @@ def texts_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) ->
     return 2 * 4 * int(layers) * int(width) * tokens * texts
 
 
-def weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:
+def _weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:
     """Bytes of the weights: of quantised matrices and their constants, of the adapter, of the rest.
 
     FLAN-T5-XXL in nf4: 8.86e9 weights in 4 bits are 4.13 GiB, their constants 0.13 GiB.
@@ -483,7 +435,7 @@ def weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:
     return {"weights": total - sum(parts.values())} | parts
 
 
-def host_bytes(config: RunConfig, model: PreTrainedModel) -> int:
+def _host_bytes(config: RunConfig, model: PreTrainedModel) -> int:
     """Bytes of the machine's own memory while the model is read: all of it in float32.
 
     Beside an adapter the matrices are read one by one, so it is what is none, and the largest.

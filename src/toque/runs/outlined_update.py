@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -66,34 +67,11 @@ class _Like:
 
 
 @dataclass
-class _Operation:
-    """Operation with its arguments, tensors by their shapes, and how often it ran."""
-
-    function: Any
-    arguments: list[Any]
-    structure: Any
-    times: int = 0
-
-    def seconds(self) -> float:
-        """Seconds of all its runs, by the fastest of a few on real tensors."""
-        args, kwargs = tree_unflatten(
-            [a.tensor() if isinstance(a, _Like) else a for a in self.arguments], self.structure
-        )
-        best = float("inf")
-        for n in range(_TRIES):
-            begun = time.perf_counter()
-            self.function(*args, **kwargs)
-            best = min(best, time.perf_counter() - begun)
-            if n and best > _SLOW_SECONDS:
-                break
-        return self.times * best
-
-
-@dataclass
 class Operations:
-    """Operations of an update, each distinct one once, with how often it runs."""
+    """Operations of an update: each distinct one once with its arguments, and how often it runs."""
 
-    found: dict[Any, _Operation] = field(default_factory=dict)
+    calls: dict[str, tuple[Any, list[Any], Any]] = field(default_factory=dict)
+    runs: Counter[str] = field(default_factory=Counter)
 
     def add(self, function: Any, args: Any, kwargs: Any) -> None:
         """Count one run."""
@@ -101,17 +79,31 @@ class Operations:
         like = [
             _Like(tuple(a.shape), a.stride(), a.dtype) if isinstance(a, Tensor) else a for a in flat
         ]
-        key = (function, repr(like), repr(structure))
-        self.found.setdefault(key, _Operation(function, like, structure)).times += 1
+        key = repr((str(function), like, structure))
+        self.calls.setdefault(key, (function, like, structure))
+        self.runs[key] += 1
 
     @torch.no_grad()
     def seconds(self) -> float:
         """Seconds of all of them on this machine's CPU, each distinct one timed at its own shapes.
 
-        Nothing is assumed of what an operation costs; Python between them is not counted.
+        The fastest of a few runs on real tensors counts. Nothing is assumed of what an operation
+        costs; Python between them is not counted.
         """
+        total = 0.0
         with torch.random.fork_rng(devices=[]):
-            return sum(operation.seconds() for operation in self.found.values())
+            for key, (function, like, structure) in self.calls.items():
+                flat = [a.tensor() if isinstance(a, _Like) else a for a in like]
+                args, kwargs = tree_unflatten(flat, structure)
+                best = float("inf")
+                for n in range(_TRIES):
+                    begun = time.perf_counter()
+                    function(*args, **kwargs)
+                    best = min(best, time.perf_counter() - begun)
+                    if n and best > _SLOW_SECONDS:
+                        break
+                total += self.runs[key] * best
+        return total
 
 
 class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -127,8 +119,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, operations: Operations | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self.flops = 0.0
-        self.operations = operations
+        self.flops, self.operations = 0.0, operations
         self._live: dict[int, tuple[Any, int]] = {}
         self._labels_found = False
 

@@ -75,16 +75,12 @@ def outlined_model(
     Raises:
         ConfigError: a model that cannot be made, or one whose config.json cannot be had.
     """
-    model = base_outline(config, known)
-    if config.model.start_from != "scratch":
-        rows = vocabulary_rows(model)
-        seen = known or Vocabulary(rows)
-        grow_vocabulary(model, seen.vocab_size)
-        if config.adapter is not None:
-            _adapt(config, config.adapter, model, seen, rows)
-    adapter = config.adapter
-    asked = None if adapter is None else adapter.quantize_base
-    hold_frozen(model, DTYPES[precision], None if asked is None else Outlined(asked))
+    model, rows = _started(config, known)
+    adapter, form = config.adapter, None
+    if adapter is not None and config.model.start_from != "scratch":
+        _adapt(config, adapter, model, known or Vocabulary(rows), rows)
+        form = adapter.quantize_base
+    hold_frozen(model, DTYPES[precision], None if form is None else Outlined(form))
     if where == "cpu":
         use_fast_dropout(model)
         if precision == "bf16":
@@ -98,23 +94,19 @@ def plain_outline(config: RunConfig, store: TokenStore) -> PreTrainedModel:
     Raises:
         ConfigError: as `outlined_model`.
     """
-    model = base_outline(config, known := vocabulary_of(config, store))
-    if config.model.start_from != "scratch" and known is not None:
-        grow_vocabulary(model, known.vocab_size)
-    return model
+    return _started(config, vocabulary_of(config, store))[0]
 
 
-def base_outline(config: RunConfig, known: Vocabulary | None) -> PreTrainedModel:
-    """The model that is started from, without adapter; inside `outlining`.
-
-    Raises:
-        ConfigError: as `outlined_model`.
-    """
+def _started(config: RunConfig, known: Vocabulary | None) -> tuple[PreTrainedModel, int]:
+    """The model without adapter, and the rows of its vocabulary before it was made larger."""
     if config.model.start_from != "scratch":
-        return _of_checkpoint(config.model.start_from)
+        model = _of_checkpoint(config.model.start_from)
+        rows = vocabulary_rows(model)
+        grow_vocabulary(model, rows if known is None else known.vocab_size)
+        return model, rows
     if known is None:
         raise ConfigError("A model from scratch needs a tokenizer: name model.tokenizer.")
-    return new_model(config.model, known, seed=config.seed)
+    return new_model(config.model, known, seed=config.seed), known.vocab_size
 
 
 def _adapt(

@@ -11,9 +11,6 @@ from toque.models.flops import ParameterCounts
 from toque.reporter import size_text
 from toque.runs.estimate import Disk, Machine, Memory, Time, Work
 
-_SHARES = (0.3, 0.4, 0.5)
-"""Utilisations that a card's hours are shown at."""
-
 
 @dataclass(frozen=True)
 class Lever:
@@ -25,7 +22,6 @@ class Lever:
     fits: bool
     update_seconds: float
     changes: str
-    """Other differences, in a few words."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """The same as JSON: bytes, seconds and FLOPs."""
-        time, memory, machine = self.time, self.memory, self.machine
+        time, memory, machine, updates = self.time, self.memory, self.machine, self._updates()
         return {
             "machine": {
                 "name": machine.name,
@@ -70,17 +66,13 @@ class Plan:
             "flops": {
                 "token": self.work.flops_per_token,
                 "update": time.flops_per_update,
-                "run": self._flops(),
+                "run": None if updates is None else updates * time.flops_per_update,
             },
             "time": asdict(time) | {"utilisation": time.utilisation},
             "totals": dict(self.work.totals),
             "disk": asdict(self.disk) | {"total": self.disk.total},
             "levers": [asdict(lever) for lever in self.levers],
         }
-
-    def _flops(self) -> float | None:
-        updates = self._updates()
-        return None if updates is None else updates * self.time.flops_per_update
 
     def _updates(self) -> float | None:
         if self.work.seconds is not None:
@@ -106,38 +98,31 @@ class Plan:
         )
 
     def _memory(self) -> str:
-        parts = [(name, in_words(size)) for name, size in self.memory.parts.items() if size]
-        total = in_words(self.memory.total)
-        room = in_words(self.memory.room)
+        memory, total = self.memory, in_words(self.memory.total)
+        parts = [(name, in_words(size)) for name, size in memory.parts.items() if size]
         verdict = "fits" if self.fits else "DOES NOT FIT"
-        rows = _columns([*parts, ("all together", total)])
         host = ""
-        if self.memory.host is not None:
-            host = f"\nThe machine's own memory: {in_words(self.memory.host)} to read the model."
-        return f"Memory\n{rows}\n{total} of {room}: it {verdict}.{host}"
+        if memory.host is not None:
+            host = f"\nThe machine's own memory: {in_words(memory.host)} to read the model."
+        rows = _columns([*parts, ("all together", total)])
+        return f"Memory\n{rows}\n{total} of {in_words(memory.room)}: it {verdict}.{host}"
 
     def _time(self) -> str:
-        time, whole, used = self.time, self._flops(), self.time.utilisation
+        time, used, updates = self.time, self.time.utilisation, self._updates()
         lines = [
             ("an update", f"{time.flops_per_update:.3g} FLOP, {_seconds(time.update_seconds)}"),
             ("peak", f"{time.peak.flops_per_second / 1e12:,.2f} TFLOP/s, {time.peak.origin}"),
             ("of it used", f"not known: {time.peak.too_low}" if used is None else f"{used:.0%}"),
             ("by", time.how),
         ]
-        updates = self._updates()
-        if updates is None or time.run_seconds is None or whole is None:
+        if updates is None or time.run_seconds is None:
             million = 1e6 / self.work.tokens_per_update * time.update_seconds
             lines.append(("a million tokens", _seconds(million)))
             lines.append(("the run", "not known before its data is prepared: toque prepare"))
         else:
-            said = f"{updates:,.0f} updates, {whole:.3g} FLOP, {_seconds(time.run_seconds)}"
-            lines.append(("the run", f"{said}, held-out losses among it, the texts at the end not"))
-            if self.machine.card is not None and self.work.seconds is None and used is not None:
-                hours = (_seconds(time.run_seconds * used / s) for s in _SHARES)
-                shares = (
-                    f"{said} at {share:.0%}" for said, share in zip(hours, _SHARES, strict=True)
-                )
-                lines.append(("or", ", ".join(shares)))
+            whole = f"{updates:,.0f} updates, {updates * time.flops_per_update:.3g} FLOP, "
+            whole += f"{_seconds(time.run_seconds)}, held-out losses among it, the texts at the end"
+            lines.append(("the run", f"{whole} not"))
         return f"Time\n{_columns(lines)}"
 
     def _disk(self) -> str:
@@ -150,10 +135,8 @@ class Plan:
         if disk.store:
             lines.append(("the store", size_text(disk.store)))
         if disk.uploaded:
-            said = f"{size_text(disk.uploaded)} in {disk.saves:,.0f} saves"
-            if disk.upload_bytes_per_second is not None:
-                said += f", {size_text(disk.upload_bytes_per_second)}/s on average"
-            lines.append(("to the bucket", said))
+            sent = f"{size_text(disk.uploaded)} in {disk.saves:,.0f} saves"
+            lines.append(("to the bucket", sent))
         return f"Disk\n{_columns(lines)}"
 
     def _changes(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import importlib.util
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from toque.batch import Batch, EncoderDecoderBatch
+from toque.batch import EncoderDecoderBatch
 from toque.config import RunConfig
 from toque.config.schema_methods import AdapterConfig
 from toque.data.loader.batch_stream import usual_rows
@@ -23,7 +24,7 @@ from toque.hardware.memory import free_bytes
 from toque.models.families import Family, family_of, max_positions
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.outline import OutlinedRows, Where
-from toque.runs.estimate import Estimator, Machine, Memory, Time, Work
+from toque.runs.estimate import Estimator, Machine, Work
 from toque.runs.outlined_update import Peak, outlining, peak_of
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.placement import arithmetic_of
@@ -48,13 +49,18 @@ _RANK: Final = 16
 
 def planned(config: RunConfig, hardware: str | None, utilisation: float | None) -> Plan:
     """Memory, time and disk of the run, and what would change them."""
-    store = store_of(config)
+    from toque.data.store.token_store import TokenStore
+
+    folder, store, held = Path(config.data.store), None, 0
+    if (folder / "manifest.json").exists():
+        store = TokenStore.open(folder)
+        held = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     vocabulary = vocabulary_of(config, store)
     with outlining():
         # The family decides the precision, and the precision the layers: so twice.
         plain = outlined_model(config, vocabulary, where="cuda", precision="float32")
-    work = work_ahead(config, plain, store)
-    machine = machine_of(config, hardware, family_of(plain.config), work.products)
+    work = _as_set(config, plain) if store is None else _from_store(config, plain, store)
+    machine = _machine(config, hardware, family_of(plain.config), work.products)
     estimator = Estimator(config, work, machine, optimizer_of)
     model_of = partial(
         outlined_model, known=vocabulary, where=machine.where, precision=machine.precision
@@ -63,27 +69,32 @@ def planned(config: RunConfig, hardware: str | None, utilisation: float | None) 
         model = model_of(config)
         memory = estimator.memory(model)
     time = estimator.time(model, memory, utilisation=utilisation)
+    flops = memory.update.flops / memory.micro_batch_rows * work.update_rows
+    levers = []
+    fixed = _changed(
+        config, "train", micro_batch_rows=memory.micro_batch_rows,
+        gradient_checkpointing=memory.recompute,
+    )  # fmt: skip
     with outlining():
-        levers = list(levers_of(estimator, memory, time, model_of))
-    folder = Path(config.data.store)
-    held = 0 if store is None else sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+        for settings, changes, other, row in _levers(fixed, work):
+            rows = max(1, round(work.update_rows * work.row.target / row.target))
+            changed = replace(
+                estimator, config=other, work=replace(work, row=row, update_rows=rows)
+            )
+            found = changed.memory(model_of(other))
+            # An update takes as much longer as its products are more.
+            ratio = found.update.flops / found.micro_batch_rows * rows / flops
+            seconds = time.update_seconds * ratio
+            levers.append(Lever(settings, found.total, found.fits, seconds, changes))
     return Plan(
         parameters=parameter_counts(model),
         machine=machine,
         work=work,
         memory=memory,
         time=time,
-        disk=estimator.disk(model, memory, held, time.run_seconds),
+        disk=estimator.disk(model, memory, held),
         levers=levers,
     )
-
-
-def store_of(config: RunConfig) -> TokenStore | None:
-    """The prepared store, if there is one."""
-    from toque.data.store.token_store import TokenStore
-
-    folder = Path(config.data.store)
-    return TokenStore.open(folder) if (folder / "manifest.json").exists() else None
 
 
 def optimizer_of(model: nn.Module, name: str) -> tuple[torch.optim.Optimizer | None, int]:
@@ -92,7 +103,7 @@ def optimizer_of(model: nn.Module, name: str) -> tuple[torch.optim.Optimizer | N
     return None if name in _BY_VALUES else optimizer, state_bytes(optimizer)
 
 
-def machine_of(
+def _machine(
     config: RunConfig,
     hardware: str | None,
     family: Family,
@@ -128,15 +139,6 @@ def machine_of(
     return Machine(card.name, "cuda", chosen, card.memory_bytes, card, peak)
 
 
-def work_ahead(config: RunConfig, model: PreTrainedModel, store: TokenStore | None) -> Work:
-    """Rows, updates and tokens of the run.
-
-    Raises:
-        ConfigError: rows that do not fit the update or the model.
-    """
-    return _from_store(config, model, store) if store is not None else _as_set(config, model)
-
-
 def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) -> Work:
     stream = build_stream(config, store, model)
     batch, shape = stream.at(Cursor()).batch, stream.layout.shape
@@ -150,13 +152,18 @@ def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) ->
     worst = -(-shape.target // max(1, longest[1]))
     if shape.source:
         worst = max(worst, -(-shape.source // max(1, longest[0])))
-    row, arithmetic = OutlinedRows(1, shape.source, shape.target), arithmetic_of(model, stream)
+    if isinstance(batch, EncoderDecoderBatch):
+        real = (batch.source_segments > 0).sum() + (batch.target_segments > 0).sum()
+    else:
+        real = (batch.segments > 0).sum()
+    row = OutlinedRows(1, shape.source, shape.target, max(1, round(examples)))
+    arithmetic = arithmetic_of(model, stream)
     return Work(
-        row=OutlinedRows(1, shape.source, shape.target, max(1, round(examples))),
+        row=row,
         worst_examples=worst,
         update_rows=batch.n_rows,
         usual_rows=usual_rows(row.tokens),
-        tokens_per_update=float(_real_tokens(batch)),
+        tokens_per_update=float(real),
         flops_per_token=arithmetic.flops_per_token,
         products=arithmetic.products,
         totals=stream.totals(config.train.stop_after),
@@ -167,14 +174,12 @@ def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) ->
     )
 
 
-def _real_tokens(batch: Batch) -> int:
-    if isinstance(batch, EncoderDecoderBatch):
-        return int((batch.source_segments > 0).sum() + (batch.target_segments > 0).sum())
-    return int((batch.segments > 0).sum())
-
-
 def _as_set(config: RunConfig, model: PreTrainedModel) -> Work:
-    """Every example as long as the settings allow."""
+    """Work with every example as long as the settings allow.
+
+    Raises:
+        ConfigError: a row that does not fit the update.
+    """
     data, train = config.data, config.train
     encoder = family_of(model.config).is_encoder_decoder
     prompt = _PROMPT if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
@@ -196,6 +201,17 @@ def _as_set(config: RunConfig, model: PreTrainedModel) -> Work:
     side = float(row.source)
     across = {"source_context": side, "cross_context": side} if row.source else {}
     tokens = float(rows * row.tokens)
+    examples = data.max_examples and data.max_examples * (1.0 - data.validation_fraction)
+    steps_of_a_unit = {
+        "steps": 1.0,
+        "examples": 1.0 / rows,
+        "tokens": 1.0 / tokens,
+        "epochs": examples / rows if examples else None,
+    }
+    totals, steps_each = {}, steps_of_a_unit.get(train.stop_after.unit)
+    if steps_each is not None:
+        steps = train.stop_after.amount * steps_each
+        totals = {"steps": steps, "examples": steps * rows, "tokens": steps * tokens}
     return Work(
         row=row,
         worst_examples=1,
@@ -204,7 +220,7 @@ def _as_set(config: RunConfig, model: PreTrainedModel) -> Work:
         tokens_per_update=tokens,
         flops_per_token=flops_per_token(model, context=row.target / 2, **shares, **across),
         products=products_of(model, **shares),
-        totals=_totals(config, rows, tokens),
+        totals=totals,
         seconds=train.stop_after.seconds,
         held_out_tokens=float((config.evaluation.max_examples or _HELD_OUT) * row.tokens),
         how="the settings alone, every example as long as they allow, because "
@@ -212,87 +228,46 @@ def _as_set(config: RunConfig, model: PreTrainedModel) -> Work:
     )
 
 
-def _totals(config: RunConfig, rows: int, tokens: float) -> dict[str, float]:
-    stop, data = config.train.stop_after, config.data
-    examples = data.max_examples and data.max_examples * (1.0 - data.validation_fraction)
-    steps_of_a_unit = {
-        "steps": 1.0,
-        "examples": 1.0 / rows,
-        "tokens": 1.0 / tokens,
-        "epochs": examples / rows if examples else None,
-    }
-    steps_each = steps_of_a_unit.get(stop.unit)
-    if steps_each is None:
-        return {}
-    steps = stop.amount * steps_each
-    return {"steps": steps, "examples": steps * rows, "tokens": steps * tokens}
+def _changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
+    """The configuration with other values in one section."""
+    other = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: other})
 
 
-def levers_of(
-    estimator: Estimator,
-    memory: Memory,
-    time: Time,
-    model_of: Callable[[RunConfig], PreTrainedModel],
-) -> Iterator[Lever]:
-    """Each lever by itself, then those together that cost no quality; inside `outlining`.
+def _levers(config: RunConfig, work: Work) -> Iterator[tuple[str, str, RunConfig, OutlinedRows]]:
+    """Each lever by itself, then those together that cost no quality.
 
-    Args:
-        estimator: of the run as it is.
-        memory: of the run as it is.
-        time: of the run as it is.
-        model_of: the outlined model of a configuration.
+    A lever is its settings as they are written, what else changes, the configuration that has it,
+    and a row of its updates.
     """
-    config, work, optim = estimator.config, estimator.work, estimator.config.optim.name
-
-    def seconds(changed: Estimator, found: Memory) -> float:
-        """Seconds of an update: as much longer as its products are more."""
-        flops = [m.update.flops * e.work.update_rows / m.micro_batch_rows
-                 for e, m in ((changed, found), (estimator, memory))]  # fmt: skip
-        return time.update_seconds * flops[0] / flops[1]
-
-    def lever(settings: str, changes: str, changed: Estimator = estimator, **how: Any) -> Lever:
-        found = changed.memory(
-            model_of(changed.config),
-            **{"rows": memory.micro_batch_rows, "recompute": memory.recompute} | how,
-        )
-        return Lever(settings, found.total, found.fits, seconds(changed, found), changes)
-
-    free: dict[str, Any] = {}
-    words: list[str] = []
-    if memory.micro_batch_rows > 1:
-        free["rows"] = 1
+    train, adapter, row = config.train, config.adapter, work.row
+    free, words = config, []
+    if train.micro_batch_rows != 1:
         words.append("train.micro_batch_rows=1")
-        yield lever(words[-1], "the same result", rows=1)
-    if not memory.recompute:
-        free["recompute"] = True
+        free = _changed(free, "train", micro_batch_rows=1)
+        yield words[-1], "the same result", free, row
+    if not train.gradient_checkpointing:
         words.append("train.gradient_checkpointing=true")
-        yield lever(words[-1], "the same bits, a second forward", recompute=True)
-    if optim in ("adamw", "muon"):
+        again = {"gradient_checkpointing": True}
+        free = _changed(free, "train", **again)
+        yield words[-1], "the same bits, a second forward", _changed(config, "train", **again), row
+    if config.optim.name in ("adamw", "muon") and importlib.util.find_spec("bitsandbytes"):
         lighter = "optim.name=adamw8bit"
-        yield lever(lighter, "Adam's averages in 8 bits", optimizer="adamw8bit")
-        if free:
-            together = " ".join([*words, lighter])
-            yield lever(together, "all of these", **free, optimizer="adamw8bit")
-    for settings, adapter, changes in _adapters(config):
-        changed = replace(estimator, config=config.model_copy(update={"adapter": adapter}))
-        yield lever(settings, changes, changed)
-    most = config.data.max_target_tokens
-    if memory.micro_batch_rows == 1 and isinstance(most, int):
-        half, row = most // 2, work.row
-        target = row.target - half if not row.source else max(half, row.target // 2)
-        rows = max(1, round(work.update_rows * row.target / target))
-        shorter = OutlinedRows(1, row.source, target, row.examples)
-        changed = replace(estimator, work=replace(work, row=shorter, update_rows=rows))
-        yield lever(f"data.max_target_tokens={half}", "long texts are cut", changed, rows=1)
-
-
-def _adapters(config: RunConfig) -> Iterator[tuple[str, AdapterConfig, str]]:
-    """Adapters that the run could have, as a setting, a section and words."""
-    adapter = config.adapter
+        eight = _changed(config, "optim", name="adamw8bit")
+        yield lighter, "Adam's averages in 8 bits", eight, row
+        if words:
+            all_of_these = _changed(free, "optim", name="adamw8bit")
+            yield " ".join([*words, lighter]), "all of these", all_of_these, row
     if adapter is None and config.model.start_from != "scratch":
-        settings = f"adapter='{{kind: lora, r: {_RANK}}}'"
-        yield settings, AdapterConfig(r=_RANK), "only an adapter is trained"
+        offered = config.model_copy(update={"adapter": AdapterConfig(r=_RANK)})
+        yield f"adapter='{{kind: lora, r: {_RANK}}}'", "only an adapter is trained", offered, row
     if adapter is not None and adapter.quantize_base is None and adapter.kind != "dora":
         for form, bits in (("int8", 8), ("nf4", 4)):
-            quantised = adapter.model_copy(update={"quantize_base": form})
-            yield f"adapter.quantize_base={form}", quantised, f"the frozen matrices in {bits} bits"
+            fewer = _changed(config, "adapter", quantize_base=form)
+            yield f"adapter.quantize_base={form}", f"the frozen matrices in {bits} bits", fewer, row
+    most = config.data.max_target_tokens
+    if train.micro_batch_rows == 1 and isinstance(most, int):
+        half = most // 2
+        target = row.target - half if not row.source else max(half, row.target // 2)
+        shorter = replace(row, target=target)
+        yield f"data.max_target_tokens={half}", "long texts are cut", config, shorter
