@@ -46,49 +46,34 @@ _TURNS: Final = 3
 """Times that both ways are timed, in turn, once compiled."""
 
 
-def machine_facts(device: torch.device) -> dict[str, Any]:
-    """The machine that measurements depend on, besides the work measured."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    return {
-        "device": f"{device.type} {name or platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "torch": str(torch.__version__),
-    }
+def _remembered(key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The measurement of an equal `key` on this machine; the cache may vanish at any time."""
+    with contextlib.suppress(OSError, ValueError):
+        stored = json.loads(_cache_file(key).read_text(encoding="utf-8"))
+        if isinstance(stored, dict) and stored.get("of") == json.loads(json.dumps(key)):
+            return dict(stored["found"])
+    return None
 
 
-@dataclass(frozen=True)
-class MachineCache:
-    """Measurements by the work measured, one small file each. It may vanish at any time."""
+def _remember(key: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Keep a measurement; a folder that cannot be written costs another one next time."""
+    text, file = json.dumps({"of": key, "found": found}, indent=1) + "\n", _cache_file(key)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, text.encode())
 
-    folder: Path
 
-    def get(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The measurement of an equal `key`."""
-        with contextlib.suppress(OSError, ValueError):
-            stored = json.loads(self._path(key).read_text(encoding="utf-8"))
-            if isinstance(stored, dict) and stored.get("of") == json.loads(json.dumps(key)):
-                return dict(stored["found"])
-        return None
-
-    def put(self, key: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """Remember; a folder that cannot be written costs a measurement next time."""
-        text = json.dumps({"of": key, "found": found}, indent=1) + "\n"
-        with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            atomic_write(self._path(key), text.encode())
-
-    def _path(self, key: Mapping[str, Any]) -> Path:
-        text = json.dumps(key, sort_keys=True).encode()
-        return self.folder / f"{hashlib.sha256(text).hexdigest()[:24]}.json"
+def _cache_file(key: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return cache_folder("measured") / f"{digest[:24]}.json"
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Choices for a machine, and sentences for the user."""
+    """Choices for a machine, their reasons as a line, and sentences for the user."""
 
     resources: Resources
     line: str
-    """The choices and their reasons."""
     warnings: tuple[str, ...] = ()
     update_seconds: float | None = None
     """Seconds of one update, about; None where that was not measured."""
@@ -116,8 +101,8 @@ def fit_to_machine(
         stream: the training batches.
         runtime: of this rank.
         run: folder of the run.
-        train: explicit settings are obeyed.
-        optim: of the run.
+        train: settings, of which explicit ones are obeyed.
+        optim: settings.
         in_step: True if ranks that hold parts of the weights compute together: none can measure.
         found: the checkpoint that is continued from; its record goes before resources.json.
         reporter: hears what takes time.
@@ -138,17 +123,16 @@ def fit_to_machine(
         fitted = fit.again(known) if known is not None else fit.unmeasured(key)
         fitted.resources.save(run, rank=ranks.rank)
         return replace(fitted, warnings=(*notes, *fitted.warnings))
-    cache = MachineCache(cache_folder("measured"))
-    if known is None and (equal := cache.get(key)) is not None:
+    if known is None and (equal := _remembered(key)) is not None:
         equal_run = Resources(machine=key, **equal)
         # The machine may have less free memory than it had then.
         known = equal_run if fit.has_room(equal_run) else None
     if known is not None:
         fitted = fit.again(known)
     else:
-        fitted = fit.measured(key, cache)
+        fitted = fit.measured(key)
         if not fitted.warnings:  # warnings depend on the day
-            cache.put(key, fitted.resources.record())
+            _remember(key, fitted.resources.record())
     fitted.resources.save(run)
     ranks.broadcast(asdict(replace(fitted.resources, smaller_from={})))
     seconds = fit.update_seconds(fitted.resources)
@@ -179,20 +163,21 @@ class _Fit:
             longest_target=longest[1],
             vocab_size=output_head(model)[0].shape[0],
         )
+        self.row_tokens = self.worst.source + self.worst.target
         loss_fn = training_loss(self.train.optimisations, smoothing=optim.label_smoothing)
         self.probe = Probe(model, loss_fn, self.runtime, self.worst)
         self.warnings: list[str] = []
-
-    @property
-    def row_tokens(self) -> int:
-        return self.worst.source + self.worst.target
 
     def cache_key(self) -> dict[str, Any]:
         """Facts that the choices depend on: runs with equal keys get equal choices."""
         shapes = [(n, list(p.shape), p.requires_grad) for n, p in self.model.named_parameters()]
         model = hashlib.sha256(repr((self.model.config.model_type, shapes)).encode()).hexdigest()
-        ranks = self.runtime.ranks
-        key = machine_facts(self.runtime.device) | {
+        device, ranks = self.runtime.device, self.runtime.ranks
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+        key: dict[str, Any] = {
+            "device": f"{device.type} {name or platform.machine()}",
+            "threads": torch.get_num_threads(),
+            "torch": str(torch.__version__),
             "toque": __version__,
             "model": model[:16],
             "precision": self.runtime.precision,
@@ -217,7 +202,7 @@ class _Fit:
         if self.train.compile is True and not known.compile:
             self.warnings.append("not compiled, as in this run's earlier sessions, where it failed")
         kept = replace(known, compile=compiled)
-        line = f"{self._words(kept)}; {_compiled(compiled)}, as before"
+        line = f"{self._words(kept)}; {'compiled' if compiled else 'not compiled'}, as before"
         return Fitted(kept, line, tuple(self.warnings))
 
     def unmeasured(self, key: dict[str, Any]) -> Fitted:
@@ -230,7 +215,10 @@ class _Fit:
             compile_blocks(self.model)
         self._recompute(recompute)
         resources = Resources(rows, recompute, compiled, machine=key)
-        return Fitted(resources, f"{self._words(resources)} ({why}); {_compiled(compiled)}")
+        return Fitted(
+            resources,
+            f"{self._words(resources)} ({why}); {'compiled' if compiled else 'not compiled'}",
+        )
 
     def has_room(self, known: Resources) -> bool:
         """True if the micro-batch fits into memory now."""
@@ -238,15 +226,27 @@ class _Fit:
         rows = self._at_once(known.micro_batch_rows)
         return self.probe.activation_bytes(rows, self._room(rows)) is not None
 
-    def measured(self, key: dict[str, Any], cache: MachineCache) -> Fitted:
+    def measured(self, key: dict[str, Any]) -> Fitted:
         """Measure and choose."""
         recompute, each = self._fitting()
-        asked = self.train.micro_batch_rows
+        asked, device = self.train.micro_batch_rows, self.runtime.device
         if isinstance(asked, int):
             rows, why = asked, "as set"
-        elif self.runtime.device.type == "cuda":
+        elif device.type == "cuda":
+            # The optimizer's state is allocated by the first update; this takes its place until
+            # then.
+            state = torch.empty(self._needs(1)["optimizer"], dtype=torch.uint8, device=device)
             with self.reporter.working("measuring how many rows at once fit into memory"):
-                rows, why = self._largest(), "the most that fit"
+                rows, why = (
+                    largest_rows(
+                        lambda n: peak_of(lambda: self.probe.seconds(n), device),
+                        update_rows=self.update_rows,
+                        room=lambda: HEADROOM * free_bytes(device),
+                    ),
+                    "the most that fit",
+                )
+            del state
+            torch.cuda.empty_cache()
         else:
             # A rule, not a trial: rows decide the order of sums, so the clock would decide bits.
             # Twice as many were 2 to 6 % faster for 0.5 to 1 GB, half as many never (lab/notes.md).
@@ -254,7 +254,7 @@ class _Fit:
             most = max(1, self._room(self._at_once(usual)) // max(1, each))
             rows = evenly(self.update_rows, min(usual, most))
             why = f"{CPU_MICRO_BATCH_TOKENS:,} tokens" if usual <= most else "the most that fit"
-        compiled, reason = self._compile_policy(rows, cache)
+        compiled, reason = self._compile_policy(rows)
         self._recompute(recompute)
         resources = Resources(rows, recompute, compiled, machine=key)
         line = f"{self._words(resources)} ({why}); {reason}"
@@ -297,7 +297,16 @@ class _Fit:
                     "backward (train.gradient_checkpointing): the same bits, about a third slower"
                 )
         if one is None:
-            raise self._refusal(max(0, room), recompute=recompute)
+            device, needs = self.runtime.device, self._needs(1)
+            size = {name: in_words(n_bytes) for name, n_bytes in needs.items()}
+            levers = memory_ladder(checkpointing=recompute, optimizer=self.optim.name)
+            raise ConfigError(
+                f"One row of {self.row_tokens} tokens does not fit into the "
+                f"{in_words(free_bytes(device))} that {device} has free, and a micro-batch is at "
+                f"least one row. It takes: weights {size['weights']} (there already), gradients "
+                f"{size['gradients']}, optimizer {size['optimizer']}, logits {size['logits']}, and "
+                f"activations of more than {in_words(max(0, room))}. Try {'; '.join(levers)}."
+            )
         two = self.probe.activation_bytes(2, room) if self.update_rows > 1 else None
         return recompute, one if two is None else max(1, two - one)
 
@@ -318,31 +327,6 @@ class _Fit:
             "optimizer": state_bytes(build_optimizer(self.model, name=self.optim.name)),
             "logits": logits_bytes(vocabulary, where, positions=rows * self.worst.target),
         }
-
-    def _refusal(self, activations: int, *, recompute: bool) -> ConfigError:
-        device, free = self.runtime.device, free_bytes(self.runtime.device)
-        needs = {name: in_words(size) for name, size in self._needs(1).items()}
-        levers = memory_ladder(checkpointing=recompute, optimizer=self.optim.name)
-        return ConfigError(
-            f"One row of {self.row_tokens} tokens does not fit into the {in_words(free)} that "
-            f"{device} has free, and a micro-batch is at least one row. It takes: weights "
-            f"{needs['weights']} (there already), gradients {needs['gradients']}, optimizer "
-            f"{needs['optimizer']}, logits {needs['logits']}, and activations of more than "
-            f"{in_words(activations)}. Try {'; '.join(levers)}."
-        )
-
-    def _largest(self) -> int:
-        device, state = self.runtime.device, self._needs(1)["optimizer"]
-        # The optimizer's state is allocated by the first update; until then this takes its place.
-        placeholder = torch.empty(state, dtype=torch.uint8, device=device)
-        rows = largest_rows(
-            lambda n: peak_of(lambda: self.probe.seconds(n), device),
-            update_rows=self.update_rows,
-            room=lambda: HEADROOM * free_bytes(device),
-        )
-        del placeholder
-        torch.cuda.empty_cache()
-        return rows
 
     def _recompute(self, on: bool) -> None:  # noqa: FBT001 - the name is the argument
         stop_recomputing(self.model)
@@ -366,19 +350,22 @@ class _Fit:
             return None
         return time.perf_counter() - started
 
-    def _compile_policy(self, rows: int, cache: MachineCache) -> tuple[bool, str]:
+    def _compile_policy(self, rows: int) -> tuple[bool, str]:
         """True if the model is compiled now, and why in a few words."""
         asked = self.train.compile
         key = self.cache_key() | {"about": "compile, in turn", "rows": rows}
         if asked is False:
             return False, "not compiled, as set"
-        known = cache.get(key)
+        known = _remembered(key)
         cost, share = _GUESSES[self.runtime.device.type]
         if known is not None:
             cost, share = known["seconds"], known["saved_share"]
         eager = least_of(lambda: self._try(rows))
         if asked == "auto":
-            total = self._expected_seconds(rows, eager)
+            total = self.train.stop_after.seconds  # of the whole run's updates
+            if total is None:
+                steps = self.stream.totals(self.train.stop_after).get("steps", 0.0)
+                total = steps * self.update_rows / self._at_once(rows) * eager
             if total * share < cost * (_TRIAL_PAYS if known is None else 1.0):
                 return False, (
                     f"not compiled: {total:,.0f} s of computing would save {share:.0%} for "
@@ -394,7 +381,7 @@ class _Fit:
             with uncompiled(self.model):
                 eager = min(eager, self._try(rows))
         share = 1.0 - min(fast) / eager
-        cache.put(key, {"seconds": seconds, "saved_share": share})
+        _remember(key, {"seconds": seconds, "saved_share": share})
         cost_and_gain = f"compiling took {seconds:,.0f} s and saves {share:.0%} of a step"
         if asked == "auto" and share <= 0.0:
             stop_compiling(self.model)
@@ -404,15 +391,3 @@ class _Fit:
     def _try(self, rows: int) -> float:
         """Seconds of the run's first micro-batch, whose speed is what counts."""
         return self.probe.seconds_of(self.first.split(rows)[0])
-
-    def _expected_seconds(self, rows: int, seconds: float) -> float:
-        """Seconds of the whole run's updates when `rows` rows take `seconds`."""
-        stop = self.train.stop_after
-        if stop.seconds is not None:
-            return stop.seconds
-        steps = self.stream.totals(self.train.stop_after).get("steps", 0.0)
-        return steps * self.update_rows / self._at_once(rows) * seconds
-
-
-def _compiled(compiled: bool) -> str:  # noqa: FBT001 - what is turned into a word
-    return "compiled" if compiled else "not compiled"

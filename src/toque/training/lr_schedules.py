@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from toque.config.schema import OptimConfig
 from toque.config.schema_methods import CyclesConfig
@@ -36,23 +35,6 @@ from toque.errors import ConfigError
 from toque.units import Duration, Progress
 
 LearningRate = Callable[[Progress], float]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Constants of a run that a decay depends on."""
-
-    warmup: Duration
-    stop_after: Duration
-    warm_share: float
-    totals: Mapping[str, float]
-
-    def since_warmup(self, progress: Progress) -> float:
-        """Share of what comes after warmup that is done, in [0, 1]."""
-        if self.warm_share >= 1.0:
-            return 0.0
-        beyond = self.stop_after.fraction(progress) - self.warm_share
-        return min(1.0, max(0.0, beyond) / (1.0 - self.warm_share))
 
 
 def make_schedule(
@@ -70,10 +52,37 @@ def make_schedule(
     Raises:
         ConfigError: the cooldown cannot be placed.
     """
-    totals, stop_after = dict(expected or {}), stop_after.in_minutes()
-    warmup = _in_units(optim.warmup.in_minutes(), stop_after)
-    run = _Run(warmup, stop_after, _share(warmup, stop_after, totals), totals)
-    decay, one_update = _decay(optim, run), _one_update(warmup, totals)
+    totals, whole = dict(expected or {}), stop_after.in_minutes()
+    warmup = _in_units(optim.warmup.in_minutes(), whole)
+    warm_share = _share(warmup, whole, totals)
+    one_update = _one_update(warmup, totals)
+
+    def since_warmup(progress: Progress) -> float:  # the share that is done, in [0, 1]
+        if warm_share >= 1.0:
+            return 0.0
+        return min(1.0, max(0.0, whole.fraction(progress) - warm_share) / (1.0 - warm_share))
+
+    cycles = optim.cycles or CyclesConfig()
+    first, first_began = _first_cycle(cycles, warmup, whole, totals)
+    cooling = _cooling_share(optim, whole, totals, warm_share) if optim.schedule == "wsd" else 1.0
+
+    def decay(progress: Progress) -> float:
+        match optim.schedule:
+            case "constant":
+                return 1.0
+            case "linear":
+                return 1.0 - since_warmup(progress)
+            case "cosine":
+                return 0.5 * (1.0 + math.cos(math.pi * since_warmup(progress)))
+            case "cosine_restarts":
+                elapsed = max(0.0, first.measure(progress) - first_began)
+                since, length = cycle_at(elapsed, first.amount, cycles.growth)
+                return 0.5 * (1.0 + math.cos(math.pi * (since / length)))
+            case "inverse_sqrt":
+                began = max(warmup.amount, 1.0)
+                return math.sqrt(began / max(began, warmup.measure(progress)))
+            case "wsd":
+                return min(1.0, max(0.0, 1.0 - whole.fraction(progress)) / cooling)
 
     def lr_at(progress: Progress) -> float:
         warm = 1.0
@@ -104,74 +113,42 @@ def cycle_at(elapsed: float, first: float, growth: int) -> tuple[float, float]:
     return elapsed - began, length
 
 
-def _decay(optim: OptimConfig, run: _Run) -> LearningRate:
-    match optim.schedule:
-        case "constant":
-            return lambda _p: 1.0
-        case "linear":
-            return lambda p: 1.0 - run.since_warmup(p)
-        case "cosine":
-            return lambda p: _half_wave(run.since_warmup(p))
-        case "cosine_restarts":
-            return _restarting(run, optim.cycles or CyclesConfig())
-        case "inverse_sqrt":
-            return lambda p: math.sqrt(
-                max(run.warmup.amount, 1.0) / max(run.warmup.amount, 1.0, run.warmup.measure(p))
-            )
-        case "wsd":
-            return _cooling(run, (optim.cooldown or Duration(20, "%")).in_minutes())
-
-
-def _half_wave(done: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * done))
-
-
-def _restarting(run: _Run, cycles: CyclesConfig) -> LearningRate:
-    first = _in_units(cycles.first, run.stop_after).in_minutes()
-    began = _converted(run.warmup, first, run.totals)
-
-    def decay(progress: Progress) -> float:
-        elapsed = max(0.0, first.measure(progress) - began)
-        since, length = cycle_at(elapsed, first.amount, cycles.growth)
-        return _half_wave(since / length)
-
-    return decay
-
-
-def _cooling(run: _Run, cooldown: Duration) -> LearningRate:
-    share = _share(_in_units(cooldown, run.stop_after), run.stop_after, run.totals)
-    if not 0.0 < share <= 1.0:
-        raise ConfigError(
-            f'optim.cooldown is "{cooldown}" and the run lasts "{run.stop_after}", so when it '
-            'begins cannot be said. Give it in the same unit or as a share, e.g. "20 %".'
-        )
-    share = min(share, 1.0 - run.warm_share) or 1.0
-    return lambda p: min(1.0, max(0.0, 1.0 - run.stop_after.fraction(p)) / share)
-
-
-def _converted(warmup: Duration, into: Duration, totals: Mapping[str, float]) -> float:
-    """`warmup` in the unit of `into`; 0 where the two cannot be compared."""
-    if warmup.unit == into.unit:
-        return warmup.amount
-    mine, theirs = totals.get(warmup.unit, 0.0), totals.get(into.unit, 0.0)
-    return warmup.amount / mine * theirs if mine > 0 else 0.0
-
-
-def _in_units(part: Duration, stop_after: Duration) -> Duration:
-    if part.unit != "%":
-        return part
-    return Duration(stop_after.amount * part.amount / 100.0, stop_after.unit)
-
-
-def _share(part: Duration, stop_after: Duration, totals: Mapping[str, float]) -> float:
-    whole = stop_after.amount if part.unit == stop_after.unit else totals.get(part.unit, 0.0)
-    return min(1.0, part.amount / whole) if whole > 0 else 0.0
-
-
 def _one_update(warmup: Duration, totals: Mapping[str, float]) -> float:
     """An update in warmup's unit, so that the first update already learns; 0 when unknown."""
     if warmup.unit == "steps":
         return 1.0
-    if totals.get("steps", 0.0) > 0:
-        return totals.get(warmup.unit, 0.0) / totals["steps"]
-    return 0.0
+    steps = totals.get("steps", 0.0)
+    return totals.get(warmup.unit, 0.0) / steps if steps > 0 else 0.0
+
+
+def _first_cycle(
+    cycles: CyclesConfig, warmup: Duration, whole: Duration, totals: Mapping[str, float]
+) -> tuple[Duration, float]:
+    """The first cycle's length, and where it begins in its unit; 0 where that cannot be told."""
+    first = _in_units(cycles.first, whole).in_minutes()
+    if warmup.unit == first.unit:
+        return first, warmup.amount
+    mine, theirs = totals.get(warmup.unit, 0.0), totals.get(first.unit, 0.0)
+    return first, warmup.amount / mine * theirs if mine > 0 else 0.0
+
+
+def _cooling_share(
+    optim: OptimConfig, whole: Duration, totals: Mapping[str, float], warm_share: float
+) -> float:
+    cooldown = (optim.cooldown or Duration(20, "%")).in_minutes()
+    share = _share(_in_units(cooldown, whole), whole, totals)
+    if not 0.0 < share <= 1.0:
+        raise ConfigError(
+            f'optim.cooldown is "{cooldown}" and the run lasts "{whole}", so when it begins '
+            'cannot be said. Give it in the same unit or as a share, e.g. "20 %".'
+        )
+    return min(share, 1.0 - warm_share) or 1.0
+
+
+def _in_units(part: Duration, whole: Duration) -> Duration:
+    return Duration(whole.amount * part.amount / 100.0, whole.unit) if part.unit == "%" else part
+
+
+def _share(part: Duration, whole: Duration, totals: Mapping[str, float]) -> float:
+    amount = whole.amount if part.unit == whole.unit else totals.get(part.unit, 0.0)
+    return min(1.0, part.amount / amount) if amount > 0 else 0.0

@@ -48,11 +48,7 @@ class _TooMuch(Exception):  # noqa: N818  # control flow, not an error anyone se
 class Probe:
     """Computes batches forward and backward; gradients are thrown away, weights untouched.
 
-    Args:
-        model: on its device.
-        loss_fn: as in the loop.
-        runtime: number format and device.
-        worst: makes the worst batch of a number of rows.
+    `worst` makes the worst batch of a number of rows.
     """
 
     model: nn.Module
@@ -119,20 +115,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class WorstBatch:
-    """Makes worst batches without reading data; every token has loss.
+    """Makes worst batches without reading data; every token has loss. Lengths are in tokens."""
 
-    Args:
-        source: tokens of a row's source side; 0 for a decoder-only model.
-        target: tokens of its target side, or of the whole row.
-        longest_source: tokens of the longest example's source.
-        longest_target: of its target, or of the whole example.
-        vocab_size: token ids are below it.
-    """
-
-    source: int
-    target: int
+    source: int  # a row's source side; 0 for a decoder-only model
+    target: int  # its target side, or the whole row
     longest_source: int
-    longest_target: int
+    longest_target: int  # of one example: its target, or all of it
     vocab_size: int
 
     def __call__(self, rows: int) -> Batch:
@@ -218,12 +206,8 @@ class OomFallback:
     ) -> Tensor:
         """`forward_backward(micro-batches, n_targets)`, again with smaller ones on out-of-memory.
 
-        Args:
-            at: progress before the update.
-            forward_backward: begins by clearing the gradients of a failed attempt.
-            sharing: makes the micro-batches, and knows whether this rank may begin again.
-            batch: this rank's of the update.
-            n_targets: passed on.
+        It begins by clearing the gradients of a failed attempt. `at` is the progress before the
+        update, `batch` this rank's share of it.
 
         Raises:
             ConfigError: one row is too much, or the other ranks are in the middle of an exchange.

@@ -42,22 +42,6 @@ class Resources:
         """JSON for a checkpoint; `smaller_from` is every rank's."""
         return asdict(self) | {"smaller_from": [dict(own) for own in smaller_from]}
 
-    @classmethod
-    def of_checkpoint(cls, state: Mapping[str, Any], *, rank: int, where: str) -> Self:
-        """The choices that `for_checkpoint` put into a checkpoint's state.
-
-        Raises:
-            CheckpointError: it is nonsense.
-        """
-        try:
-            held = msgspec.convert(state.get("resources"), _Held, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise CheckpointError(
-                f"{where} says nonsense about how its updates were computed: {error}. Put a whole "
-                "copy in its place, or move it away to continue from the one before it."
-            ) from error
-        return cls(**held.of_rank(rank))
-
     def record(self) -> dict[str, Any]:
         """The choices as the start event of a session records them."""
         return {
@@ -67,11 +51,7 @@ class Resources:
         }
 
     def save(self, run: Path, *, rank: int = 0) -> None:
-        """Write `resources.json` of the run, or another rank's file beside it.
-
-        Raises:
-            CheckpointError: the folder cannot be written.
-        """
+        """Write `resources.json` of the run, or another rank's file beside it."""
         try:
             run.mkdir(parents=True, exist_ok=True)
             text = json.dumps(asdict(self) | {KEY: ""}, indent=1) + "\n"
@@ -142,7 +122,14 @@ def earlier_choices(
     file = Resources.load(run, rank=rank)
     if found is None:
         return (file if file is not None and file.machine == machine else None), []
-    held = Resources.of_checkpoint(found.state(), rank=rank, where=str(found.path))
+    try:
+        stored = msgspec.convert(found.state().get("resources"), _Held, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(
+            f"{found.path} says nonsense about how its updates were computed: {error}. Put a whole "
+            "copy in its place, or move it away to continue from the one before it."
+        ) from error
+    held = Resources(**stored.of_rank(rank))
     # Another version of Toque alone changes no choice of a run.
     names = sorted((held.machine.keys() | machine.keys()) - {"toque"})
     pairs = {name: (held.machine.get(name), machine.get(name)) for name in names}

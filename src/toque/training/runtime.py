@@ -79,8 +79,13 @@ class Runtime:
             ConfigError: the device is absent, or the precision cannot work on it.
         """
         if ranks is None:
-            _refuse_several_ranks()
-            ranks = Ranks()
+            ranks, world_size = Ranks(), os.environ.get("WORLD_SIZE", "1")
+            if world_size != "1":
+                raise ConfigError(
+                    f"WORLD_SIZE is {world_size}, and only `toque train` shares its work between "
+                    "processes; this would do the same work in each. Start it without torchrun, or "
+                    "unset WORLD_SIZE."
+                )
         if ranks.is_distributed and device == "auto" and torch.cuda.is_available():
             device = f"cuda:{ranks.local_rank}"
         chosen = device_named(device)
@@ -95,11 +100,7 @@ class Runtime:
 
     @classmethod
     def from_settings(cls, train: TrainConfig, family: Family, ranks: Ranks | None = None) -> Self:
-        """The device and precision that the settings choose here for a model of a family.
-
-        Raises:
-            ConfigError: the device is absent, or the precision cannot work on it.
-        """
+        """The device and precision that the settings choose for a family; raises as `detect`."""
         return cls.detect(
             precision=train.precision,
             deterministic=train.deterministic,
@@ -216,16 +217,6 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.nn.Parameter
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _refuse_several_ranks() -> None:
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if world_size != "1":
-        raise ConfigError(
-            f"WORLD_SIZE is {world_size}, and only `toque train` shares its work between "
-            "processes; this would do the same work in each. Start it without torchrun, or unset "
-            "WORLD_SIZE."
-        )
-
-
 def device_named(name: str) -> torch.device:
     """A device as settings name it; auto is the GPU where there is one.
 
@@ -259,28 +250,16 @@ def _precision(
         raise ConfigError(
             f"precision fp16 needs CUDA, the device is {device}. Use bf16 or float32."
         )
-    kind = _fastest(device, fp16_is_safe=fp16_is_safe) if asked == "auto" else asked
-    failure = None if kind == "float32" else _autocast_failure(device, DTYPES[kind])
-    if failure is not None:
-        return "float32", [
-            f"{kind} does not run on this {device.type}, so float32 is used: {failure}"
-        ]
-    return kind, []  # type: ignore[return-value]  # checked against the choices above
-
-
-def _fastest(device: torch.device, *, fp16_is_safe: bool) -> Precision:
-    if has_fast_bf16(device):
-        return "bf16"
-    if device.type == "cuda":
-        return "fp16" if fp16_is_safe else "float32"
-    return "float32"
-
-
-def _autocast_failure(device: torch.device, dtype: torch.dtype) -> str | None:
+    if asked == "auto":
+        on_gpu = "fp16" if device.type == "cuda" and fp16_is_safe else "float32"
+        asked = "bf16" if has_fast_bf16(device) else on_gpu
+    if asked == "float32":
+        return "float32", []
     try:
-        with torch.autocast(device.type, dtype=dtype):
+        with torch.autocast(device.type, dtype=DTYPES[asked]):
             layer = torch.nn.Linear(8, 8, device=device)
             torch.autograd.backward(layer(torch.ones(8, 8, device=device)).float().sum())
     except RuntimeError as error:
-        return str(error).splitlines()[0]
-    return None
+        why = str(error).splitlines()[0]
+        return "float32", [f"{asked} does not run on this {device.type}, so float32 is used: {why}"]
+    return asked, []  # type: ignore[return-value]  # checked against the choices above

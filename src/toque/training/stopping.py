@@ -43,13 +43,9 @@ _STEP: Final = "finishing this step"
 
 
 class Patience(Callback):
-    """Early stopping, when a metric has not improved for a number of evaluations.
+    """Early stopping, when a metric has not improved for `patience` evaluations.
 
-    Args:
-        patience: evaluations without improvement after which to stop, at least 1.
-        min_delta: a change for the better smaller than this, in the metric's unit, is none.
-        metric: the metric's name.
-        rises: whether more of it is better.
+    A change for the better smaller than `min_delta`, in the metric's unit, is none.
     """
 
     def __init__(
@@ -80,10 +76,8 @@ class Patience(Callback):
 
     def state_dict(self) -> State:
         """The metric, its best value and the count."""
-        count = self.evaluations_without_improvement
-        return {
-            "metric": self.metric, "best": self.best, "evaluations_without_improvement": count
-        }  # fmt: skip
+        names = ("metric", "best", "evaluations_without_improvement")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: State) -> None:
         """Restore them; a run that now goes by another metric begins to count."""
@@ -131,14 +125,14 @@ class Interrupt(Callback):
         """A signal from here on finds an evaluation under way."""
         self._doing = "leaving this evaluation, which is made when the run continues"
 
-    def on_step(self, info: StepInfo) -> Requests | None:
+    def on_step(self, info: StepInfo | None) -> Requests | None:
         """Ask to stop once a signal has come."""
-        return self._request()
+        return Requests(stop=True, save=True, reason=INTERRUPTED) if self._caught else None
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
         """Ask to stop once a signal has come."""
         self._doing = _STEP
-        return self._request()
+        return self.on_step(None)
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Restore the handlers that were there before."""
@@ -146,9 +140,6 @@ class Interrupt(Callback):
             # None: a handler that was not set from Python, which Python cannot restore.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
-
-    def _request(self) -> Requests | None:
-        return Requests(stop=True, save=True, reason=INTERRUPTED) if self._caught else None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name

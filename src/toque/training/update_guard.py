@@ -64,7 +64,6 @@ class SkipStep:
     """Updates not applied, over the whole run."""
     in_a_row: int = 0
     rolled_back_at: int | None = None
-    """The step at which the run last went back."""
     _seen: int = 0
     _past: Tensor | None = None
     """[window, 2] float64, a ring buffer; NaN where an update was not finite."""
@@ -90,27 +89,12 @@ class SkipStep:
         self._seen += 1
         return limits
 
-    @property
-    def exhausted(self) -> bool:
-        """True if `roll_back_after` updates in a row were skipped."""
-        return self.in_a_row >= self.roll_back_after
-
-    def roll_back(self, step: int, to_step: int | None) -> str | None:
-        """Count from 0 again at `step`; or the reason why the run cannot go back to `to_step`."""
-        before = self.rolled_back_at
-        if to_step is None:
-            return "there is no checkpoint to go back to"
-        if before is not None and step - before <= self.window:
-            return f"it went back to a checkpoint at step {before} already"
-        self.rolled_back_at, self.in_a_row = step, 0
-        return None
-
     def state_dict(self) -> dict[str, Any]:
         """JSON that a restart cannot recompute."""
         past = [] if self._past is None else self._past.tolist()
         return {
             "seen": self._seen,
-            "past": [[finite_or_none(value) for value in row] for row in past],
+            "past": [[_finite_or_none(value) for value in row] for row in past],
             "skipped": self.skipped,
             "in_a_row": self.in_a_row,
             "rolled_back_at": self.rolled_back_at,
@@ -122,7 +106,10 @@ class SkipStep:
         Raises:
             ValueError: it is of another window.
         """
-        rows = [[_number(value) for value in row] for row in state["past"]]
+        rows = [
+            [math.nan if value is None else number_in({"past": value}, "past") for value in row]
+            for row in state["past"]
+        ]
         if any(len(row) != 2 for row in rows):
             raise ValueError("outliers that are not pairs of loss and gradient norm")
         if rows and len(rows) != self.window:
@@ -134,11 +121,7 @@ class SkipStep:
         self.rolled_back_at = count_in(state, "rolled_back_at") if went_back else None
 
 
-def _number(value: object) -> float:
-    return math.nan if value is None else number_in({"past": value}, "past")
-
-
-def finite_or_none(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     """`value` as JSON can write it."""
     return value if math.isfinite(value) else None
 
@@ -150,12 +133,9 @@ class PendingUpdate:
     step: int
     lr: float
     batch: Batch
-    values: Tensor
-    """[2] float64, loss and gradient norm."""
-    limits: Tensor
-    """[2] what they may be at most; NaN for no limit."""
-    applied: Tensor
-    """[] bool."""
+    values: Tensor  # [2] float64, loss and gradient norm
+    limits: Tensor  # [2] what they may be at most; NaN for no limit
+    applied: Tensor  # [] bool
 
 
 @final
@@ -220,11 +200,9 @@ class UpdateGuard:
         return None
 
     def error(self, update: PendingUpdate, origin: NonFiniteOrigin | None) -> NonFiniteError:
-        """The error that ends the run at `update`, which is described in `non_finite.json`.
+        """The error that ends the run at `update` of `check`, described in `non_finite.json`.
 
-        Args:
-            update: from `check`; every rank finds the same one.
-            origin: what `find_nonfinite_origin` found in this rank's share.
+        `origin` is what `find_nonfinite_origin` found in this rank's share.
         """
         own = asdict(origin) if origin is not None else None
         shares = self.runtime.ranks.all_gather({"rows": update.batch.example_ids, "origin": own})
@@ -260,21 +238,24 @@ class UpdateGuard:
     @property
     def should_roll_back(self) -> bool:
         """True if so many were skipped in a row that the weights themselves are in doubt."""
-        return self.skip_step is not None and self.skip_step.exhausted
+        skip_step = self.skip_step
+        return skip_step is not None and skip_step.in_a_row >= skip_step.roll_back_after
 
     def roll_back(self, step: int, to_step: int | None) -> str:
-        """A sentence for the user when the run goes back; the examples since are passed over.
-
-        Args:
-            step: where the run is.
-            to_step: the newest checkpoint's; None without one.
+        """A sentence for the user when the run goes back from `step` to a checkpoint's `to_step`.
 
         Raises:
             NonFiniteError: there is no checkpoint, or the run went back to it a moment ago.
         """
-        assert self.skip_step is not None
-        n_skipped, why = self.skip_step.in_a_row, self.skip_step.roll_back(step, to_step)
-        if why is None:
+        skip_step = self.skip_step
+        assert skip_step is not None
+        n_skipped, before = skip_step.in_a_row, skip_step.rolled_back_at
+        if to_step is None:
+            why = "there is no checkpoint to go back to"
+        elif before is not None and step - before <= skip_step.window:
+            why = f"it went back to a checkpoint at step {before} already"
+        else:
+            skip_step.rolled_back_at, skip_step.in_a_row = step, 0
             return (
                 f"{n_skipped} updates in a row were outliers: the weights are those of step "
                 f"{to_step} again, and the examples since then are passed over"
@@ -309,7 +290,7 @@ class UpdateGuard:
         loss_limit, norm_limit = update.limits.tolist()
         own = [i for row in update.batch.example_ids for i in row]
         ids = [i for share in self.runtime.ranks.all_gather(own) for i in share]
-        limits = {"loss": finite_or_none(loss_limit), "grad_norm": finite_or_none(norm_limit)}
+        limits = {"loss": _finite_or_none(loss_limit), "grad_norm": _finite_or_none(norm_limit)}
         record = {"step": update.step, "loss": repr(loss), "grad_norm": repr(norm)}
         self._write(SKIPPED_FILE, record | {"limits": limits, "example_ids": ids})
         why = f"the limits are {loss_limit:.4g} and {norm_limit:.4g}"

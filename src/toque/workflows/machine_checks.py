@@ -73,13 +73,12 @@ dist.destroy_process_group()
 
 @dataclass(frozen=True)
 class MachineCheck:
-    """One thing that was looked at or tried."""
+    """One thing that was looked at or tried, with advice where not all is well."""
 
     name: str
     state: Literal["ok", "warning", "failed"]
     found: str
     todo: str = ""
-    """Advice; empty where all is well."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +120,13 @@ def check_machine(*, reporter: Reporter = SILENT) -> Checkup:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toque-doctor-")))
         others = others_now()  # before this checkup keeps the cores busy itself
         pool = stack.enter_context(ThreadPoolExecutor())
-        tried = [pool.submit(shared, backend, scratch) for backend in backends]
-        tried.append(pool.submit(compiled, device, scratch))
+        tried = [pool.submit(_all_reduces, backend, scratch) for backend in backends]
+        tried.append(pool.submit(_compiles, device, scratch))
         checks = [
             *software(),
-            *processor(others),
-            *gpus(),
-            *memory_and_limits(here),
+            *_processor(others),
+            *_gpus(),
+            *_memory_and_limits(here),
             disk(here),
             *credentials(os.environ, Path.home()),
         ]
@@ -151,12 +150,12 @@ def software() -> Iterator[MachineCheck]:
             "Install it: pip install . in its folder, or ./setup.sh.",
         )
         return
-    needed = [(r, _version(r.name)) for r in wanted if r.marker is None]
-    wrong = [_out_of_range(r, version) for r, version in needed]
+    needed = [r for r in wanted if r.marker is None]
     versions = f"torch {torch.__version__}, transformers {_version('transformers')}"
     fine = f"toque {__version__}, {versions}; {len(needed)} in range"
-    todo = "Install those ranges: pip install toque." if any(wrong) else ""
-    yield _checked("packages", "; ".join(filter(None, wrong)) or fine, todo, needed=True)
+    wrong = _out_of_range(needed)
+    todo = "Install those ranges: pip install toque." if wrong else ""
+    yield _checked("packages", wrong or fine, todo, needed=True)
     of_extras = {
         r.name: r
         for r in wanted
@@ -167,10 +166,9 @@ def software() -> Iterator[MachineCheck]:
     }
     absent = sorted(name for name in of_extras if _version(name) is None)
     there = sorted(of_extras.keys() - set(absent))
-    wrong = [_out_of_range(of_extras[name], _version(name)) for name in there]
+    wrong = _out_of_range([of_extras[name] for name in there])
     fine = f"installed: {', '.join(there) or 'none'}; not: {', '.join(absent) or 'none'}"
-    todo = "pip install --upgrade 'toque[...]'." if any(wrong) else ""
-    yield _checked("extras", "; ".join(filter(None, wrong)) or fine, todo)
+    yield _checked("extras", wrong or fine, "pip install --upgrade 'toque[...]'." if wrong else "")
 
 
 def _version(name: str) -> str | None:
@@ -180,16 +178,19 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _out_of_range(requirement: Requirement, version: str | None) -> str:
-    """The requirement that is not met in words; "" for one that is."""
-    if version is None:
-        return f"{requirement.name} is missing"
-    if requirement.specifier.contains(version, prereleases=True):
-        return ""
-    return f"{requirement.name} {version} is outside {requirement.specifier}"
+def _out_of_range(requirements: Sequence[Requirement]) -> str:
+    """The requirements that are not met in words; "" where all are."""
+    wrong = []
+    for requirement in requirements:
+        version = _version(requirement.name)
+        if version is None:
+            wrong.append(f"{requirement.name} is missing")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} is outside {requirement.specifier}")
+    return "; ".join(wrong)
 
 
-def processor(others: float) -> Iterator[MachineCheck]:
+def _processor(others: float) -> Iterator[MachineCheck]:
     """Cores, threads, 16-bit units, and what other programs take."""
     cores, threads = len(usable_cores()), torch.get_num_threads()
     names = ("amx_tile", "avx512_bf16", "avx512", "avx2")  # torch has no public names for them
@@ -204,7 +205,7 @@ def processor(others: float) -> Iterator[MachineCheck]:
     yield _checked("other programs", f"keep {others:.1f} of {cores} cores busy", todo)
 
 
-def gpus() -> Iterator[MachineCheck]:
+def _gpus() -> Iterator[MachineCheck]:
     """GPUs as torch sees them, against those that the driver knows."""
     driver = _driver()
     if torch.cuda.is_available():
@@ -238,7 +239,7 @@ def _driver() -> str | None:
     return None
 
 
-def memory_and_limits(folder: Path) -> Iterator[MachineCheck]:
+def _memory_and_limits(folder: Path) -> Iterator[MachineCheck]:
     """Free memory and disk, shared memory, open files."""
     memory, space = psutil.virtual_memory(), shutil.disk_usage(folder)
     for name, free, total, least, some, todo in (
@@ -263,10 +264,21 @@ def memory_and_limits(folder: Path) -> Iterator[MachineCheck]:
 
 def disk(folder: Path) -> MachineCheck:
     """Durable writing and reading of the disk that runs would be on."""
-    name = f"disk of {folder}"
+    name, piece, done = f"disk of {folder}", os.urandom(_PIECE), 0  # some disks compress
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".toque-doctor-") as file:
-            written, read = _timed_write(file.fileno()), _timed_read(file.fileno())
+            descriptor, began = file.fileno(), time.perf_counter()
+            while done < _DISK_BYTES and time.perf_counter() - began < 3.0:
+                done += os.write(descriptor, piece)
+            os.fsync(descriptor)
+            written = done / (time.perf_counter() - began)
+            if hasattr(os, "posix_fadvise"):  # from the disk, and not from memory
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            began = time.perf_counter()
+            while os.read(descriptor, _PIECE):
+                pass
+            read = done / max(1e-9, time.perf_counter() - began)
     except OSError as error:
         return _checked(
             name,
@@ -278,27 +290,6 @@ def disk(folder: Path) -> MachineCheck:
     found = f"writes {written / 1e6:,.0f} MB/s durably, reads {read / 1e6:,.0f} MB/s"
     todo = "Save less often (train.save_every), or put runs on a faster disk."
     return _checked(name, found, todo if written < _SLOW_DISK else "")
-
-
-def _timed_write(descriptor: int) -> float:
-    """Bytes a second until all is durable."""
-    piece = os.urandom(_PIECE)  # some disks compress
-    began, done = time.perf_counter(), 0
-    while done < _DISK_BYTES and time.perf_counter() - began < 3.0:
-        done += os.write(descriptor, piece)
-    os.fsync(descriptor)
-    return done / (time.perf_counter() - began)
-
-
-def _timed_read(descriptor: int) -> float:
-    """Bytes a second from the disk, not from memory where the system can be asked for that."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    began, done = time.perf_counter(), 0
-    while piece := os.read(descriptor, _PIECE):
-        done += len(piece)
-    return done / max(1e-9, time.perf_counter() - began)
 
 
 def credentials(environment: Mapping[str, str], home: Path) -> Iterator[MachineCheck]:
@@ -333,7 +324,7 @@ def credentials(environment: Mapping[str, str], home: Path) -> Iterator[MachineC
         yield _checked(name, found, todo, needed=True)
 
 
-def compiled(device: str, scratch: Path) -> MachineCheck:
+def _compiles(device: str, scratch: Path) -> MachineCheck:
     """A small function compiled with nothing cached; never needed, as runs continue without."""
     variables = {
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
@@ -341,32 +332,30 @@ def compiled(device: str, scratch: Path) -> MachineCheck:
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     seconds, failure = tried([["-c", _COMPILE.format(device=device)]], variables)
+    if not failure:
+        return _checked("torch.compile", f"compiles and runs, {seconds:.1f} s")
     return _checked(
         "torch.compile",
-        f"does not compile: {failure}" if failure else f"compiles and runs, {seconds:.1f} s",
+        f"does not compile: {failure}",
         "Runs continue uncompiled. On a CPU it needs a C++ compiler (g++), on a GPU triton; a slow "
-        "or busy machine compiles only where it pays (train.compile=auto)."
-        if failure
-        else "",
+        "or busy machine compiles only where it pays (train.compile=auto).",
     )
 
 
-def shared(backend: str, scratch: Path) -> MachineCheck:
+def _all_reduces(backend: str, scratch: Path) -> MachineCheck:
     """A tensor summed by two processes; needed only by runs of several."""
-    place = str(scratch / f"meeting-{backend}")
+    place, name = str(scratch / f"meeting-{backend}"), f"all-reduce over {backend}"
     programs = [["-c", _SHARED, str(rank), place, backend] for rank in (0, 1)]
-    variables = {
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
     seconds, failure = tried(programs, variables)
+    if not failure:
+        return _checked(name, f"two processes summed a tensor, {seconds:.1f} s")
     return _checked(
-        f"all-reduce over {backend}",
-        failure or f"two processes summed a tensor, {seconds:.1f} s",
+        name,
+        failure,
         "Train in one process (train.strategy=single) until it works: look at the network "
-        "interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and the firewall."
-        if failure
-        else "",
+        "interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and the firewall.",
     )
 
 
@@ -376,15 +365,10 @@ def tried(
     *,
     limit_seconds: float = _ATTEMPT_SECONDS,
 ) -> tuple[float, str]:
-    """Run programs together, each in a process of its own, which is ended when the time is up.
+    """Run programs of Python together, each in a process that is ended when the time is up.
 
-    Args:
-        programs: arguments of Python for each.
-        variables: of the environment besides this process's own.
-        limit_seconds: after which they are given up.
-
-    Returns:
-        Seconds they took, and what went wrong; "" where all is well.
+    Returns seconds they took, and what went wrong; "" where all is well. `variables` come on top of
+    this process's environment.
     """
     began = time.monotonic()
     running = [

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from transformers import PreTrainedModel
@@ -25,7 +24,6 @@ from toque.models.flops import ParameterCounts, parameter_counts
 from toque.reporter import Reporter, clock_text
 from toque.runs.time_left import TimeLeft
 from toque.training.bottlenecks import few_updates
-from toque.training.distributed.collectives import Ranks
 from toque.training.fitting import Fitted
 from toque.training.micro_batch import least_of
 from toque.training.placement import attention_in
@@ -53,11 +51,6 @@ class AfterTraining:
     """Seconds of one evaluation, with the texts it writes."""
     ending: float
     """Seconds of the final scores, their texts, the last checkpoint and the finished model."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all of it: the end is evaluated, and then the best weights."""
-        return 2 * self.evaluating + self.ending
 
 
 @dataclass(frozen=True)
@@ -99,16 +92,17 @@ def length_of(
     if whole is None and not ranks.broadcast(reporter.heard):
         return Length(asked)
     with reporter.working("finding out how long evaluating and writing take"):
-        after = measure_end(config, store, evaluator, scored)
+        after = _measured_end(config, store, evaluator, scored)
     spent, after = ranks.broadcast((clock.seconds(), after))
     if whole is None:
         return Length(asked, after)
     clock = replace(clock, began=clock.now() - spent)
     limit = TimeLimit(whole, clock, after.evaluating, after.ending)
     stop_after = ranks.broadcast(limit.stop_after)
+    # The end is evaluated, and then the best weights.
     told = (
         f"{clock_text(spent)} of it went into reading and measuring, and evaluating and writing "
-        f"will take about {clock_text(after.seconds)}"
+        f"will take about {clock_text(2 * after.evaluating + after.ending)}"
     )
     if stop_after.amount <= 0:
         raise ConfigError(
@@ -132,15 +126,7 @@ def time_left_of(
     *,
     n_texts: int,
 ) -> TimeLeft | None:
-    """The run's time as it can be foreseen; None where nothing was timed.
-
-    Args:
-        stream: the training batches.
-        length: of the run, with what its end takes.
-        evaluate_every: time between evaluations.
-        update_seconds: seconds of one update; None where it was not measured.
-        n_texts: texts written at the end.
-    """
+    """The run's time as it can be foreseen, `n_texts` at its end; None where nothing was timed."""
     if length.after is None or update_seconds is None:
         return None
     stop = length.stop_after
@@ -161,19 +147,15 @@ def time_left_of(
     )
 
 
-def measure_end(
+def _measured_end(
     config: RunConfig, store: TokenStore, evaluator: Evaluator, scored: Sampler
 ) -> AfterTraining:
     """Time a little of everything that comes after training; no number of the run changes."""
     heldout, model = evaluator.heldout, evaluator.model
-    limit = target_limit(config, store.manifest)
     rows = heldout.at_once.rows if heldout.at_once else heldout.rows_per_batch
     few = _BATCHES * rows * heldout.share[1]
-    part = replace(
-        heldout,
-        rows=heldout.rows[:few],
-        weights=None if heldout.weights is None else heldout.weights[:few],
-    )
+    weights = None if heldout.weights is None else heldout.weights[:few]
+    part = replace(heldout, rows=heldout.rows[:few], weights=weights)
 
     def timed() -> float:
         began = time.perf_counter()
@@ -184,13 +166,21 @@ def measure_end(
     seconds = least_of(timed, budget_seconds=0.0)
     evaluating = seconds * len(heldout.rows) / max(1, len(part.rows))
     tasks = 1 if config.data.tasks == ("write",) else 2  # each task's share is evaluated once more
+    limit = target_limit(config, store.manifest)
     writing, looking = (
         _texts_seconds(evaluator, sampler, limit) for sampler in (scored, evaluator.sampler)
     )
     n_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    saving = _COPIES * n_bytes * _seconds_a_byte(Path(config.run_dir))
-    ending = (tasks - 1) * evaluating + writing + saving
-    return AfterTraining(evaluating + looking, ending)
+    try:
+        began = time.perf_counter()
+        with tempfile.TemporaryFile(dir=config.run_dir) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        saving = _COPIES * n_bytes * (time.perf_counter() - began) / _PROBE_BYTES
+    except OSError:  # the disk refuses
+        saving = 0.0
+    return AfterTraining(evaluating + looking, (tasks - 1) * evaluating + writing + saving)
 
 
 def _texts_seconds(evaluator: Evaluator, sampler: Sampler, limit: int) -> float:
@@ -200,8 +190,6 @@ def _texts_seconds(evaluator: Evaluator, sampler: Sampler, limit: int) -> float:
     ranks = evaluator.ranks
     ids = [prompt.ids for prompt in sampler.prompts[ranks.rank :: ranks.world_size]]
     with evaluator.sharing.whole() as model:  # together, also where a rank has no text
-        if not ids:
-            return 0.0
 
         def timed(tokens: int) -> float:
             started = time.perf_counter()
@@ -209,14 +197,14 @@ def _texts_seconds(evaluator: Evaluator, sampler: Sampler, limit: int) -> float:
                 sampler.written(model, ids, tokens)
             return time.perf_counter() - started
 
-        return seconds_of_texts(timed, limit)
+        return seconds_of_texts(timed, limit) if ids else 0.0
 
 
 def seconds_of_texts(timed: Callable[[int], float], most: int) -> float:
     """Seconds of writing texts of `most` tokens, by the seconds that a few tokens take.
 
-    Reading the prompts is told apart from writing by two lengths. Later tokens take longer, by
-    attention, which is left out.
+    Two lengths tell reading the prompts apart from writing. Later tokens take longer, by attention,
+    which is left out.
     """
     few = least_of(lambda: timed(_FEW_TOKENS), budget_seconds=_SHORT_SECONDS)
     if few / _FEW_TOKENS * most < _SHORT_SECONDS or most <= _MORE_TOKENS:
@@ -225,19 +213,6 @@ def seconds_of_texts(timed: Callable[[int], float], most: int) -> float:
     # Disturbed, more tokens may seem to take less than few: then one takes as much as can be.
     each = (more - few) / (_MORE_TOKENS - _FEW_TOKENS) if more > few else more / _MORE_TOKENS
     return few + each * (most - _FEW_TOKENS)
-
-
-def _seconds_a_byte(run: Path) -> float:
-    """Seconds to write a byte durably to the run's disk; 0 where the disk refuses."""
-    try:
-        began = time.perf_counter()
-        with tempfile.TemporaryFile(dir=run) as file:
-            file.write(bytes(_PROBE_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        return 0.0
-    return (time.perf_counter() - began) / _PROBE_BYTES
 
 
 def banner(
@@ -254,9 +229,12 @@ def banner(
     counts, shape = parameter_counts(model), stream.layout.shape
     splits, tokens = store.manifest.splits, store.manifest.tokens
     rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
-    batch = stream.at(Cursor()).batch
-    ranks = _ranks_in_words(runtime.ranks, str(runtime.device), batch.n_rows, strategy)
-    resources = fitted.resources
+    n_rows, ranks, resources = stream.at(Cursor()).batch.n_rows, runtime.ranks, fitted.resources
+    sharing = []
+    if ranks.is_distributed:
+        library = "nccl" if runtime.device.type == "cuda" else "gloo"
+        words = f"{ranks.world_size} ranks over {library} share each update by {strategy}, about "
+        sharing.append(("ranks", f"{words}{n_rows} of its rows each"))
     of_model = (
         f"{config.model.family} from {config.model.start_from}, {counts.total / 1e6:,.1f} M "
         f"parameters ({counts.non_embedding / 1e6:,.1f} M without embeddings)"
@@ -265,13 +243,14 @@ def banner(
         f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
         f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens"
     )
-    at_once = _micro_batches(batch.n_rows, resources.micro_batch_rows)
+    n = math.ceil(n_rows / resources.micro_batch_rows)
+    at_once = f"{n} micro-batch{'es' * (n > 1)} in the first update"
     pairs = [
         ("model", of_model + _adapter_in_words(config, counts)),
         ("data", data),
         *(("", line) for line in _drawn(config, store, stream)),
         *zip(("length", "warning"), _length(config, stream, length).splitlines(), strict=False),
-        *(("ranks", line) for line in ranks.splitlines()),
+        *sharing,
         ("batch", f"{config.train.batch} an update, over all micro-batches and ranks"),
         ("accumulation", f"{at_once}; {fitted.line}"),
         ("precision", f"{runtime.precision} on {runtime.device}"),
@@ -308,12 +287,6 @@ def _length(config: RunConfig, stream: BatchStream, length: Length) -> str:
     return f"{words}, about {steps:,.0f} steps{length.line}" + (f"\n{few}" if few else "")
 
 
-def _micro_batches(rows: int, at_once: int) -> str:
-    """Micro-batches of the first update, on this rank."""
-    n = math.ceil(rows / at_once)
-    return f"{n} micro-batch{'es' * (n > 1)} in the first update"
-
-
 def _adapter_in_words(config: RunConfig, counts: ParameterCounts) -> str:
     """The trained share; nothing when all is trained."""
     if config.adapter is None:
@@ -322,15 +295,4 @@ def _adapter_in_words(config: RunConfig, counts: ParameterCounts) -> str:
     return (
         f", {config.adapter.kind} adapter of {counts.trainable:,} parameters "
         f"({counts.trainable / base:.2%}, {counts.trainable * 4 / 1e6:,.1f} MB)"
-    )
-
-
-def _ranks_in_words(ranks: Ranks, device: str, rows: int, strategy: str) -> str:
-    """A line on the ranks and the `rows` of each in an update; "" for one process."""
-    if not ranks.is_distributed:
-        return ""
-    library = "nccl" if device.startswith("cuda") else "gloo"
-    return (
-        f"{ranks.world_size} ranks over {library} share each update by {strategy}, about {rows} of "
-        "its rows each\n"
     )
