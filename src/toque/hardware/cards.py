@@ -20,18 +20,15 @@ _SOLD_IN_GIB: Final = ("rtx-",)
 
 @dataclass(frozen=True)
 class Card:
-    """One card, as its maker states it."""
+    """One card, as its maker's document, the source, states it."""
 
     name: str
-    device: str
-    """Part of the name that torch has for the card."""
+    device: str  # part of the name that torch has for the card
     memory_bytes: int
-    bytes_per_second: float
-    """Bandwidth of its memory."""
+    bytes_per_second: float  # of its memory
     flops_per_second: Mapping[str, float]
     """Rate of dense products with float32 sums, by number format that has a unit."""
     source: str
-    """The maker's document."""
 
 
 @cache
@@ -39,7 +36,19 @@ def cards() -> dict[str, Card]:
     """Every card by its name, in the order in which torch's names are to be compared."""
     lines = _TABLE.read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader((line for line in lines if not line.startswith("#")), delimiter="\t")
-    return {row["name"]: _card(row) for row in rows}
+    found = {}
+    for row in rows:
+        unit = _GIB if row["name"].startswith(_SOLD_IN_GIB) else 10**9
+        rates = {kind: row[kind] for kind in ("bf16", "fp16", "tf32", "fp32")}
+        found[row["name"]] = Card(
+            name=row["name"],
+            device=row["device"],
+            memory_bytes=int(float(row["memory"]) * unit),
+            bytes_per_second=float(row["bandwidth"]) * 1e9,
+            flops_per_second={k: float(rate) * 1e12 for k, rate in rates.items() if rate != "-"},
+            source=row["source"],
+        )
+    return found
 
 
 def card_named(name: str) -> Card:
@@ -64,16 +73,3 @@ def card_named(name: str) -> Card:
 def card_of_device(device: str) -> Card | None:
     """The card that torch calls `device`, e.g. "NVIDIA H100 PCIe"; None where it is not known."""
     return next((card for card in cards().values() if card.device in device), None)
-
-
-def _card(row: Mapping[str, str]) -> Card:
-    unit = _GIB if row["name"].startswith(_SOLD_IN_GIB) else 10**9
-    rates = {kind: row[kind] for kind in ("bf16", "fp16", "tf32", "fp32")}
-    return Card(
-        name=row["name"],
-        device=row["device"],
-        memory_bytes=int(float(row["memory"]) * unit),
-        bytes_per_second=float(row["bandwidth"]) * 1e9,
-        flops_per_second={k: float(rate) * 1e12 for k, rate in rates.items() if rate != "-"},
-        source=row["source"],
-    )

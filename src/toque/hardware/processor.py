@@ -30,11 +30,13 @@ _LOOK_SECONDS: Final = 0.1
 
 @dataclass(frozen=True)
 class ProcessorUse:
-    """Seconds of processor time until now, over the cores this process may use."""
+    """Seconds of processor time until now, over the cores this process may use.
+
+    `busy` are those of all programs, and of other machines on the same hardware.
+    """
 
     at: float
     busy: float
-    """Seconds of all programs, and of other machines on the same hardware."""
     own: float
 
     @classmethod

@@ -37,22 +37,20 @@ _MANY_AT_ONCE, _FEW_AT_ONCE = 16_384, 256
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that limits the run."""
+    """Something that limits the run, ranked by the share of the loop's time it could give back.
+
+    Its lever stands in words, as overrides (`train.pack=true`) and as variables of the environment,
+    both empty where it is neither; `at_most` says that the gain is a bound.
+    """
 
     cause: str
-    """Name of a share or a setting, in a word or two."""
     weight: float
-    """Share of the loop's time that it could give back at most; findings are ranked by it."""
     sentence: str
     lever: str | None = None
-    """Advice in words."""
     settings: tuple[str, ...] = ()
-    """The lever as overrides, `train.pack=true`; empty where no setting is one."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """The lever as variables of the environment."""
     gain: float | None = None
     at_most: bool = False
-    """True if `gain` is a bound."""
 
 
 def findings(facts: Facts) -> list[Finding]:
@@ -108,6 +106,15 @@ def _waits(facts: Facts) -> Iterator[Finding]:
         facts.share(shares.THROTTLED),
         "a limit on processor time (of a container or a job) held everything back",
         "raise the limit, or use as many threads as it allows",
+    )
+    # What the first half of the updates compiled is done with.
+    yield _lost(
+        "compiling",
+        facts.compiling_late / max(1e-9, facts.late),
+        "of the later updates went into compiling the model again and again, for shapes that are "
+        "new",
+        "leave the model uncompiled",
+        "train.compile=false",
     )
     if not host:
         return
@@ -232,18 +239,6 @@ def _arithmetic(facts: Facts) -> Iterator[Finding]:
             settings=("train.compile=false",) if on_cpu else shorter,
             gain=gain_of(saved),
         )
-
-
-def _compiling(facts: Facts) -> Iterator[Finding]:
-    """Compiling that goes on; what the first half of the updates brought is done with."""
-    yield _lost(
-        "compiling",
-        facts.compiling_late / max(1e-9, facts.late),
-        "of the later updates went into compiling the model again and again, for shapes that are "
-        "new",
-        "leave the model uncompiled",
-        "train.compile=false",
-    )
 
 
 def _padding(facts: Facts) -> Iterator[Finding]:
@@ -383,7 +378,6 @@ RULES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     _saving,
     _threads,
     _arithmetic,
-    _compiling,
     _padding,
     _tiny_batches,
     _memory,

@@ -30,12 +30,11 @@ _GAP: Final = 1.3
 
 @dataclass(frozen=True)
 class Verdict:
-    """Judgement of what limits a run."""
+    """Judgement of what limits a run: findings, what could give back most first."""
 
     facts: Facts
     sentence: str
     found: tuple[Finding, ...]
-    """All that limits it, what could give back most first."""
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -66,11 +65,7 @@ class Sign:
 
 
 def verdict_of(folder: Path) -> Verdict | None:
-    """The verdict on a run that continues, has ended or was killed; None before its first update.
-
-    Args:
-        folder: of the run.
-    """
+    """The verdict on a run that goes on, has ended or was killed; None before its first update."""
     try:
         facts = facts_of(read_metrics(folder / METRICS))
     except OSError:
@@ -84,19 +79,21 @@ def verdict_of(folder: Path) -> Verdict | None:
     largest, rate = facts.shares[0], ""
     if facts.utilisation is not None and facts.share(PRODUCTS) > 0.0:
         rate = f", at {facts.utilisation:.0%} of the machine's rate"
-    sentence = (
-        f"Nothing holds this run up: most of its time ({largest.share:.0%}) went into "
-        f"{largest.name}{rate}."
-    )
-    return Verdict(facts, sentence, found)
+    most = f"most of its time ({largest.share:.0%}) went into {largest.name}{rate}"
+    return Verdict(facts, f"Nothing holds this run up: {most}.", found)
 
 
 def advice(finding: Finding) -> str:
     """The lever of a finding as a line, with what it is expected to give."""
     if finding.lever is None:
         return "There is no lever for it here."
-    variables = [f"{name}={value}" for name, value in finding.environment.items()]
-    given = " ".join([*variables, *map(_quoted, finding.settings)])
+    given = " ".join(
+        f'{name}="{value}"' if " " in value else f"{name}={value}"
+        for name, value in [
+            *finding.environment.items(),
+            *(setting.split("=", 1) for setting in finding.settings),
+        ]
+    )
     if finding.gain is None:
         gain = "what it gives only trying tells"
     elif finding.gain < 0.005:
@@ -106,11 +103,6 @@ def advice(finding: Finding) -> str:
         gain = f"expected: {bound}{finding.gain:.0%} more tokens a second"
     lever = _capital(finding.lever)
     return f"{lever}: {given} ({gain})." if given else f"{lever} ({gain})."
-
-
-def _quoted(setting: str) -> str:
-    name, _, value = setting.partition("=")
-    return f'{name}="{value}"' if " " in value else setting
 
 
 def _capital(text: str) -> str:
@@ -141,7 +133,11 @@ def _memory(facts: Facts) -> list[Ladder]:
 
 
 def _poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
-    score = _recipe_score(folder)
+    try:
+        record = decode_json((folder / "evaluation.json").read_bytes(), dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return []
+    score = number(mapping(record.get("generated")).get("recipe_score"))
     if score is None or score >= POOR:
         return []
     last = facts.held_out[-2:]
@@ -163,14 +159,6 @@ def _poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
     ]
     because = f"the recipe score of its texts is {score:.2f} of 1; below {POOR} texts are poor"
     return [Ladder("poor texts", because, steps)]
-
-
-def _recipe_score(folder: Path) -> float | None:
-    try:
-        record = decode_json((folder / "evaluation.json").read_bytes(), dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return None
-    return number(mapping(record.get("generated")).get("recipe_score"))
 
 
 def signs(facts: Facts) -> list[Sign]:

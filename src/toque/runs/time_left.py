@@ -21,22 +21,16 @@ _ROUNDING: Final = 1e-12
 class TimeLeft:
     """Seconds until a training command ends, foreseen and then corrected by what is measured.
 
-    Args:
-        stop_after: the whole run.
-        evaluate_every: time between evaluations; the end always has one.
-        expected: totals of the whole run by unit, as far as they are known.
-        training_seconds: of all updates of the run; 0 where nothing is foreseen.
-        evaluation_seconds: of one evaluation with the texts it writes.
-        final_seconds: after the last update: scoring, writing and saving the finished model.
-        n_texts: texts written at the end.
+    `expected` holds the run's totals by unit, as far as they are known, and `n_texts` are written
+    at its end. The end always has an evaluation.
     """
 
     stop_after: Duration
     evaluate_every: Duration | None = None
     expected: Mapping[str, float] = field(default_factory=dict)
-    training_seconds: float = 0.0
-    evaluation_seconds: float = 0.0
-    final_seconds: float = 0.0
+    training_seconds: float = 0.0  # of all updates of the run; 0 where nothing is foreseen
+    evaluation_seconds: float = 0.0  # of one, with the texts it writes
+    final_seconds: float = 0.0  # scoring, writing and saving the finished model
     n_texts: int = 0
 
     def __post_init__(self) -> None:

@@ -25,14 +25,12 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation of the run."""
+    """The best evaluation of the run by a metric, with its value; None if it is the loss."""
 
     step: int
     loss: float
     metric: str = "loss"
-    """The metric by which it is the best."""
     value: float | None = None
-    """Value of that metric; None if it is the loss."""
 
     @property
     def score(self) -> float:
@@ -46,11 +44,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Goal:
-    """The metric of the evaluations that says which is best.
-
-    Args:
-        metric: its name.
-        rises: whether more is better.
+    """The metric of the evaluations that says which is best; `rises` if more is better.
 
     >>> Goal("bleu", rises=True).better(31.0, 30.5), Goal().better(2.0, 2.1, by=0.5)
     (True, False)
@@ -127,7 +121,6 @@ class RunStart:
     notes: tuple[str, ...] = ()
     """Sentences for the user: choices made, checkpoints skipped, leftovers removed."""
     best: Best | None = None
-    """Seconds of the sessions before."""
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,10 @@ from toque.training.runtime import Runtime
 
 @dataclass(frozen=True)
 class NonFiniteOrigin:
-    """The first non-finite value of an update."""
+    """The first non-finite value of an update, and the examples whose rows hold it, if known."""
 
-    where: str
-    """The place in words: "the output of transformer.h.3.mlp"."""
+    where: str  # in words: "the output of transformer.h.3.mlp"
     example_ids: tuple[int, ...] = ()
-    """Examples whose rows hold it; empty when unknown."""
 
 
 def find_nonfinite_origin(
@@ -33,19 +31,11 @@ def find_nonfinite_origin(
     micro_batches: Sequence[Batch],
     runtime: Runtime,
 ) -> NonFiniteOrigin | None:
-    """Recompute an update and look into every module; its gradients are thrown away.
+    """Recompute an update and look into every module; None when everything is finite this time.
 
     In this order: the weights, each module's inputs and outputs as they are computed, the loss,
-    the gradients as they arrive. The random numbers are those the caller has seeded.
-
-    Args:
-        model: with the weights the update began with or, on CUDA, those of a few updates later.
-        loss_fn: as in the loop.
-        micro_batches: the whole update, split as it was.
-        runtime: for the precision and the device.
-
-    Returns:
-        None when everything is finite this time.
+    the gradients as they arrive, which are thrown away. The random numbers are those the caller has
+    seeded. On CUDA the model has the weights of a few updates later.
     """
     model.train()
     for name, parameter in model.named_parameters():
@@ -71,6 +61,8 @@ def find_nonfinite_origin(
 
 @dataclass
 class _Watch:
+    """Looks for the first non-finite value of a micro-batch whose rows hold these examples."""
+
     example_ids: tuple[tuple[int, ...], ...]
     found: NonFiniteOrigin | None = None
 
@@ -78,12 +70,19 @@ class _Watch:
     def watching(self, model: nn.Module) -> Iterator[None]:
         handles: list[Any] = []
         for name, module in model.named_modules():
-            before, after = partial(self._input, name), partial(self._output, name)
+            # A module's input comes from its owner, between two of its parts.
+            owner, _, part = name.rpartition(".")
+            given = (
+                f"what {owner or 'the model'} hands to its {part}" if part else "the model's input"
+            )
+            made = f"the output of {name or 'the model'} ({type(module).__name__})"
+            before, after = partial(self._input, given), partial(self._output, made)
             handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             handles.append(module.register_forward_hook(after))
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                arrived = partial(self._gradient, name)
+                where = f"the gradient of {name}, while the loss is finite"
+                arrived = partial(self._look, where, by_row=False)
                 handles.append(parameter.register_hook(arrived))  # type: ignore[no-untyped-call]
         try:
             yield
@@ -91,18 +90,11 @@ class _Watch:
             for handle in handles:
                 handle.remove()
 
-    def _input(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        # A module's input comes from its owner, between two of its parts.
-        owner, _, part = name.rpartition(".")
-        where = f"what {owner or 'the model'} hands to its {part}" if part else "the model's input"
+    def _input(self, where: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         self._look(where, [*args, *kwargs.values()])
 
-    def _output(self, name: str, module: nn.Module, _args: Any, output: Any) -> None:
-        kind = type(module).__name__
-        self._look(f"the output of {name or 'the model'} ({kind})", output)
-
-    def _gradient(self, name: str, gradient: Tensor) -> None:
-        self._look(f"the gradient of {name}, while the loss is finite", gradient, by_row=False)
+    def _output(self, where: str, _module: nn.Module, _args: Any, output: Any) -> None:
+        self._look(where, output)
 
     def _look(self, where: str, values: Any, *, by_row: bool = True) -> None:
         if self.found is not None:

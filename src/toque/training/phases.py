@@ -77,9 +77,7 @@ class PartClock:
     Every reading gives the time since the one before to a part, so the parts of a session add up to
     its wall time, whatever happens in it.
 
-    Args:
-        now: seconds that pass.
-        compiling: those of them, since it was last called, in which the model was compiled.
+    `compiling` tells the seconds since its last call in which the model was compiled.
 
     >>> times = iter([0.0, 1.0, 3.0, 3.5])
     >>> clock = PartClock(now=lambda: next(times))
@@ -109,9 +107,7 @@ class PartClock:
     def lap(self, part: Part, *, slowed: bool | None = None) -> None:
         """Give the time since the last reading to `part`.
 
-        Args:
-            part: where the time went.
-            slowed: whether an observer slows the update that begins; None changes nothing.
+        `slowed` tells whether an observer slows the update that begins; None changes nothing.
         """
         now, compiling = self._now(), self._compiling()
         if (self._slowed or slowed) and part in _OF_UPDATES:  # to begin profiling takes time, too

@@ -67,15 +67,6 @@ def place_model(
 ) -> PlacedModel:
     """Make the model to train, with the layers its device computes fastest; all ranks call it.
 
-    Args:
-        section: names the model.
-        adapter: of the run, if it has one.
-        train: names the strategy.
-        optimizer: its name.
-        tokens: of the store's tokenizer.
-        runtime: of this rank.
-        seed: of the run.
-
     Raises:
         ConfigError: settings that exclude each other, or a model that cannot be made.
         CheckpointError: its files are damaged.
@@ -127,12 +118,7 @@ def strategy_of(
 ) -> tuple[Literal["single", "ddp", "fsdp", "hsdp"], str]:
     """The strategy that train.strategy asks for, and why auto chose it: ddp where that fits.
 
-    Args:
-        train: of the run.
-        adapter: of the run.
-        optimizer: its name.
-        model: whole, before it is moved to the device.
-        runtime: of this rank; the ranks agree.
+    The model is whole, before it is moved to the device; the ranks agree.
 
     Raises:
         ConfigError: the strategy and other settings exclude each other.
@@ -140,7 +126,14 @@ def strategy_of(
     asked, ranks = train.strategy, runtime.ranks
     if not ranks.is_distributed:
         return "single", ""
-    obstacle = _obstacle(optimizer, adapter, runtime)
+    obstacle = None  # why tensors cannot be divided in this run, and what to change
+    if optimizer not in _BY_ELEMENT:
+        allowed = " or ".join(_BY_ELEMENT)
+        obstacle = f"optim.name={optimizer} needs whole tensors: set optim.name={allowed}"
+    elif adapter is not None and adapter.quantize_base is not None:
+        obstacle = "a quantised base is held whole: set adapter.quantize_base=null"
+    elif runtime.scaler is not None:
+        obstacle = "precision fp16 needs one loss scale for all parts: set train.precision=bf16"
     if asked in ("fsdp", "hsdp") and obstacle is not None:
         raise ConfigError(
             f"train.strategy is {asked}, which gives each rank a part of every tensor, and "
@@ -148,7 +141,14 @@ def strategy_of(
         )
     if asked != "auto":
         return asked, ""
-    needed, free = _bytes_of_replica(optimizer, model, runtime), _room(runtime)
+    # Bytes yet to be allocated by a rank that holds everything, activations left out, and those
+    # that it may allocate: a machine's memory is shared by its ranks.
+    on_cpu, parameters = runtime.device.type == "cpu", list(model.parameters())
+    needed = 0 if on_cpu else sum(p.nbytes for p in parameters)
+    needed += sum(p.nbytes for p in parameters if p.requires_grad)
+    needed += state_bytes(build_optimizer(model, name=optimizer))
+    sharers = _on_this_machine(ranks.world_size) if on_cpu else 1
+    free = int(HEADROOM * free_bytes(runtime.device) / sharers)
     words = (
         f"weights, gradients and optimizer state take {in_words(needed)} a rank, of "
         f"{in_words(free)} free"
@@ -159,33 +159,6 @@ def strategy_of(
         why = f"{words}, but fsdp would need other settings: {obstacle}"
         return "ddp", f"train.strategy auto is ddp: {why}"
     return "fsdp", f"train.strategy auto is fsdp: {words} on the rank with least"
-
-
-def _obstacle(optimizer: str, adapter: AdapterConfig | None, runtime: Runtime) -> str | None:
-    """Why tensors cannot be divided in this run, and what to change; None where they can."""
-    if optimizer not in _BY_ELEMENT:
-        allowed = " or ".join(_BY_ELEMENT)
-        return f"optim.name={optimizer} needs whole tensors: set optim.name={allowed}"
-    if adapter is not None and adapter.quantize_base is not None:
-        return "a quantised base is held whole: set adapter.quantize_base=null"
-    if runtime.scaler is not None:
-        return "precision fp16 needs one loss scale for all parts: set train.precision=bf16"
-    return None
-
-
-def _bytes_of_replica(optimizer: str, model: PreTrainedModel, runtime: Runtime) -> int:
-    """Bytes yet to be allocated by a rank that holds everything, activations left out."""
-    parameters = list(model.parameters())
-    on_cpu = runtime.device.type == "cpu"
-    weights = 0 if on_cpu else sum(p.numel() * p.element_size() for p in parameters)
-    gradients = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
-    return weights + gradients + state_bytes(build_optimizer(model, name=optimizer))
-
-
-def _room(runtime: Runtime) -> int:
-    """Bytes that this rank may allocate; a machine's memory is shared by its ranks."""
-    sharers = _on_this_machine(runtime.ranks.world_size) if runtime.device.type == "cpu" else 1
-    return int(HEADROOM * free_bytes(runtime.device) / sharers)
 
 
 def _on_this_machine(world_size: int) -> int:

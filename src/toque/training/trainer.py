@@ -130,7 +130,11 @@ class Trainer:
             stack.enter_context(self._saves.session(lambda: self.progress))
             self._apply_requests(self._ranks.any_rank(wants))
             self.clock.lap("starting")
-            self._run_deferred_evaluation()
+            if self.owes_evaluation:
+                self.owes_evaluation = False
+                self._evaluate()
+                if self.finished:
+                    self._save(final=True)
             if not self.finished:
                 self._train()
         return self._end(None)
@@ -262,13 +266,6 @@ class Trainer:
             wants |= self._evaluate()
         if wants.save or self.finished or self.schedule.save_due(before, self.progress):
             self._save(final=self.finished)
-
-    def _run_deferred_evaluation(self) -> None:
-        if self.owes_evaluation:
-            self.owes_evaluation = False
-            self._evaluate()
-            if self.finished:
-                self._save(final=True)
 
     def _evaluate(self) -> Requests:
         self._check_updates()

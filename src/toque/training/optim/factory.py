@@ -32,10 +32,7 @@ _NEVER_NEGATIVE: Final = frozenset(
 
 
 def build_optimizer(
-    model: nn.Module,
-    *,
-    name: str = "adamw",
-    weight_decay: float = 0.01,
+    model: nn.Module, *, name: str = "adamw", weight_decay: float = 0.01
 ) -> torch.optim.Optimizer:
     """An optimizer over the trainable parameters; the loop sets its learning rate at every step.
 
@@ -109,8 +106,13 @@ def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[s
     step = torch.empty((), device="meta")
     if isinstance(optimizer, torch.optim.Muon):
         return {"momentum_buffer": like}
-    if _is_in_8_bits(optimizer):
-        return _layout_in_8_bits(like, step)
+    if _is_in_8_bits(optimizer):  # the tables of what a byte means are always the same
+        if like.numel() < _SMALL:
+            return {"step": step, "state1": like.float(), "state2": like.float()}
+        codes, blocks = like.to(torch.uint8), -(-like.numel() // _BLOCK)
+        scales = torch.empty(blocks, device="meta")
+        states = {"state1": codes, "state2": codes, "absmax1": scales, "absmax2": scales}
+        return {"step": step} | states
     if not isinstance(optimizer, torch.optim.Adafactor):
         return {"step": step, "exp_avg": like, "exp_avg_sq": like}
     if like.ndim < 2:
@@ -121,16 +123,6 @@ def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[s
 def _is_in_8_bits(optimizer: torch.optim.Optimizer) -> bool:
     """True for bitsandbytes' optimizers, which need not be installed."""
     return type(optimizer).__module__.startswith("bitsandbytes.")
-
-
-def _layout_in_8_bits(like: Tensor, step: Tensor) -> dict[str, Tensor]:
-    """The state that bitsandbytes keeps; the tables of what a byte means are always the same."""
-    if like.numel() < _SMALL:
-        exact = like.float()
-        return {"step": step, "state1": exact, "state2": exact}
-    codes = like.to(torch.uint8)
-    scales = torch.empty(-(-like.numel() // _BLOCK), device="meta")
-    return {"step": step, "state1": codes, "state2": codes, "absmax1": scales, "absmax2": scales}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -182,7 +174,13 @@ def load_optimizer_tensors(
     refuse(wrong, where=where, what="the optimizer")
     optimizer.state.clear()
     if isinstance(optimizer, WithAdamW) and _is_in_8_bits(optimizer.inner):
-        _begin_in_8_bits(optimizer.inner, {parameter for parameter, *_ in expected.values()})
+        # The state of a beginning, with the tables that no checkpoint holds.
+        inner: Any = optimizer.inner
+        held = {parameter for parameter, *_ in expected.values()}
+        for number, group in enumerate(inner.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter in held:
+                    inner.init_state(group, parameter, number, place)
     for key, (parameter, entry, _) in expected.items():
         optimizer.state[parameter][entry] = _placed(optimizer, parameter, entry, tensors[key])
 
@@ -201,14 +199,6 @@ def _impossible_state(entry: str, value: Tensor, steps: int | None) -> str | Non
     if entry in _NEVER_NEGATIVE and bool((own_part(value) < 0).any()):
         return "holds negative numbers, and is an average of squares"
     return None
-
-
-def _begin_in_8_bits(optimizer: Any, parameters: set[nn.Parameter]) -> None:
-    """Give these parameters the state of a beginning, with the tables that no checkpoint holds."""
-    for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            if parameter in parameters:
-                optimizer.init_state(group, parameter, number, place)
 
 
 def _placed(

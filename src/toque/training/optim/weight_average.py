@@ -25,12 +25,7 @@ class WeightAverage:
     TensorFlow's ExponentialMovingAverage). last: the mean of the weights as they were at the
     last `last` multiples of `every` (Kaddour 2022, LAWA, arXiv 2209.14981).
 
-    Args:
-        kind: ema or last.
-        decay: d above, for ema.
-        last: how many points, for last; so many copies of the weights are held.
-        every: time between two points, for last; "%" is a share of `whole`.
-        whole: the length of the run.
+    For last so many copies of the weights are held; "%" in `every` is a share of `whole`, the run.
     """
 
     kind: Literal["ema", "last"]
@@ -52,7 +47,9 @@ class WeightAverage:
         """Take in the weights after the update that led from `before` to `after`."""
         if self.kind == "last":
             if self.every.crossed(before, after, self.whole):
-                self._remember(model)
+                points = [weights for _, weights in sorted(self._held.items())]
+                points.append({name: p.detach().clone() for name, p in _trained(model).items()})
+                self._held = {f"{i:03d}": held for i, held in enumerate(points[-self.last :])}
             return
         trained = _trained(model)
         if not self._held:
@@ -130,11 +127,6 @@ class WeightAverage:
         ]
         refuse(wrong, where=where, what="the average of the weights")
         self._held = held
-
-    def _remember(self, model: nn.Module) -> None:
-        points = [weights for _, weights in sorted(self._held.items())]
-        points.append({name: p.detach().clone() for name, p in _trained(model).items()})
-        self._held = {f"{i:03d}": weights for i, weights in enumerate(points[-self.last :])}
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
