@@ -81,24 +81,22 @@ def test_state_goes_by_name_and_new_callbacks_start_afresh():
     Callbacks([Patience(patience=1)]).load_state_dict({"Gone": {}})
 
 
-def verdicts(losses, **options):
+@pytest.mark.parametrize(
+    ("options", "values", "stops_at"),
+    [
+        ({"patience": 2}, [3, 2, 2, 1.5, 1.6, 1.5], 6),
+        ({"patience": 1}, [3, 3], 2),
+        ({"patience": 2, "min_delta": 0.1}, [3, 2.95, 2.91], 3),
+        ({"patience": 2, "min_delta": 0.1}, [3, 2.95, 2.89], None),
+        ({"patience": 2}, [float("nan"), float("-inf")], 2),  # no number is no improvement
+        ({"patience": 2, "rises": True}, [1.0, 2.0, float("nan"), 1.5], 4),
+    ],
+)
+def test_early_stopping_counts_evaluations_without_improvement(options, values, stops_at):
     stopping = Patience(**options)
-    asked = [stopping.on_evaluate(Progress(), {"loss": loss}) for loss in losses]
-    return [request is not None and request.stop for request in asked]
-
-
-def test_early_stopping_counts_evaluations_without_a_fall():
-    assert verdicts([3, 2, 2, 1.5, 1.6, 1.5], patience=2) == [False] * 5 + [True]
-    assert verdicts([3, 3], patience=1) == [False, True]
-
-
-def test_a_fall_below_min_delta_is_none():
-    assert verdicts([3, 2.95, 2.91], patience=2, min_delta=0.1) == [False, False, True]
-    assert verdicts([3, 2.95, 2.89], patience=2, min_delta=0.1) == [False, False, False]
-
-
-def test_what_is_not_a_number_is_no_improvement():
-    assert verdicts([float("nan"), float("-inf")], patience=2) == [False, True]
+    asked = [stopping.on_evaluate(Progress(), {"loss": value}) for value in values]
+    stopped = [n for n, request in enumerate(asked, start=1) if request is not None]
+    assert stopped == ([] if stops_at is None else [stops_at])
 
 
 def test_a_run_that_now_goes_by_another_metric_begins_to_count():
@@ -112,11 +110,3 @@ def test_a_run_that_now_goes_by_another_metric_begins_to_count():
     same = Patience(patience=3)
     same.load_state_dict(state)
     assert (same.best, same.evaluations_without_improvement) == (1.0, 1)
-
-
-def test_more_is_better_where_a_metric_rises_and_what_is_not_measured_is_no_improvement():
-    stopping = Patience(patience=2, metric="bleu", rises=True)
-    assert stopping.on_evaluate(Progress(), {"bleu": 1.0}) is None
-    assert stopping.on_evaluate(Progress(), {"bleu": 2.0}) is None
-    assert stopping.on_evaluate(Progress(), {"bleu": float("nan")}) is None
-    assert stopping.on_evaluate(Progress(), {"bleu": 1.5}).stop

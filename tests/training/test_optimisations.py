@@ -49,13 +49,9 @@ def test_a_switch_leaves_what_transformers_has(name, stock):
     ]
 
 
-def test_layers():
-    shipped, stock = (kinds(built(layers=on)) for on in (True, False))
-    assert {CpuConv1D, CpuLinear} <= shipped - stock
-
-
 def test_the_rest():
     model = built()
+    assert {CpuConv1D, CpuLinear} <= kinds(model) - kinds(built(layers=False))
     assert attention_in(model, Runtime()).name == "segments"
     assert attention_in(built(attention="dense"), Runtime()).name == "dense"
     assert training_loss(config_with(), smoothing=0.0).keywords["chunk_rows"] is None

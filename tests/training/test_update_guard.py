@@ -60,16 +60,6 @@ def test_nothing_is_read_between_backward_and_the_applied_update(
     assert set(kept) == {not math.isfinite(float(loss) * gradient)}
 
 
-def test_an_optimizer_that_cannot_skip_is_asked_about():
-    runtime = Runtime(torch.device("meta"))
-    for apply in (True, False):
-        weight = torch.nn.Parameter(torch.zeros(1))
-        optimizer = torch.optim.SGD([weight], lr=0.1)
-        weight.grad = torch.ones(1)
-        runtime.optimizer_step(optimizer, lr=0.1, only_if=torch.tensor(apply))
-        assert bool(weight.detach() != 0.0) == apply
-
-
 def test_off_the_first_update_that_is_not_finite_ends_the_run(batch, tmp_path):
     guard = UpdateGuard(Runtime(), run_folder=tmp_path)
     assert judged(guard, batch, (1.0, 1.0), (NAN, 1.0), (1.0, math.inf)) == [True, False, False]

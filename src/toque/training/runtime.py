@@ -165,15 +165,12 @@ class Runtime:
     def optimizer_step(
         self, optimizer: torch.optim.Optimizer, *, lr: float, only_if: Tensor
     ) -> None:
-        """Update the weights if `only_if` holds, and clear the gradients.
+        """Update the weights at the rate `lr`, and clear the gradients.
 
-        Args:
-            optimizer: holds the parameters; a group's `lr_scale` multiplies `lr`.
-            lr: learning rate of this update.
-            only_if: [] bool; where it is False, weights and optimizer state stay as they are.
+        Where `only_if` ([] bool) is False, weights and optimizer state stay as they are.
         """
         for group in optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+            group["lr"] = lr
         with self.phases("update"):
             step_if(optimizer, only_if, self.device)
         # Fused optimizers change weights without counting, and copies of weights go by the count.

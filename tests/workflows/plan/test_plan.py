@@ -126,18 +126,14 @@ def settings_of(folder: Path, **train: Any) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def test_a_run_that_has_not_begun_is_timed_by_its_operations(tmp_path: Path) -> None:
-    plan = toque.plan(settings_of(tmp_path, precision="float32"))
-    assert plan.time.how == "this model's operations, each timed just now"
-    assert plan.time.run_seconds is not None
-    assert plan.time.run_seconds >= 3 * plan.time.update_seconds > 0.0
-
-
-def test_a_run_of_ten_updates_is_timed_by_itself(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path)
-    parameters = toque.plan(settings).parameters.total
+def test_a_run_is_timed_by_its_operations_and_after_ten_updates_by_itself(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, precision="float32")
+    before = toque.plan(settings)
+    assert before.time.how == "this model's operations, each timed just now"
+    assert before.time.run_seconds is not None
+    assert before.time.run_seconds >= 3 * before.time.update_seconds > 0.0
     (tmp_path / "run").mkdir()
-    start = {"event": "start", "step": 0, "parameters": {"total": parameters}}
+    start = {"event": "start", "step": 0, "parameters": {"total": before.parameters.total}}
     steps = [{"event": "step", "step": n, "tokens_per_second": 400.0} for n in range(1, 12)]
     lines = [json.dumps(event) + "\n" for event in (start, *steps)]
     metrics = tmp_path / "run" / "metrics.jsonl"
@@ -167,15 +163,14 @@ def test_a_peak_that_a_run_beats_is_said_to_be_too_low() -> None:
     assert beaten.record()["time"]["utilisation"] is None
 
 
-@pytest.mark.parametrize("share", [1.01, 0.0, -0.2])
-def test_more_than_the_peak_is_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match="no machine computes more than 100 %"):
-        toque.plan("agi2-small", hardware="h100", utilisation=share)
-
-
-def test_a_card_without_the_unit_is_refused() -> None:
+def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
+    for share in (1.01, 0.0, -0.2):
+        with pytest.raises(ConfigError, match="no machine computes more than 100 %"):
+            toque.plan("agi2-small", hardware="h100", utilisation=share)
     with pytest.raises(ConfigError, match=r"train.precision is bf16, and t4 has no unit for it"):
         toque.plan("neox-1.2b", hardware="t4")
+    with pytest.raises(ConfigError, match=r"which has no config.json"):
+        toque.plan({"model": {"family": "auto", "start_from": str(tmp_path)}}, hardware="a100")
 
 
 def test_the_command_prints_json_and_names_the_nearest_card(
@@ -185,16 +180,11 @@ def test_the_command_prints_json_and_names_the_nearest_card(
     said = json.loads(capsys.readouterr().out)
     assert said["machine"]["name"] == "rtx-4090"
     assert said["memory"]["micro_batch_rows"] == 8  # the overlay's
+    # Logits are those of the rows there are, and not of a whole chunk: a card computes 8 rows.
+    assert said["memory"]["parts"]["logits"] == 8 * 8 * 512 * 8192  # both, rows, tokens, vocabulary
     assert main(["plan", "agi2-small", "--hardware", "rtx-409"]) == 2
     assert "Nearest: rtx-4090" in capsys.readouterr().err
     assert main(["plan", "agi2-small", "--hardware", "h100", "--utilisation", "120"]) == 2
-
-
-def test_a_checkpoint_that_cannot_be_had_is_named(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(ConfigError, match=r"which has no config.json"):
-        toque.plan({"model": {"family": "auto", "start_from": str(tmp_path)}}, hardware="a100")
 
 
 @pytest.mark.slow
@@ -228,14 +218,3 @@ def test_a_gpu_s_kernels_hold_no_mask_of_all_pairs(family: str) -> None:
     masks = sum(2 * queries * keys for queries, keys in pairs)  # a byte a pair, of two rows
     # T5's bias has a copy for each row and layer where it is one with the mask.
     assert kept(masked=True) - kept(masked=False) >= masks
-
-
-def test_logits_are_counted_for_the_rows_there_are_and_not_for_a_whole_chunk(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A chunk has 512 MiB of logits and as much again of their gradient; a row has few."""
-    command = ["plan", "agi2-small", "--hardware", "h100", "train.micro_batch_rows=1", "--json"]
-    assert main(command) == 0
-    parts = json.loads(capsys.readouterr().out)["memory"]["parts"]
-    assert parts["logits"] == 8 * 512 * 8192  # bytes of both, tokens, vocabulary
-    assert parts["activations and their gradients"] > 0
