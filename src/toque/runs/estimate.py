@@ -59,20 +59,16 @@ class Work:
     worst_examples: int
     """Examples in a row of the longest, whose attention takes most memory."""
     update_rows: int
-    usual_rows: int
-    """Rows that a CPU computes at once where nothing is set."""
-    tokens_per_update: float
-    """Tokens that are no padding, both sides."""
+    usual_rows: int  # that a CPU computes at once where nothing is set
+    tokens_per_update: float  # no padding, both sides
     flops_per_token: float
     products: Mapping[tuple[int, int], float]
     """FLOPs of a token in products with weights, by their (in, out)."""
     totals: Mapping[str, float]
     """Steps, epochs, examples, tokens of the whole run; without those that are not known."""
-    seconds: float | None
-    """Seconds of the run, where it ends by the clock."""
+    seconds: float | None  # where it ends by the clock
     held_out_tokens: float
-    how: str
-    """Origin of the lengths."""
+    how: str  # origin of the lengths
 
     @property
     def useful_share(self) -> float:
@@ -91,17 +87,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine that a run is estimated for."""
+    """Machine that a run is estimated for: a card of the table, or the one this runs on."""
 
     name: str
     where: Where
     precision: str
-    memory_bytes: int
-    """Bytes that a process may have."""
-    card: Card | None
-    """Card of the table; None for the machine the estimate is made on."""
-    peak: Peak
-    """FLOP/s of the model's products."""
+    memory_bytes: int  # that a process may have
+    card: Card | None  # None for this machine
+    peak: Peak  # of the model's products
 
 
 @dataclass(frozen=True)
@@ -136,10 +129,8 @@ class Time:
     flops_per_update: float
     """FLOPs that the model needs, padding and recomputing not counted."""
     peak: Peak
-    """Rate that the utilisation is a share of."""
     how: str
-    evaluation_seconds: float
-    """Seconds of one held-out loss."""
+    evaluation_seconds: float  # of one held-out loss
     run_seconds: float | None
     """Seconds of all updates and held-out losses; None where their number is not known."""
 
@@ -152,18 +143,15 @@ class Time:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes on the disk, and those that go to a bucket."""
+    """Bytes on the disk, and those that go to a bucket over the whole run."""
 
     checkpoint: int
     kept: int
     """Bytes of the checkpoints kept, and of one of each kind that is being written besides."""
-    model: int
-    """Bytes of the finished model."""
-    store: int
-    """Bytes of the prepared data, where it exists."""
+    model: int  # the finished one
+    store: int  # the prepared data, where it exists
     saves: float
     uploaded: float
-    """Bytes to the bucket over the whole run; 0 without one."""
 
     @property
     def total(self) -> int:
@@ -173,14 +161,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Estimator:
-    """Bytes and seconds of a run's model and data on a machine.
-
-    Args:
-        config: of the run.
-        work: its rows and updates.
-        machine: where.
-        optimizers: makes an optimizer on an outlined model.
-    """
+    """Bytes and seconds of a run's model and data on a machine."""
 
     config: RunConfig
     work: Work
@@ -284,12 +265,10 @@ class Estimator:
     def time(
         self, model: PreTrainedModel, memory: Memory, *, utilisation: float | None = None
     ) -> Time:
-        """Seconds of an update and of the run; not inside `outlining`, for it may measure.
+        """Seconds of an update and of the run of an outlined model, by its micro-batch.
 
-        Args:
-            model: outlined.
-            memory: for the micro-batch.
-            utilisation: share of the peak to assume, instead of what is known.
+        Not inside `outlining`, for it may measure. `utilisation` is a share of the peak to assume,
+        instead of what is known.
         """
         work, peak = self.work, self.machine.peak
         flops = work.flops_per_token * work.tokens_per_update

@@ -109,11 +109,7 @@ class Operations:
 class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches every operation between entering and leaving it.
 
-    Attributes:
-        now: bytes of the tensors that live.
-        peak: the most there were.
-        flops: of matrix products.
-        operations: what ran; None counts nothing.
+    It counts bytes of the tensors that live now, the most there were, and FLOPs of matrix products.
     """
 
     def __init__(self, operations: Operations | None = None) -> None:
@@ -169,26 +165,21 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class OutlinedUpdate:
-    """Bytes and work of an update's parts; from the second micro-batch on."""
+    """Bytes and work of an update's parts, from the second micro-batch on.
+
+    The operations of a micro-batch and of the optimizer's step are empty unless asked for.
+    """
 
     weights: int
-    copies: int
-    """16-bit copies of the weights that layers keep from one update to the next."""
+    copies: int  # 16-bit ones of the weights, which layers keep from one update to the next
     gradients: int
-    optimizer: int
-    """The optimizer's state, once every weight was updated."""
-    computing: int
-    """The most that forward, loss and backward take beside all of these."""
-    kept: int
-    """Bytes of that which forward keeps for backward."""
-    step: int
-    """Bytes that the optimizer's step takes for itself while it runs."""
-    flops: float
-    """FLOPs of the micro-batch's matrix products."""
+    optimizer: int  # its state, once every weight was updated
+    computing: int  # the most that forward, loss and backward take beside all of these
+    kept: int  # what forward keeps of that for backward
+    step: int  # what the optimizer's step takes for itself while it runs
+    flops: float  # of the micro-batch's matrix products
     micro_batch: Operations
-    """Operations of a micro-batch; empty unless they were asked for."""
     update: Operations
-    """Operations of the optimizer's step; empty unless they were asked for."""
 
 
 @contextmanager
@@ -228,8 +219,7 @@ def outline_update(
         precision: bf16, fp16 or float32.
         optimizer: of the model's weights; None where its step reads numbers, which shapes lack.
         state_bytes: its state, once every weight was updated.
-        accumulates: True if an update has more micro-batches than one: then the gradients of those
-            before exist already.
+        accumulates: True if the gradients of earlier micro-batches exist already.
         recompute: with activation checkpointing.
         smoothing: of labels.
         masked: True if a GPU's attention has dense masks.
@@ -264,7 +254,8 @@ def outline_update(
             torch.autograd.backward(loss)
     finally:
         stop_recomputing(model)
-    copies = _copies(model)
+    kept_copies = (copy for module in model.modules() for copy in copies_of(module))
+    copies = sum({_key(c): c.untyped_storage().nbytes() for c in kept_copies}.values())
     peak = max(ledger.peak, weights + copies + gradients)
     return OutlinedUpdate(
         weights=weights,
@@ -319,15 +310,6 @@ def _step_bytes(
     return int(ledger.peak - before)
 
 
-def _copies(model: nn.Module) -> int:
-    """Bytes of the 16-bit copies that layers keep (`models.forward.cpu_linear`)."""
-    found: dict[int, int] = {}
-    for module in model.modules():
-        for copy in copies_of(module):
-            found[_key(copy)] = copy.untyped_storage().nbytes()
-    return sum(found.values())
-
-
 def _key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # it has no public name
 
@@ -380,19 +362,12 @@ def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Pea
 
 
 def measure_peak(
-    device: torch.device,
-    dtype: torch.dtype,
-    products: Products,
-    *,
-    seconds: float | None = None,
+    device: torch.device, dtype: torch.dtype, products: Products, *, seconds: float | None = None
 ) -> Peak:
     """The rate of `products` one after another, forward and both gradients, each at its best.
 
-    Args:
-        device: where.
-        dtype: of the matrices.
-        products: those of the model; a shape with more FLOPs weighs more.
-        seconds: how long to try, all together, a fifth of one by default; at least two rounds each.
+    A shape with more FLOPs weighs more. All are tried for `seconds` together, a fifth of one by
+    default, and each for two rounds at least.
     """
     share = (_MEASURE_SECONDS if seconds is None else seconds) / len(products)
     needed = sum(

@@ -215,10 +215,8 @@ class _Fit:
             compile_blocks(self.model)
         self._recompute(recompute)
         resources = Resources(rows, recompute, compiled, machine=key)
-        return Fitted(
-            resources,
-            f"{self._words(resources)} ({why}); {'compiled' if compiled else 'not compiled'}",
-        )
+        words = "compiled" if compiled else "not compiled"
+        return Fitted(resources, f"{self._words(resources)} ({why}); {words}")
 
     def has_room(self, known: Resources) -> bool:
         """True if the micro-batch fits into memory now."""
@@ -233,18 +231,15 @@ class _Fit:
         if isinstance(asked, int):
             rows, why = asked, "as set"
         elif device.type == "cuda":
-            # The optimizer's state is allocated by the first update; this takes its place until
-            # then.
+            # The first update allocates the optimizer's state; until then this takes its place.
             state = torch.empty(self._needs(1)["optimizer"], dtype=torch.uint8, device=device)
             with self.reporter.working("measuring how many rows at once fit into memory"):
-                rows, why = (
-                    largest_rows(
-                        lambda n: peak_of(lambda: self.probe.seconds(n), device),
-                        update_rows=self.update_rows,
-                        room=lambda: HEADROOM * free_bytes(device),
-                    ),
-                    "the most that fit",
+                rows = largest_rows(
+                    lambda n: peak_of(lambda: self.probe.seconds(n), device),
+                    update_rows=self.update_rows,
+                    room=lambda: HEADROOM * free_bytes(device),
                 )
+            why = "the most that fit"
             del state
             torch.cuda.empty_cache()
         else:

@@ -157,20 +157,15 @@ def _segments(length: int, examples: int) -> tuple[Tensor, Tensor]:
 class OomFallback:
     """Rows of a micro-batch in each update. They never change what an update computes.
 
-    Args:
-        rows: at the beginning.
-        smaller_from: step -> rows from there on, as earlier sessions found out. A step that is
-            computed again after a resume is split as it was, so that its bits are the same.
-        remember: keeps `smaller_from` for later sessions.
-        callbacks: take the warnings.
-        resources: of which `rows` are; None where a checkpoint need not hold them.
+    `smaller_from` maps a step to the rows from there on, as earlier sessions found out: a step that
+    is computed again after a resume is split as it was, so that its bits are the same.
     """
 
     rows: int
     smaller_from: dict[int, int] = field(default_factory=dict)
-    remember: Callable[[dict[int, int]], None] | None = None
+    remember: Callable[[dict[int, int]], None] | None = None  # keeps it for later sessions
     callbacks: Callbacks = field(default_factory=Callbacks)
-    resources: Resources | None = None
+    resources: Resources | None = None  # None where a checkpoint need not hold them
 
     @classmethod
     def in_run(cls, run: Path, resources: Resources, callbacks: Callbacks, *, rank: int) -> Self:

@@ -104,17 +104,10 @@ def _file_of(rank: int) -> str:
 def earlier_choices(
     run: Path, found: Checkpoint | None, machine: Mapping[str, Any], *, rank: int = 0
 ) -> tuple[Resources | None, list[str]]:
-    """The choices that a session continues with, and sentences for the user.
+    """The choices that a session continues with from the checkpoint `found`; and notes for people.
 
-    Args:
-        run: its folder.
-        found: the checkpoint that is continued from; None at the beginning.
-        machine: everything that choices depend on, now.
-        rank: whose.
-
-    Returns:
-        None when there are none, or they are of another machine or other settings: then they are
-        made anew.
+    They are None when there are none, or those are of another machine or other settings: then they
+    are made anew.
 
     Raises:
         CheckpointError: the checkpoint says nonsense.

@@ -25,12 +25,7 @@ def count_in(state: Mapping[str, Any], name: str, *, most: int = MOST) -> int:
 
 
 def number_in(state: Mapping[str, Any], name: str, *, least: float = -math.inf) -> float:
-    """A finite number of at least `least`.
-
-    Raises:
-        KeyError: it is missing.
-        ValueError: it is something else.
-    """
+    """A finite number of at least `least`; KeyError where it is missing, else ValueError."""
     value = state[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not max(least, -1e300) <= value <= 1e300:
@@ -47,12 +42,7 @@ def flag_in(state: Mapping[str, Any], name: str) -> bool:
 
 
 def object_in(state: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object of its own.
-
-    Raises:
-        KeyError: it is missing.
-        TypeError: it is something else.
-    """
+    """An object of its own; KeyError where it is missing, else TypeError."""
     value = state[name]
     if not isinstance(value, dict):
         raise TypeError(f"{name} is {value!r:.60}, not an object")
@@ -82,11 +72,7 @@ def all_finite(stored: Tensor) -> bool:
 
 
 def refuse(wrong: Iterable[str], *, where: str, what: str) -> None:
-    """Raise when there is anything in `wrong`.
-
-    Raises:
-        CheckpointError: naming the first few differences.
-    """
+    """Raise a CheckpointError that names the first few differences, where there are any."""
     found = sorted(wrong)
     if not found:
         return

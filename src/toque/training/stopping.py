@@ -91,12 +91,9 @@ class Interrupt(Callback):
     """The first signal becomes a request to stop, the second an exit.
 
     Handlers are set from `on_fit_start` to `on_fit_end` and only in the main thread, the only one
-    in which Python allows it; in another thread signals keep their meaning.
-
-    Args:
-        silent: print nothing; another rank does.
-        launched: a second signal soon after counts as the first: torchrun forwards a signal that
-            the terminal or the scheduler has already sent to every process.
+    in which Python allows it; in another thread signals keep their meaning. A rank that is `silent`
+    prints nothing. Where it was `launched`, a second signal soon after counts as the first:
+    torchrun forwards one that the terminal or the scheduler has already sent to every process.
     """
 
     def __init__(self, *, silent: bool = False, launched: bool = False) -> None:

@@ -51,19 +51,8 @@ class Schedule:
     check_every: Duration = Duration(10, "steps")
     """Time between waits for CUDA to see whether losses are finite; on a CPU it is every step."""
 
-    def check_due(self, before: Progress, after: Progress) -> bool:
-        """True if the updates are to be checked at `after`."""
-        return self._crossed(self.check_every, before, after)
-
-    def evaluation_due(self, before: Progress, after: Progress) -> bool:
-        """True if `after` is to be evaluated; the end always is."""
-        return self._crossed(self.evaluate_every, before, after) or self.stop_after.reached(after)
-
-    def save_due(self, before: Progress, after: Progress) -> bool:
-        """True if a checkpoint is to be saved at `after`."""
-        return self._crossed(self.save_every, before, after)
-
-    def _crossed(self, every: Duration | None, before: Progress, after: Progress) -> bool:
+    def due(self, every: Duration | None, before: Progress, after: Progress) -> bool:
+        """True if a multiple of `every`, one of these, lies after `before` and up to `after`."""
         return every is not None and every.crossed(before, after, self.stop_after)
 
 
@@ -140,7 +129,7 @@ class Trainer:
         return self._end(None)
 
     def _train(self) -> None:
-        cuda = self.runtime.device.type == "cuda"
+        cuda, schedule = self.runtime.device.type == "cuda", self.schedule
         with self.prefetch(self.batches, self.cursor) as prefetch:
             while not self.finished:
                 started = time.perf_counter()
@@ -150,7 +139,8 @@ class Trainer:
                 self.clock.lap("data_wait")
                 info = self.step(planned, batch, started=started)
                 self.progress, self.cursor = info.progress, planned.cursor
-                if not cuda or self.finished or self.schedule.check_due(info.before, self.progress):
+                looked = schedule.due(schedule.check_every, info.before, self.progress)
+                if not cuda or self.finished or looked:
                     self._check_updates()
                     if self.guard.should_roll_back:
                         self._roll_back()
@@ -259,12 +249,14 @@ class Trainer:
             self.stop_reason = wants.reason or "stopped"
 
     def _evaluate_and_save(self, before: Progress, wants: Requests) -> None:
-        scheduled = self.schedule.evaluation_due(before, self.progress)
+        schedule, at = self.schedule, self.progress
+        scheduled = schedule.due(schedule.evaluate_every, before, at)
+        scheduled = scheduled or schedule.stop_after.reached(at)  # the end always is evaluated
         if self.stop_reason in (INTERRUPTED, MOVED):
             self.owes_evaluation = scheduled  # the machine may be taken away: save now
         elif scheduled or wants.evaluate or self.finished:
             wants |= self._evaluate()
-        if wants.save or self.finished or self.schedule.save_due(before, self.progress):
+        if wants.save or self.finished or schedule.due(schedule.save_every, before, at):
             self._save(final=self.finished)
 
     def _evaluate(self) -> Requests:

@@ -69,10 +69,9 @@ class SkipStep:
     """[window, 2] float64, a ring buffer; NaN where an update was not finite."""
 
     def limits(self, values: Tensor) -> Tensor:
-        """[2] limits for an update's `values`, which then enter the window; NaN for no limit.
+        """[2] limits for the `values` of an update, loss and gradient norm; NaN is no limit.
 
-        Args:
-            values: [2] float64, loss and gradient norm.
+        The values, [2] float64, then enter the window.
         """
         if self._past is None:
             self._past = values.new_full((self.window, 2), math.nan)
@@ -101,11 +100,7 @@ class SkipStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`'s result.
-
-        Raises:
-            ValueError: it is of another window.
-        """
+        """Restore `state_dict`'s result; ValueError where it is of another window."""
         rows = [
             [math.nan if value is None else number_in({"past": value}, "past") for value in row]
             for row in state["past"]
@@ -143,12 +138,8 @@ class PendingUpdate:
 class UpdateGuard:
     """Keeps updates that are not finite, or are outliers, from being applied.
 
-    Args:
-        runtime: with a float16 loss scaler an infinite norm is ordinary: the update is skipped and
-            the scale is halved.
-        callbacks: take the warnings about skipped updates.
-        skip_step: finds outliers; None ends the run at the first NaN or infinity.
-        run_folder: where the examples of such updates are written; None for nowhere.
+    Without `skip_step` the first NaN or infinity ends the run. With a float16 loss scaler an
+    infinite norm is ordinary: the update is skipped and the scale is halved.
     """
 
     runtime: Runtime
@@ -171,10 +162,9 @@ class UpdateGuard:
         return applied
 
     def check(self, at: Progress) -> PendingUpdate | None:
-        """Judge the updates since the last call; waits for the device.
+        """Judge the updates since the last call; the first that has to end the run is for `error`.
 
-        Returns:
-            The first one that has to end the run, for `error`.
+        Waits for the device.
 
         Raises:
             NonFiniteError: float16 overflows at every loss scale.

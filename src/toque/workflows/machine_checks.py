@@ -93,11 +93,7 @@ class Checkup:
         return asdict(self)
 
     def raise_if_failed(self) -> None:
-        """Raise when something needed is broken.
-
-        Raises:
-            CheckFailed: with the names.
-        """
+        """Raise a CheckFailed that names what is needed and broken."""
         if failed := ", ".join(c.name for c in self.checks if c.state == "failed"):
             raise CheckFailed(
                 f"This machine cannot train yet: {failed} failed. The table above says what to do "
@@ -206,16 +202,16 @@ def _processor(others: float) -> Iterator[MachineCheck]:
 
 
 def _gpus() -> Iterator[MachineCheck]:
-    """GPUs as torch sees them, against those that the driver knows."""
-    driver = _driver()
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            it = torch.cuda.get_device_properties(index)
-            bf16 = "bf16" if has_fast_bf16(torch.device("cuda", index)) else "no bf16"
-            free, total = torch.cuda.mem_get_info(index)
-            found = f"{it.name}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free, {bf16}"
-            yield _checked(f"GPU {index}", f"{found}, driver {driver or 'unknown'}")
-    elif driver is not None:
+    """GPUs as torch sees them, against those that the driver knows and nobody hides on purpose."""
+    program, driver = shutil.which("nvidia-smi"), None
+    if os.environ.get("CUDA_VISIBLE_DEVICES") != "" and program is not None:
+        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+        with suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - found on the path
+            driver = next(iter(said.stdout.split()), None)
+    if not torch.cuda.is_available() and driver is None:
+        yield _checked("GPU", "none; this machine computes on its processor")
+    elif not torch.cuda.is_available():
         yield _checked(
             "GPU",
             f"the driver ({driver}) reports a GPU and torch {torch.__version__} cannot use it",
@@ -223,20 +219,12 @@ def _gpus() -> Iterator[MachineCheck]:
             "driver; CUDA_VISIBLE_DEVICES= continues without the GPU.",
             needed=True,
         )
-    else:
-        yield _checked("GPU", "none; this machine computes on its processor")
-
-
-def _driver() -> str | None:
-    """The driver's version where it reports a GPU that is not hidden on purpose."""
-    program = shutil.which("nvidia-smi")
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or program is None:
-        return None
-    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - found on the path
-        return next(iter(said.stdout.split()), None)
-    return None
+    for index in range(torch.cuda.device_count()):
+        it = torch.cuda.get_device_properties(index)
+        bf16 = "bf16" if has_fast_bf16(torch.device("cuda", index)) else "no bf16"
+        free, total = torch.cuda.mem_get_info(index)
+        found = f"{it.name}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free, {bf16}"
+        yield _checked(f"GPU {index}", f"{found}, driver {driver or 'unknown'}")
 
 
 def _memory_and_limits(folder: Path) -> Iterator[MachineCheck]:
@@ -373,16 +361,12 @@ def tried(
     began = time.monotonic()
     running = [
         subprocess.Popen(  # noqa: S603 - our own programs
-            [sys.executable, "-W", "ignore", *program],
-            env={**os.environ, **variables},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            [sys.executable, "-W", "ignore", *program], env={**os.environ, **variables},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
             start_new_session=True,
         )
         for program in programs
-    ]
+    ]  # fmt: skip
     failure = ""
     try:
         for process in running:

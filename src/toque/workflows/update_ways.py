@@ -88,11 +88,7 @@ class UpdateCheck:
         return all(outcome.verdict != "DIFFERENT" for outcome in self.outcomes)
 
     def raise_if_failed(self) -> None:
-        """Refuse to continue with a wrong update.
-
-        Raises:
-            CheckFailed: some way of computing gives another loss or gradient.
-        """
+        """Raise a CheckFailed that names the ways which give another loss or gradient."""
         if not self.passed:
             wrong = ", ".join(f'"{o.name}"' for o in self.outcomes if o.verdict == "DIFFERENT")
             raise CheckFailed(
