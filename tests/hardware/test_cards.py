@@ -32,9 +32,6 @@ def test_a_device_is_found_by_its_longest_name(device: str, name: str) -> None:
     found = card_of_device(device)
     assert found is not None
     assert found.name == name
-
-
-def test_a_device_that_is_not_in_the_table_is_not_guessed() -> None:
     assert card_of_device("Some GPU") is None
 
 

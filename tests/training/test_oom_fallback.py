@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from toque.errors import ConfigError
-from toque.hardware.memory import free_bytes, in_words, is_out_of_memory
+from toque.training.checkpoint.saved import verify_checkpoint
 
 CPU = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: 9 bytes"
 
@@ -45,18 +45,12 @@ def test_a_resumed_run_splits_every_step_as_it_was(make_run):
     run.trainer.fit()
     assert remembered == [{5: 2}]
     again = make_run(micro_batch_rows=4, steps=9, keep_last=9)
-    again.trainer.load(next(_checkpoint(run, step=3)))
+    again.trainer.load(verify_checkpoint(run.trainer.checkpoints.folder / "step-00000003"))
     again.trainer.oom_fallback.smaller_from.update(remembered[-1])
     again.trainer.fit()
     assert again.losses == run.losses[3:]
     assert again.recorder.warnings == []
     assert all(torch.equal(w, run.weights()[n]) for n, w in again.weights().items())
-
-
-def _checkpoint(run, *, step):
-    from toque.training.checkpoint.saved import verify_checkpoint
-
-    yield verify_checkpoint(run.trainer.checkpoints.folder / f"step-{step:08d}")
 
 
 def test_one_row_that_does_not_fit_is_refused_and_other_errors_pass(make_run):
@@ -68,9 +62,3 @@ def test_one_row_that_does_not_fit_is_refused_and_other_errors_pass(make_run):
     short_of_memory(other.trainer, step=1, fits=0, error=RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         other.trainer.fit()
-
-
-def test_memory_is_read_and_said():
-    assert free_bytes(torch.device("cpu")) > 2**20
-    assert (in_words(3 * 2**30), in_words(5_000_000)) == ("3.0 GiB", "5 MiB")
-    assert not is_out_of_memory(ValueError("can't allocate memory"))

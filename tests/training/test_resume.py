@@ -94,16 +94,14 @@ def test_noise_does_not_depend_on_micro_batches_and_the_average_is_what_is_evalu
     assert all(torch.equal(best[name], tensor) for name, tensor in kept.items())
 
 
-def test_another_seed_gives_other_losses(make_run):
-    reference = whole_run(make_run)
+def test_the_seed_decides_and_evaluating_after_every_step_changes_no_loss(make_run):
+    plain = whole_run(make_run)
     run = continued(make_run, 9)
     run.trainer.seed += 1
     run.trainer.fit()
-    assert run.losses != reference.losses[9:]
-
-
-def test_evaluating_after_every_step_changes_no_loss(make_run):
-    plain = whole_run(make_run)
+    assert run.losses != plain.losses[9:]
+    with pytest.raises(CheckpointError, match=r"embed\.weight is unknown to the model"):
+        continued(make_run, 4, freeze=("embed.weight",))
     folder = make_run.folder / "evaluated"
     run = make_run(folder=folder, evaluate_every="1 steps", evaluator=noisy_evaluator)
     run.trainer.fit()
@@ -131,12 +129,6 @@ def test_frozen_weights_stay_out_and_the_run_still_resumes_exactly(make_run):
     assert {"norm.weight", "scale"} <= held.keys()
     run.trainer.fit()
     assert run.losses == reference.losses[8:]
-
-
-def test_a_checkpoint_with_other_parameters_is_refused_by_name(make_run):
-    whole_run(make_run)
-    with pytest.raises(CheckpointError, match=r"embed\.weight is unknown to the model"):
-        continued(make_run, 4, freeze=("embed.weight",))
 
 
 def test_early_stopping_keeps_its_count_through_a_resume(make_run):

@@ -74,6 +74,8 @@ def contended(*, threads: int, others: float, cores: int) -> bool:
 
     >>> contended(threads=2, others=1.0, cores=2), contended(threads=2, others=0.1, cores=2)
     (True, False)
+    >>> contended(threads=2, others=1.5, cores=4), contended(threads=1, others=9.0, cores=2)
+    (False, False)
     """
     return threads > 1 and threads + others > cores + WORTH_WHILE
 
