@@ -30,13 +30,10 @@ _LOOK_SECONDS: Final = 0.1
 
 @dataclass(frozen=True)
 class ProcessorUse:
-    """Seconds of processor time until now, over the cores this process may use.
-
-    `busy` are those of all programs, and of other machines on the same hardware.
-    """
+    """Seconds of processor time until now, over the cores this process may use."""
 
     at: float
-    busy: float
+    busy: float  # of all programs, and of other machines on the same hardware
     own: float
 
     @classmethod
@@ -74,8 +71,6 @@ def contended(*, threads: int, others: float, cores: int) -> bool:
 
     >>> contended(threads=2, others=1.0, cores=2), contended(threads=2, others=0.1, cores=2)
     (True, False)
-    >>> contended(threads=2, others=1.5, cores=4), contended(threads=1, others=9.0, cores=2)
-    (False, False)
     """
     return threads > 1 and threads + others > cores + WORTH_WHILE
 
