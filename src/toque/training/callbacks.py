@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from toque.errors import NonFiniteError
 from toque.units import Duration, Progress
 
 State = dict[str, Any]
@@ -164,13 +163,6 @@ class RunEnd:
     """Outliers that were not applied, over the whole run."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Wall seconds since the last update, as in `StepInfo`."""
-
-
-def end_reason(error: BaseException | None) -> str | None:
-    """`RunEnd.reason` of a session that `error` ended."""
-    if isinstance(error, NonFiniteError):
-        return "non_finite"
-    return type(error).__name__ if error is not None else None
 
 
 @dataclass(frozen=True)

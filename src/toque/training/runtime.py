@@ -65,15 +65,11 @@ class Runtime:
         fp16_is_safe: bool = True,
         ranks: Ranks | None = None,
     ) -> Self:
-        """Choose device and precision and set torch accordingly.
+        """Choose device ("auto", "cpu", "cuda", "cuda:N") and precision, and set torch accordingly.
 
-        Args:
-            device: "auto", "cpu", "cuda" or "cuda:N".
-            precision: "auto" takes bf16 where the machine computes it fast, else fp16 on CUDA when
-                the model can bear it, else float32.
-            deterministic: the same bits from the same run; slower on CUDA.
-            fp16_is_safe: False for T5, whose activations overflow float16.
-            ranks: this process among others, from `process_group.joined`.
+        The precision "auto" takes bf16 where the machine computes it fast, else fp16 on CUDA when
+        the model can bear it, else float32. T5 cannot: its activations overflow float16.
+        Deterministic is the same bits from the same run; slower on CUDA.
 
         Raises:
             ConfigError: the device is absent, or the precision cannot work on it.
@@ -215,11 +211,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.nn.Parameter
 
 
 def device_named(name: str) -> torch.device:
-    """A device as settings name it; auto is the GPU where there is one.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
+    """The device that settings name, auto a GPU if any; a ConfigError where it is absent."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

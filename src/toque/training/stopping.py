@@ -167,28 +167,22 @@ class CommandClock:
     began: float = field(default_factory=time.monotonic)
 
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds until now."""
         return self.now() - self.began
 
 
 @dataclass(eq=False)
 class TimeLimit(Callback):
-    """Ends training so that evaluating and writing fit into the limit.
+    """Ends training so that evaluating and writing fit into the limit on the whole command.
 
     `Progress.seconds` then counts evaluating and saving as well, from the first update on: what
     went into reading and measuring is taken off the limit at the beginning.
-
-    Args:
-        seconds: of the whole command.
-        clock: of the command.
-        evaluating: seconds of one evaluation, as measured before the first update.
-        ending: seconds of writing texts, the last checkpoint and the finished model.
     """
 
     seconds: float
     clock: CommandClock
-    evaluating: float
-    ending: float
+    evaluating: float  # seconds of one evaluation, as measured before the first update
+    ending: float  # seconds of writing texts, the last checkpoint and the finished model
 
     def __post_init__(self) -> None:
         self.stop_after = Duration(round(self._left() / 60, 4), "minutes")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from toque.batch import Batch
 from toque.data.loader.batch_stream import Batches, Prefetch, Step
-from toque.errors import DataError, Interrupted
+from toque.errors import DataError, Interrupted, NonFiniteError
 from toque.training.callbacks import (
     LOSS,
     Best,
@@ -23,7 +23,6 @@ from toque.training.callbacks import (
     RunStart,
     State,
     StepInfo,
-    end_reason,
 )
 from toque.training.checkpoint import resume
 from toque.training.checkpoint.saved import Checkpoint
@@ -315,8 +314,12 @@ class Trainer:
 
     def _end(self, error: BaseException | None) -> RunEnd:
         self.clock.lap("saving")  # those in the background were waited for
+        reason = self.stop_reason or "finished"
+        if error is not None:
+            overflowed = isinstance(error, NonFiniteError)
+            reason = "non_finite" if overflowed else type(error).__name__
         return RunEnd(
-            reason=end_reason(error) or self.stop_reason or "finished",
+            reason=reason,
             progress=self.progress, seconds=time.perf_counter() - self._session_began,
             best=self.best, skipped_updates=self.guard.n_skipped, parts=self.clock.taken(),
             saves=self._saves.counts, error=str(error) if error is not None else None,

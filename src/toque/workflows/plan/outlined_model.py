@@ -21,7 +21,7 @@ from toque.models.forward.outline import Where
 from toque.models.loading.from_scratch import KNOWN, known_model, outline_of
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import grow_vocabulary
-from toque.models.loading.to_train import add_adapter, new_model
+from toque.models.loading.to_train import SpecialTokens, add_adapter, new_model
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.quantised import Outlined
 from toque.training.runtime import DTYPES
@@ -34,7 +34,7 @@ _TRAINED = "trained:"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Facts of a tokenizer that a model is made for; a codec has them as well."""
+    """Facts of a tokenizer that is not here; a codec has them as well."""
 
     vocab_size: int
     pad_id: int = 0
@@ -43,17 +43,14 @@ class Vocabulary:
     newline_id: int | None = None
 
 
-def vocabulary_of(config: RunConfig, store: TokenStore | None) -> Vocabulary | None:
+def vocabulary_of(config: RunConfig, store: TokenStore | None) -> SpecialTokens | None:
     """The store's vocabulary, or what the settings say of it; None where a checkpoint decides.
 
     Raises:
         ConfigError: a model from scratch with a tokenizer that cannot be read to be counted.
     """
     if store is not None:
-        codec = store.codec()
-        return Vocabulary(
-            codec.vocab_size, codec.pad_id, codec.eos_id, codec.bos_id, codec.newline_id
-        )
+        return store.codec()
     source = config.model.tokenizer_source
     if source.startswith(_TRAINED):
         return Vocabulary(int(source.removeprefix(_TRAINED)))
@@ -64,11 +61,11 @@ def vocabulary_of(config: RunConfig, store: TokenStore | None) -> Vocabulary | N
     from toque.data.tokenizer.codec import load_codec
     from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 
-    return Vocabulary(load_codec(resolve_tokenizer(source)).vocab_size)
+    return load_codec(resolve_tokenizer(source))
 
 
 def outlined_model(
-    config: RunConfig, known: Vocabulary | None, *, where: Where, precision: str
+    config: RunConfig, known: SpecialTokens | None, *, where: Where, precision: str
 ) -> PreTrainedModel:
     """The run's model with its layers as they are on that kind of device; inside `outlining`.
 
@@ -97,7 +94,7 @@ def plain_outline(config: RunConfig, store: TokenStore) -> PreTrainedModel:
     return _started(config, vocabulary_of(config, store))[0]
 
 
-def _started(config: RunConfig, known: Vocabulary | None) -> tuple[PreTrainedModel, int]:
+def _started(config: RunConfig, known: SpecialTokens | None) -> tuple[PreTrainedModel, int]:
     """The model without adapter, and the rows of its vocabulary before it was made larger."""
     if config.model.start_from != "scratch":
         model = _of_checkpoint(config.model.start_from)
@@ -110,7 +107,11 @@ def _started(config: RunConfig, known: Vocabulary | None) -> tuple[PreTrainedMod
 
 
 def _adapt(
-    config: RunConfig, adapter: AdapterConfig, model: PreTrainedModel, seen: Vocabulary, rows: int
+    config: RunConfig,
+    adapter: AdapterConfig,
+    model: PreTrainedModel,
+    seen: SpecialTokens,
+    rows: int,
 ) -> None:
     """Put the adapter in, with the model on the device "meta": peft cannot move fake tensors."""
     with unset_fake_temporarily(), torch.device("meta"):
