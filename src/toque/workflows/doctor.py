@@ -68,6 +68,9 @@ def doctor(run: Model | None = None, *, reporter: Reporter = SILENT) -> Checkup 
         run: a run's folder; None for the machine.
         reporter: hears of progress.
 
+    Returns:
+        `Checkup` of the machine, or `Diagnosis` of the run.
+
     Raises:
         ConfigError: not a run, or one without an update yet.
         CheckpointError: the run's folder holds a link.
