@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, Literal
+
+from torch import Tensor
 
 Phase = Literal["forward", "backward", "clip", "update"]
 """clip begins when an update's gradients are whole: summed over micro-batches and ranks, and not
@@ -22,8 +23,6 @@ Watch = Callable[[Phase], AbstractContextManager[Any]]
 
 UNWATCHED: Final[AbstractContextManager[Any]] = nullcontext()
 """Context of a watcher that has no interest in a phase."""
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 
 @dataclass
@@ -41,15 +40,12 @@ class Phases:
             stack.enter_context(watch(phase))
         return stack
 
-    def around(
-        self, phase: Phase, function: Callable[_Arguments, _Result]
-    ) -> Callable[_Arguments, _Result]:
+    def around(self, phase: Phase, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """`function`, each call of which is `phase`."""
 
-        @wraps(function)
-        def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        def called(*args: Any) -> Tensor:
             with self(phase):
-                return function(*args, **kwargs)
+                return function(*args)
 
         return called
 
