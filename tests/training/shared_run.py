@@ -173,17 +173,22 @@ def short_of_memory(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"losses": seen.losses, "smaller_from": trainer.oom_fallback.smaller_from}
 
 
+def refusal(kind: type[Exception], work: Callable[[], object]) -> str:
+    """The message of the error that ends `work`; "" where it is not of that kind."""
+    try:
+        work()
+    except kind as error:
+        return str(error)
+    return ""
+
+
 def not_a_number(ranks: Ranks, folder: Path) -> dict[str, Any]:
     def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
         loss = loss_sum(model, batch)
         return loss * float("nan") if ranks.rank == 1 and trainer.progress.step == 2 else loss
 
     trainer, _ = run_of("gpt2", ranks, folder / "nan", loss_fn=loss_fn)
-    try:
-        trainer.fit()
-    except NonFiniteError as error:
-        return {"said": str(error), "step": trainer.progress.step}
-    return {}
+    return {"said": refusal(NonFiniteError, trainer.fit), "step": trainer.progress.step}
 
 
 def apart(ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -195,11 +200,7 @@ def apart(ranks: Ranks, folder: Path) -> dict[str, Any]:
             weight.view(torch.int32)[7] ^= 1 << 20
 
     trainer, _ = run_of("gpt2", ranks, folder / "apart", ask=flip)
-    try:
-        trainer.fit()
-    except CheckpointError as error:
-        return {"said": str(error)}
-    return {}
+    return {"said": refusal(CheckpointError, trainer.fit)}
 
 
 def in_minutes(ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -212,11 +213,8 @@ def in_minutes(ranks: Ranks, folder: Path) -> dict[str, Any]:
 def unlike(ranks: Ranks) -> dict[str, Any]:
     """Another version of torch beside the first rank's; then nothing that differs."""
     refuse_unlike(ranks, versions())
-    try:
-        refuse_unlike(ranks, {"torch": f"2.{ranks.rank}", "python": "3.11"})
-    except ConfigError as error:
-        return {"said": str(error)}
-    return {}
+    other = {"torch": f"2.{ranks.rank}", "python": "3.11"}
+    return {"said": refusal(ConfigError, lambda: refuse_unlike(ranks, other))}
 
 
 def work(folder: Path) -> None:

@@ -289,14 +289,12 @@ def credentials(environment: Mapping[str, str], home: Path) -> Iterator[MachineC
     gcloud = Path(environment.get("CLOUDSDK_CONFIG") or home / ".config" / "gcloud")
     named = environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     aws = environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws" / "credentials"
-    key, secret = (
-        bool(environment.get(name)) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    )
+    key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
     hub = Path(environment.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
     hub = Path(environment.get("HF_TOKEN_PATH") or hub)
     there = {
         "gs://": bool(named) or full(gcloud / "application_default_credentials.json"),
-        "s3://": key or bool(environment.get("AWS_PROFILE")) or full(aws),
+        "s3://": bool(key or environment.get("AWS_PROFILE")) or full(aws),
         "hf hub": bool(environment.get("HF_TOKEN")) or full(hub),
     }
     wrong: dict[str, tuple[str, str]] = {}

@@ -20,7 +20,7 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.evaluation.evaluator import Evaluator
 from toque.evaluation.text_samples import Sampler
-from toque.models.flops import ParameterCounts, parameter_counts
+from toque.models.flops import parameter_counts
 from toque.reporter import Reporter, clock_text
 from toque.runs.time_left import TimeLeft
 from toque.training.bottlenecks import few_updates
@@ -239,6 +239,12 @@ def banner(
         f"{config.model.family} from {config.model.start_from}, {counts.total / 1e6:,.1f} M "
         f"parameters ({counts.non_embedding / 1e6:,.1f} M without embeddings)"
     )
+    if config.adapter is not None:
+        share = counts.trainable / (counts.total - counts.trainable)
+        of_model += (
+            f", {config.adapter.kind} adapter of {counts.trainable:,} parameters ({share:.2%}, "
+            f"{counts.trainable * 4 / 1e6:,.1f} MB)"
+        )
     data = (
         f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
         f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens"
@@ -246,7 +252,7 @@ def banner(
     n = math.ceil(n_rows / resources.micro_batch_rows)
     at_once = f"{n} micro-batch{'es' * (n > 1)} in the first update"
     pairs = [
-        ("model", of_model + _adapter_in_words(config, counts)),
+        ("model", of_model),
         ("data", data),
         *(("", line) for line in _drawn(config, store, stream)),
         *zip(("length", "warning"), _length(config, stream, length).splitlines(), strict=False),
@@ -285,14 +291,3 @@ def _length(config: RunConfig, stream: BatchStream, length: Length) -> str:
         return words + length.line
     few = few_updates(steps)
     return f"{words}, about {steps:,.0f} steps{length.line}" + (f"\n{few}" if few else "")
-
-
-def _adapter_in_words(config: RunConfig, counts: ParameterCounts) -> str:
-    """The trained share; nothing when all is trained."""
-    if config.adapter is None:
-        return ""
-    base = counts.total - counts.trainable
-    return (
-        f", {config.adapter.kind} adapter of {counts.trainable:,} parameters "
-        f"({counts.trainable / base:.2%}, {counts.trainable * 4 / 1e6:,.1f} MB)"
-    )

@@ -109,11 +109,7 @@ def _machine(
     family: Family,
     products: Mapping[tuple[int, int], float],
 ) -> Machine:
-    """The named card, or this machine; its rate is stated for a card, and measured here.
-
-    Raises:
-        ConfigError: no such card; or a precision that it, or this machine, cannot compute.
-    """
+    """The named card by its maker's rate, or this machine by its measured one."""
     if hardware is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         precision = Runtime.from_settings(config.train, family).precision
@@ -175,11 +171,7 @@ def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) ->
 
 
 def _as_set(config: RunConfig, model: PreTrainedModel) -> Work:
-    """Work with every example as long as the settings allow.
-
-    Raises:
-        ConfigError: a row that does not fit the update.
-    """
+    """Work with every example as long as the settings allow."""
     data, train = config.data, config.train
     encoder = family_of(model.config).is_encoder_decoder
     prompt = _PROMPT if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
@@ -235,10 +227,9 @@ def _changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
 
 
 def _levers(config: RunConfig, work: Work) -> Iterator[tuple[str, str, RunConfig, OutlinedRows]]:
-    """Each lever by itself, then those together that cost no quality.
+    """Levers one by one, then those together that cost no quality.
 
-    A lever is its settings as they are written, what else changes, the configuration that has it,
-    and a row of its updates.
+    Each is its settings as written, what else changes, the configuration, and a row of an update.
     """
     train, adapter, row = config.train, config.adapter, work.row
     free, words = config, []
