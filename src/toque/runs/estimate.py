@@ -30,7 +30,7 @@ from toque.models.lora.layers import is_adapted
 from toque.models.lora.quantised import quantised_layers
 from toque.runs.history import METRICS, history_of
 from toque.runs.outlined_update import OutlinedUpdate, Peak, outline_update, outlining
-from toque.units import Duration
+from toque.runs.time_left import times_in
 
 HEADROOM: Final = {"cpu": 0.65, "cuda": 0.9}
 """Share of the memory that tensors take of what their allocator takes. glibc's heap keeps what is
@@ -74,15 +74,6 @@ class Work:
     def useful_share(self) -> float:
         """Tokens that are no padding, of those computed where rows are computed whole."""
         return min(1.0, self.tokens_per_update / (self.update_rows * self.row.tokens))
-
-    def times(self, every: Duration, stop_after: Duration) -> float:
-        """Number of times that something happens once `every`, the end among them."""
-        if every.unit == "%":
-            return 100.0 / every.amount
-        whole = self.totals.get(every.unit)
-        if whole is None and stop_after.unit == every.unit:
-            whole = stop_after.amount
-        return 1.0 if whole is None else max(1.0, -(-whole // every.amount))
 
 
 @dataclass(frozen=True)
@@ -150,8 +141,8 @@ class Disk:
     """Bytes of the checkpoints kept, and of one of each kind that is being written besides."""
     model: int  # the finished one
     store: int  # the prepared data, where it exists
-    saves: float
-    uploaded: float
+    saves: int
+    uploaded: int
 
     @property
     def total(self) -> int:
@@ -290,7 +281,7 @@ class Estimator:
         held_out = work.held_out_tokens / work.tokens_per_update * seconds / 3  # forward alone
         train, steps, whole = self.config.train, work.totals.get("steps"), work.seconds
         if whole is None and steps is not None:
-            evaluations = work.times(train.evaluate_every, train.stop_after)
+            evaluations = times_in(train.stop_after, work.totals, train.evaluate_every)
             whole = steps * seconds + evaluations * held_out
         return Time(seconds, flops, peak, how, held_out, whole)
 
@@ -313,7 +304,7 @@ class Estimator:
         # Of each kind of checkpoint one is written before the oldest goes.
         best = trained * (train.keep_best + 1) if train.keep_best else 0
         finished = trained if config.adapter is not None else 4 * parameter_counts(model).total
-        saves = self.work.times(train.save_every, train.stop_after)
+        saves = times_in(train.stop_after, self.work.totals, train.save_every)
         remote = config.checkpoint.upload is not None or "://" in config.run_dir
         return Disk(
             checkpoint=saved,
@@ -321,7 +312,7 @@ class Estimator:
             model=finished,
             store=store,
             saves=saves,
-            uploaded=saves * saved + finished if remote else 0.0,
+            uploaded=saves * saved + finished if remote else 0,
         )
 
 

@@ -17,6 +17,16 @@ _ROUNDING: Final = 1e-12
 """A share of the run that is no update's."""
 
 
+def times_in(whole: Duration, expected: Mapping[str, float], every: Duration) -> int:
+    """Number of times that something happens once `every` in a run, the end among them.
+
+    The run is `whole` long, and has the `expected` totals by unit, as far as they are known.
+    """
+    total = whole.amount if every.unit == whole.unit else expected.get(every.unit, 0.0)
+    total = 100.0 if every.unit == "%" else total
+    return max(1, math.ceil(total / every.amount - 1e-9)) if every.amount > 0 else 1
+
+
 @dataclass
 class TimeLeft:
     """Seconds until a training command ends, foreseen and then corrected by what is measured.
@@ -72,12 +82,8 @@ class TimeLeft:
         every, whole = self.evaluate_every, self.stop_after
         if every is None or every.amount <= 0:
             return 1
-        if every.unit == "%":
-            total = 100.0
-        else:
-            total = whole.amount if every.unit == whole.unit else self.expected.get(every.unit, 0.0)
-        last = math.ceil(total / every.amount - 1e-9)
-        return max(1, last - math.floor(every.measure(at, whole) / every.amount + 1e-9))
+        done = math.floor(every.measure(at, whole) / every.amount + 1e-9)
+        return max(1, times_in(whole, self.expected, every) - done)
 
     def in_words(self, at: Progress) -> str:
         """A sentence for the begin of a session; "" when it is over in a moment."""
