@@ -18,20 +18,16 @@ Work = Callable[[], None]
 
 @dataclass(eq=False)
 class BackgroundThread:
-    """Does work one piece at a time, in the order it was offered.
-
-    Args:
-        name: of the work, in the plural, for sentences: "webhook messages".
-        capacity: pieces that may wait.
-        describe: an error in words that give no secret away.
-        warn: takes a sentence about what could not be delivered.
-    """
+    """Does work one piece at a time, in the order it was offered."""
 
     name: str
+    """Name of the work in the plural, for sentences: "webhook messages"."""
     capacity: int
+    """Pieces that may wait."""
     describe: Callable[[Exception], str]
+    """Gives an error in words that give no secret away."""
     warn: Callable[[Progress, str], None]
-    done: int = 0
+    """Takes a sentence about what could not be delivered."""
     dropped: int = 0
     failed: int = 0
     last_error: str = ""
@@ -42,19 +38,18 @@ class BackgroundThread:
     _thread: threading.Thread | None = None
     _reported: int = 0
 
-    def offer(self, work: Work) -> bool:
-        """Have `work` done soon; False when it was dropped because too much waits."""
+    def offer(self, work: Work) -> None:
+        """Have `work` done soon, or drop it because too much waits."""
         with self._changed:
             if self._closing or len(self._waiting) >= self.capacity:
                 self.dropped += 1
-                return False
+                return
             self._waiting.append(work)
             self._changed.notify()
         if self._thread is None:
             # A daemon: a piece of work that hangs must not keep the process alive.
             self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
             self._thread.start()
-        return True
 
     def warn_of_losses(self, at: Progress) -> None:
         """Warn at the first loss, and each time their number has doubled."""
@@ -87,7 +82,6 @@ class BackgroundThread:
                 work, self._busy = self._waiting.popleft(), True
             try:
                 work()
-                self.done += 1
             except Exception as error:  # noqa: BLE001 - whatever a tracker's library may raise
                 self.last_error = self.describe(error)
                 self.failed += 1

@@ -44,16 +44,7 @@ _MOST_RANGES: Final = 12
 
 @dataclass(eq=False)
 class Gradients(Callback):
-    """Measures every `every_steps`th update of a run, whatever sessions it came in.
-
-    Args:
-        record: writes the event.
-        every_steps: of the run: 100 measures updates 100, 200 and so on.
-        model: what is trained.
-        optimizer: of the loop; the learning rates of its groups are recorded.
-        phases: of the loop.
-        total: sums over ranks that hold parts of the weights; then every rank has an observer.
-    """
+    """Measures every `every_steps`th update of a run, whatever sessions it came in."""
 
     record: Record
     every_steps: int
@@ -61,6 +52,7 @@ class Gradients(Callback):
     optimizer: torch.optim.Optimizer
     phases: Phases
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
+    """Sums over ranks that hold parts of the weights; then every rank has an observer."""
     _due: bool = False
     _norms: list[Tensor] = field(default_factory=list)
     _moved: list[Tensor] = field(default_factory=list)
@@ -84,8 +76,9 @@ class Gradients(Callback):
         if every is None:
             return []
         total = sharing.sum_of_parts if sharing.is_sharded else tuple
-        record = record or _unrecorded
-        return [cls(record, int(every.amount), model, optimizer, runtime.phases, total)]
+        return [
+            cls(record or _unrecorded, int(every.amount), model, optimizer, runtime.phases, total)
+        ]
 
     def on_fit_start(self, start: RunStart) -> None:
         """Find the groups and watch the loop's phases."""
@@ -115,7 +108,14 @@ class Gradients(Callback):
             }
             for group in self._groups
         }
-        rules = _rules(self.optimizer)
+        rules = [
+            {
+                "parameters": sum(p.numel() for p in group["params"]),
+                "learning_rate": float(group["lr"]),
+                "weight_decay": float(group.get("weight_decay", 0.0)),
+            }
+            for group in self.optimizer.param_groups
+        ]
         self.record("gradients", step=info.progress.step, groups=groups, optimizer_groups=rules)
 
     def on_fit_end(self, end: RunEnd) -> None:
@@ -164,20 +164,7 @@ def _lengths(tensors: Sequence[Tensor | None], *, like: Sequence[Tensor]) -> lis
     return [norm.to(zero.device, torch.float32) for norm in norms]
 
 
-def _rules(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Size, learning rate and decay of each parameter group."""
-    return [
-        {
-            "parameters": sum(p.numel() for p in group["params"]),
-            "learning_rate": float(group["lr"]),
-            "weight_decay": float(group.get("weight_decay", 0.0)),
-        }
-        for group in optimizer.param_groups
-    ]
-
-
-def _unrecorded(event: str, **fields: object) -> None:
-    """Take what the first rank records."""
+def _unrecorded(event: str, **fields: object) -> None: ...
 
 
 def layer_groups(names: Sequence[str]) -> dict[str, list[int]]:
@@ -197,7 +184,11 @@ def layer_groups(names: Sequence[str]) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = {}
     for position, (name, block) in enumerate(zip(names, blocks, strict=True)):
         if block is not None:
-            place = _range(int(block[2]), depth[block[1]])
+            n_blocks = depth[block[1]]
+            width = -(-n_blocks // _MOST_RANGES)
+            first = int(block[2]) // width * width
+            last = min(first + width, n_blocks) - 1
+            place = f"blocks {first}-{last}" if last > first else f"block {first}"
             group = f"{block[1]} {place}" if block[1] else place
         elif _HEAD.search(name):
             group = "head"
@@ -206,10 +197,3 @@ def layer_groups(names: Sequence[str]) -> dict[str, list[int]]:
         adapter = "adapter " if _ADAPTER.search(name) else ""
         groups.setdefault(adapter + group, []).append(position)
     return groups
-
-
-def _range(block: int, n_blocks: int) -> str:
-    width = -(-n_blocks // _MOST_RANGES)
-    first = block // width * width
-    last = min(first + width, n_blocks) - 1
-    return f"blocks {first}-{last}" if last > first else f"block {first}"

@@ -25,6 +25,7 @@ from toque.units import Duration, Progress
 
 _LOOK_SECONDS: Final = 0.25
 """Seconds between two looks at the newest update. On CUDA a look waits for the device."""
+_SHOWN: Final = (("loss", ".4f"), ("perplexity", ".2f"), ("bits_per_byte", ".3f"))
 
 
 class ConsoleProgress(Callback):
@@ -35,7 +36,7 @@ class ConsoleProgress(Callback):
         reporter: shows them.
         warn: takes a warning, once, that something could not be shown.
         time_left: expected time of the run; None counts updates alone.
-        clock: seconds that pass.
+        clock: gives seconds that pass.
     """
 
     def __init__(
@@ -47,29 +48,20 @@ class ConsoleProgress(Callback):
         time_left: TimeLeft | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.log_every = log_every
-        self._reporter, self._warn = reporter, warn
-        self._foreseen = time_left
-        self._clock = clock
-        self._window = StepWindow()
-        self._newest_saved: int | None = None
-        self._last_loss: float | None = None
-        self._best: float | None = None
-        self._line = ""
-        self._looked = 0.0
-        self._evaluation_began: float | None = None
-        self._loss_told = False
+        self._log_every, self._reporter, self._warn = log_every, reporter, warn
+        self._foreseen, self._clock = time_left, clock
+        self._dropping_told = False
 
     def on_fit_start(self, start: RunStart) -> None:
         """Show the step that the run begins at, and the time it will take."""
-        self._window, self._line = StepWindow(), ""
-        self._last_loss = self._evaluation_began = None
+        self._window, self._line, self._looked = StepWindow(), "", self._clock()
+        self._last_loss: float | None = None
+        self._evaluation_began: float | None = None
         self._stop_after = start.stop_after
         self._best = start.best.loss if start.best is not None else None
         self._time_left = self._foreseen or TimeLeft(start.stop_after)
         self._time_left.start(start.progress)
-        self._newest_saved = start.progress.step or None
-        self._looked = self._clock()
+        self._newest_saved = start.progress.step
         for note in start.notes:
             self._reporter.notice(f"note: {note}")
         if start.progress.step:
@@ -96,22 +88,24 @@ class ConsoleProgress(Callback):
         if words := self._time_left.updated(info.before, info.progress, slowed=info.slowed):
             self._reporter.notice(words)
         first = info.before.step == 0
-        logged = first or self.log_every.crossed(info.before, info.progress, self._stop_after)
+        logged = first or self._log_every.crossed(info.before, info.progress, self._stop_after)
         now = self._clock()
         if not logged and now - self._looked < _LOOK_SECONDS:
             return
-        self._looked = now
-        window = self._window
+        self._looked, window, at = now, self._window, info.progress
         best = "" if self._best is None else f"  best {self._best:.4f}"
         steps = window.n_steps / window.seconds if window.seconds > 0 else 0.0
-        speed = f"{_rounded(steps)} steps/s  {window.tokens_per_second:,.0f} tokens/s"
-        metrics = f"loss {float(info.loss):.4f}  lr {info.lr:.2e}{best}  {speed}"
-        parts = (self._place(info.progress), metrics, self._left(info.progress))
-        self._line = "  ".join(parts)
+        rate = f"{steps:,.0f}" if steps >= 100 else f"{steps:.3g}"
+        saved = f"  saved {self._newest_saved:,}" if self._newest_saved else ""
+        self._line = (
+            f"{_place(at)}  loss {float(info.loss):.4f}  lr {info.lr:.2e}{best}  {rate} steps/s  "
+            f"{window.tokens_per_second:,.0f} tokens/s  {self._stop_after.fraction(at):.0%}  "
+            f"{clock_text(self._time_left.seconds(at))} left{saved}"
+        )
         self._reporter.progress(self._line, keep=logged)
         if logged:
             self._window = StepWindow()
-        self._look_for_losses(info.progress)
+        self._warn_of_dropping(at)
 
     def on_before_evaluate(self, at: Progress) -> None:
         """Take the time."""
@@ -120,7 +114,7 @@ class ConsoleProgress(Callback):
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """One line that stays, with the change since the evaluation before."""
         loss = metrics.get("loss")
-        parts = [f"{self._place(at)}  evaluation"]
+        parts = [f"{_place(at)}  evaluation"]
         parts += [f"{name} {metrics[name]:{form}}" for name, form in _SHOWN if name in metrics]
         if loss is not None and self._last_loss is not None:
             parts.append(f"({loss - self._last_loss:+.4f})")
@@ -132,7 +126,7 @@ class ConsoleProgress(Callback):
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Take note of the newest durable step."""
         self._newest_saved = saved.step
-        self._look_for_losses(at)
+        self._warn_of_dropping(at)
 
     def on_warning(self, at: Progress, message: str) -> None:
         """One line that stays."""
@@ -141,41 +135,27 @@ class ConsoleProgress(Callback):
     def on_fit_end(self, end: RunEnd) -> None:
         """Show how it ended and the newest step that is saved."""
         self._reporter.progress("")
-        saved = (
-            f"saved up to step {self._newest_saved:,}" if self._newest_saved else "nothing saved"
-        )
-        best = f", best {end.best}" if end.best else ""
+        newest, best = self._newest_saved, f", best {end.best}" if end.best else ""
+        saved = f"saved up to step {newest:,}" if newest else "nothing saved"
         self._reporter.notice(
             f"{end.reason.replace('_', ' ')} at step {end.progress.step:,} after "
             f"{clock_text(end.seconds)}; {saved}{best}"
         )
 
-    def _place(self, at: Progress) -> str:
-        return f"step {at.step:,}  epoch {at.epoch:.2f}"
-
-    def _look_for_losses(self, at: Progress) -> None:
+    def _warn_of_dropping(self, at: Progress) -> None:
         lost = self._reporter.lost
-        if lost is None or self._loss_told:
+        if lost is None or self._dropping_told:
             return
-        self._loss_told = True
+        self._dropping_told = True
         self._warn(
             at,
             f"the console cannot be written ({lost}): what it would have shown is dropped "
             "where it fails. The run continues; its metrics are in this file",
         )
 
-    def _left(self, at: Progress) -> str:
-        saved = f"  saved {self._newest_saved:,}" if self._newest_saved else ""
-        left = clock_text(self._time_left.seconds(at))
-        return f"{self._stop_after.fraction(at):.0%}  {left} left{saved}"
 
-
-def _rounded(rate: float) -> str:
-    """Three digits, or all of a larger number: 0.0123, 5.21, 1,234."""
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-_SHOWN = (("loss", ".4f"), ("perplexity", ".2f"), ("bits_per_byte", ".3f"))
+def _place(at: Progress) -> str:
+    return f"step {at.step:,}  epoch {at.epoch:.2f}"
 
 
 @dataclass(eq=False)
@@ -208,14 +188,10 @@ class Summary(Callback):
     flops_per_token: float | None = None
     peak: Peak | None = None
     uploads: Callable[[], str] | None = None
-    _window: StepWindow = field(default_factory=StepWindow)
-    _examples: int = 0
+    _gpu_percents: list[float] = field(default_factory=list)
+    _first_lr: float | None = None
     _nats: Tensor | float = 0.0
     _norms: Tensor | float = 0.0
-    _first_lr: float | None = None
-    _loss_before: float | None = None
-    _stop_after: Duration | None = None
-    _gpu_percents: list[float] = field(default_factory=list)
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Take the use of the GPUs from a record of metrics.jsonl, from any thread."""
@@ -225,13 +201,13 @@ class Summary(Callback):
 
     def on_fit_start(self, start: RunStart) -> None:
         """Begin a stretch."""
-        self._stop_after, self._loss_before = start.stop_after, None
+        self._stop_after = start.stop_after
+        self._loss_before: float | None = None
         self._clear()
 
     def on_step(self, info: StepInfo) -> None:
         """Add up, and print a summary when one is due."""
         self._window.add(info)
-        self._examples += info.n_examples
         self._nats = self._nats + info.loss.detach().double() * info.n_targets
         self._norms = self._norms + info.grad_norm.detach().double()
         self._first_lr = info.lr if self._first_lr is None else self._first_lr
@@ -240,25 +216,30 @@ class Summary(Callback):
             self._clear()
 
     def _clear(self) -> None:
-        self._window, self._examples, self._first_lr = StepWindow(), 0, None
-        self._nats = self._norms = 0.0
+        self._window, self._first_lr, self._nats, self._norms = StepWindow(), None, 0.0, 0.0
 
     def _lines(self, at: Progress, lr: float) -> list[str]:
         window, n = self._window, self._window.n_steps
+        resident, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+        memory = f"{resident / 1e9:.2f} GB of {total / 1e9:.1f} GB resident"
+        if self.device.type == "cuda":
+            most = torch.cuda.max_memory_allocated(self.device)
+            whole = torch.cuda.get_device_properties(self.device).total_memory
+            memory = f"{most / 1e9:.2f} GB of the GPU's {whole / 1e9:.1f} GB at most; {memory}"
         rows = {
             "speed": (
                 f"{n / max(window.seconds, 1e-9):.2f} steps/s, "
                 f"{window.tokens_per_second:,.0f} tokens/s"
             ),
             "utilisation": self._utilisation(),
-            "memory": self._memory(),
+            "memory": memory,
             "batch": (
-                f"{self._examples / n:,.1f} examples and {window.n_tokens / n:,.0f} tokens an "
+                f"{window.n_examples / n:,.1f} examples and {window.n_tokens / n:,.0f} tokens an "
                 f"update (effective), {self.micro_batch_rows} rows at once, "
                 f"{window.pad_fraction:.1%} padding"
             ),
             "compile": "compiled" if self.compiled else "not compiled",
-            "scaling": self._scaling(),
+            "scaling": self._scaling(window.seconds / n) if self.ranks > 1 else "",
             "signs": self._signs(lr),
         }
         first = f"summary at step {at.step:,}, over {n:,} update{'s' * (n > 1)}:"
@@ -267,9 +248,9 @@ class Summary(Callback):
     def _utilisation(self) -> str:
         seen, self._gpu_percents = self._gpu_percents, []
         busy = f"; GPU busy {sum(seen) / len(seen):.0f} % of the time" if seen else ""
-        if self.flops_per_token is None or self.peak is None:
-            return f"not measured{busy}"
         share = self._window.utilisation(self.flops_per_token, self.peak)
+        if self.peak is None or share is None:
+            return f"not measured{busy}"
         if share > 1.0:
             return f"not known: the peak is too low{busy}"  # metrics_log warns once
         return (
@@ -277,24 +258,12 @@ class Summary(Callback):
             f"({self.peak.origin}); waiting for data {self._window.waiting_share:.1%}{busy}"
         )
 
-    def _memory(self) -> str:
-        resident, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
-        words = f"{resident / 1e9:.2f} GB of {total / 1e9:.1f} GB resident"
-        if self.device.type != "cuda":
-            return words
-        most = torch.cuda.max_memory_allocated(self.device)
-        whole = torch.cuda.get_device_properties(self.device).total_memory
-        return f"{most / 1e9:.2f} GB of the GPU's {whole / 1e9:.1f} GB at most; {words}"
-
-    def _scaling(self) -> str:
+    def _scaling(self, actual: float) -> str:
         """Efficiency: the time of a rank's part of an update alone, over that of the update."""
         ranks, alone = self.ranks, self.alone_seconds
-        if ranks < 2:
-            return ""
         if alone is None:
             return f"{ranks} ranks; efficiency not measured"
-        actual = max(self._window.seconds / self._window.n_steps, 1e-9)
-        known = f"about {alone / actual:.0%}" if alone <= actual else "not known"
+        known = f"about {alone / actual:.0%}" if 0 < alone <= actual else "not known"
         return (
             f"{ranks} ranks, efficiency {known}: a rank's part of an update took {alone:.3g} s "
             f"before the run, an update {actual:.3g} s"
@@ -302,8 +271,8 @@ class Summary(Callback):
 
     def _signs(self, lr: float) -> str:
         """Signs of convergence in the loss, the gradients, the learning rate and the uploads."""
-        loss = float(torch.as_tensor(self._nats)) / max(1, self._window.n_targets)
-        norm = float(torch.as_tensor(self._norms)) / self._window.n_steps
+        loss = float(self._nats) / max(1, self._window.n_targets)
+        norm = float(self._norms) / self._window.n_steps
         before, self._loss_before = self._loss_before, loss
         words = f"loss {loss:.4f}"
         if before is not None:

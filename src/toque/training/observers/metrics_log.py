@@ -44,6 +44,7 @@ class StepWindow:
     """Sums over consecutive updates; rates are of those that no observer slowed."""
 
     n_steps: int = 0
+    n_examples: int = 0
     n_targets: int = 0
     n_tokens: int = 0
     n_computed: int = 0
@@ -57,7 +58,9 @@ class StepWindow:
 
     def add(self, info: StepInfo) -> None:
         """Add one update."""
+        self.last = info
         self.n_steps += 1
+        self.n_examples += info.n_examples
         self.n_targets += info.n_targets
         self.n_tokens += info.n_tokens
         self.n_computed += info.n_computed
@@ -68,7 +71,6 @@ class StepWindow:
         if info.slowed:
             self.slowed_tokens += info.n_tokens
             self.slowed_seconds += info.seconds
-        self.last = info
 
     @property
     def pad_fraction(self) -> float:
@@ -91,11 +93,13 @@ class StepWindow:
         """Share of the time that the updates waited for data."""
         return self.data_wait_seconds / self.seconds if self.seconds > 0 else 0.0
 
-    def utilisation(self, flops_per_token: float, peak: Peak) -> float:
-        """Model FLOPs utilisation (MFU): FLOP/s the model needs, over the peak.
+    def utilisation(self, flops_per_token: float | None, peak: Peak | None) -> float | None:
+        """Model FLOPs utilisation (MFU): FLOP/s the model needs, over the peak; None if unknown.
 
         Chowdhery et al. 2022 (PaLM), appendix B.
         """
+        if flops_per_token is None or peak is None:
+            return None
         return flops_per_token * self.tokens_per_second / peak.flops_per_second
 
 
@@ -142,29 +146,24 @@ def start_event(
 class MetricsLog(Callback):
     """Appends events to a file. A full disk costs records, never the run.
 
-    Args:
-        path: the file; its folder is made when missing.
-        log_every: time between step events; the first update always has one.
-        about: fields of the start event: configuration's hash, versions, hardware, parameters.
-        flops_per_token: forward and backward; None for no utilisation.
-        peak: peak FLOP/s of the machine; None for no utilisation.
-        evaluated: further fields of an evaluation event: `seconds`, and `texts`, the scores of the
-            texts written at it, by name.
-        copies: each is called with every record, whether or not the file took it.
-        device: of a GPU, step events hold the most bytes that the session has allocated so far.
-
     Raises:
         CheckpointError: the file cannot be opened.
     """
 
     path: Path
     log_every: Duration
+    """Time between step events; the first update always has one."""
     about: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the start event: configuration's hash, versions, hardware, parameters."""
     flops_per_token: float | None = None
+    """FLOPs of forward and backward; None for no utilisation."""
     peak: Peak | None = None
     evaluated: Callable[[], Mapping[str, Any]] = dict
+    """Further fields of an evaluation event: `seconds`, and `texts`, scores of texts by name."""
     copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()
+    """Called with every record, whether or not the file took it."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Of a GPU, step events hold the most bytes that the session has allocated so far."""
     dropped_records: int = 0
     _window: StepWindow = field(default_factory=StepWindow)
     _stop_after: Duration | None = None
@@ -174,10 +173,14 @@ class MetricsLog(Callback):
 
     def on_fit_start(self, start: RunStart) -> None:
         """Open the file and write the start event."""
-        self._file = _opened(self.path)
-        self._stop_after = start.stop_after
-        self._window = StepWindow()
-        peak = self.peak
+        try:
+            self._file = JsonLines(self.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path} cannot be written: {error.strerror}. The run's metrics are kept "
+                "there; choose another run_dir, or give yourself the right to write."
+            ) from error
+        self._stop_after, self._window, peak = start.stop_after, StepWindow(), self.peak
         self._write(
             "start",
             step=start.progress.step,
@@ -230,9 +233,7 @@ class MetricsLog(Callback):
             self._write_step()
         best: dict[str, Any] | None = None
         if end.best is not None:
-            best = {"step": end.best.step, "loss": end.best.loss}
-            if end.best.value is not None:
-                best |= {end.best.metric: end.best.value}
+            best = {"step": end.best.step, "loss": end.best.loss, end.best.metric: end.best.score}
         self._write(
             "end",
             step=end.progress.step,
@@ -261,6 +262,13 @@ class MetricsLog(Callback):
         window, last = self._window, self._window.last
         if last is None:
             return
+        self._window = StepWindow()
+        mfu = window.utilisation(self.flops_per_token, self.peak)
+        if self.peak is not None and mfu is not None and mfu > 1.0:
+            if not self._peak_doubted:
+                why = f"{self.peak.too_low}: utilisation is left out where updates compute faster"
+                self.on_warning(last.progress, why)
+            mfu, self._peak_doubted = None, True
         also: dict[str, Any] = {} if last.stage is None else {"stage": last.stage}
         also |= {"parts": window.parts} if window.parts else {}
         if self.device.type == "cuda":
@@ -278,24 +286,9 @@ class MetricsLog(Callback):
             seconds=window.seconds,
             tokens_per_second=window.tokens_per_second,
             data_wait_seconds=window.data_wait_seconds,
-            mfu=self._utilisation(last.progress),
+            mfu=mfu,
             **also,
         )
-        self._window = StepWindow()
-
-    def _utilisation(self, at: Progress) -> float | None:
-        if self.flops_per_token is None or self.peak is None:
-            return None
-        share = self._window.utilisation(self.flops_per_token, self.peak)
-        if share <= 1.0:
-            return share
-        if not self._peak_doubted:
-            self._peak_doubted = True
-            self.on_warning(
-                at,
-                f"{self.peak.too_low}: utilisation is left out where updates compute faster",
-            )
-        return None
 
     def _write(self, event: str, **fields: Any) -> None:
         record = {"event": event, **fields}
@@ -307,23 +300,8 @@ class MetricsLog(Callback):
 
 
 def write_after(run: Path, parts: Mapping[str, float]) -> None:
-    """Add to a run's metrics the time after its last session: the finished model, uploads.
-
-    Args:
-        run: its folder.
-        parts: seconds by the work they went into.
-    """
+    """Add seconds after a run's last session, by their work: the finished model, uploads."""
     append_json_lines(run / METRICS, [_line({"event": "after", "parts": dict(parts)})])
-
-
-def _opened(path: Path) -> JsonLines:
-    try:
-        return JsonLines(path)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be written: {error.strerror}. The run's metrics are kept there; "
-            "choose another run_dir, or give yourself the right to write."
-        ) from error
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -56,21 +56,16 @@ def _keep_executed() -> None:
 
 @dataclass(eq=False)
 class Profiler(Callback):
-    """Profiles some updates of every session. Whatever goes wrong with it, training continues.
-
-    Args:
-        asked: which updates, and what of them.
-        folder: of the run.
-        runtime: its phases are marked in the trace, and on a GPU kernels are traced as well.
-        warn: takes what went wrong.
-        say: takes a sentence about each trace.
-    """
+    """Profiles some updates of every session. Whatever goes wrong with it, training continues."""
 
     asked: ProfileConfig
     folder: Path
+    """Folder of the run."""
     runtime: Runtime
+    """Its phases are marked in the trace, and on a GPU kernels are traced as well."""
     warn: Callable[[Progress, str], None]
     say: Callable[[str], None]
+    """Takes a sentence about each trace."""
     slows: bool = False
     _profile: profile | None = None
     _updates: int = 0
@@ -89,9 +84,8 @@ class Profiler(Callback):
         )
         self.runtime.phases.watchers.append(self._watch)
         if start.stop_after.unit == "steps":
-            self._warn_if_too_long(
-                start.progress, int(start.stop_after.amount) - start.progress.step
-            )
+            left = int(start.stop_after.amount) - start.progress.step
+            self._warn_if_too_long(start.progress, left)
         self._or_give_up(start.progress, self._start)
 
     def on_before_step(self, at: Progress) -> None:
@@ -121,19 +115,15 @@ class Profiler(Callback):
     def _watch(self, phase: Phase) -> AbstractContextManager[Any]:
         return record_function(f"toque: {phase}") if self.slows else UNWATCHED
 
-    @property
-    def _on_gpu(self) -> bool:
-        return self.runtime.device.type == "cuda"
-
     def _start(self) -> None:
         # Its library writes lines of its own into the terminal, unless told before it starts.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        stacks = self.asked.stacks
+        stacks, on_gpu = self.asked.stacks, self.runtime.device.type == "cuda"
         if stacks:
             _keep_executed()
             _EXECUTED.append(self)
         self._profile = profile(
-            activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * self._on_gpu],
+            activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu],
             schedule=self._action,
             on_trace_ready=self._traced,
             profile_memory=self.asked.memory,
@@ -144,12 +134,12 @@ class Profiler(Callback):
         self._profile.start()
 
     def _traced(self, ended: profile) -> None:
-        steps, self._steps = self._steps, []
         try:
-            if steps:
-                self._write(ended, steps)
+            if self._steps:
+                self._write(ended, self._steps)
         except Exception as error:  # noqa: BLE001 - the kinds are its library's
             self._error = error
+        self._steps = []
         ended.profiler = None  # torch would warn that the next trace begins without these events
 
     def _write(self, ended: profile, steps: Sequence[int]) -> None:
@@ -161,9 +151,9 @@ class Profiler(Callback):
             ended.export_chrome_trace(str(trace))
             atomic_write(folder / f"{name}.json.gz", trace.read_bytes())
         averages = ended.key_averages(group_by_stack_n=_FRAMES if self.asked.stacks else 0)
-        most = "self_device_time_total" if self._on_gpu else "self_cpu_time_total"
+        of = "device" if self.runtime.device.type == "cuda" else "cpu"
         table = averages.table(
-            sort_by=most, row_limit=_OPERATIONS, max_name_column_width=60,
+            sort_by=f"self_{of}_time_total", row_limit=_OPERATIONS, max_name_column_width=60,
             max_src_column_width=120,
         )  # fmt: skip
         atomic_write(folder / f"{name}-operations.txt", table.encode())
@@ -194,15 +184,14 @@ class Profiler(Callback):
     def _warn_if_too_long(self, at: Progress, updates: int) -> None:
         plan = self.asked
         cycle = plan.wait + plan.warmup + plan.active
-        needed = cycle * plan.repeat
-        if not 0 < updates < needed:
+        if not 0 < updates < cycle * plan.repeat:
             return
         self._warned = True
         self.warn(
             at,
-            f"observe.profile needs {needed:,} updates (wait {plan.wait}, warmup {plan.warmup}, "
-            f"active {plan.active}, repeated {plan.repeat} times) and this session has "
-            f"{updates:,}: {updates // cycle} of {plan.repeat} traces are whole. Take smaller "
+            f"observe.profile needs {cycle * plan.repeat:,} updates (wait {plan.wait}, warmup "
+            f"{plan.warmup}, active {plan.active}, repeated {plan.repeat} times) and this session "
+            f"has {updates:,}: {updates // cycle} of {plan.repeat} traces are whole. Take smaller "
             "numbers, e.g. observe.profile={wait: 1, warmup: 1, active: 2, repeat: 1}; training is "
             "not touched by it",
         )

@@ -1,11 +1,10 @@
 """System sampler: a thread that writes a `system` event every few seconds of a run.
 
 It reads counters of the system and nothing of the run but its step, so it can change no number. On
-several ranks the first one has it: the figures are of its machine, all GPUs there included.
+several ranks the first one has it: its readings are of its machine, all GPUs there included.
 
-Host readings between two looks: processor, memory, disk, network, and what held the run up.
-
-What held it up is counted by the kernel (`host` of a reading):
+What held the run up is counted by the kernel (`host` of an event); what it does not count is left
+out:
 
 * waiting for a core: seconds in which a thread was ready to run and another had its core
   (`/proc/self/task/*/schedstat`), of the thread that waited longest;
@@ -14,8 +13,6 @@ What held it up is counted by the kernel (`host` of a reading):
 * memory: seconds in which something waited for pages (`/proc/pressure/memory`), and pages that had
   to be read from disk again;
 * throttling: seconds in which a container's limit on processor time held everything back.
-
-A count that a kernel does not keep is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,147 +35,14 @@ from toque.hardware.processor import WAIT_VARIABLES, ProcessorUse, contended, us
 from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
 from toque.units import Duration, Progress
 
-_TASKS: Final = "/proc/self/task"
-_MEMORY: Final = "/proc/pressure/memory"
-_LIMIT: Final = ("/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat")
-_RATES: Final = {
-    "disk_read_bytes_per_second": ("disk", "read_bytes"),
-    "disk_write_bytes_per_second": ("disk", "write_bytes"),
-    "network_received_bytes_per_second": ("network", "bytes_recv"),
-    "network_sent_bytes_per_second": ("network", "bytes_sent"),
-}
-"""Rate -> the device and counter that it is the growth of, over the whole machine."""
-_LOOPBACK: Final = "lo"
-"""Network card by which a machine sends to itself."""
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """Counters until now; what the system does not count is absent or None."""
-
-    use: ProcessorUse
-    schedules: dict[str, tuple[float, float]]
-    """Seconds that each thread had a core, and was ready and had none, by its number."""
-    stalls: Mapping[str, float]
-    """Seconds by their name in `host`."""
-    major_faults: int
-    bytes: Mapping[str, int | None]
-    """Bytes by the name of their rate."""
-
-    @classmethod
-    def now(cls) -> _Counts:
-        # psutil answers None where the system counts none: a container without disks of its own.
-        cards = psutil.net_io_counters(pernic=True) or {}
-        disk = psutil.disk_io_counters()
-        devices: dict[str, list[Any]] = {
-            "disk": [] if disk is None else [disk],
-            "network": [counters for name, counters in cards.items() if name != _LOOPBACK],
-        }
-        return cls(
-            use=ProcessorUse.now(),
-            schedules=_schedules(),
-            stalls=_memory_stall() | _throttled(),
-            major_faults=resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
-            bytes={
-                rate: sum(getattr(d, counter) for d in devices[kind]) if devices[kind] else None
-                for rate, (kind, counter) in _RATES.items()
-            },
-        )
-
-    def held_up_since(self, before: _Counts) -> dict[str, Any]:
-        seconds, main = self.use.at - before.use.at, str(os.getpid())
-        found: dict[str, Any] = {
-            "seconds": seconds,
-            "own_cores": (self.use.own - before.use.own) / seconds if seconds > 0 else 0.0,
-            "others_cores": self.use.others_since(before.use),
-            "major_faults": self.major_faults - before.major_faults,
-        }
-        if self.schedules and before.schedules:
-            begun = dict.fromkeys(self.schedules, (0.0, 0.0)) | before.schedules
-            waits = (waited - begun[tid][1] for tid, (_, waited) in self.schedules.items())
-            found["waiting_for_core_seconds"] = max(waits)
-            if main in self.schedules:
-                running = sum(self.schedules[main]) - sum(begun[main])
-                found["asleep_seconds"] = max(0.0, seconds - running)
-        for name in self.stalls.keys() & before.stalls.keys():
-            found[name] = self.stalls[name] - before.stalls[name]
-        return found
-
-    def rates_since(self, before: _Counts) -> dict[str, float | None]:
-        seconds = max(self.use.at - before.use.at, 1e-3)
-        pairs = {name: (before.bytes[name], now) for name, now in self.bytes.items()}
-        return {
-            # A disk taken away leaves a smaller sum.
-            name: None if then is None or now is None else round(max(0, now - then) / seconds, 1)
-            for name, (then, now) in pairs.items()
-        }
-
-
-class Host:
-    """The machine and this process since the last look; used in one thread.
-
-    Processor figures are of the cores this process may use. psutil keeps the last look for each
-    thread by itself, so nobody else who asks it shortens ours.
-    """
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._counts = _Counts.now()
-        psutil.cpu_percent(percpu=True)  # what follows is measured from here
-        self._process.cpu_percent()
-
-    def look(self) -> dict[str, Any]:
-        """Figures since the look before; a percent or a rate of None is not known.
-
-        Raises:
-            psutil.Error, OSError: the system does not let itself be looked at.
-        """
-        before, self._counts = self._counts, _Counts.now()
-        cores = psutil.cpu_percent(percpu=True)
-        mine = [cores[i] for i in usable_cores() if i < len(cores)]
-        memory = psutil.virtual_memory()
-        return {
-            "cpu_percent": round(sum(mine) / len(mine), 1) if mine else None,
-            "cpu_percent_by_core": mine,
-            "process_cpu_percent": self._process.cpu_percent(),
-            "memory_used_bytes": memory.total - memory.available,
-            "memory_total_bytes": memory.total,
-            "process_resident_bytes": self._process.memory_info().rss,
-            **self._counts.rates_since(before),
-            "host": self._counts.held_up_since(before),
-        }
-
-
-def _schedules() -> dict[str, tuple[float, float]]:
-    """Seconds on and off a core of each thread, without those that asked for a low priority."""
-    found: dict[str, tuple[float, float]] = {}
-    with suppress(OSError):
-        own = os.getpriority(os.PRIO_PROCESS, os.getpid())
-        for thread in Path(_TASKS).iterdir():
-            with suppress(OSError, IndexError, ValueError):  # a thread may end meanwhile
-                if os.getpriority(os.PRIO_PROCESS, int(thread.name)) <= own:
-                    ran, waited = (thread / "schedstat").read_text(encoding="ascii").split()[:2]
-                    found[thread.name] = int(ran) / 1e9, int(waited) / 1e9
-    return found
-
-
-def _memory_stall() -> dict[str, float]:
-    with suppress(OSError, ValueError, IndexError):
-        some = Path(_MEMORY).read_text(encoding="ascii").splitlines()[0]
-        return {"memory_stall_seconds": int(some.rpartition("total=")[2]) / 1e6}
-    return {}
-
-
-def _throttled() -> dict[str, float]:
-    units = {"throttled_usec": 1e6, "throttled_time": 1e9}
-    for path in _LIMIT:
-        with suppress(OSError, ValueError):
-            counts = dict(line.split() for line in Path(path).read_text("ascii").splitlines())
-            for name in units.keys() & counts.keys():
-                return {"throttled_seconds": int(counts[name]) / units[name]}
-    return {}
-
-
+_RATES: Final = (
+    "disk_read_bytes_per_second",
+    "disk_write_bytes_per_second",
+    "network_received_bytes_per_second",
+    "network_sent_bytes_per_second",
+)
+_THROTTLED: Final = {"throttled_usec": 1e6, "throttled_time": 1e9}
+"""Names of a container's count, by the version of cgroups, and what makes a second."""
 _PATIENCE_SECONDS: Final = 5.0
 """Longest wait for a reading that hangs, as those of a broken driver do."""
 _LEAST_SECONDS: Final = 0.2
@@ -193,6 +57,95 @@ _REASONS: Final = {
 """Bits of NVML's nvmlClocksEventReason* for clocks lower than they could be; idling is none."""
 _CORE: Final = 0
 """NVML_TEMPERATURE_GPU"""
+
+
+class Host:
+    """The machine and this process since the last look; used in one thread.
+
+    Processor percentages are of the cores this process may use. psutil keeps the last look for each
+    thread by itself, so nobody else who asks it shortens ours.
+    """
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        psutil.cpu_percent(percpu=True)  # what follows is measured from here
+        self._process.cpu_percent()
+        self._use, self._schedules, self._totals = ProcessorUse.now(), _schedules(), _totals()
+
+    def look(self) -> dict[str, Any]:
+        """Readings since the look before; a percent or a rate of None is not known.
+
+        Raises:
+            psutil.Error, OSError: the system does not let itself be looked at.
+        """
+        used, schedules, totals = self._use, self._schedules, self._totals
+        self._use, self._schedules, self._totals = ProcessorUse.now(), _schedules(), _totals()
+        seconds = self._use.at - used.at
+        grown = {name: n - totals[name] for name, n in self._totals.items() if name in totals}
+        # A disk taken away leaves a smaller sum.
+        rates = {
+            name: round(max(0, grown.pop(name)) / max(seconds, 1e-3), 1) if name in grown else None
+            for name in _RATES
+        }
+        host = {
+            "seconds": seconds,
+            "own_cores": (self._use.own - used.own) / seconds if seconds > 0 else 0.0,
+            "others_cores": self._use.others_since(used),
+            **grown,
+        }
+        if self._schedules and schedules:
+            begun = dict.fromkeys(self._schedules, (0.0, 0.0)) | schedules
+            waits = (waited - begun[tid][1] for tid, (_, waited) in self._schedules.items())
+            host["waiting_for_core_seconds"] = max(waits)
+            if (main := str(os.getpid())) in self._schedules:
+                running = sum(self._schedules[main]) - sum(begun[main])
+                host["asleep_seconds"] = max(0.0, seconds - running)
+        cores, memory = psutil.cpu_percent(percpu=True), psutil.virtual_memory()
+        mine = [cores[i] for i in usable_cores() if i < len(cores)]
+        return {
+            "cpu_percent": round(sum(mine) / len(mine), 1) if mine else None,
+            "cpu_percent_by_core": mine,
+            "process_cpu_percent": self._process.cpu_percent(),
+            "memory_used_bytes": memory.total - memory.available,
+            "memory_total_bytes": memory.total,
+            "process_resident_bytes": self._process.memory_info().rss,
+            **rates,
+            "host": host,
+        }
+
+
+def _schedules() -> dict[str, tuple[float, float]]:
+    """Seconds on a core, and ready without one, of each thread that asked for no low priority."""
+    found: dict[str, tuple[float, float]] = {}
+    with suppress(OSError):
+        own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(OSError, IndexError, ValueError):  # a thread may end meanwhile
+                if os.getpriority(os.PRIO_PROCESS, int(thread.name)) <= own:
+                    ran, waited = (thread / "schedstat").read_text(encoding="ascii").split()[:2]
+                    found[thread.name] = int(ran) / 1e9, int(waited) / 1e9
+    return found
+
+
+def _totals() -> dict[str, float]:
+    """Counts since the machine began: bytes by the name of their rate, the others as in `host`."""
+    found: dict[str, float] = {"major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt}
+    # psutil answers None where the system counts none: a container without disks of its own.
+    if (disk := psutil.disk_io_counters()) is not None:
+        found |= zip(_RATES[:2], (disk.read_bytes, disk.write_bytes), strict=True)
+    cards = psutil.net_io_counters(pernic=True) or {}
+    if others := [card for name, card in cards.items() if name != "lo"]:
+        received, sent = (sum(getattr(c, n) for c in others) for n in ("bytes_recv", "bytes_sent"))
+        found |= zip(_RATES[2:], (received, sent), strict=True)
+    with suppress(OSError, ValueError, IndexError):
+        some = Path("/proc/pressure/memory").read_text(encoding="ascii").splitlines()[0]
+        found["memory_stall_seconds"] = int(some.rpartition("total=")[2]) / 1e6
+    for path in ("/sys/fs/cgroup/cpu/cpu.stat", "/sys/fs/cgroup/cpu.stat"):
+        with suppress(OSError, ValueError):
+            counts = dict(line.split() for line in Path(path).read_text("ascii").splitlines())
+            for name in _THROTTLED.keys() & counts.keys():
+                found["throttled_seconds"] = int(counts[name]) / _THROTTLED[name]
+    return found
 
 
 class Record(Protocol):
@@ -220,31 +173,34 @@ class Gpus:
         ]
 
     def look(self) -> list[dict[str, Any]]:
-        """Figures of each GPU now; None for what a card or the rights of this process refuse."""
-        return [self._figures(index, handle) for index, handle in enumerate(self._handles)]
+        """Readings of each GPU now; None for what a card or the rights of this process refuse."""
+        nvml, ask = self._nvml, self._ask
+        found = []
+        for index, handle in enumerate(self._handles):
+            memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+            use = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+            milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, handle)
+            held_down = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
+            reading = {
+                "index": index,
+                "name": ask(nvml.nvmlDeviceGetName, handle),
+                "utilisation_percent": None if use is None else use.gpu,
+                "memory_used_bytes": None if memory is None else int(memory.used),
+                "memory_total_bytes": None if memory is None else int(memory.total),
+                "power_watts": None if milliwatts is None else milliwatts / 1000,
+                "temperature_celsius": ask(nvml.nvmlDeviceGetTemperature, handle, _CORE),
+                "throttled": [words for bit, words in _REASONS.items() if held_down & bit],
+            }
+            found.append(reading)
+        return found
 
     def close(self) -> None:
         """Let NVML go."""
         self._ask(self._nvml.nvmlShutdown)
 
-    def _figures(self, index: int, handle: Any) -> dict[str, Any]:
-        nvml, ask = self._nvml, self._ask
-        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        held_down = ask(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)) or 0
-        return {
-            "index": index,
-            "name": ask(lambda: nvml.nvmlDeviceGetName(handle)),
-            "utilisation_percent": ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-            "memory_used_bytes": None if memory is None else int(memory.used),
-            "memory_total_bytes": None if memory is None else int(memory.total),
-            "power_watts": ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
-            "temperature_celsius": ask(lambda: nvml.nvmlDeviceGetTemperature(handle, _CORE)),
-            "throttled": [words for bit, words in _REASONS.items() if held_down & bit],
-        }
-
-    def _ask(self, question: Callable[[], Any]) -> Any:
+    def _ask(self, question: Callable[..., Any], *about: Any) -> Any:
         try:
-            return question()
+            return question(*about)
         except self._nvml.NVMLError:  # MIG, old cards and missing rights refuse some of them
             return None
 
@@ -333,6 +289,30 @@ class SystemSampler(Callback):
         while self._unsaid:
             self.warn(self._at, self._unsaid.pop(0))
 
+    def _work(self, over: threading.Event) -> None:
+        gpus, why = gpus_here() if self.on_gpu else (None, "")  # in the thread: drivers are slow
+        self._unsaid += [why] if why else []
+        try:
+            host, looked = self.make_host(), time.monotonic()
+            looks, last = 0, False
+            while not last:
+                last = over.wait(self.every_seconds)
+                seconds = time.monotonic() - looked
+                if last and looks and seconds < _LEAST_SECONDS:
+                    return
+                looks, looked = looks + 1, looked + seconds
+                read = host.look() | {"gpus": [] if gpus is None else gpus.look()}
+                self._name_busy_machine(read["host"]["others_cores"])
+                self.record("system", step=self._at.step, seconds=round(seconds, 3), **read)
+        except (psutil.Error, OSError, RuntimeError, ValueError) as error:
+            self._unsaid.append(
+                f"the system's figures cannot be read ({type(error).__name__}: {error}), so they "
+                "are not recorded from here on; observe.system=null does without. The run continues"
+            )
+        finally:
+            if gpus is not None:
+                gpus.close()
+
     def _name_busy_machine(self, others: float) -> None:
         cores = len(usable_cores())
         if self._named or not contended(threads=self.spinning, others=others, cores=cores):
@@ -344,30 +324,3 @@ class SystemSampler(Callback):
             "the other programs, or start it with OMP_WAIT_POLICY=PASSIVE in the environment; the "
             "numbers stay the same"
         )
-
-    def _work(self, over: threading.Event) -> None:
-        gpus, why = gpus_here() if self.on_gpu else (None, "")  # in the thread: drivers are slow
-        self._unsaid += [why] if why else []
-        try:
-            self._look_until(over, gpus)
-        except (psutil.Error, OSError, RuntimeError, ValueError) as error:
-            self._unsaid.append(
-                f"the system's figures cannot be read ({type(error).__name__}: {error}), so they "
-                "are not recorded from here on; observe.system=null does without. The run continues"
-            )
-        finally:
-            if gpus is not None:
-                gpus.close()
-
-    def _look_until(self, over: threading.Event, gpus: Gpus | None) -> None:
-        host, looked = self.make_host(), time.monotonic()
-        looks, last = 0, False
-        while not last:
-            last = over.wait(self.every_seconds)
-            seconds = time.monotonic() - looked
-            if last and looks and seconds < _LEAST_SECONDS:
-                return
-            looks, looked = looks + 1, looked + seconds
-            figures = host.look() | {"gpus": [] if gpus is None else gpus.look()}
-            self._name_busy_machine(figures["host"]["others_cores"])
-            self.record("system", step=self._at.step, seconds=round(seconds, 3), **figures)

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -34,6 +34,7 @@ class Tracker(Protocol):
 
 
 Open = Callable[[], Tracker]
+_MLFLOW_HOME: Final = "MLFLOW_TRACKING_URI"
 
 
 def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
@@ -42,14 +43,14 @@ def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
     Raises:
         ConfigError: its package is not installed.
     """
-    package, make = TRACKERS[name]
-    spec = importlib.util.find_spec(package)
+    make, extra = TRACKERS[name]
+    spec = importlib.util.find_spec(name)
     # Without an origin it is a mere folder of that name, as W&B leaves one where it has run.
     if spec is None or spec.origin is None:
         raise ConfigError(
-            f"observe.trackers names {name}, and the package {package} is not installed. Install "
-            f"it (pip install 'toque[{_EXTRA.get(name, 'track')}]'), or take {name} out of "
-            "observe.trackers: metrics.jsonl holds the same metrics."
+            f"observe.trackers names {name}, and the package {name} is not installed. Install it "
+            f"(pip install 'toque[{extra}]'), or take {name} out of observe.trackers: "
+            "metrics.jsonl holds the same metrics."
         )
     if name == "mlflow" and not os.environ.get(_MLFLOW_HOME):
         raise ConfigError(
@@ -73,8 +74,8 @@ class _TensorBoard:
 
     def texts(self, step: int, rows: Sequence[Row]) -> None:
         parts = [
-            f"**{' '.join(row[1].split())}** (recipe score {row[4]})\n\n{_verbatim(row[2])}"
-            for row in rows
+            f"**{' '.join(prompt.split())}** (recipe score {score})\n\n{_verbatim(text)}"
+            for _, prompt, text, _, score in rows
         ]
         self._writer.add_text("samples", "\n\n---\n\n".join(parts), step)
 
@@ -164,9 +165,8 @@ class _Mlflow:
 
     def texts(self, step: int, rows: Sequence[Row]) -> None:
         # The form that MLflow's page shows as a table.
-        table = {"columns": list(COLUMNS), "data": [list(row) for row in rows]}
-        text = json.dumps(table)
-        self._client.log_text(self._id, text, f"samples/step-{step:08d}.json")
+        table = json.dumps({"columns": COLUMNS, "data": rows})
+        self._client.log_text(self._id, table, f"samples/step-{step:08d}.json")
 
     def file(self, path: Path) -> None:
         self._client.log_artifact(self._id, str(path))
@@ -175,25 +175,21 @@ class _Mlflow:
         self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
 
 
-TRACKERS: Final[Mapping[str, tuple[str, Callable[[Path, Mapping[str, Any]], Tracker]]]] = {
-    "trackio": ("trackio", _Trackio),
-    "tensorboard": ("tensorboard", _TensorBoard),
-    "wandb": ("wandb", _Wandb),
-    "mlflow": ("mlflow", _Mlflow),
+TRACKERS: Final[Mapping[str, tuple[Callable[[Path, Mapping[str, Any]], Tracker], str]]] = {
+    "trackio": (_Trackio, "track"),
+    "tensorboard": (_TensorBoard, "track"),
+    "wandb": (_Wandb, "wandb"),
+    "mlflow": (_Mlflow, "mlflow"),
 }
-"""Name -> the package it needs, and how it is opened."""
-_MLFLOW_HOME: Final = "MLFLOW_TRACKING_URI"
-_EXTRA: Final = {"wandb": "wandb", "mlflow": "mlflow"}
+"""Tracker, which is its package's name, too -> how it is opened, and the extra that installs it."""
 
 
-def _flat(settings: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    found = []
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            found += _flat(value, f"{above}{name}.")
+            yield from _flat(value, f"{above}{name}.")
         else:
-            found.append((f"{above}{name}", value))
-    return found
+            yield f"{above}{name}", value
 
 
 def _verbatim(text: str) -> str:

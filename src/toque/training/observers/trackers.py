@@ -7,6 +7,7 @@ counted. All of it is copied from the files of the run folder, which stay the re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,13 +24,10 @@ from toque.units import Progress
 
 END_PATIENCE_SECONDS: Final = 10.0
 """Seconds that a finished run waits for a tracker's last records."""
-_MOST_WAITING: Final = 1000
 _LONGEST: Final = 2_000
 """Characters of a text that is sent; samples.jsonl has all of it."""
 _DIFFICULTIES: Final = {"easy": 1.0, "medium": 2.0}
-_ANY_DIFFICULTY: Final = 3.0
-_OF_ALL_GPUS: Final = ("utilization", "memory_percent", "power_watts", "temperature_celsius")
-"""Names under which the mean of several GPUs is sent, as `system/gpu_NAME`."""
+"""Numbers of a stage's hardest recipes; 3.0 stands for any."""
 
 Pairs = Iterator[tuple[str, object]]
 Stages = Sequence[Mapping[str, Any]]
@@ -54,14 +52,16 @@ def tracker_values(
     >>> tracker_values({"event": "evaluation", "metrics": {"loss": 2.0}})
     {'val_loss': 2.0}
     """
-    makers: Mapping[str, Callable[[], Pairs]] = {
-        "step": lambda: _step(record, stages),
-        "evaluation": lambda: _evaluation(record, recipe_scores),
-        "gradients": lambda: _gradients(record),
-        "system": lambda: _system(record),
-    }
-    make = makers.get(record["event"])
-    return _numbers(make()) if make is not None else {}
+    match record["event"]:
+        case "step":
+            return _numbers(_step(record, stages))
+        case "evaluation":
+            return _numbers(_evaluation(record, recipe_scores))
+        case "gradients":
+            return _numbers(_gradients(record))
+        case "system":
+            return _numbers(_system(record))
+    return {}
 
 
 def _step(record: Mapping[str, Any], stages: Stages) -> Pairs:
@@ -74,10 +74,10 @@ def _step(record: Mapping[str, Any], stages: Stages) -> Pairs:
     stage = record.get("stage")
     if isinstance(stage, int) and 1 <= stage <= len(stages):
         bounds = stages[stage - 1]
-        hardest = _DIFFICULTIES.get(str(bounds.get("max_difficulty")), _ANY_DIFFICULTY)
         yield "curriculum/stage", stage
         yield "curriculum/quality_threshold", bounds.get("min_quality", 0.0)
-        yield "curriculum/difficulty_level", hardest
+        hardest = str(bounds.get("max_difficulty"))
+        yield "curriculum/difficulty_level", _DIFFICULTIES.get(hardest, 3.0)
 
 
 def _evaluation(record: Mapping[str, Any], recipe_scores: frozenset[str]) -> Pairs:
@@ -101,21 +101,21 @@ def _system(record: Mapping[str, Any]) -> Pairs:
         if name not in ("step", "seconds"):
             yield f"system/{name}", value
     yield "system/memory_percent", _memory_percent(record)
-    of_all: dict[str, list[float]] = {name: [] for name in _OF_ALL_GPUS}
+    of_all: dict[str, list[float]] = {}
     for gpu in record.get("gpus") or ():
         values = {
             "utilization": gpu.get("utilisation_percent"),
             "memory_percent": _memory_percent(gpu),
             "power_watts": gpu.get("power_watts"),
             "temperature_celsius": gpu.get("temperature_celsius"),
-            "throttled": float(bool(gpu.get("throttled"))),
         }
         for name, value in values.items():
             yield f"system/gpu.{gpu['index']}/{name}", value
-            if name in of_all and (known := number(value)) is not None:
-                of_all[name].append(known)
-    for name, all_known in of_all.items():
-        yield f"system/gpu_{name}", sum(all_known) / len(all_known) if all_known else None
+            if (known := number(value)) is not None:
+                of_all.setdefault(name, []).append(known)
+        yield f"system/gpu.{gpu['index']}/throttled", float(bool(gpu.get("throttled")))
+    for name, each in of_all.items():
+        yield f"system/gpu_{name}", sum(each) / len(each)  # the mean of all GPUs
 
 
 def _memory_percent(record: Mapping[str, Any]) -> float | None:
@@ -150,12 +150,9 @@ class TrackerFeed(Callback):
         values: Callable[[Mapping[str, Any]], dict[str, float]] = tracker_values,
         samples: Path | None = None,
     ) -> None:
-        self._open = open_tracker
-        self._values = values
+        self._open, self._values = open_tracker, values
         self._tracker: Tracker | None = None
-        self._thread = BackgroundThread(
-            f"records for {name}", capacity=_MOST_WAITING, describe=_first_line, warn=warn
-        )
+        self._thread = BackgroundThread(f"records for {name}", 1000, _first_line, warn)
         self._texts = Tail(FolderPlace(samples.parent), samples.name) if samples else None
         self._new_lines()  # what earlier sessions wrote was sent then
         self._failed = False
@@ -185,22 +182,26 @@ class TrackerFeed(Callback):
         self._thread.warn_of_losses(end.progress)
 
     def finish(self, *, failed: bool, scores: Path | None = None, page: Path | None = None) -> None:
-        """Send the last texts, the final scores and the report, and end; waits a little for it.
+        """Send the last texts, the scores of evaluation.json and the report, and end.
 
-        Args:
-            failed: whether the command ended with an error.
-            scores: evaluation.json; left out where there is none.
-            page: the report.
+        It waits a little for that. `failed` is True if the command ended with an error.
         """
-        failed, found = failed or self._failed, _object(scores)
         self._send_texts()
+        found: dict[str, Any] = {}
+        with suppress(OSError, msgspec.DecodeError):
+            found = decode_json(scores.read_bytes(), dict[str, Any]) if scores is not None else {}
         flat = {**(found.get("heldout") or {}), **(found.get("generated") or {})}
         step, final = found.get("step"), _numbers((f"final/{n}", v) for n, v in flat.items())
         if final and isinstance(step, int):
             self._thread.offer(lambda: self._opened().log(step, final))
         if page is not None:
             self._thread.offer(lambda: self._opened().file(page))
-        self._thread.offer(lambda: self._end(failed=failed))
+
+        def end() -> None:
+            if self._tracker is not None:
+                self._tracker.end(failed=failed or self._failed)
+
+        self._thread.offer(end)
         self._thread.close(self._at, patience_seconds=END_PATIENCE_SECONDS)
 
     def _send_texts(self) -> None:
@@ -213,23 +214,17 @@ class TrackerFeed(Callback):
 
     def _new_lines(self) -> list[str]:
         found: list[str] = []
-        try:
+        with suppress(OSError):  # the texts stay in their file
             while self._texts is not None:
                 found += self._texts.lines()
                 if not self._texts.behind:
                     break
-        except OSError:
-            pass  # the texts stay in their file
         return found
 
     def _opened(self) -> Tracker:
         if self._tracker is None:
             self._tracker = self._open()
         return self._tracker
-
-    def _end(self, *, failed: bool) -> None:
-        if self._tracker is not None:
-            self._tracker.end(failed=failed)
 
 
 def _row(line: str) -> Row | None:
@@ -242,13 +237,6 @@ def _row(line: str) -> Row | None:
         return found["step"], *cut, score
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _object(path: Path | None) -> dict[str, Any]:
-    try:
-        return decode_json(path.read_bytes(), dict[str, Any]) if path is not None else {}
-    except (OSError, msgspec.DecodeError):
-        return {}
 
 
 def _first_line(error: Exception) -> str:

@@ -98,15 +98,11 @@ class RunState:
 class UserCallback(Callback):
     """Calls a user's object, passes on its requests, and survives its exceptions.
 
-    Args:
-        watcher: has any of `METHODS`; may have `state_dict` and `load_state_dict`, of JSON.
-        name: for sentences, e.g. "mymodule:Class".
-        warn: takes the warning about an error.
+    The object may have `state_dict` and `load_state_dict`, of JSON. Sentences use `name`, e.g.
+    "mymodule:Class".
     """
 
-    def __init__(
-        self, watcher: object, *, name: str, warn: Callable[[Progress, str], None]
-    ) -> None:
+    def __init__(self, watcher: object, *, name: str, warn: Warn) -> None:
         self.watcher, self.name, self.warn = watcher, name, warn
         self.errors = 0
         self._state = RunState(Progress(), Duration(1, "steps"))
@@ -161,11 +157,27 @@ class UserCallback(Callback):
             self._guarded(lambda: load(state["own"]), "load_state_dict")
 
     def _call(self, method: str) -> Requests | None:
-        bound = getattr(self.watcher, method, None)
+        """Call a method where there is one; its words (`ASKS`) as requests."""
+        bound: Callable[[RunState], Any] | None = getattr(self.watcher, method, None)
         if bound is None:
             return None
-        asked: Requests | None = self._guarded(lambda: _requests(bound(self._state)), method)
-        return asked
+
+        def call() -> Requests | None:
+            asked = bound(self._state)
+            if asked is None:
+                return None
+            words = list(asked) if isinstance(asked, list | tuple | set) else [asked]
+            for word in words:
+                if word not in ASKS:
+                    raise ValueError(
+                        f"it returned {word!r}; a callback returns nothing, or one or a list of "
+                        f"{', '.join(ASKS)}"
+                    )
+            given = {word: word in words for word in ASKS}
+            return Requests(**given, reason="callback" if given["stop"] else "")
+
+        wants: Requests | None = self._guarded(call, method)
+        return wants
 
     def _guarded(self, call: Callable[[], Any], method: str) -> Any:
         try:
@@ -182,25 +194,6 @@ class UserCallback(Callback):
             return None
 
 
-def _requests(asked: object) -> Requests | None:
-    """A method's return value as requests.
-
-    >>> _requests(["save", "stop"])
-    Requests(stop=True, evaluate=False, save=True, reason='callback')
-    """
-    if asked is None:
-        return None
-    words = list(asked) if isinstance(asked, list | tuple | set) else [asked]
-    for word in words:
-        if word not in ASKS:
-            raise ValueError(
-                f"it returned {word!r}; a callback returns nothing, or one or a list of "
-                f"{', '.join(ASKS)}"
-            )
-    asked = {word: word in words for word in ASKS}
-    return Requests(**asked, reason="callback" if asked["stop"] else "")
-
-
 @dataclass(frozen=True)
 class Watchers:
     """The watchers of a run, checked and ready before a model is built."""
@@ -208,7 +201,7 @@ class Watchers:
     own: Sequence[tuple[str, object]]
     """Name and object of each of the user's."""
     webhook: str | None
-    trackers: Sequence[tuple[str, Open]]
+    trackers: Mapping[str, Open]
     run: Path
     values: Callable[[Mapping[str, Any]], dict[str, float]]
     """Numbers of a record of metrics.jsonl by their names in trackers."""
@@ -246,9 +239,9 @@ class Watchers:
             _check(name, item)
         stages = settings["curriculum"]["stages"] if settings["curriculum"] else ()
         values = partial(tracker_values, stages=stages, recipe_scores=scores)
-        trackers = [
-            (name, opener(name, folder=run, settings=settings)) for name in observe.trackers
-        ]
+        trackers: dict[str, Open] = {
+            name: opener(name, folder=run, settings=settings) for name in observe.trackers
+        }
         return cls(objects, _address(observe.webhook), trackers, run, values)
 
     def callbacks(self, warn: Warn) -> list[Callback]:
@@ -264,7 +257,7 @@ class Watchers:
         samples = self.run / "samples.jsonl"
         self.opened.extend(
             TrackerFeed(name, connect, warn=warn, values=self.values, samples=samples)
-            for name, connect in self.trackers
+            for name, connect in self.trackers.items()
         )
         return list(self.opened)
 
@@ -322,8 +315,6 @@ def _address(webhook: str | None) -> str | None:
 
 GAP: Final = 0.3
 """Share by which the held-out loss may lie above the training loss."""
-_UPDATES: Final = 50
-"""Updates judged together, so that a single cold read of the disk is no verdict."""
 
 
 @dataclass(eq=False)
@@ -332,14 +323,11 @@ class DataBound(Callback):
 
     Batches are prefetched by a thread, so a loop waits only if they take longer to make than to
     train on. It warns once, and again only after things were better for a while.
-
-    Args:
-        warn: takes the warning.
-        updates: judged together; the first of a session is left out, as nothing was prefetched.
     """
 
-    warn: Callable[[Progress, str], None]
-    updates: int = _UPDATES
+    warn: Warn
+    updates: int = 50
+    """Updates judged together, so that a single cold read of the disk is no verdict."""
     _window: StepWindow | None = None
     _warned: bool = False
 
@@ -350,7 +338,7 @@ class DataBound(Callback):
     def on_step(self, info: StepInfo) -> None:
         """Add up, and judge once the window is full."""
         if self._window is None:
-            self._window = StepWindow()
+            self._window = StepWindow()  # nothing was prefetched for the first of a session
             return
         if info.slowed:
             return
@@ -376,12 +364,9 @@ class Overfitting(Callback):
     Training loss is nats per target token over all updates since the last evaluation, with dropout
     and label smoothing. Both raise it, so they never cause a warning but may hide a small gap. It
     warns once, and again only after the gap has been smaller.
-
-    Args:
-        warn: takes the warning.
     """
 
-    warn: Callable[[Progress, str], None]
+    warn: Warn
     _nats: Tensor | float = 0.0
     _targets: int = 0
     _warned: bool = False

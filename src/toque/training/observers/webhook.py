@@ -22,7 +22,6 @@ TIMEOUT_SECONDS: Final = 10.0
 """Longest wait for one message, in the background thread."""
 END_PATIENCE_SECONDS: Final = 3.0
 """Seconds that a finished run waits for its last message."""
-_MOST_WAITING: Final = 16
 _DISCORD_HOSTS: Final = ("discord.com", "discordapp.com")
 _DISCORD_LETTERS: Final = 1900
 """Discord refuses content of more than 2,000 characters."""
@@ -31,20 +30,12 @@ Warn = Callable[[Progress, str], None]
 
 
 class Webhook(Callback):
-    """Tells an address when a run starts, has a new best loss, ends or fails.
-
-    Args:
-        address: http or https; one of Discord's gets Discord's form, any other plain JSON.
-        run: the run's name in messages.
-        warn: takes a sentence about what could not be delivered.
-    """
+    """Tells an http or https address when the run of this name starts, improves, ends or fails."""
 
     def __init__(self, address: str, *, run: str, warn: Warn) -> None:
         self._address, self.run = address, run
         self._best: float | None = None
-        self._thread = BackgroundThread(
-            "webhook messages", capacity=_MOST_WAITING, describe=describe, warn=warn
-        )
+        self._thread = BackgroundThread("webhook messages", 16, describe, warn)
 
     def on_fit_start(self, start: RunStart) -> None:
         """Announce the run."""
@@ -88,12 +79,7 @@ class Webhook(Callback):
 def body_for(
     address: str, event: str, *, run: str, step: int, text: str, loss: float | None
 ) -> bytes:
-    """The message as JSON, in the form the address understands.
-
-    >>> body_for("https://discord.com/api/webhooks/1/x", "end", run="r", step=1, text="r: done",
-    ...          loss=None)
-    b'{"content": "r: done", "allowed_mentions": {"parse": []}}'
-    """
+    """The message as JSON: in Discord's form for an address of Discord's, plain for any other."""
     host = (urlsplit(address).hostname or "").lower()
     message: dict[str, Any]
     if any(host == known or host.endswith("." + known) for known in _DISCORD_HOSTS):
@@ -105,11 +91,7 @@ def body_for(
 
 
 def post_json(address: str, body: bytes) -> None:
-    """Send `body` to `address`.
-
-    Raises:
-        OSError: it could not be sent, or the response was an error.
-    """
+    """Send `body`; an OSError if it could not be sent, or the response was an error."""
     request = urllib.request.Request(  # noqa: S310 - the configuration takes http and https only
         address,
         data=body,
