@@ -56,7 +56,19 @@ def loss_of(history: RunHistory) -> Figure:
         Series("training, smoothed", *curves.points_of("loss smoothed")),
         Series("held out", *held_out, style="two", dots=len(held_out[0]) < _FEW),
     ]
-    return _wide("Training and held-out loss", series, _lowest(history))
+    note = ""
+    if history.best is not None and history.n_evaluations > 1:
+        best, at = history.best
+        since = sum(
+            row.step > at and row.metrics.get("loss") is not None for row in history.evaluations
+        )
+        note = f"Held-out loss was lowest at the last evaluation, step {at:,}."
+        if since:
+            note = (
+                f"Held-out loss was lowest at step {at:,} ({best:.4f}); the {since} "
+                f"evaluation{'s' if since > 1 else ''} since were higher."
+            )
+    return _wide("Training and held-out loss", series, note)
 
 
 def figures_of(history: RunHistory) -> list[Figure]:
@@ -107,21 +119,6 @@ def machine_figures(history: RunHistory) -> list[Figure]:
         if series:
             found.append(_figure(title, unit, series, x_name="minutes", from_zero=True))
     return found
-
-
-def _lowest(history: RunHistory) -> str:
-    """A sentence about the held-out losses: still falling, or higher since when."""
-    if history.best is None or history.n_evaluations < 2:
-        return ""
-    best, at = history.best
-    since = sum(row.step > at and row.metrics.get("loss") is not None
-                for row in history.evaluations)  # fmt: skip
-    if not since:
-        return f"Held-out loss was lowest at the last evaluation, step {at:,}."
-    return (
-        f"Held-out loss was lowest at step {at:,} ({best:.4f}); the {since} "
-        f"evaluation{'s' if since > 1 else ''} since were higher."
-    )
 
 
 def _of_updates(runs: Runs) -> Iterable[Figure]:

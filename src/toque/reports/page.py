@@ -215,7 +215,12 @@ def written(value: object) -> str:
 
 def aligned(grid: Grid) -> Iterator[str]:
     """Lines of a table for a terminal: columns of one width each, cut where a value is long."""
-    rows = [[_short(cell) for cell in row] for row in (grid.heads, *grid.rows)]
+
+    def short(cell: str) -> str:
+        shown = "".join(c if c.isprintable() else "?" for c in cell)
+        return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
+
+    rows = [list(map(short, row)) for row in (grid.heads, *grid.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(grid.heads))]
     for row in rows:
         cells = [
@@ -223,11 +228,6 @@ def aligned(grid: Grid) -> Iterator[str]:
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield ("  " + "  ".join(cells)).rstrip()
-
-
-def _short(cell: str) -> str:
-    shown = "".join(c if c.isprintable() else "?" for c in cell)
-    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
 
 
 @cache

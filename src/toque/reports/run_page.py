@@ -72,10 +72,10 @@ def run_page(
     trouble: str = "",
     over: Mapping[str, RunHistory] | None = None,
 ) -> Page:
-    """The page of a run; whatever its folder lacks is left out.
+    """The page of a run that was just read; whatever its folder lacks is left out.
 
     Args:
-        run: as just read.
+        run: the run.
         name: of the run.
         verdict: on what limits the run, once it is known.
         label: line above the name.
@@ -93,6 +93,12 @@ def run_page(
     )
     curves = figures_over(over) if over else figures_of(history)
     machine = machine_figures(history)
+    known = {k: v for k, v in history.start.items() if k not in _SHOWN_ELSEWHERE}
+    environment = [(name.replace("_", " "), written(value)) for name, value in _flat(known)]
+    configuration: Sentence | Folded = Sentence("The run folder holds no config.yaml.")
+    if text := run.text(CONFIG):
+        origins = "config.yaml, with the origin of each value that is no default"
+        configuration = Folded(origins, [Passage(text)], is_open=True)
     sections = (
         Section("warnings", "", _warnings(history, trouble)),
         Section(
@@ -111,8 +117,8 @@ def run_page(
         Section("scores", "Scores", score_grids(evaluation)),
         Section("data", "Data", _data(run)),
         Section("sessions", "Sessions", [_sessions(history)]),
-        Section("environment", "Where it ran", [_environment(history)]),
-        Section("configuration", "Configuration", [_configuration(run)]),
+        Section("environment", "Where it ran", [Grid(("what", "value"), environment)]),
+        Section("configuration", "Configuration", [configuration]),
     )
     return Page(head, sections, f"the files in {run.place.address}")
 
@@ -136,21 +142,16 @@ def _facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
         pairs.append(("tokens/s now", f"{step.tokens_per_second:,.0f}"))
     if running and (left := history.seconds_left) is not None:
         pairs.append(("training left, about", clock_text(left)))
-    pairs += _parameters(history.start.get("parameters"))
+    counts: Any = history.start.get("parameters") or {}
+    total, trained = counts.get("total") or 0, counts.get("trainable") or 0
+    if counts:
+        pairs.append(("parameters", f"{total / 1e6:,.1f} M"))
+    if 0 < trained < total:  # an adapter's
+        pairs.append(("trainable", f"{trained:,} ({trained / total:.2%})"))
     pairs.append(("training time", clock_text(done.seconds)))
     if history.saved:
         pairs.append(("newest checkpoint", f"step {history.saved:,}"))
     return pairs + (_machine_facts(history.system) if running and history.system else [])
-
-
-def _parameters(counts: Any) -> list[tuple[str, str]]:
-    if not counts:
-        return []
-    total, trained = counts.get("total") or 0, counts.get("trainable") or 0
-    pairs = [("parameters", f"{total / 1e6:,.1f} M")]
-    if 0 < trained < total:  # an adapter's
-        pairs.append(("trainable", f"{trained:,} ({trained / total:.2%})"))
-    return pairs
 
 
 def _machine_facts(system: SystemRow) -> list[tuple[str, str]]:
@@ -270,12 +271,6 @@ def _sessions(history: RunHistory) -> Grid:
     return Grid(("from step", "to step", "time", "ended"), rows)
 
 
-def _environment(history: RunHistory) -> Grid:
-    known = {k: v for k, v in history.start.items() if k not in _SHOWN_ELSEWHERE}
-    rows = [(name.replace("_", " "), written(value)) for name, value in _flat(known)]
-    return Grid(("what", "value"), rows)
-
-
 def _flat(value: object, name: str = "", depth: int = _DEEPEST) -> list[tuple[str, object]]:
     if isinstance(value, dict) and depth:
         return [
@@ -284,10 +279,3 @@ def _flat(value: object, name: str = "", depth: int = _DEEPEST) -> list[tuple[st
             for pair in _flat(held, f"{name} {key}".strip(), depth - 1)
         ]
     return [(name, value)] if isinstance(value, int | float | str) else []
-
-
-def _configuration(run: RunRecord) -> Sentence | Folded:
-    if not (text := run.text(CONFIG)):
-        return Sentence("The run folder holds no config.yaml.")
-    origins = "config.yaml, with the origin of each value that is no default"
-    return Folded(origins, [Passage(text)], is_open=True)

@@ -14,11 +14,7 @@ _MOST_COLUMNS: Final = 6
 
 
 def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
-    """A table for all texts, then one for each way they are divided.
-
-    Args:
-        evaluation: values of evaluation.json, of any version; parts that are missing are left out.
-    """
+    """A table for all texts, then one for each way they are divided; of any evaluation.json."""
     held_out, intervals, over, written_texts, method = (
         _mapping(evaluation, name)
         for name in ("heldout", "intervals", "applies_to", "generated", "method")
@@ -31,7 +27,9 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
     step = evaluation.get("step")
     title = "Final evaluation" + ("" if step is None else f", step {written(step)}")
     note = "; ".join(f"{name}: {value}" for name, value in method.items())
-    tasks = {name: own for name, own in _mapping(evaluation, "tasks").items() if _is_mapping(own)}
+    tasks: dict[str, Mapping[str, Any]] = {
+        name: own for name, own in _mapping(evaluation, "tasks").items() if isinstance(own, Mapping)
+    }
     grids = [
         Grid(("measure", "value", "interval", "over"), rows, note, title),
         _tasks(tasks),
@@ -39,7 +37,13 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
     ]
     for slicing, parts in _mapping(evaluation, "slices").items():
         if isinstance(parts, Mapping) and parts:
-            grids.append(_sliced(f"By {_named(slicing)}", parts))
+            # One row a metric, one column a part; its interval is in the file.
+            scores = {label: found for label, found in parts.items() if isinstance(found, Mapping)}
+            cells = [
+                (_named(name), *(_first(found.get(name)) for found in scores.values()))
+                for name in dict.fromkeys(name for found in scores.values() for name in found)
+            ]
+            grids.append(Grid(("measure", *scores), cells, title=f"By {_named(slicing)}"))
     failed = [(name, written(why)) for name, why in _mapping(evaluation, "failed").items()]
     grids.append(Grid(("metric", "why"), failed, title="Metrics that failed"))
     return [grid for grid in grids if grid.rows]
@@ -68,20 +72,6 @@ def _confusions(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
         else:
             heads, rows = class_rows(names, confusion)
         yield Grid(heads, rows, title=f"Answers to {_named(task)}")
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _sliced(title: str, parts: Mapping[str, Any]) -> Grid:
-    """One row a metric, one column a part; its interval is in the file."""
-    scores = {label: found for label, found in parts.items() if isinstance(found, Mapping)}
-    names = list(dict.fromkeys(name for found in scores.values() for name in found))
-    rows = [
-        (_named(name), *(_first(found.get(name)) for found in scores.values())) for name in names
-    ]
-    return Grid(("measure", *scores), rows, title=title)
 
 
 def _first(value: object) -> str:

@@ -47,14 +47,9 @@ def histogram(
     unit: str,
     of: str,
 ) -> str:
-    """Bars over [edges[i], edges[i + 1]), heights `counts[i]` from 0.
+    """Bars over [edges[i], edges[i + 1]), as high as `counts[i]`.
 
-    Args:
-        title: what is shown.
-        edges: one more than counts, rising.
-        counts: of each bin.
-        unit: name of the x axis.
-        of: name of the y axis: what is counted.
+    `unit` is the name of the x axis, `of` that of the y axis: what is counted.
     """
     if not counts:
         return _nothing(title)
@@ -85,14 +80,9 @@ def bars(
     of: str,
     parts_named: Sequence[str] = (),
 ) -> str:
-    """Lying bars, one a row, each made of one part or several.
+    """Lying bars, one a row of a label and the counts of its parts, which `of` names.
 
-    Args:
-        title: what is shown.
-        rows: label and the counts of its parts.
-        of: what is counted.
-        parts_named: names of the parts, when there are several; a part beyond has none and is
-            drawn as neither.
+    `parts_named` are the names of several parts; a part beyond has none and is drawn as neither.
     """
     if not rows:
         return _nothing(title)
@@ -139,13 +129,7 @@ def lines(
 ) -> str:
     """Lines over one pair of axes, with a legend when there are several.
 
-    Args:
-        title: what is shown.
-        series: the lines; those without a finite point are left out.
-        x_name: name and unit of the x axis.
-        y_name: name and unit of the y axis.
-        frame: its size.
-        from_zero: whether the y axis begins at 0.
+    A line without a finite point is left out. Where `from_zero`, the y axis begins at 0.
     """
     drawn = [s for s in series if _numbers(s)]
     if not drawn:
@@ -158,10 +142,13 @@ def lines(
     x = Scale(min(xs), max(xs), _LEFT, frame.width - _RIGHT)
     y = Scale(floor, most + room, frame.height - _BOTTOM, _TOP)
     parts = [*_axis_y(y, y_name, frame), *_axis_x(x, x_name, frame, whole=True)]
+    described: list[str] = []
     for one in drawn:
         parts += _path(one, x, y)
-    words = "; ".join(f"{s.name} {_in_words(s)}" for s in drawn)
-    plot = _svg(title, f"{y_name} by {x_name}: {words}.", frame, parts)
+        own = _numbers(one)
+        first, last, lowest = written(own[0]), written(own[-1]), written(min(own))
+        described.append(f"{one.name} from {first} to {last}, lowest {lowest}")
+    plot = _svg(title, f"{y_name} by {x_name}: {'; '.join(described)}.", frame, parts)
     return plot + (_legend([(s.name, s.style) for s in drawn]) if len(drawn) > 1 else "")
 
 
@@ -184,20 +171,15 @@ def _path(one: Series, x: Scale, y: Scale) -> list[str]:
     return parts
 
 
-def _in_words(one: Series) -> str:
-    numbers = _numbers(one)
-    return f"from {written(numbers[0])} to {written(numbers[-1])}, lowest {written(min(numbers))}"
-
-
 def _numbers(one: Series) -> list[float]:
     return [y for y in one.ys if y is not None and math.isfinite(y)]
 
 
 def _axis_x(x: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[str]:
     base = frame.height - _BOTTOM
-    at = ticks(x.least, x.most, max(3, int((x.end - x.start) / 62)), whole=whole)
+    at = _labelled(ticks(x.least, x.most, max(3, int((x.end - x.start) / 62)), whole=whole))
     parts = [f'<line class="axis" x1="{x.start}" y1="{base}" x2="{x.end}" y2="{base}"/>']
-    for value, label in zip(at, _labels(at), strict=True):
+    for value, label in at:
         # The outermost numbers would hang over the edge of the plot.
         anchor = "end" if x(value) > x.end - 14 else "middle"
         parts.append(
@@ -209,9 +191,9 @@ def _axis_x(x: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[s
 
 
 def _axis_y(y: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[str]:
-    at = ticks(y.least, y.most, max(3, int((y.start - y.end) / 45)), whole=whole)
+    at = _labelled(ticks(y.least, y.most, max(3, int((y.start - y.end) / 45)), whole=whole))
     parts = []
-    for value, label in zip(at, _labels(at), strict=True):
+    for value, label in at:
         parts.append(
             f'<line class="grid" x1="{_LEFT}" y1="{y(value):.1f}" x2="{frame.width - _RIGHT}" '
             f'y2="{y(value):.1f}"/>' + _text("tick", _LEFT - 7, y(value) + 4, label, anchor="end")
@@ -228,9 +210,9 @@ def _text(kind: str, x: float, y: float, html: str, *, anchor: str = "start") ->
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html}</text>'
 
 
-def _labels(values: Sequence[float]) -> list[str]:
+def _labelled(values: Sequence[float]) -> list[tuple[float, str]]:
     step = values[1] - values[0] if len(values) > 1 else None
-    return [written(value, step=step) for value in values]
+    return [(value, written(value, step=step)) for value in values]
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> str:
@@ -302,22 +284,15 @@ def written(value: float, *, step: float | None = None) -> str:
     ('1.0', '2.25')
     """
     size = abs(value)
-    for least, unit, letter in (
-        (1e12, 1e12, "T"),
-        (1e9, 1e9, "G"),
-        (1e6, 1e6, "M"),
-        (1e4, 1e3, "k"),
-    ):
-        if size >= least:
+    units = (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")
+    for least_of_it, unit, letter in units:
+        if size >= least_of_it:
             return f"{value / unit:.4g}{letter}"
     if 0 < size < 1e-3:
         digits, power = f"{value:.2e}".split("e")
         return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
     if step is not None and 1e-6 < step < 1:
-        return f"{value:.{_decimals(step)}f}"
+        # Digits after the point that tell multiples of `step` apart.
+        decimals = next((d for d in range(1, 6) if abs(round(step, d) - step) < 1e-9), 6)
+        return f"{value:.{decimals}f}"
     return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
-
-
-def _decimals(step: float) -> int:
-    """Digits after the point that tell multiples of `step` apart."""
-    return next((d for d in range(1, 6) if abs(round(step, d) - step) < 1e-9), 6)

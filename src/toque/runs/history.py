@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, final
 
@@ -23,6 +25,7 @@ MOST_POINTS: Final = 600
 _SMOOTHED_OVER: Final = 0.04
 """Share of the values so far that the running mean looks back on."""
 
+Point = tuple[float, float | None]
 Points = tuple[list[float], list[float | None]]
 """(xs, ys)."""
 METRICS: Final = "metrics.jsonl"
@@ -191,11 +194,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def history_of(path: Path) -> RunHistory:
-    """The history in a whole file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The history in a whole file; an OSError where it cannot be read."""
     history = RunHistory()
     for event in _events(path):
         history.take(event)
@@ -231,38 +230,14 @@ def number(value: object) -> float | None:
     return found if math.isfinite(found) else None
 
 
-@dataclass
-class _Block:
-    """Some neighbours: the lowest, the highest, and the first whose y is missing."""
-
-    n: int
-    low: tuple[float, float] | None = None
-    """(y, x)"""
-    high: tuple[float, float] | None = None
-    gap: float | None = None
-
-    def join(self, other: _Block) -> None:
-        self.n += other.n
-        self.low = min(filter(None, (self.low, other.low)), default=None)
-        # Of equal values the first one stays: the point must not wander while the curve grows.
-        tops = list(filter(None, (self.high, other.high)))
-        self.high = max(tops, key=lambda top: top[0], default=None)
-        self.gap = other.gap if self.gap is None else self.gap
-
-    def points(self) -> list[tuple[float, float | None]]:
-        found: set[tuple[float, float | None]] = {
-            (x, y) for y, x in filter(None, (self.low, self.high))
-        }
-        if self.gap is not None:
-            found.add((self.gap, None))
-        return sorted(found, key=lambda point: point[0])
-
-    def cut(self, x: float) -> None:
-        """Forget what lies beyond `x`."""
-        kept = [(at, y) for at, y in self.points() if at <= x]
-        ys = [(y, at) for at, y in kept if y is not None]
-        self.low, self.high = min(ys, default=None), max(ys, default=None)
-        self.gap = next((at for at, y in kept if y is None), None)
+def _extremes(points: Iterable[Point]) -> list[Point]:
+    """The lowest, the highest and the first missing point of some neighbours, in their order."""
+    found = list(points)
+    known = [(y, at) for at, (_, y) in enumerate(found) if y is not None]
+    # Of equal values the first one stays: the point must not wander while the curve grows.
+    kept = {min(known)[1], max(known, key=itemgetter(0))[1]} if known else set()
+    kept.update([at for at, (_, y) in enumerate(found) if y is None][:1])
+    return [found[at] for at in sorted(kept)]
 
 
 @final
@@ -270,42 +245,47 @@ class Curve:
     """A curve of any length in bounded memory, each point added in constant time.
 
     Of each block of neighbours the lowest and the highest point are kept, so no spike is lost; when
-    there are too many blocks, neighbouring ones are joined.
-
-    Args:
-        most: number of points kept, about.
+    there are too many blocks, neighbouring ones are joined. About `most` points are kept.
     """
 
     def __init__(self, most: int = MOST_POINTS) -> None:
         self._most_blocks = max(2, most // 2)  # a block draws up to two points
         self._size = 1
-        self._blocks: list[_Block] = []
-        self.last: tuple[float, float | None] | None = None
+        self._blocks: list[list[Point]] = []
+        self._in_last = 0
+        self.last: Point | None = None
         """Newest point; drawn in any case."""
 
     def add(self, x: float, y: float | None) -> None:
         """Take a point in; x never falls, None breaks the line."""
         self.last = (x, y)
-        one = _Block(1, gap=x) if y is None else _Block(1, (y, x), (y, x))
-        if self._blocks and self._blocks[-1].n < self._size:
-            self._blocks[-1].join(one)
+        if self._blocks and self._in_last < self._size:
+            self._blocks[-1] = _extremes([*self._blocks[-1], self.last])
+            self._in_last += 1
             return
-        self._blocks.append(one)
+        self._blocks.append([self.last])
+        self._in_last = 1
         if len(self._blocks) > self._most_blocks:
-            self._halve()
+            self._in_last += 0 if len(self._blocks) % 2 else self._size  # its neighbour is full
+            self._size *= 2
+            self._blocks = [
+                _extremes(chain(*self._blocks[at : at + 2]))
+                for at in range(0, len(self._blocks), 2)
+            ]
 
     def drop_after(self, x: float) -> None:
         """Forget the points beyond `x`: a continued run computes them again."""
-        while self._blocks and self._blocks[-1].points()[0][0] > x:
+        while self._blocks and self._blocks[-1][0][0] > x:
             self._blocks.pop()
+            self._in_last = self._size
+        self.last = None
         if self._blocks:
-            self._blocks[-1].cut(x)
-        points = self._blocks[-1].points() if self._blocks else []
-        self.last = points[-1] if points else None
+            self._blocks[-1] = [point for point in self._blocks[-1] if point[0] <= x]
+            self.last = self._blocks[-1][-1]
 
     def points(self) -> Points:
         """The points to draw, in their order."""
-        found = [point for block in self._blocks for point in block.points()]
+        found = [point for block in self._blocks for point in block]
         if self.last is not None and (not found or found[-1][0] < self.last[0]):
             found.append(self.last)
         return [x for x, _ in found], [y for _, y in found]
@@ -313,18 +293,6 @@ class Curve:
     def values(self) -> list[float]:
         """The y of each point to draw that has one."""
         return [y for y in self.points()[1] if y is not None]
-
-    def __len__(self) -> int:
-        return sum(block.n for block in self._blocks)
-
-    def _halve(self) -> None:
-        pairs = zip(self._blocks[::2], self._blocks[1::2], strict=False)
-        odd = self._blocks[-1:] if len(self._blocks) % 2 else []
-        joined = []
-        for first, second in pairs:
-            first.join(second)
-            joined.append(first)
-        self._blocks, self._size = joined + odd, 2 * self._size
 
 
 @dataclass(frozen=True)
@@ -443,7 +411,11 @@ class RunHistory:
         if kind == "start":
             self._start(event)
         elif kind == "end":
-            self._end(event)
+            self.end = event
+            if self.sessions:
+                session = self.sessions[-1]
+                session.to_step, session.reason = int(event["step"]), str(event.get("reason"))
+                session.seconds = number(event.get("seconds")) or 0.0
         elif kind == "warning":
             self.n_warnings += 1
             self.warnings.append((int(number(event.get("step")) or 0), str(event.get("message"))))
@@ -517,13 +489,6 @@ class RunHistory:
             for what, value in values.items():
                 self.curves[f"group {what} {group}"].add(float(row.step), value)
 
-    def _end(self, event: Mapping[str, Any]) -> None:
-        self.end = event
-        if self.sessions:
-            session = self.sessions[-1]
-            session.to_step, session.reason = int(event["step"]), str(event.get("reason"))
-            session.seconds = number(event.get("seconds")) or 0.0
-
     def _system(self, row: SystemRow) -> None:
         self.system = row
         seconds = row.seconds or 0.0
@@ -532,29 +497,27 @@ class RunHistory:
             self.gpu_joules = (self.gpu_joules or 0.0) + sum(watts) * seconds
         before = self.curves[f"{SYSTEM}cpu_percent"].last
         x = (before[0] if before else 0.0) + seconds / 60  # minutes that were measured
-        for name, unit in _MACHINE_UNITS.items():
-            value = getattr(row, name)
-            self.curves[SYSTEM + name].add(x, None if value is None else value / unit)
+        for name, value in _drawn(row):
+            self.curves[SYSTEM + name].add(x, value)
         for gpu in row.gpus[:_MOST_GPUS]:
-            for name, unit in _GPU_UNITS.items():
-                if (value := getattr(gpu, name)) is not None:
-                    self.curves[f"{SYSTEM}gpu {gpu.index} {name}"].add(x, value / unit)
+            for name, value in _drawn(gpu):
+                if value is not None:
+                    self.curves[f"{SYSTEM}gpu {gpu.index} {name}"].add(x, value)
 
 
-_MACHINE_UNITS: Final = {
-    "cpu_percent": 1.0,
-    "process_cpu_percent": 1.0,
-    "memory_used_bytes": 1e9,
-    "process_resident_bytes": 1e9,
-    "disk_read_bytes_per_second": 1e6,
-    "disk_write_bytes_per_second": 1e6,
-    "network_received_bytes_per_second": 1e6,
-    "network_sent_bytes_per_second": 1e6,
-}
-"""Fields of a `system` event that are drawn, and the size of one drawn unit."""
-_GPU_UNITS: Final = {
-    "utilisation_percent": 1.0,
-    "memory_used_bytes": 1e9,
-    "power_watts": 1.0,
-    "temperature_celsius": 1.0,
+def _drawn(row: SystemRow | GpuRow) -> Iterator[tuple[str, float | None]]:
+    """Fields that a unit ends, bytes in GB and MB a second."""
+    for name in row.__struct_fields__:
+        unit = next((size for end, size in _UNITS.items() if name.endswith(end)), None)
+        if unit is not None:
+            value = getattr(row, name)
+            yield name, None if value is None else value / unit
+
+
+_UNITS: Final = {
+    "_percent": 1.0,
+    "_bytes": 1e9,
+    "_bytes_per_second": 1e6,
+    "_watts": 1.0,
+    "_celsius": 1.0,
 }

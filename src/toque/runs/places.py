@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final, final
 
@@ -157,13 +159,10 @@ def content(place: Place, name: str) -> bytes | None:
 @final
 @dataclass(frozen=True)
 class RunFinder:
-    """Finds the runs at an address: one run, or those in it and in its folders.
-
-    Args:
-        where: a folder of this machine, in which no link is followed, or a bucket's address.
-    """
+    """Finds the runs at an address: one run, or those in it and in its folders."""
 
     where: Path | Bucket
+    """Folder of this machine, in which no link is followed, or a bucket's address."""
 
     @property
     def address(self) -> str:
@@ -176,24 +175,17 @@ class RunFinder:
         Raises:
             OSError, BucketError: the address cannot be listed.
         """
-        if isinstance(self.where, Bucket):
-            return _in_bucket(self.where)
-        if _is_run(self.where):
-            return {self.where.resolve().name: FolderPlace(self.where)}
-        found: dict[str, Place] = {}
-        for folder in _runs_below(self.where, _DEPTH):
-            if len(found) == _MOST_RUNS:
-                break
-            found[folder.relative_to(self.where).as_posix()] = FolderPlace(folder)
-        return found
-
-
-def _in_bucket(bucket: Bucket) -> Mapping[str, Place]:
-    names = bucket.names()
-    if any(name in names for name in (METRICS, "config.yaml")):
-        return {bucket.path.rstrip("/").rpartition("/")[2]: BucketPlace(bucket)}
-    below = sorted(name.removesuffix(METRICS) for name in names if name.endswith(f"/{METRICS}"))
-    return {path.rstrip("/"): BucketPlace(bucket, path) for path in below[:_MOST_RUNS]}
+        where = self.where
+        if isinstance(where, Bucket):
+            names = where.names()
+            if any(name in names for name in (METRICS, "config.yaml")):
+                return {where.path.rstrip("/").rpartition("/")[2]: BucketPlace(where)}
+            below = sorted(n.removesuffix(METRICS) for n in names if n.endswith(f"/{METRICS}"))
+            return {path.rstrip("/"): BucketPlace(where, path) for path in below[:_MOST_RUNS]}
+        if _is_run(where):
+            return {where.resolve().name: FolderPlace(where)}
+        found = islice(_runs_below(where, _DEPTH), _MOST_RUNS)
+        return {folder.relative_to(where).as_posix(): FolderPlace(folder) for folder in found}
 
 
 def _is_run(folder: Path) -> bool:
@@ -206,18 +198,13 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     except OSError:
         return  # not ours to read
     for entry in entries:
-        if entry.name in _OF_A_RUN or not _is_own_folder(entry):
+        if entry.name in _OF_A_RUN or entry.name.startswith("."):
             continue
         path = Path(entry.path)
-        if _is_run(path):
-            yield path
-        elif depth > 1:
-            yield from _runs_below(path, depth - 1)
-
-
-def _is_own_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        mode = entry.stat(follow_symlinks=False).st_mode
-    except OSError:
-        return False
-    return stat.S_ISDIR(mode) and not entry.name.startswith(".")
+        with suppress(OSError):  # not ours to read
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            if _is_run(path):
+                yield path
+            elif depth > 1:
+                yield from _runs_below(path, depth - 1)

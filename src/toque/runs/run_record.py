@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, final
 
@@ -24,7 +25,6 @@ from toque.storage.json_files import decode_json
 from toque.storage.locks import STALE
 
 _LOCK: Final = "checkpoints/.lock"
-_MOST_OF_A_LEASE: Final = 1 << 12
 _CLOCK_SLACK: Final = 5.0
 """Seconds by which a process may seem younger than what it wrote."""
 SAMPLES: Final = "samples.jsonl"
@@ -44,10 +44,6 @@ class Tail:
 
     A line without its end is kept until the end comes: it is being written, or a kill tore it. The
     next line then stands alone, for a writer ends a torn line before it continues.
-
-    Args:
-        place: home of the run.
-        name: of the file.
     """
 
     def __init__(self, place: Place, name: str) -> None:
@@ -100,12 +96,7 @@ class Holder:
 
 @final
 class HolderWatch:
-    """Looks at who holds a run.
-
-    Args:
-        place: home of the run.
-        clock: seconds that pass.
-    """
+    """Looks at who holds a run."""
 
     def __init__(self, place: Place, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._place, self._clock = place, clock
@@ -121,29 +112,23 @@ class HolderWatch:
         is_local = self._place.folder is not None
         lease = f"{_LOCK}.lease" if is_local else BUCKET_LOCK
         if (found := self._place.look(lease)) is not None:
-            record = self._place.read(lease, 0, min(found.bytes, _MOST_OF_A_LEASE))
-            return self._renewed(record, found.changed)
+            # A holder is gone if its process is known to be, or if the lease stays as it is.
+            now, record = self._clock(), self._place.read(lease, 0, min(found.bytes, 1 << 12))
+            if (record, found.changed) != self._record:
+                self._record, self._unchanged_since = (record, found.changed), now
+            owner = owner_in(record)
+            is_over = died_here(owner) or now - self._unchanged_since > STALE
+            pid = self._pid() if is_local else str(owner.get("pid", ""))
+            return Holder("gone" if is_over else "alive", pid)
         if not is_local:
             return Holder("gone")  # who holds a bucket's run keeps its lock there
         found = self._place.look(_LOCK)
-        if found is None:
-            return Holder("unknown")
-        return _process(self._pid(), found)
+        return Holder("unknown") if found is None else _process(self._pid(), found)
 
     def _pid(self) -> str:
         """The process id with which the text in `.lock` begins."""
         text = self._place.read(_LOCK, 0, 64).decode("ascii", "replace")
         return text.partition(" ")[0].strip()
-
-    def _renewed(self, record: bytes, changed: float | None) -> Holder:
-        """The holder of a lease: gone if its process is known to be, or if the lease stays."""
-        now = self._clock()
-        if (record, changed) != self._record:
-            self._record, self._unchanged_since = (record, changed), now
-        owner = owner_in(record)
-        is_over = died_here(owner) or now - self._unchanged_since > STALE
-        pid = str(owner.get("pid", "")) if self._place.folder is None else self._pid()
-        return Holder("gone" if is_over else "alive", pid)
 
 
 def _process(pid: str, lock: FoundFile) -> Holder:
@@ -164,12 +149,7 @@ def _process(pid: str, lock: FoundFile) -> Holder:
 
 @final
 class RunRecord:
-    """A run's files, read once by `read_whole` or again and again by `refresh`.
-
-    Args:
-        place: home of the run.
-        clock: seconds that pass.
-    """
+    """A run's files, read once by `read_whole` or again and again by `refresh`."""
 
     def __init__(self, place: Place, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.place, self._clock = place, clock
@@ -254,7 +234,8 @@ class RunRecord:
                 self.history.take(event)
         texts = self._samples.lines()
         for line in texts:
-            self._take_text(line)
+            with suppress(msgspec.DecodeError):
+                self._take_text(decode_json(line, dict[str, Any]))
         changed = {self._reread(name) for name in (EVALUATION, CONFIG, _END)}
         if lines or texts or self._events.restarted or True in changed:
             self.version += 1
@@ -277,11 +258,7 @@ class RunRecord:
         self._files[name] = (found, data.decode("utf-8", "replace"))
         return True
 
-    def _take_text(self, line: str) -> None:
-        try:
-            sample = decode_json(line, dict[str, Any])
-        except msgspec.DecodeError:
-            return
+    def _take_text(self, sample: Mapping[str, Any]) -> None:
         prompt = str(sample.get("prompt", ""))
         own = [*self.texts.pop(prompt, []), sample]
         self.texts[prompt] = own if len(own) <= _MOST_TEXTS else own[len(own) % 2 :: 2]

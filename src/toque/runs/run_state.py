@@ -34,12 +34,7 @@ class RunStatus:
 
 
 def state_of(run: RunRecord, *, now: float | None = None) -> RunStatus:
-    """The state of a run as far as its files tell.
-
-    Args:
-        run: as just read.
-        now: seconds since 1970.
-    """
+    """The state of a run, just read, as far as its files tell; `now` is in seconds since 1970."""
     now = time.time() if now is None else now
     holder, history, at = run.holder, run.history, run.history.progress.step
     # A process that reads its own run is not training it any more.
@@ -47,13 +42,21 @@ def state_of(run: RunRecord, *, now: float | None = None) -> RunStatus:
     if not history.start:
         outlook = "it is being set up" if is_alive else "metrics appear here when training begins"
         return RunStatus("waiting", f"No update yet: {outlook}.")
-    if history.end is not None:
-        return _after_the_end(run, history.end, is_alive=is_alive)
+    if (end := history.end) is not None:
+        words, is_whole = ended_in_words(end), end.get("reason") in _SCORED
+        if is_alive and is_whole and not run.is_scored:
+            return RunStatus("scoring", f"{words} Its best model is being scored and written.")
+        if is_alive and not is_whole:
+            return RunStatus("waiting", f"{words} A new session is being set up.")
+        return RunStatus("ended", words)
     quiet = 0.0 if run.written_at is None else max(0.0, now - run.written_at)
     if is_alive:
         since = f"; nothing new for {clock_text(quiet)}" if quiet > _QUIET_SECONDS else ""
         return RunStatus("running", f"Running, at step {at:,}{since}.")
-    last = f"The last metrics are of step {at:,}; {_continues(history.saved)}"
+    then = "nothing was saved, so the same command begins again."
+    if history.saved:
+        then = f"the same command continues from step {history.saved:,}, the newest checkpoint."
+    last = f"The last metrics are of step {at:,}; {then}"
     if holder.state == "gone":
         who = f"process {holder.pid}" if holder.pid else "its process"
         return RunStatus("killed", f"Killed: {who} is gone and recorded no end. {last}")
@@ -76,18 +79,3 @@ def ended_in_words(end: Mapping[str, Any]) -> str:
     words = _ENDED.get(reason, reason.replace("_", " ").capitalize())
     error = f" ({end['error']})" if end.get("error") else ""
     return f"{words}{error}, at step {end['step']:,}."
-
-
-def _after_the_end(run: RunRecord, end: Mapping[str, Any], *, is_alive: bool) -> RunStatus:
-    words, is_whole = ended_in_words(end), end.get("reason") in _SCORED
-    if is_alive and is_whole and not run.is_scored:
-        return RunStatus("scoring", f"{words} Its best model is being scored and written.")
-    if is_alive and not is_whole:
-        return RunStatus("waiting", f"{words} A new session is being set up.")
-    return RunStatus("ended", words)
-
-
-def _continues(saved: int | None) -> str:
-    if not saved:
-        return "nothing was saved, so the same command begins again."
-    return f"the same command continues from step {saved:,}, the newest checkpoint."
