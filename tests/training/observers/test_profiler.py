@@ -136,8 +136,8 @@ def test_rates_and_the_time_left_pass_over_slowed_updates():
         at = [Progress(step=n + i, seconds=float(n * 2 + i * seconds)) for i in (0, 1)]
         return type("Info", (), {
             "before": at[0], "progress": at[1], "n_targets": 50, "n_tokens": 100, "loss": zero,
-            "n_examples": 2, "n_computed": 100, "seconds": seconds, "data_wait_seconds": 0.0, "parts": {},
-            "slowed": slowed,
+            "n_examples": 2, "n_computed": 100, "seconds": seconds, "data_wait_seconds": 0.0,
+            "parts": {}, "slowed": slowed,
         })()  # fmt: skip
 
     window = StepWindow()
