@@ -63,7 +63,6 @@ def sources() -> dict[str, bytes]:
         "tsv": _table(records, "\t"),
         "foodcom": _r_table(records),
         "html": _page(records),
-        "mealmaster": _mealmaster() * N_RECORDS,
         "text": ("\n\n".join(["Of lentils", *STEPS * 3]) + "\n").encode() * 5,
         **_arrays(),
         **_columnar(records),
@@ -125,18 +124,6 @@ def _page(records: list[dict[str, Any]]) -> bytes:
         f"<ul>{items}</ul>{steps}<time itemprop='totalTime' datetime='PT20M'>20 min</time></div>"
         "</body></html>"
     ).encode()
-
-
-def _mealmaster() -> bytes:
-    rows = [
-        "MMMMM----- Recipe via Meal-Master (tm) v8.05", "", "      Title: Pot",
-        " Categories: Soup, Easy", "      Yield: 4 servings", "",
-        "      1 c  Lentils                              2 ts Salt",
-        "      1 lb Tomatoes; peeled,                    1/2 c  Oil", "           -and cut", "",
-        "MMMMM--------------------------DRESSING-------------------------------",
-        "    1/2 c  Vinegar", "", "  " + STEPS[0], "  " + STEPS[1] * 3, "", "MMMMM", "",
-    ]  # fmt: skip
-    return "\n".join(rows).encode()
 
 
 def _arrays() -> dict[str, bytes]:

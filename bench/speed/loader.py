@@ -37,7 +37,7 @@ import peers
 import psutil
 
 from toque.cooking.cookbook.recipes import write_cookbook
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.data.loader.batch_stream import BatchStream, Step
 from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import EpochPlan

@@ -55,7 +55,7 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     """
     from tokenizers import Tokenizer
 
-    from toque.cooking.schemas import reader_for
+    from toque.cooking.schemas.reader import reader_for
     from toque.data.store.token_store import TokenStore
     from toque.data.tokenizer.codec import prompt_bounds
 

@@ -33,7 +33,7 @@ MACHINES = (1, 4, 16)
 
 def case(a: argparse.Namespace) -> dict[str, Any]:
     """One `prepare`: its seconds, those of its parts, and the hash of what it wrote."""
-    from toque.cooking.schemas import reader_for
+    from toque.cooking.schemas.reader import reader_for
     from toque.data.prepare.pipeline import prepare
     from toque.data.prepare.store_plan import PrepareSettings
     from toque.sources.records import Source
@@ -79,7 +79,7 @@ def case(a: argparse.Namespace) -> dict[str, Any]:
 def begin(folder: Path, records: int) -> dict[str, float]:
     """Write the recipes and the tokenizer; rate of the reader alone."""
     from toque.cooking.cookbook.recipes import write_cookbook
-    from toque.cooking.schemas import reader_for
+    from toque.cooking.schemas.reader import reader_for
     from toque.data.tokenizer.tokenizer_training import train_codec
 
     path = folder / "recipes.jsonl"

@@ -17,8 +17,8 @@ from toque.cooking.augmentation import edits_of
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, parse_text, to_text
-from toque.cooking.schemas import RecipeReader
 from toque.cooking.schemas.normalize import recipe_of
+from toque.cooking.schemas.reader import RecipeReader
 from toque.cooking.substitutions import edited, joined, spliced, words_of
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.tokenizer_training import train_codec

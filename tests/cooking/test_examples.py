@@ -15,7 +15,7 @@ from toque.cooking.examples import examples_of
 from toque.cooking.labels.origins import CUISINES, cuisine_of
 from toque.cooking.prompts import CLASSES, REQUESTS, TASKS, asks_for_a_recipe
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import TokenStore

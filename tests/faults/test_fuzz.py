@@ -24,8 +24,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 FOLDERS = ("config", "store", "checkpoint", "dataset", "run", "model", "resume")
 SOURCES = (
     "json", "json-nested", "json-ld", "jsonl", "pairs", "documents", "csv", "tsv", "foodcom",
-    "html", "mealmaster", "text", "npy", "npz", "npz-rows", "parquet", "arrow", "arrow-stream",
-    "gz", "zst",
+    "html", "text", "npy", "npz", "npz-rows", "parquet", "arrow", "arrow-stream", "gz", "zst",
 )  # fmt: skip
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

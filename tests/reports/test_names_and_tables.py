@@ -11,7 +11,7 @@ from rich.console import Console
 
 from toque.cli.console import print_page
 from toque.cooking.labels.origins import CUISINES
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.data_report import Report
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.errors import DataError
 from toque.sources import csv_tables as tables
 from toque.sources.csv_tables import row_end, table_blocks, table_records

@@ -11,11 +11,11 @@ import xxhash
 from hypothesis import given as given_any
 from hypothesis import strategies as st
 
-from toque.cooking.schemas import RecipeReader, TextRecordsError, reader_for
+from toque.cooking.schemas.reader import RecipeReader, reader_for
 from toque.errors import ConfigError, DataError
 from toque.sources import documents as text_module
 from toque.sources.documents import DocumentReader, PairReader, TextReader, clean_document, composed
-from toque.sources.layouts import UnknownFormatError, layout_with
+from toque.sources.layouts import TextRecordsError, UnknownFormatError, layout_with
 from toque.sources.records import Block, BlockExamples
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from toque.cooking.schemas import RecipeReader, TextRecordsError, reader_for
+from toque.cooking.schemas.reader import RecipeReader, reader_for
 from toque.errors import ConfigError, DataError
-from toque.sources.layouts import is_columnar
+from toque.sources.layouts import TextRecordsError, is_columnar
 from toque.sources.source_files import dataset_files, saved_files
 
 datasets = pytest.importorskip("datasets")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.errors import DataError
 from toque.sources import json_records as json_files
 from toque.sources.decompress import LONG_LINE, MAX_RECORD_BYTES

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from toque.config import load_config
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.errors import ConfigError, DataError
 from toque.sources.documents import DocumentReader, TextReader
 from toque.sources.token_arrays import TokenReader

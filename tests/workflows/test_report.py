@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import ConfigError, DataError

@@ -66,8 +66,8 @@ def dialect_of(
     if not found and b"\n" not in start and not whole:
         raise DataError(
             f"{path} begins with a line of over {len(start):,} bytes that is no JSON. A recipe "
-            "source is JSON, JSON lines, CSV, Parquet, web pages or Meal-Master text; check the "
-            "export that wrote this file."
+            "source is JSON, JSON lines, CSV, Parquet or web pages; check the export that wrote "
+            "this file."
         )
     return max(found, key=lambda d: (n_known(d.columns), len(d.columns)), default=None)
 

@@ -65,8 +65,8 @@ def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Ite
             what = next((what for magic, what in _NOT_READ.items() if start.startswith(magic)), "")
             if what:
                 raise DataError(
-                    f"{path} is {what}. Recipes are read from JSON, JSON lines, CSV, Parquet, web "
-                    "pages and Meal-Master text, plain or compressed with gzip or zstd."
+                    f"{path} is {what}. Recipes are read from JSON, JSON lines, CSV, Parquet and "
+                    "web pages, plain or compressed with gzip or zstd."
                 )
             chunk = start.removeprefix(_UTF8_MARK)
         else:

@@ -178,7 +178,7 @@ class RecordReader(Protocol):
         """Raised when the same bytes give other examples: older stores are then not reused."""
 
     def schema(self, path: Path) -> str:
-        """The name of a file's schema in the report: "recipenlg", "mealmaster", "text" ..."""
+        """The name of a file's schema in the report: "recipenlg", "web-page", "text" ..."""
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Raw blocks of `path` in order, in bounded memory; cheap, called in the main process.

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from toque.config import RunConfig, resolve_values
 from toque.config.dump import flow
 from toque.config.yaml_reader import read_yaml
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.data_report import (
     ENCODING_HINT,
     SourceReport,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from toque.config import RunConfig, SourceConfig
-from toque.cooking.schemas import reader_for
+from toque.cooking.schemas.reader import reader_for
 from toque.data.prepare.store_plan import TRAINED, PrepareSettings, store_differences
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer

@@ -10,7 +10,7 @@ from typing import Any, Final
 from toque.cooking.examples import question
 from toque.cooking.prompts import ASKS_FOR, Task, dish_and_foods, write_prompt
 from toque.cooking.recipe import Recipe
-from toque.cooking.schemas import prompt_of
+from toque.cooking.schemas.columns import prompt_of
 from toque.errors import ConfigError, DataError, argument
 
 _DISH: Final = 'prompts="lentil soup"'

@@ -19,9 +19,9 @@ from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.quality import quality_of
 from toque.cooking.recipe import Recipe, parse_text
 from toque.cooking.recipe_scores import text_metrics
-from toque.cooking.schemas import RecipeReader
 from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean_title
 from toque.cooking.schemas.normalize import recipe_of
+from toque.cooking.schemas.reader import RecipeReader
 from toque.cooking.schemas.repairs import rejoined, without_repeat
 from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.errors import DataError
@@ -107,20 +107,13 @@ def page(text: str) -> str:
     )
 
 
-def mealmaster(text: str) -> str:
-    head = "MMMMM----- Recipe via Meal-Master (tm) v8.05\n\n      Title: "
-    fields = f"{head}{text}\n Categories: {text}\n      Yield: 4\n"
-    return f"{fields}\n{text}\n\n  Simmer {text}.\n\nMMMMM\n"
-
-
 LINES = (
-    "\n      1 c  Lentils", "\n           -more", "\n a", "\n\n", "\n-----a-----", "\n1 x", "\n1 ",
-    "\n: ", "\nMMMMM", '<li itemprop="ingredients">', "<li>", '<a itemprop="ingredients">x</a>',
+    "\n a", "\n\n", "\n1 x", '<li itemprop="ingredients">', "<li>",
+    '<a itemprop="ingredients">x</a>',
     "<div itemscope ", "<!--", "<script", "</script>", "<style ", "application/ld+json",
     "<script type=", "<meta ", '<a "', "<a ' ", "<meta charset", ',"a":[', '{"', '["a",', "[[",
 )  # fmt: skip
 FILES: dict[str, Callable[[str], str]] = {
-    "Meal-Master": mealmaster,
     "page": page,
     "JSON lines": lambda text: (
         json.dumps({"title": "a", "ingredients": text, "directions": text}) + "\n" + text

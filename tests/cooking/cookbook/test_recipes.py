@@ -13,7 +13,7 @@ from toque.cooking.cookbook.recipes import recipe, recipes, write_cookbook
 from toque.cooking.ingredients.names import head_noun, ingredient_name
 from toque.cooking.recipe import difficulty_of, parse_text, to_text
 from toque.cooking.recipe_scores import evaluate_recipe, ingredient_coverage
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.errors import ConfigError, DataError
 
 N = 1500

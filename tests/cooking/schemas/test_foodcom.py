@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.errors import DataError
 
 RAW_HEADER = (

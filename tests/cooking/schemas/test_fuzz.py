@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.errors import DataError
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
@@ -48,27 +48,6 @@ def page():
         f"{json.dumps({'@graph': [node]})}</script><p itemscope "
         "itemtype='http://schema.org/Recipe'><b itemprop='name'>x</b></p></body></html>"
     )
-
-
-def mealmaster():
-    one = "\n".join(
-        [
-            "MMMMM----- Recipe via Meal-Master (tm) v8.05",
-            "",
-            "      Title: Pot",
-            " Categories: Soup",
-            "      Yield: 4 servings",
-            "",
-            "      1 c  Lentils                              2 ts Salt",
-            "",
-            "  " + STEPS[0],
-            "  " + STEPS[1] * 3,
-            "",
-            "MMMMM",
-            "",
-        ]
-    )
-    return one * N
 
 
 RECORDS = [record(n) for n in range(N)]
@@ -113,14 +92,12 @@ FORMATS = {
         ),
     ),
     "page": page(),
-    "mealmaster": mealmaster(),
 }
 PARTS = [
     *(bytes([mark]) for mark in b"\"'[]{},\\\n\r\0\xff<"),
-    *b"&#0; null 1e999 \\ud800 MMMMM c( \xef\xbb\xbf NaN </script> 1/0".split(),
+    *b"&#0; null 1e999 \\ud800 c( \xef\xbb\xbf NaN </script> 1/0".split(),
     b"[" * 200,
     b" " * 50,
-    b"-" * 80,
     "\u2028\u200f".encode(),
 ]
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from toque.cooking.schemas import (
+from toque.cooking.schemas.reader import (
     RecipeReader,
     reader_for,
 )

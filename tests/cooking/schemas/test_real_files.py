@@ -11,7 +11,7 @@ import json
 
 import pytest
 
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.errors import DataError
 
 FILES = {

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.errors import DataError
 from toque.sources import columnar
 from toque.sources.records import unpack
@@ -152,7 +152,7 @@ def test_many_rows_in_small_blocks_without_pictures(tmp_path, read_file, monkeyp
     reading = read_file(path)
     assert [r.title for r in reading.recipes] == [f"Pot {n}" for n in range(300)]
     assert reading.largest_block < 20_000
-    from toque.cooking.schemas import RecipeReader
+    from toque.cooking.schemas.reader import RecipeReader
 
     block = next(iter(RecipeReader().blocks(path)))
     assert b"a picture" not in unpack(block).body

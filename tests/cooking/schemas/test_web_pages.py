@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve."]
 NODE = {

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import toque
 from line_reader import ForgetfulReader, LineReader, ReaderOfTasks
 from store_checks import READER, content, prepared
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import TokenStore
@@ -140,7 +140,8 @@ def test_a_source_that_breaks_a_reader_of_ones_own_is_named(
 def test_preparing_needs_neither_torch_nor_transformers() -> None:
     """Workers import what the main process imports: seconds each, were torch among it."""
     script = (
-        "import sys, toque.data.prepare.pipeline, toque.sources.documents, toque.cooking.schemas;"
+        "import sys, toque.data.prepare.pipeline, toque.sources.documents;"
+        "import toque.cooking.schemas.reader;"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub', 'pyarrow', 'pandas')"
         " if m in sys.modules])"
     )

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from store_checks import prepared
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.store_plan import PrepareSettings, plan_of, store_differences
 from toque.data.store.store_manifest import SourceEntry, StoreManifest
 from toque.errors import DataError

@@ -11,7 +11,7 @@ import pytest
 
 from toque.cli import main
 from toque.config import SourceConfig
-from toque.cooking.schemas import reader_for
+from toque.cooking.schemas.reader import reader_for
 from toque.errors import ConfigError
 from toque.sources.file_kinds import FileJudge
 from toque.sources.records import BlockExamples

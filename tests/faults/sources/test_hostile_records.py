@@ -10,7 +10,7 @@ import pytest
 
 from toque.cli import main
 from toque.cooking.recipe import Recipe
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.data_report import Report
 from toque.errors import DataError
 from toque.evaluation.text_samples import Sample

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from toque.cli import main
-from toque.cooking.schemas import RecipeReader
+from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.data_report import Report
 from toque.data.store.store_manifest import read_manifest
 from toque.sources.documents import PairReader, TextReader

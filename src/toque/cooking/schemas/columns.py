@@ -6,7 +6,7 @@ A schema is recognised by its field names, never by the name of a file.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -80,10 +80,7 @@ class Shape:
         return tuple(role for role in ROLES if role not in self.roles)
 
     def fields(self, role: Role) -> list[str]:
-        """The fields that may fill a role, its own first.
-
-        Merged exports have "directions" from one site next to "steps" from another.
-        """
+        """The fields that may fill a role, its own first: exports of several sites are merged."""
         own = [self.roles[role]] if role in self.roles else []
         others = (self.folded[name] for name in NAMES[role] if name in self.folded)
         return own if role == "title" else list(dict.fromkeys([*own, *others]))
@@ -114,7 +111,7 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
         if (first := next((name for name in names if name in folded), None)) is not None
     }
     # The rules of a schema do not apply to columns that the user has named.
-    schema = "generic" if named else _schema(folded.keys())
+    schema = "generic" if named else _schema(frozenset(folded))
     roles = {**guessed, **named}
     if schema == "spoonacular":  # beside them it may have the bare names
         roles["ingredients"] = folded["extendedingredients"]
@@ -123,8 +120,7 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
     return Shape(schema, roles, folded, nutrients, figures.union(nutrients, _LABELS))
 
 
-def _schema(fields: Iterable[str]) -> str:
-    there = frozenset(fields)
+def _schema(there: frozenset[str]) -> str:
     if {"recipeingredientparts", "recipeinstructions"} <= there:
         return "foodcom"
     if "extendedingredients" in there:
@@ -146,7 +142,8 @@ def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = F
         if is_schema_org(record):
             return "schema.org"
         ingredients, steps = record.get("ingredients"), record.get("instructions")
-        if _texts(ingredients) and _texts(steps):
+        firsts = [x[0] if isinstance(x, list) and x else None for x in (ingredients, steps)]
+        if all(isinstance(first, dict) and "text" in first for first in firsts):
             return "recipe1m"
         if in_dict and isinstance(ingredients, list) and isinstance(steps, str):
             return "recipe-box"
@@ -175,7 +172,9 @@ _NEEDED = ("text", "choices", "options", "history", "messages", "conversations")
 """Fields without which a prompt may make no sense; the user has to decide."""
 
 
-def refuse_cut_schema(path: Path, layout: FileLayout, columns: Mapping[str, str]) -> None:
+def refuse_cut_schema(
+    path: Path, layout: FileLayout, shape: Shape, columns: Mapping[str, str]
+) -> None:
     """Raise before any work if a file cannot hold recipes.
 
     Raises:
@@ -186,21 +185,16 @@ def refuse_cut_schema(path: Path, layout: FileLayout, columns: Mapping[str, str]
         DataError: a named field is missing.
     """
     refuse_missing(path, layout, columns)
-    what = layout.described
-    shape = shape_of(layout.fields, tuple(columns.items()))
-    missing = shape.missing
-    no_recipes = {"ingredients", "steps"} <= set(missing)
-    folded = shape.folded
-    pair = next((p for p in PAIRS if folded.keys() >= set(p)), None) if no_recipes else None
-    if no_recipes and pair is None and "text" in folded:
-        column = folded["text"]
-        raise TextRecordsError(
-            f"{path} is {what} of documents (its column {column!r}), not of recipes. Give its "
-            f"source columns: {{text: {column}}} and name recipes in another.",
-            {"text": column},
-        )
-    if pair is not None:
-        raise _as_pairs(path, layout, folded, pair)
+    what, missing, folded = layout.described, shape.missing, shape.folded
+    if {"ingredients", "steps"} <= set(missing):
+        if pair := next((pair for pair in PAIRS if folded.keys() >= set(pair)), None):
+            raise _as_pairs(path, layout, folded, pair)
+        if column := folded.get("text"):
+            raise TextRecordsError(
+                f"{path} is {what} of documents (its column {column!r}), not of recipes. Give its "
+                f"source columns: {{text: {column}}} and name recipes in another.",
+                {"text": column},
+            )
     if missing:
         words = " and ".join(missing)
         known = "; ".join(f"{role}: {', '.join(NAMES[role][1:8])}" for role in missing)
@@ -218,6 +212,11 @@ def _as_pairs(
     path: Path, layout: FileLayout, folded: Mapping[str, str], pair: tuple[str, str]
 ) -> DataError:
     """The error for a file of prompts and answers, with the columns that its source needs."""
+
+    def told(prompt: list[str]) -> str:
+        made_of = f"[{', '.join(prompt)}]" if len(prompt) > 1 else prompt[0]
+        return f"columns: {{prompt: {made_of}, target: {target}}}"
+
     asked, target = (folded[name] for name in pair)
     before, after, needed = (
         [folded[name] for name in names if name in folded and name not in pair]
@@ -233,13 +232,13 @@ def _as_pairs(
             return RefusedFileError(
                 f"{what} (its columns {asked!r} and {target!r}) with a column {name!r} beside "
                 "them, without which a prompt may make no sense. Say what a prompt is made of in "
-                f"this source of data.sources: {_told([*prompt, name], target)} with it, or "
-                f"{_told(prompt, target)} without.",
+                f"this source of data.sources: {told([*prompt, name])} with it, or "
+                f"{told(prompt)} without.",
                 f"prompts beside a column {name!r}, for which columns has to say what it is",
             )
     return TextRecordsError(
         f"{what} (its columns {shown_names(prompt)} and {target!r}), not of recipes. Give its "
-        f"source {_told(prompt, target)}.",
+        f"source {told(prompt)}.",
         {"prompt": tuple(prompt) if len(prompt) > 1 else asked, "target": target},
     )
 
@@ -248,18 +247,3 @@ def prompt_of(record: Mapping[str, Any]) -> str:
     """The prompt of a record that has one, with the texts before and behind it, as in training."""
     found = (record.get(name) for name in (*_BEFORE, "prompt", *_AFTER))
     return "\n\n".join(text for text in found if isinstance(text, str) and text.strip())
-
-
-def _told(prompt: Sequence[str], target: str) -> str:
-    """The columns of a source, as a configuration names them."""
-    made_of = f"[{', '.join(prompt)}]" if len(prompt) > 1 else prompt[0]
-    return f"columns: {{prompt: {made_of}, target: {target}}}"
-
-
-def _texts(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and isinstance(value[0], dict)
-        and ("text" in value[0])
-    )

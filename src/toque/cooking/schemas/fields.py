@@ -13,9 +13,8 @@ from typing import Any
 from toque.cooking.schemas.columns import Shape, shape_of
 from toque.cooking.schemas.list_fields import (
     BrokenListError,
-    ingredient_lines,
+    lines_in,
     printed,
-    step_lines,
     text_of,
     words_in,
 )
@@ -27,11 +26,7 @@ from toque.cooking.schemas.repairs import (
     without_misprints,
     without_repeat,
 )
-from toque.cooking.schemas.schema_org import (
-    is_schema_org,
-    recipe_nodes,
-    record_of_node,
-)
+from toque.cooking.schemas.schema_org import is_schema_org, recipe_nodes, record_of_node
 
 BROKEN_LIST = "broken list"
 NO_NODE = "no recipe in record"
@@ -68,18 +63,18 @@ def records_of(
     raw: Mapping[str, Any], columns: tuple[tuple[str, str], ...], notes: Counter[str]
 ) -> Iterator[Record | str]:
     """The records in a raw one (a graph may hold several), or the reason for having none."""
-    raw = _cut(raw, notes)
+    raw = {name: _shortened(value, notes, 1) for name, value in raw.items()}
     if not columns and is_schema_org(raw):
-        found = False
-        for node in recipe_nodes(raw):
-            found = True
-            _note_unused(shape_of(tuple(node), _NODE), node, notes)
+        nodes = recipe_nodes(raw)
+        for node in nodes:
+            unused = shape_of(tuple(node), _NODE).unused(node)
+            notes.update(f"{UNUSED}{name}" for name in unused)
             yield _repaired(record_of_node(node, notes), notes)
-        if not found:
+        if not nodes:
             yield NO_NODE
         return
     shape = shape_of(tuple(raw), columns)
-    _note_unused(shape, raw, notes)
+    notes.update(f"{UNUSED}{name}" for name in shape.unused(raw))
     if shape.schema == "foodcom":  # R writes NA for what is missing
         raw = {name: None if value == "NA" else value for name, value in raw.items()}
     try:
@@ -92,74 +87,61 @@ def records_of(
     yield _repaired(record, notes)
 
 
-def _note_unused(shape: Shape, raw: Mapping[str, Any], notes: Counter[str]) -> None:
-    notes.update(f"{UNUSED}{name}" for name in shape.unused(raw))
-
-
-def _cut(raw: Mapping[str, Any], notes: Counter[str]) -> Mapping[str, Any]:
-    """A record whose texts are at most `MAX_FIELD_CHARS` long, and its values `MAX_DEPTH` deep."""
-
-    def shorter(value: Any, depth: int) -> Any:
-        if isinstance(value, str):
-            if len(value) <= MAX_FIELD_CHARS:
-                return value
-            notes[f"fields over {MAX_FIELD_CHARS:,} characters cut"] += 1
-            return value[:MAX_FIELD_CHARS]
-        if not isinstance(value, list | dict):
+def _shortened(value: Any, notes: Counter[str], depth: int) -> Any:
+    """A value whose texts are at most `MAX_FIELD_CHARS` long, and which is `MAX_DEPTH` deep."""
+    if isinstance(value, str):
+        if len(value) <= MAX_FIELD_CHARS:
             return value
-        if depth > MAX_DEPTH:
-            notes[f"values nested over {MAX_DEPTH} deep left out"] += 1
-            return None
-        if isinstance(value, list):
-            return [shorter(item, depth + 1) for item in value]
-        return {name: shorter(item, depth + 1) for name, item in value.items()}
+        notes[f"fields over {MAX_FIELD_CHARS:,} characters cut"] += 1
+        return value[:MAX_FIELD_CHARS]
+    if not isinstance(value, list | dict):
+        return value
+    if depth > MAX_DEPTH:
+        notes[f"values nested over {MAX_DEPTH} deep left out"] += 1
+        return None
+    if isinstance(value, list):
+        return [_shortened(item, notes, depth + 1) for item in value]
+    return {name: _shortened(item, notes, depth + 1) for name, item in value.items()}
 
-    return {name: shorter(value, 1) for name, value in raw.items()}
 
-
-def _repaired(record: Record, notes: Counter[str]) -> Record | str:
+def _repaired(record: Record, notes: Counter[str]) -> Record:
     lines, steps = (
         without_misprints(without_boilerplate(record.get(name) or [], notes), notes)
         for name in ("ingredients", "directions")
     )
-    record["ingredients"] = lines
     if len(steps) == 1 and "\n" in steps[0]:
         steps = [line for line in steps[0].splitlines() if line.strip()]
     steps = without_repeat(steps, notes)
     if only_a_link(steps):
         notes["steps that only link to a page"] += 1
         steps = []
-    record["directions"] = steps
-    return record
+    return record | {"ingredients": lines, "directions": steps}
 
 
 def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
-    roles = shape.roles
-    record = {role: raw[name] for role, name in roles.items() if name in raw}
+    record = {role: raw[name] for role, name in shape.roles.items() if name in raw}
     record["title"] = text_of(record.get("title"))
     record.pop("steps", None)
-    record["ingredients"] = _first_lines(raw, shape.fields("ingredients"), ingredient_lines)
-    record["directions"] = _first_lines(raw, shape.fields("steps"), step_lines)
+    record["ingredients"] = _first_lines(raw, shape.fields("ingredients"), commas=True)
+    record["directions"] = _first_lines(raw, shape.fields("steps"), commas=False)
     record["tags"] = [*words_in(record.get("tags")), *words_in(record.pop("cuisine", None))]
     record["source"] = text_of(raw.get("source"))
     for name in ("difficulty", "nutrition_class"):
         record[name] = raw.get(name)
-    nutrients = _nutrients(raw)
-    if nutrients is not None:
-        record["nutrition"] = nutrients
-    else:  # they may stand beside the other fields
-        record.pop("nutrition", None)
-        record |= {n: raw[n] for n in shape.nutrients if n not in record}
-    return record
+    record.pop("nutrition", None)
+    for name in ("nutrition", "nutrients"):
+        nutrients = printed(raw.get(name))
+        if isinstance(nutrients, dict) and nutrients:
+            return record | {"nutrition": nutrients}
+    # They may stand beside the other fields.
+    return record | {n: raw[n] for n in shape.nutrients if n not in record}
 
 
-def _first_lines(
-    raw: Mapping[str, Any], fields: Sequence[str], read: Callable[[Any], list[str]]
-) -> list[str]:
+def _first_lines(raw: Mapping[str, Any], fields: Sequence[str], *, commas: bool) -> list[str]:
     """The lines of the first field that holds any. A broken list counts if it is the only one."""
     for field in fields:
         try:
-            lines = read(raw.get(field))
+            lines = lines_in(raw.get(field), commas=commas)
         except BrokenListError:  # numpy leaves out the middle of a long list
             if len(fields) == 1:
                 raise
@@ -167,15 +149,6 @@ def _first_lines(
         if any(map(str.strip, lines)):
             return lines
     return []
-
-
-def _nutrients(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The nutrients that a record keeps in one field, as an object or a printed one."""
-    for name in ("nutrition", "nutrients"):
-        value = printed(raw.get(name))
-        if isinstance(value, dict) and value:
-            return value
-    return None
 
 
 def _foodcom_raw(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
@@ -201,14 +174,13 @@ def _foodcom(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> Non
     """
     record |= {"source": "food.com", "servings": raw.get("recipeservings")}
     parts, quantities = record["ingredients"], _list_of(raw.get("recipeingredientquantities"))
-    if len(quantities) == len(parts):
-        record["ingredients"] = [
-            f"{quantity.strip()} {part}" if _has_unit(quantity) else part
-            for quantity, part in zip(quantities, parts, strict=True)
-        ]
-        notes["quantities without a unit left out"] += sum(
-            bool(quantity) and not _has_unit(quantity) for quantity in quantities
-        )
+    if len(quantities) != len(parts):
+        return
+    for at, quantity in enumerate(quantities):
+        if isinstance(quantity, str) and any(map(str.isalpha, quantity)):
+            parts[at] = f"{quantity.strip()} {parts[at]}"
+        else:
+            notes["quantities without a unit left out"] += bool(quantity)
 
 
 def _recipenlg(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
@@ -241,7 +213,3 @@ def _list_of(value: Any) -> list[Any]:
     if isinstance(value, str):
         return [value]
     return value if isinstance(value, list) else []
-
-
-def _has_unit(quantity: Any) -> bool:
-    return isinstance(quantity, str) and any(c.isalpha() for c in quantity)

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-_SEPARATORS = ("\n", "|", ";")
 _AMOUNT_FOLLOWS = re.compile(
     r",\s+(?=(?:\d|[¼½¾⅓⅔⅛⅜⅝⅞]|an? |pinch |dash |salt\b|pepper\b))", re.IGNORECASE
 )
@@ -31,29 +30,34 @@ class BrokenListError(ValueError):
     """A cell looks like a list and cannot be parsed as one, e.g. because it was truncated."""
 
 
-def ingredient_lines(value: Any) -> list[str]:
-    """Ingredient lines of a list, a printed list, or a text with one separator.
+def lines_in(value: Any, *, commas: bool) -> list[str]:
+    """Lines of a list, a printed list, or a text with one separator.
 
-    >>> ingredient_lines("['2 eggs', 'salt']"), ingredient_lines("2 eggs|salt")
+    A text of ingredients is split at semicolons and `commas`, too; one of steps is a single step.
+
+    >>> lines_in("['2 eggs', 'salt']", commas=True), lines_in("2 eggs|salt", commas=True)
     (['2 eggs', 'salt'], ['2 eggs', 'salt'])
-    >>> ingredient_lines("1 onion, chopped, 2 eggs")
+    >>> lines_in("1 onion, chopped, 2 eggs", commas=True)
     ['1 onion, chopped', '2 eggs']
 
     Raises:
         BrokenListError: the text looks like a list and cannot be parsed as one.
     """
     value = printed(value, strict=True)
-    return _split(value, commas=True) if isinstance(value, str) else all_lines(value)
-
-
-def step_lines(value: Any) -> list[str]:
-    """Steps of a list, a printed list, or a text; a text without line breaks is one step.
-
-    Raises:
-        BrokenListError: the text looks like a list and cannot be parsed as one.
-    """
-    value = printed(value, strict=True)
-    return _split(value, commas=False) if isinstance(value, str) else all_lines(value)
+    if not isinstance(value, str):
+        return all_lines(value)
+    if "\n" in value or _MARKUP.search(value):
+        return [value]  # cleaning makes lines of it
+    separator = next((mark for mark in ("|;" if commas else "|") if mark in value), "")
+    if separator:
+        parts = value.split(separator)
+    elif not commas:
+        return [value]
+    elif any(map(str.isdigit, value)):
+        parts = _AMOUNT_FOLLOWS.split(value)
+    else:  # only names
+        parts = value.split(",")
+    return [part.strip() for part in parts]
 
 
 def text_of(value: Any) -> str:
@@ -61,19 +65,6 @@ def text_of(value: Any) -> str:
     if isinstance(value, list) and value:
         value = value[0]
     return value if isinstance(value, str) else ""
-
-
-def _split(text: str, *, commas: bool) -> list[str]:
-    if "\n" in text or _MARKUP.search(text):
-        return [text]  # cleaning makes lines of it
-    for separator in _SEPARATORS[1:] if commas else ("|",):
-        if separator in text:
-            return [part.strip() for part in text.split(separator)]
-    if not commas:
-        return [text]
-    names_only = not any(character.isdigit() for character in text)
-    parts = text.split(",") if names_only else _AMOUNT_FOLLOWS.split(text)
-    return [part.strip() for part in parts]
 
 
 def words_in(value: Any) -> list[str]:
@@ -108,9 +99,7 @@ def printed(value: Any, *, strict: bool = False) -> Any:
 def all_lines(value: Any, notes: Counter[str] | None = None) -> list[str]:
     """The texts in lists of texts, of lists and of objects, in order; a section's name heads it.
 
-    Args:
-        value: a list, an object or a text, of any collection or of schema.org.
-        notes: counts the tips of schema.org, which are left out.
+    `notes` counts the tips of schema.org, which are left out.
     """
     return list(_lines(value, Counter() if notes is None else notes, 0))
 
@@ -122,31 +111,27 @@ def _lines(value: Any, notes: Counter[str], depth: int) -> Iterator[str]:
         for item in value:
             yield from _lines(item, notes, depth + 1)
     elif isinstance(value, dict) and depth < _DEEPEST:
-        yield from _lines_of_object(value, notes, depth)
-
-
-def _lines_of_object(value: Mapping[Any, Any], notes: Counter[str], depth: int) -> Iterator[str]:
-    kind = value.get("@type")
-    if kind == "HowToTip":
-        notes["tips beside the steps left out"] += 1
-        return
-    nested = value.get("itemListElement") or value.get("steps") or value.get("ingredients")
-    text = next((value[name] for name in _ITEM_TEXT if isinstance(value.get(name), str)), "")
-    if isinstance(nested, list | dict) and not (kind and isinstance(value.get("text"), str)):
-        heading = text_of(value.get("name") or value.get("title")).strip().rstrip(":")
-        if heading and kind in (None, "HowToSection"):
-            yield f"{heading}:"
-        yield from _lines(nested, notes, depth + 1)
-    elif text:
-        yield text
-    elif _part(value, _NAME):
-        parts = (_part(value, names) for names in (_QUANTITY, _UNIT, _NAME))
-        yield " ".join(part for part in parts if part)
-    else:
-        for heading, items in value.items():  # {"For the sauce": [...]}
-            if isinstance(items, list) and isinstance(heading, str):
-                yield f"{heading.rstrip(':')}:"
-                yield from _lines(items, notes, depth + 1)
+        kind = value.get("@type")
+        if kind == "HowToTip":
+            notes["tips beside the steps left out"] += 1
+            return
+        nested = value.get("itemListElement") or value.get("steps") or value.get("ingredients")
+        text = next((value[name] for name in _ITEM_TEXT if isinstance(value.get(name), str)), "")
+        if isinstance(nested, list | dict) and not (kind and isinstance(value.get("text"), str)):
+            heading = text_of(value.get("name") or value.get("title")).strip().rstrip(":")
+            if heading and kind in (None, "HowToSection"):
+                yield f"{heading}:"
+            yield from _lines(nested, notes, depth + 1)
+        elif text:
+            yield text
+        elif _part(value, _NAME):
+            parts = (_part(value, names) for names in (_QUANTITY, _UNIT, _NAME))
+            yield " ".join(part for part in parts if part)
+        else:
+            for heading, items in value.items():  # {"For the sauce": [...]}
+                if isinstance(items, list) and isinstance(heading, str):
+                    yield f"{heading.rstrip(':')}:"
+                    yield from _lines(items, notes, depth + 1)
 
 
 def _part(value: Mapping[Any, Any], names: tuple[str, ...]) -> str:
@@ -180,18 +165,13 @@ _NAMES: dict[str, Any] = {
     **dict.fromkeys(("True", "true", "TRUE"), True),
     **dict.fromkeys(("False", "false", "FALSE"), False),
 }
-_CLOSING = {"[": "]", "(": ")", "{": "}"}
 _LOOKS_LIKE = re.compile(
     r"""\s*(?:\[|\{|\(\s*["']|c\(|list\(|array\(|character\(0\)|["'].*["']\s*\Z)""", re.DOTALL
 )
 
 
 def looks_like_literal(text: str) -> bool:
-    """True if a cell looks like a list, a dict or a quoted string.
-
-    >>> [looks_like_literal(t) for t in ('["a"]', 'c("a")', "character(0)", "a cup of tea")]
-    [True, True, True, False]
-    """
+    """True if a cell looks like a list, a dict or a quoted string: `["a"]`, `character(0)`."""
     return _LOOKS_LIKE.match(text) is not None
 
 
@@ -260,7 +240,7 @@ class _Parser:
         if kind == "name":
             return self._named(text, depth)
         if text in ("[", "("):
-            return self._elements(_CLOSING[text], depth)
+            return self._elements("]" if text == "[" else ")", depth)
         if text == "{":
             return self._pairs(depth)
         raise ValueError(f"unexpected {text!r}" if text else "it ends in the middle")

@@ -19,7 +19,6 @@ from toque.cooking.schemas.columns import (
     shape_of,
 )
 from toque.cooking.schemas.fields import UNUSED, records_of
-from toque.cooking.schemas.mealmaster import is_mealmaster, mealmaster_blocks, mealmaster_records
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.schema_org import is_page, page_blocks, page_records
 from toque.errors import ConfigError
@@ -50,7 +49,8 @@ from toque.sources.records import (
     unpack,
 )
 
-_READ = {**READ, "page": page_records, "mealmaster": mealmaster_records}
+_READ = {**READ, "page": page_records}
+_MARKUP_NAMES = ("@type", "@graph", "@context")
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,7 @@ class RecipeReader:
         return in_encoding(f"toque.cooking.formats:columns={columns}", self.encoding)
 
     def for_tasks(self, tasks: tuple[str, ...]) -> Self:
-        """The same reader for these tasks.
-
-        Raises:
-            ConfigError: an unknown task.
-        """
+        """The same reader for these tasks; raises `ConfigError` if one is unknown."""
         unknown = [task for task in tasks if task not in TASKS]
         if unknown:
             raise ConfigError(
@@ -93,12 +89,8 @@ class RecipeReader:
         return replace(self, tasks=cast("tuple[Task, ...]", tasks))
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of `path`, by the schema recognised from its content.
-
-        Raises:
-            DataError: the file is of no known kind, lacks a part of a recipe, or is damaged.
-        """
-        return recognise(path, self.columns, encoding=self.encoding)[1]()
+        """Blocks of `path`, by the schema recognised from its content; raises as `schema` does."""
+        return self._recognised(path)[1]()
 
     def examples(self, block: Block) -> BlockExamples:
         """The examples of each usable recipe, and the reasons for which others were dropped."""
@@ -109,9 +101,11 @@ class RecipeReader:
         read = kept = 0
         for number, recipe, raw in self.recipes(block, notes):
             read += 1
-            found: list[Example] | str = recipe if isinstance(recipe, str) else []
-            if isinstance(recipe, Recipe):
-                found = attempted(examples_of, recipe, notes, self.tasks)
+            found: list[Example] | str = (
+                recipe
+                if isinstance(recipe, str)
+                else attempted(examples_of, recipe, notes, self.tasks)
+            )
             if isinstance(found, list):
                 kept += 1
                 examples += found
@@ -121,24 +115,51 @@ class RecipeReader:
                 texts[number] = text
             numbers.append(number)
         unused = {n.removeprefix(UNUSED): c for n, c in notes.items() if n.startswith(UNUSED)}
-        return BlockExamples(
-            examples=examples,
-            read=read,
-            kept=kept,
-            dropped=dropped,
-            notes={n: count for n, count in notes.items() if count and not n.startswith(UNUSED)},
-            unused=most_named(Counter(unused)),
-            texts=texts,
-        )
+        counted = {n: count for n, count in notes.items() if count and not n.startswith(UNUSED)}
+        unused = most_named(Counter(unused))
+        return BlockExamples(examples, read, kept, dropped, counted, unused, texts)
 
     def schema(self, path: Path) -> str:
-        """The name of a file's schema, for the report: "recipenlg", "mealmaster", "csv" ...
+        """The name of a file's schema, for the report: "recipenlg", "web-page", "csv" ...
 
         Raises:
             UnknownFormatError: the file is of no known kind; it may be plain text.
-            DataError: it lacks a part of a recipe, or is damaged.
+            TextRecordsError: its records hold a text, or prompts and answers, instead of recipes.
+            DataError: it cannot be read, lacks a part of a recipe, or is damaged.
         """
-        return recognise(path, self.columns, encoding=self.encoding)[0]
+        return self._recognised(path)[0]
+
+    def _recognised(self, path: Path) -> tuple[str, Callable[[], Iterator[Block]]]:
+        start, whole = head(path, encoding=self.encoding)
+        layout = structured_layout(path, start, whole=whole, encoding=self.encoding)
+        if layout is None and is_page(start):
+            return "web-page", lambda: page_blocks(path, encoding=self.encoding)
+        layout = layout or table_layout(
+            path, start, whole=whole, n_known=_n_parts, encoding=self.encoding
+        )
+        if layout is None or (not self.columns and _is_prose(layout)):
+            raise UnknownFormatError(
+                f"{path} is of no known recipe format: it begins {first_line(start)!r}. Recipes "
+                "are read from JSON, JSON lines, CSV or TSV with a header row, Parquet, and web "
+                "pages with schema.org data. For plain text to pretrain on, give the source "
+                "format: text."
+            )
+        if whole and start.strip() in (b"{}", b"[]"):
+            raise RefusedFileError(
+                f"{path} is JSON without a single record in it.", "no record in it"
+            )
+        is_json = layout.name.startswith("json")
+        shape = shape_of(layout.fields, tuple(self.columns.items()))
+        if not is_json or (layout.sample and not any(n in layout.fields for n in _MARKUP_NAMES)):
+            refuse_cut_schema(path, layout, shape, self.columns)
+        needed = {*layout.text_columns, *shape.roles.values()}
+        read = [name for name in layout.fields if name in needed]
+        schema = shape.schema
+        if is_json:
+            schema = schema_of_records(layout.sample, in_dict=layout.in_dict)
+        named = self.columns and layout.name not in ("parquet", "arrow")
+        schema = layout.name if schema == "generic" or named else schema
+        return schema, lambda: layout.blocks(read)
 
     def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
         """Number, cleaned recipe or reason for having none, and raw form of each record."""
@@ -191,65 +212,14 @@ def reader_for(columns: Columns, *, encoding: str = UTF_8) -> RecordReader:
     return RecipeReader(single, encoding=encoding)
 
 
-_MARKUP_NAMES = ("@type", "@graph", "@context")
-
-
-def recognise(
-    path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8
-) -> tuple[str, Callable[[], Iterator[Block]]]:
-    """The recipe schema of `path`, by its name in the report, and its blocks.
-
-    Raises:
-        UnknownFormatError: it is of no known kind.
-        TextRecordsError: its records hold a text, or prompts and answers, instead of recipes.
-        DataError: it cannot be read, or lacks a part of a recipe.
-    """
-    start, whole = head(path, encoding=encoding)
-    layout = structured_layout(path, start, whole=whole, encoding=encoding)
-    if layout is None and is_page(start):
-        return "web-page", lambda: page_blocks(path, encoding=encoding)
-    if layout is None and is_mealmaster(start):
-        return "mealmaster", lambda: mealmaster_blocks(path, encoding=encoding)
-    layout = layout or table_layout(path, start, whole=whole, n_known=_n_parts, encoding=encoding)
-    if layout is None:
-        raise _unknown(path, start)
-    if layout.name in ("csv", "tsv"):
-        prose = _n_parts(layout.fields) == 0 and not (layout.fits and _are_names(layout.fields))
-        if prose and not columns:
-            raise _unknown(path, start)  # prose has commas too
-    if whole and start.strip() in (b"{}", b"[]"):
-        raise RefusedFileError(f"{path} is JSON without a single record in it.", "no record in it")
-    json_ld = any(name in layout.fields for name in _MARKUP_NAMES)
-    if not layout.name.startswith("json") or (layout.sample and not json_ld):
-        refuse_cut_schema(path, layout, columns)
-    shape = shape_of(layout.fields, tuple(columns.items()))
-    needed = {*layout.text_columns, *shape.roles.values()}
-    read = [name for name in layout.fields if name in needed]
-    return _schema(layout, columns), lambda: layout.blocks(read)
-
-
-def _schema(layout: FileLayout, columns: Mapping[str, str]) -> str:
-    if layout.name.startswith("json"):
-        schema = schema_of_records(layout.sample, in_dict=layout.in_dict)
-    else:
-        schema = shape_of(layout.fields, tuple(columns.items())).schema
-    named = columns and layout.name not in ("parquet", "arrow")
-    return layout.name if schema == "generic" or named else schema
-
-
 def _n_parts(fields: tuple[str, ...]) -> int:
     """Number of a recipe's three parts that these fields hold."""
     return 3 - len(shape_of(fields).missing)
 
 
-def _are_names(fields: tuple[str, ...]) -> bool:
-    """True if a first row reads as column names rather than as prose."""
-    return all(len(name) <= 40 and len(name.split()) <= 4 for name in fields)
-
-
-def _unknown(path: Path, start: bytes) -> UnknownFormatError:
-    return UnknownFormatError(
-        f"{path} is of no known recipe format: it begins {first_line(start)!r}. Recipes are read "
-        "from JSON, JSON lines, CSV or TSV with a header row, Parquet, web pages with schema.org "
-        "data, and Meal-Master text. For plain text to pretrain on, give the source format: text."
-    )
+def _is_prose(layout: FileLayout) -> bool:
+    """True if what was taken for a table has no column of a recipe, nor names for columns."""
+    if layout.name not in ("csv", "tsv") or _n_parts(layout.fields) > 0:
+        return False
+    are_names = all(len(name) <= 40 and len(name.split()) <= 4 for name in layout.fields)
+    return not (layout.fits and are_names)
