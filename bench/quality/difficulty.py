@@ -1,4 +1,4 @@
-"""Agreement of `difficulty_of` and the 6/12 rule with Food.com's easy tags.
+"""Agreement of `judged_difficulty` and the 6/12 rule with Food.com's easy tags.
 
     python bench/quality/difficulty.py foodcom_RAW_recipes.csv [recipes.jsonl.gz ...]
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import labelled_recipes
 
-from toque.cooking.labels.difficulty import difficulty_of
+from toque.cooking.labels.difficulty import judged_difficulty
 from toque.cooking.labels.features import read
 from toque.cooking.recipe import Recipe
 
@@ -38,7 +38,7 @@ def labels(record: dict[str, Any]) -> labelled_recipes.Labels:
     else:
         return
     recipe = Recipe(record["title"], *texts, minutes=record.get("minutes"))
-    report = difficulty_of(read(recipe))
+    report = judged_difficulty(read(recipe))
     yield "_refined", (easy, report.level == "easy")
     yield "_bounds", (easy, report.by_bounds == "easy")
 

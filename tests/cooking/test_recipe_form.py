@@ -73,14 +73,11 @@ def test_a_name_within_a_name_is_told_from_it():
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
-        ("Ingredients:\n", ""),
-        ("\nInstructions:\n", "\n"),
-        ("2. Serve", "3. Serve"),
-        ("Serve hot.", "Serve hot"),
-        ("- 1 egg", "1 egg"),
+        ("Ingredients:\n", ""), ("\nInstructions:\n", "\n"), ("2. Serve", "3. Serve"),
+        ("Serve hot.", "Serve hot"), ("- 1 egg", "1 egg"),
         ("- 1 egg", "- 1 egg. Mix it and bake it all for long"),
     ],
-)
+)  # fmt: skip
 def test_a_text_of_another_form_is_not_held(was, becomes):
     text = recipe("2 cups rice", "1 egg")
     for asked in ([], ["rice", "egg"]):

@@ -36,16 +36,10 @@ Fate = Literal["plain", "left", "changed"]
 
 
 class Rewriting:
-    """The training examples through augmentation; a function of (row, epoch key).
+    """The training examples, `rows` of a store, augmented; a function of (row, epoch key).
 
     An example that would become longer than the longest of `rows` stays as it is, so that rows,
-    positions and memory suffice.
-
-    Args:
-        rules: the probability of each technique.
-        store: holds the examples.
-        rows: store rows to train on.
-        encoder: True for an encoder-decoder, which reads prompts on a side of their own.
+    positions and memory suffice. An `encoder` reads prompts on a side of their own.
     """
 
     def __init__(
@@ -148,7 +142,8 @@ def edits_of(
         return [], []
     asked: Edits = []
     written: Edits = []
-    names_at = _names_at(prompt)
+    ends = range(len(_WITH), len(prompt))  # of "using ingredients:", before the first name
+    names_at = next((at for at in ends if tuple(prompt[at - len(_WITH) : at]) == _WITH), None)
     if tuple(prompt[: len(_ASKS)]) == _ASKS:
         form = _FORMATS[key_of(key, _FORMAT) % len(_FORMATS)]
         if rules.prompt_formats and form != _ASKS:
@@ -165,73 +160,38 @@ def edits_of(
     if whole and drawn(_TIP, rules.tips):
         tip = TIPS[key_of(key, _TIP, 1) % len(TIPS)]
         written.append(Edit(len(target), len(target), (BREAK, "Tip:", *tip.split())))
-    return sorted(asked), _apart(written)
-
-
-def _names_at(prompt: Sequence[str]) -> int | None:
-    """Index of the first ingredient name; None if the prompt lists none."""
-    for at in range(len(_WITH), len(prompt)):
-        if tuple(prompt[at - len(_WITH) : at]) == _WITH:
-            return at
-    return None
+    kept: Edits = []
+    for edit in sorted(written):  # without those that overlap an earlier one
+        if not kept or edit.start >= kept[-1].end:
+            kept.append(edit)
+    return sorted(asked), kept
 
 
 def _paraphrased(target: Sequence[str], key: int) -> Edits:
     """Replace verbs that begin a sentence of the steps; keeping the verb is one of the choices."""
     edits: Edits = []
-    if _STEPS_BEGIN not in target:
-        return edits
-    for at in range(target.index(_STEPS_BEGIN) + 1, len(target)):
-        others = VERBS.get(target[at])
-        if others is None or not target[at - 1].endswith("."):
-            continue
-        choice = key_of(key, _PARAPHRASE, 3, at) % (len(others) + 1)
-        if choice:
+    first = target.index(_STEPS_BEGIN) + 1 if _STEPS_BEGIN in target else len(target)
+    for at in range(first, len(target)):
+        others = VERBS.get(target[at]) if target[at - 1].endswith(".") else None
+        choice = key_of(key, _PARAPHRASE, 3, at) % (len(others) + 1) if others else 0
+        if others and choice:
             edits.append(Edit(at, at + 1, tuple(others[choice - 1].split())))
     return edits
 
 
-def _apart(edits: Edits) -> Edits:
-    """The edits in order, without those that overlap an earlier one."""
-    kept: Edits = []
-    for edit in sorted(edits):
-        if not kept or edit.start >= kept[-1].end:
-            kept.append(edit)
-    return kept
-
-
 CONNECTIONS: Final[tuple[str, ...]] = (
-    "with",
-    "using:",
-    "with these ingredients:",
-    "made from",
-    "I have",
-    "that uses",
-)
+    "with", "using:", "with these ingredients:", "made from", "I have", "that uses",
+)  # fmt: skip
 """Replacements for "using ingredients:" between a dish and its ingredients."""
 
 VERBS: Final[dict[str, tuple[str, ...]]] = {
-    "Add": ("Put in",),
-    "Arrange": ("Lay out",),
-    "Beat": ("Whisk",),
-    "Blend": ("Mix",),
-    "Chill": ("Refrigerate",),
-    "Combine": ("Mix", "Mix together"),
-    "Drain": ("Strain",),
-    "Garnish": ("Decorate",),
-    "Heat": ("Warm",),
-    "Mix": ("Combine", "Stir together"),
-    "Place": ("Put", "Set"),
-    "Put": ("Place",),
-    "Refrigerate": ("Chill",),
-    "Sauté": ("Fry gently",),
-    "Simmer": ("Boil gently",),
-    "Sprinkle": ("Scatter",),
-    "Stir": ("Mix",),
-    "Toss": ("Mix",),
-    "Transfer": ("Move",),
-    "Whisk": ("Beat",),
-}
+    "Add": ("Put in",), "Arrange": ("Lay out",), "Beat": ("Whisk",), "Blend": ("Mix",),
+    "Chill": ("Refrigerate",), "Combine": ("Mix", "Mix together"), "Drain": ("Strain",),
+    "Garnish": ("Decorate",), "Heat": ("Warm",), "Mix": ("Combine", "Stir together"),
+    "Place": ("Put", "Set"), "Put": ("Place",), "Refrigerate": ("Chill",),
+    "Sauté": ("Fry gently",), "Simmer": ("Boil gently",), "Sprinkle": ("Scatter",),
+    "Stir": ("Mix",), "Toss": ("Mix",), "Transfer": ("Move",), "Whisk": ("Beat",),
+}  # fmt: skip
 """Verbs that begin a sentence of a recipe, with their replacements."""
 
 TIPS: Final[tuple[str, ...]] = (

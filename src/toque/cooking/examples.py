@@ -22,7 +22,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from toque.cooking.labels.difficulty import difficulty_of
+from toque.cooking.labels.difficulty import judged_difficulty
 from toque.cooking.labels.features import Reading, read
 from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.origins import cuisine_of, language_of
@@ -58,8 +58,8 @@ def examples_of(
     columns = labels_of(reading, notes)
     body = normalised("\n".join((*recipe.ingredients, *recipe.steps)))
     title = normalised(recipe.title)
-    keys = map(xxh3_64_intdigest, (body, title, b"%b\n%b" % (title, body)))
-    key, title_key, record_key = keys
+    hashed = (body, title, b"%b\n%b" % (title, body))
+    key, title_key, record_key = map(xxh3_64_intdigest, hashed)
     codes = {task: int(columns[task]) for task in CLASSES if columns[task] != UNKNOWN}
     examples: list[Example] = []
     for number, task in enumerate(TASKS):
@@ -71,10 +71,7 @@ def examples_of(
             continue
         if tuple(tasks) != ("write",):  # which every recipe has
             notes[examples_note(task)] += 1
-        prompt, target = asked
-        examples.append(
-            Example(prompt, target, key, title_key, record_key, task=number, columns=columns)
-        )
+        examples.append(Example(*asked, key, title_key, record_key, task=number, columns=columns))
     return examples or f"{NO_LABEL} for {', '.join(tasks)}"
 
 
@@ -87,7 +84,7 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
     if not is_english:
         notes[f"recipes in {language} (labels know English only)"] += 1
     if recipe.difficulty is None:
-        report = difficulty_of(reading)
+        report = judged_difficulty(reading)
         # Of a foreign text the counts of ingredients and steps alone can be trusted.
         difficulty = report.level if is_english else report.by_bounds
         difficulty_from = BY_RULE
@@ -101,7 +98,8 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
         nutrition_from = BY_RULE if found.estimated else BY_FIGURES
         if found.estimated and not is_english:
             nutrition, coverage = None, 0.0
-    notes[_ORIGINS[nutrition_from if nutrition else UNKNOWN]] += 1
+    nutrition_from = nutrition_from if nutrition else UNKNOWN
+    notes[_ORIGINS[nutrition_from]] += 1
     cuisine = cuisine_of(recipe.tags)
     return {
         "n_ingredients": len(recipe.ingredients),
@@ -110,7 +108,7 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
         "difficulty": DIFFICULTIES.index(difficulty),
         "difficulty_from": difficulty_from,
         "nutrition": UNKNOWN if nutrition is None else NUTRITION_CLASSES.index(nutrition),
-        "nutrition_from": nutrition_from if nutrition else UNKNOWN,
+        "nutrition_from": nutrition_from,
         "nutrition_coverage": coverage,
         "cuisine": UNKNOWN if cuisine is None else cuisine,
     }

@@ -65,22 +65,12 @@ _OPENINGS: Final = tuple(form.partition("{title}")[0].partition("{foods}")[0] fo
 
 
 def asks_for_a_recipe(prompt: str) -> bool:
-    """True if the answer to a prompt should be a whole recipe.
-
-    >>> asks_for_a_recipe("How do I make toast?"), asks_for_a_recipe("Once upon a time")
-    (True, False)
-    """
+    """True if the answer to a prompt should be a whole recipe."""
     return prompt.lstrip().startswith((ASKS_FOR, *_OPENINGS))
 
 
 def write_prompt(title: str, ingredients: Sequence[str]) -> str:
-    """The request for a whole recipe. Names only: the model chooses the amounts.
-
-    Each name of the lines is written once, at most `MAX_PROMPT_INGREDIENTS` of them.
-
-    >>> write_prompt("Toast", ["2 slices bread", "1 tablespoon butter, softened"])
-    'Generate recipe for: Toast using ingredients: bread, butter'
-    """
+    """The request for a whole recipe; names only, each once: the model chooses the amounts."""
     return prompt_of_names(title, [ingredient_name(line) for line in ingredients])
 
 
@@ -132,17 +122,7 @@ _SENTENCE: Final = re.compile(r"[.!?] ")
 
 
 def dish_and_foods(request: str) -> tuple[str, tuple[str, ...]]:
-    """The requested dish, and the ingredients after a colon.
-
-    What is not understood as a request is the name of a dish.
-
-    >>> dish_and_foods("Create a simple pasta dish"), dish_and_foods("Make a healthy breakfast!")
-    (('simple pasta dish', ()), ('healthy breakfast', ()))
-    >>> dish_and_foods("Give me a recipe for lentil soup: lentils, cumin")
-    ('lentil soup', ('lentils', 'cumin'))
-    >>> dish_and_foods("Make-Ahead Lasagna")
-    ('Make-Ahead Lasagna', ())
-    """
+    """The dish that a request names, or the whole of what is no request; foods after a colon."""
     words = " ".join(request.split())
     found = next(filter(None, (opening.fullmatch(words) for opening in _FREE_FORMS)), None)
     words = request.strip() if found is None else found["dish"].rstrip(_END)

@@ -56,20 +56,22 @@ _STEP: Final = r"\w.*[.!?)]"
 
 
 def recipe_form(asked: Sequence[str]) -> Generator[str, str, None]:
-    """The patterns of a recipe that uses these ingredients; a `Form` of `models.generation`.
-
-    Args:
-        asked: requested names, as in the prompt; without any, the form alone is prescribed.
-    """
+    """The patterns of a recipe that uses the names `asked`, if any; a `Form` of generation."""
     missing = list({name.casefold(): name for name in asked}.values())
     before = r"Ingredients:\n"
     while len(missing) > 1:
         written = yield before + _item(missing)
-        missing.remove(_named(written.rstrip("\n").rpartition("\n")[2], missing))
+        line = written.rstrip("\n").rpartition("\n")[2] + "\n"
+        # The longest name that it has, as "oil" is also in "olive oil".
+        names = sorted(missing, key=len, reverse=True)
+        missing.remove(next(name for name in names if re.fullmatch(_item([name]), line)))
         before = ""
+    steps = ""  # 1. to MOST_STEPS, each a sentence: 1. S(\n2. S(\n3. S)?)?
+    for number in range(MOST_STEPS, 0, -1):
+        steps = rf"{number}\. {_STEP}" + (rf"(?:\n{steps})?" if steps else "")
     # In one part with the last of them, because "\n\n" may be one token.
     first = _item(missing) if missing else _FREE_ITEM
-    yield f"{before}{first}(?:{_FREE_ITEM}){{0,{MOST_MORE}}}" + rf"\nInstructions:\n{_steps()}"
+    yield f"{before}{first}(?:{_FREE_ITEM}){{0,{MOST_MORE}}}" + rf"\nInstructions:\n{steps}"
 
 
 def _item(names: Sequence[str]) -> str:
@@ -82,21 +84,3 @@ def _name(name: str) -> str:
     ends = _any_of(frozenset({last, *forms(stem(last.casefold()))}))
     openings = {opening + blank, (opening + blank).casefold()}
     return f"{_any_of(frozenset(openings))}{ends}"
-
-
-def _named(line: str, names: Sequence[str]) -> str:
-    """The name that a line of `_item` has; the longest, as "oil" is also in "olive oil"."""
-    return next(
-        name
-        for name in sorted(names, key=len, reverse=True)
-        if re.fullmatch(_item([name]), f"{line}\n")
-    )
-
-
-def _steps() -> str:
-    r"""1. to MOST_STEPS, each a sentence: 1. S(\n2. S(\n3. S)?)?"""
-    pattern = ""
-    for number in range(MOST_STEPS, 0, -1):
-        further = rf"(?:\n{pattern})?" if pattern else ""
-        pattern = rf"{number}\. {_STEP}{further}"
-    return pattern

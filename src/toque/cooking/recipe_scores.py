@@ -57,35 +57,19 @@ _AROUND_TITLES: Final = sorted(
 POOR: Final = 0.6
 """Recipe scores below it are poor: of five collections, 97 to 99 % of the recipes have more."""
 NAMES: Final = (
-    "recipe_score",
-    "ingredient_coverage",
-    "hallucinated_ingredients",
-    "ingredients_used",
-    "steps_listed",
-    "title_kept",
-    "variety",
-    "quantity_sanity",
-    "structure",
-    "ingredient_coherence",
-    "instruction_quality",
-    "completeness",
-    "format_correctness",
-    "form",
-)
+    "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
+    "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
+    "ingredient_coherence", "instruction_quality", "completeness", "format_correctness", "form",
+)  # fmt: skip
 """Names of the scores in `text_metrics`; a text has those that apply to it."""
 _FACTORS: Final = ("variety", "title_kept", "form")
 """Scores that are no part of the mean in `recipe_score`."""
 
 RECIPE_SCORES: Final = frozenset(NAMES)
-"""Every name that `text_metrics` may return."""
 
 
 def text_metrics(prompt: str, text: str) -> dict[str, float]:
-    """Every recipe score of a text, `recipe_score` first; empty if no recipe was asked for.
-
-    >>> text_metrics("Once upon a time", "there was a cook")
-    {}
-    """
+    """Every recipe score of a text, `recipe_score` first; empty if no recipe was asked for."""
     if not asks_for_a_recipe(prompt):
         return {}
     recipe, asked = parse_text(text), asked_ingredients(prompt)
@@ -94,13 +78,15 @@ def text_metrics(prompt: str, text: str) -> dict[str, float]:
         found["ingredient_coverage"] = ingredient_coverage(asked, text)
         if len(asked) < MAX_PROMPT_INGREDIENTS:  # a longer list was truncated
             found["hallucinated_ingredients"] = hallucinated_ingredients(asked, recipe)
-    found["ingredients_used"] = ingredients_used(recipe)
-    found["steps_listed"] = steps_listed(recipe)
-    found["title_kept"] = title_kept(title_of(prompt), recipe)
-    found["variety"] = variety(recipe)
-    found["quantity_sanity"] = quantity_sanity(recipe)
-    found["structure"] = structure_score(text, recipe)
-    found |= evaluate_recipe(text, recipe)
+    found |= {
+        "ingredients_used": ingredients_used(recipe),
+        "steps_listed": steps_listed(recipe),
+        "title_kept": title_kept(title_of(prompt), recipe),
+        "variety": variety(recipe),
+        "quantity_sanity": quantity_sanity(recipe),
+        "structure": structure_score(text, recipe),
+        **evaluate_recipe(text, recipe),
+    }
     scores = {name: score for name, score in found.items() if score is not None}
     n_parts = bool(recipe.ingredients) + bool(recipe.steps)
     return {"recipe_score": recipe_score(scores, whole=n_parts / 2), **scores}
@@ -126,11 +112,7 @@ def recipe_score(scores: Mapping[str, float], *, whole: float = 1.0) -> float:
 
 
 def hint(score: float) -> str:
-    """A sentence about texts of this mean recipe score and what to do; "" if they are not poor.
-
-    >>> hint(0.9), hint(0.31).partition(":")[0]
-    ('', 'The texts are still poor')
-    """
+    """A sentence about texts of this mean recipe score and what to do; "" if they are not poor."""
     if score >= POOR:
         return ""
     return (
@@ -141,13 +123,7 @@ def hint(score: float) -> str:
 
 
 def title_of(prompt: str) -> str:
-    """The dish that a prompt of `write_prompt` or one of `REQUESTS` names; "" if none is found.
-
-    >>> title_of("Generate recipe for: Pea Soup using ingredients: peas")
-    'Pea Soup'
-    >>> title_of("I would like to cook Pea Soup. How is it done?")
-    'Pea Soup'
-    """
+    """The dish that a prompt of `write_prompt` or one of `REQUESTS` names; "" if none is found."""
     request = prompt.strip()
     if request.startswith(ASKS_FOR):
         return request.removeprefix(ASKS_FOR).partition(WITH_INGREDIENTS)[0].strip()
@@ -174,14 +150,7 @@ MAX_CHARS = 2000
 
 
 def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
-    r"""All five scores of a recipe's text without its title; `recipe`: the same, parsed.
-
-    >>> from toque.cooking.recipe import parse_text
-    >>> text = "Ingredients:\n- 2 eggs\n\nInstructions:\n1. Boil the eggs."
-    >>> evaluate_recipe(text, parse_text(text))  # doctest: +NORMALIZE_WHITESPACE
-    {'ingredient_coherence': 1.0, 'instruction_quality': 1.0, 'completeness': 0.66,
-     'format_correctness': 1.0, 'form': 0.915}
-    """
+    """All five scores of a recipe's text without its title; `recipe`: the same, parsed."""
     is_long_enough = MIN_CHARS <= len(text.strip()) <= MAX_CHARS
     parts = 33 * bool(recipe.ingredients) + 33 * bool(recipe.steps) + 34 * is_long_enough
     headers = recipe.has_ingredients_header + recipe.has_instructions_header
@@ -204,9 +173,6 @@ def variety(recipe: ParsedRecipe) -> float:
     """The least share of different ingredients, of different steps and of different sequences.
 
     1 as long as at most `FREE_SHARE` repeats, then in proportion to what does not.
-
-    >>> variety(ParsedRecipe(("1 egg",) * 10, ("Boil it.",)))
-    0.14285714285714288
     """
     words = [word for text in (*recipe.ingredients, *recipe.steps) for word in words_of(text)]
     runs = list(zip(*(words[at:] for at in range(RUN_WORDS)), strict=False))
@@ -264,20 +230,13 @@ _ENDED: Final = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
 
 
 def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
-    """Share of the requested ingredients whose head noun occurs in the text, singular or plural.
-
-    They are names or whole lines; 1.0 if none was requested.
-    """
+    """Share of the requested names or lines whose head noun occurs, in any number; 1.0 of none."""
     n_missed = len(missed_ingredients(ingredients, text))
     return (len(ingredients) - n_missed) / len(ingredients) if ingredients else 1.0
 
 
 def missed_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
-    """The requested ingredients whose head noun does not occur in the text.
-
-    >>> missed_ingredients(["red lentils", "a carrot"], "Peel the carrots.")
-    ['red lentils']
-    """
+    """The requested ingredients whose head noun does not occur in the text."""
     words = set(words_of(text))
     return [line for line in ingredients if forms_in_line(line).isdisjoint(words)]
 
@@ -296,28 +255,24 @@ def hallucinated_ingredients(asked: Sequence[str], recipe: ParsedRecipe) -> floa
 
 
 def ingredients_used(recipe: ParsedRecipe) -> float | None:
-    """Share of the listed ingredients that a step mentions; None if none is listed.
-
-    A step with "all ingredients" or "everything" mentions each.
-    """
-    if not recipe.ingredients:
-        return None
+    """Share of the ingredients that a step mentions, "everything" each; None if none is listed."""
     text = " ".join(recipe.steps)
-    return (
-        1.0 if _COLLECTIVE.search(text.lower()) else ingredient_coverage(recipe.ingredients, text)
-    )
+    if not recipe.ingredients or _COLLECTIVE.search(text.lower()):
+        return 1.0 if recipe.ingredients else None
+    return ingredient_coverage(recipe.ingredients, text)
 
 
 def quantity_sanity(recipe: ParsedRecipe) -> float | None:
-    """Share of plausible amounts, temperatures and times; None without any.
-
-    >>> quantity_sanity(ParsedRecipe(("2 eggs", "900 cups flour"), ("Bake at 350 degrees.",)))
-    0.6666666666666666
-    """
+    """Share of plausible amounts, temperatures and times; None without any."""
     sane = [_is_sane(line) for line in recipe.ingredients]
     for step in recipe.steps:
-        for number, unit in _MEASURE.findall(step):
-            sane.append(_fits(float(number), unit.lower()))
+        for digits, unit in _MEASURE.findall(step):
+            number = float(digits)
+            if unit.lower().startswith(("°", "d")):
+                sane.append(DEGREES[0] <= number <= DEGREES[1])
+            else:
+                minutes = number * (60.0 if unit.lower().startswith("h") else 1.0)
+                sane.append(MINUTES[0] < minutes <= MINUTES[1])
     return sum(sane) / len(sane) if sane else None
 
 
@@ -343,19 +298,8 @@ def _is_sane(line: str) -> bool:
     return True
 
 
-def _fits(number: float, unit: str) -> bool:
-    if unit.startswith(("°", "d")):
-        return DEGREES[0] <= number <= DEGREES[1]
-    minutes = number * (60.0 if unit.startswith("h") else 1.0)
-    return MINUTES[0] < minutes <= MINUTES[1]
-
-
 def structure_score(text: str, recipe: ParsedRecipe) -> float:
-    r"""Share of six things a well-formed recipe has; see the comments.
-
-    >>> structure_score("Ingredients:\n- 1 egg\n", ParsedRecipe(("1 egg",), (), True))
-    0.0
-    """
+    """Share of six things a well-formed recipe has; see the comments."""
     if not recipe.ingredients or not recipe.steps:
         return 0.0
     numbers = [int(n) for n in _NUMBERED.findall("\n" + text)]
@@ -397,9 +341,6 @@ def title_kept(title: str, recipe: ParsedRecipe) -> float | None:
     """Share of the foods before the title's last word that are listed or used; None without any.
 
     The last word names the dish ("blueberry muffins"), and what follows "with" names its foods.
-
-    >>> title_kept("Blueberry Muffins", ParsedRecipe(("2 cups flour",), ("Bake the flour.",)))
-    0.0
     """
     wanted = foods_of_title(title)
     if not wanted:
@@ -410,23 +351,14 @@ def title_kept(title: str, recipe: ParsedRecipe) -> float | None:
 
 @lru_cache(maxsize=1 << 14)
 def foods_of_title(title: str) -> frozenset[str]:
-    """Words of foods that a dish of this title holds.
-
-    >>> sorted(foods_of_title("Lemon Pasta with Roasted Garlic and Peas")), foods_of_title("Bread")
-    (['garlic', 'lemon', 'pea'], frozenset())
-    """
+    """Words of foods that a dish of this title holds."""
     first, *others = (words_of(part) for part in _PARTING.split(title))
     named = {stem(word) for word in (*first[:-1], *(word for part in others for word in part))}
     return frozenset(word for word in named - _NAMES_DISHES if _is_food(word))
 
 
 def steps_listed(recipe: ParsedRecipe) -> float | None:
-    """Share of the foods in the steps that are listed; None if the steps name none.
-
-    >>> recipe = ParsedRecipe(("2 cups flour", "1 egg"), ("Mix the egg with the blueberries.",))
-    >>> steps_listed(recipe)
-    0.5
-    """
+    """Share of the foods in the steps that are listed; None if the steps name none."""
     listed = _listed(recipe)
     named = {stem(word) for step in recipe.steps for word in words_of(step)}
     unlisted = named - listed - UNLISTED - _NAMES_DISHES

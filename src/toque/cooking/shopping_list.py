@@ -50,15 +50,20 @@ def shopping_list(lines: Sequence[str], *, factor: float) -> list[Item]:
         if name := one_name(line.name):
             key = " ".join(map(stem, words_of(name))) or name
             foods.setdefault(key, _Food(f"{line.size} {name}".strip())).add(line, factor)
-    return [food.item() for food in foods.values()]
+    return [
+        Item(
+            food.name,
+            tuple(
+                f"{write_amount(many, unit)}{each}" for (unit, each), many in food.measures.items()
+            ),
+            ", ".join(food.notes),
+        )
+        for food in foods.values()
+    ]
 
 
 def estimated_servings(recipe: Recipe) -> int:
-    """Servings that the recipe states, else an estimate from its content; see `labels.nutrition`.
-
-    >>> estimated_servings(Recipe("Toast", ("4 slices bread",), ("Serves 2.",)))
-    2
-    """
+    """Servings that the recipe states, else those of `labels.nutrition.estimate`."""
     found = recipe.servings or estimate(read(recipe)).servings
     return max(1, round(found or 1))
 
@@ -76,25 +81,12 @@ class _Food:
             before = self.measures.get((amount.unit, each), (0.0, 0.0))
             scaled = (before[0] + low * factor, before[1] + high * factor)
             self.measures[amount.unit, each] = scaled
-        if note := line.purpose or line.comment:
-            self.notes[note] = None
-        if line.optional:
-            self.notes["optional"] = None
-
-    def item(self) -> Item:
-        amounts = tuple(
-            f"{write_amount(quantity, unit)}{each}"
-            for (unit, each), quantity in self.measures.items()
-        )
-        return Item(self.name, amounts, ", ".join(self.notes))
+        notes = (line.purpose or line.comment, "optional" if line.optional else "")
+        self.notes |= dict.fromkeys(filter(None, notes))
 
 
 def _measures(line: IngredientLine) -> list[tuple[Amount, str]]:
-    """The measures that add up, each with the size of one piece, which does not scale.
-
-    >>> _measures(parse_line("2 (14 ounce) cans tomatoes"))
-    [(Amount(quantity=(2.0, 2.0), unit='can', role='whole'), ' of 14 ounces')]
-    """
+    """The measures that add up, each with the size of one piece, which does not scale."""
     found: list[tuple[Amount, str]] = []
     for amount in line.amounts:
         if amount.role in ("whole", "plus"):
@@ -139,38 +131,17 @@ _ABBREVIATED: Final = {
 
 
 def write_amount(quantity: Range, unit: str | None, *, keep_unit: bool = False) -> str:
-    """An amount for people.
-
-    >>> write_amount((6.0, 6.0), "teaspoon"), write_amount((1.5, 2.25), "cup")
-    ('2 tablespoons', '1½–2¼ cups')
-    >>> write_amount((0.125, 0.125), "cup"), write_amount((1500.0, 1500.0), "gram")
-    ('2 tablespoons', '1.5 kg')
-    >>> write_amount((2.0, 2.0), None)
-    '2'
-
-    Args:
-        quantity: low and high, the same unless it is a range.
-        unit: a name in `units.UNITS`; None for pieces.
-        keep_unit: leave an amount in its unit though another suits it better.
-    """
+    """An amount for people: 6 of "teaspoon" is "2 tablespoons", unless it is to `keep_unit`."""
     if not keep_unit:
         quantity, unit = _in_a_fitting_unit(quantity, unit)
     low, high = (_written(value, unit) for value in quantity)
     number = low if low == high else f"{low}–{high}"
     if unit is None:
         return number
-    return f"{number} {_ABBREVIATED.get(unit) or (_plural(unit) if quantity[1] > 1.0 else unit)}"
-
-
-def _plural(unit: str) -> str:
-    """A unit's plural.
-
-    >>> [_plural(unit) for unit in ("cup", "leaf", "inch", "box", "fluid ounce")]
-    ['cups', 'leaves', 'inches', 'boxes', 'fluid ounces']
-    """
-    if unit.endswith("f"):
-        return unit[:-1] + "ves"
-    return unit + ("es" if unit.endswith(("ch", "sh", "x", "s")) else "s")
+    if unit in _ABBREVIATED or quantity[1] <= 1.0:
+        return f"{number} {_ABBREVIATED.get(unit, unit)}"
+    ending = "es" if unit.endswith(("ch", "sh", "x", "s")) else "s"
+    return f"{number} {unit[:-1] + 'ves' if unit.endswith('f') else unit + ending}"
 
 
 def _in_a_fitting_unit(quantity: Range, unit: str | None) -> tuple[Range, str | None]:
@@ -184,17 +155,11 @@ def _in_a_fitting_unit(quantity: Range, unit: str | None) -> tuple[Range, str | 
     low, high = quantity[0] * own.holds, quantity[1] * own.holds
     for step in reversed(ladder):
         found = (low / step.holds, high / step.holds)
-        if found[0] >= step.least and all(_is_written_well(value, step.unit) for value in found):
+        close = all(abs(sum(_fraction(value)[:2]) - value) <= _OFF * value for value in found)
+        if found[0] >= step.least and (close or step.unit in _ABBREVIATED):
             return found, step.unit
     smallest = ladder[0]
     return (low / smallest.holds, high / smallest.holds), smallest.unit
-
-
-def _is_written_well(value: float, unit: str) -> bool:
-    if unit in _ABBREVIATED:
-        return True
-    whole, part, _ = _fraction(value)
-    return abs(whole + part - value) <= _OFF * value
 
 
 def _written(value: float, unit: str | None) -> str:

@@ -75,11 +75,7 @@ class Edit(NamedTuple):
 
 
 def edited(words: Sequence[str], edits: Sequence[Edit]) -> list[str]:
-    """The words after `edits`.
-
-    >>> edited(["Mix", "well."], [Edit(0, 1, ("Stir", "together"))])
-    ['Stir', 'together', 'well.']
-    """
+    """The words after `edits`."""
     out: list[str] = []
     at = 0
     for edit in edits:
@@ -89,11 +85,7 @@ def edited(words: Sequence[str], edits: Sequence[Edit]) -> list[str]:
 
 
 def joined(words: Sequence[str]) -> str:
-    r"""The text of words: a space between two, none beside a line break.
-
-    >>> joined(["1.", "Mix.", BREAK, "2.", "Bake."])
-    '1. Mix.\n2. Bake.'
-    """
+    """The text of words: a space between two, none beside a line break."""
     return _SPACED_BREAK.sub(BREAK, " ".join(words))
 
 
@@ -104,10 +96,7 @@ def words_of(codec: Codec, ids: Ids) -> list[str]:
 
 
 def spliced(codec: Codec, ids: Ids, edits: Sequence[Edit]) -> Ids:
-    """The ids of the text with `edits` made, which ascend and do not overlap.
-
-    `ids` themselves where the text cannot be read back: where its words have other ids.
-    """
+    """The ids of the text with `edits` made in order; `ids` if its words are not read back."""
     words = words_of(codec, ids)
     if not edits or codec.encode(joined(words)) != ids.tolist():
         return ids
@@ -117,10 +106,7 @@ def spliced(codec: Codec, ids: Ids, edits: Sequence[Edit]) -> Ids:
 def substitution(
     prompt: Sequence[str], target: Sequence[str], names_at: int, *, key: int
 ) -> tuple[list[Edit], list[Edit]]:
-    """The edits of one swap in each side; none if no swap is safe.
-
-    The names of the prompt begin at its word `names_at`.
-    """
+    """The edits of one swap in each side, or none; names begin at the prompt's word `names_at`."""
     listed = {name.casefold() for name in " ".join(prompt[names_at:]).split(", ")}
     text = " ".join((*prompt, *target)).casefold()
     swaps = [

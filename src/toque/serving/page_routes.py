@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from toque.cooking.examples import question
-from toque.cooking.labels.difficulty import difficulty_of
+from toque.cooking.labels.difficulty import judged_difficulty
 from toque.cooking.labels.features import read
 from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.origins import language_of
@@ -129,7 +129,7 @@ class _Classified(_WrittenRecipe):
         reading = read(recipe)
         # The rules know English words.
         if reading.lines and reading.words and language_of(reading) == "English":
-            found["difficulty"] = {"answer": difficulty_of(reading).level, "probabilities": None}
+            found["difficulty"] = {"answer": judged_difficulty(reading).level, "probabilities": None}
             if nutrition := nutrition_of(reading).klass:
                 found["nutrition"] = {"answer": nutrition, "probabilities": None}
         questions: dict[Task, list[int]] = {}

@@ -13,7 +13,7 @@ import pytest
 from fixtures.hostile_texts import HUGE, LARGEST, superlinear
 from toque.cooking.ingredients.names import has_quantity, ingredient_name
 from toque.cooking.ingredients.parser import parse_line
-from toque.cooking.labels.difficulty import difficulty_of
+from toque.cooking.labels.difficulty import judged_difficulty
 from toque.cooking.labels.features import line_facts, read
 from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.quality import quality_of
@@ -64,7 +64,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "has_quantity": has_quantity.__wrapped__,
     "line_facts": line_facts.__wrapped__,
     "quality": on_recipe(quality_of),
-    "difficulty": on_recipe(difficulty_of),
+    "difficulty": on_recipe(judged_difficulty),
     "nutrition": on_recipe(nutrition_of),
     "parse_text": parse_text,
     "scores of a text": lambda text: text_metrics(

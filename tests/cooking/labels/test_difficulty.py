@@ -5,7 +5,7 @@ import csv
 
 import pytest
 
-from toque.cooking.labels.difficulty import DifficultyReport, difficulty_of
+from toque.cooking.labels.difficulty import DifficultyReport, judged_difficulty
 from toque.cooking.labels.features import read
 from toque.cooking.recipe import DIFFICULTIES, Recipe
 
@@ -19,7 +19,7 @@ def dish(n_ingredients: int, n_steps: int, *, words: int = 8, minutes: int | Non
 
 
 def judged(recipe: Recipe) -> DifficultyReport:
-    return difficulty_of(read(recipe))
+    return judged_difficulty(read(recipe))
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,14 @@ def test_a_label_does_not_count():
     ("text", "techniques"),
     [
         ("Knead the dough on a floured board, let it rise.", ("knead", "proof")),
-        ("Give rise to applause.", ()),
-        ("Use a cook's thermometer.", ()),
+        ("Give rise to applause.", ()), ("Use a cook's thermometer.", ()),
         ("Boil to the soft-ball stage.", ("temper",)),
         ("Roll the dough out on a board.", ("roll out",)),
-        ("Put a roll on each plate with ice cream.", ()),
-        ("Chill in an ice bath.", ("blanch",)),
+        ("Put a roll on each plate with ice cream.", ()), ("Chill in an ice bath.", ("blanch",)),
         ("Beat the whites to stiff peaks.", ("whip to peaks",)),
-        ("Cook at room temperature.", ()),
-        ("FLAMBÉ the pan.", ("flambe",)),
-        ("", ()),
+        ("Cook at room temperature.", ()), ("FLAMBÉ the pan.", ("flambe",)), ("", ()),
     ],
-)
+)  # fmt: skip
 def test_techniques(text, techniques):
     assert judged(Recipe("", (), (text,))).techniques == techniques
 

@@ -35,9 +35,6 @@ def dish(*ingredients: str, steps: tuple[str, ...] = ("Cook.",), **more) -> Reci
     return Recipe("Dish", ingredients, steps, **more)
 
 
-# The lights
-
-
 @pytest.mark.parametrize(
     ("name", "limit"),
     [("fat_g", 21.0), ("saturated_fat_g", 6.0), ("sugar_g", 27.0), ("salt_g", 1.8)],
@@ -55,22 +52,21 @@ def test_lights_per_100_g_when_the_weight_is_stated(name, green, red):
     def light(per_100_g: float) -> str:
         return traffic_lights({name: per_100_g / 2, "serving_g": 50.0})[name]
 
-    assert [light(green), light(green * 1.01), light(red), light(red * 1.01)] == [
-        "green",
-        "amber",
-        "amber",
-        "red",
-    ]
+    lights = [light(green), light(green * 1.01), light(red), light(red * 1.01)]
+    assert lights == ["green", "amber", "amber", "red"]
 
 
-def test_a_large_portion_is_red_whatever_its_density():
-    assert traffic_lights({"fat_g": 22.0, "serving_g": 1000.0})["fat_g"] == "red"
-
-
-def test_salt_is_two_and_a_half_times_sodium():
-    assert traffic_lights({"sodium_mg": 720.0}) == {"salt_g": "amber"}
-    assert traffic_lights({"sodium_mg": 721.0}) == {"salt_g": "red"}
-    assert traffic_lights({"sodium_mg": 100.0, "salt_g": 2.0}) == {"salt_g": "red"}
+@pytest.mark.parametrize(
+    ("facts", "lights"),
+    [
+        ({"fat_g": 22.0, "serving_g": 1000.0}, {"fat_g": "red"}),  # whatever its density
+        ({"sodium_mg": 720.0}, {"salt_g": "amber"}),  # salt is two and a half times sodium
+        ({"sodium_mg": 721.0}, {"salt_g": "red"}),
+        ({"sodium_mg": 100.0, "salt_g": 2.0}, {"salt_g": "red"}),
+    ],
+)
+def test_lights_of_a_large_portion_and_of_salt(facts, lights):
+    assert traffic_lights(facts) == lights
 
 
 @pytest.mark.parametrize(
@@ -86,9 +82,6 @@ def test_class_by_the_number_of_red_lights(lights, klass):
     assert class_of({str(i): words[light] for i, light in enumerate(lights)}) == klass
 
 
-# Given figures
-
-
 def test_given_figures_are_used_and_not_the_ingredients():
     lard = dish("1 kg lard", nutrition={"fat_g": 1.0, "sodium_mg": 10.0})
     found = classed(lard)
@@ -101,9 +94,6 @@ def test_given_figures_are_used_and_not_the_ingredients():
 def test_one_given_light_is_too_few():
     assert classed(dish("1 kg lard", nutrition={"fat_g": 1.0})).estimated
     assert classed(dish("1 kg lard", nutrition={"energy_kcal": 900.0})).estimated
-
-
-# The table of foods
 
 
 def test_the_table_is_sane():
@@ -123,22 +113,15 @@ def test_the_table_is_sane():
     ("name", "food"),
     [
         ("skinless, boneless chicken breast halves", "chicken breast"),
-        ("chicken broth", "chicken broth"),
-        ("butter or margarine", "butter"),
-        ("unsalted peanut butter", "peanut butter"),
-        ("red or green bell pepper", "bell pepper"),
-        ("jalapeño chiles", "jalapeno pepper"),
-        ("confectioners’ sugar", "confectioners' sugar"),
-        ("crème fraîche", "cream"),
-        ("half-and-half", "half-and-half"),
-        ("garlic powder", "garlic powder"),
-        ("freshly squeezed lemon juice", "lemon juice"),
+        ("chicken broth", "chicken broth"), ("butter or margarine", "butter"),
+        ("unsalted peanut butter", "peanut butter"), ("red or green bell pepper", "bell pepper"),
+        ("jalapeño chiles", "jalapeno pepper"), ("confectioners’ sugar", "confectioners' sugar"),
+        ("crème fraîche", "cream"), ("half-and-half", "half-and-half"),
+        ("garlic powder", "garlic powder"), ("freshly squeezed lemon juice", "lemon juice"),
     ],
-)
+)  # fmt: skip
 def test_foods_are_found_by_their_names(name, food):
-    found = find_food(name)
-    assert found is not None
-    assert found.name == food
+    assert find_food(name).name == food
 
 
 def test_what_is_no_food():
@@ -148,44 +131,22 @@ def test_what_is_no_food():
     assert is_food("string cheese")
 
 
-# Weights
-
-
 @pytest.mark.parametrize(
     ("line", "grams"),
     [
-        ("200 g flour", 200.0),
-        ("1 lb 2 oz flour", 453.6 + 56.7),
-        ("2 cups flour", 250.0),
-        ("1 cup plus 2 tablespoons flour", 125.0 * 1.125),
-        ("1 cup (120 g) flour", 120.0),
+        ("200 g flour", 200.0), ("1 lb 2 oz flour", 453.6 + 56.7), ("2 cups flour", 250.0),
+        ("1 cup plus 2 tablespoons flour", 125.0 * 1.125), ("1 cup (120 g) flour", 120.0),
         ("2 (14 ounce) cans coconut milk", 2 * 14 * 28.35),
-        ("2 x 400g/14oz tins chopped tomatoes", 800.0),
-        ("1 can coconut milk", 400.0),
-        ("3 eggs", 150.0),
-        ("3 large eggs", 150.0),
-        ("1 large onion", 143.0),
-        ("2 garlic cloves", 6.0),
-        ("2-4 garlic cloves", 9.0),
-        ("1 stick butter", 113.0),
-        ("6 pork chops, 10 ounces each", 6 * 283.5),
-        ("2 eggplants (about 1 pound total)", 453.6),
+        ("2 x 400g/14oz tins chopped tomatoes", 800.0), ("1 can coconut milk", 400.0),
+        ("3 eggs", 150.0), ("3 large eggs", 150.0), ("1 large onion", 143.0),
+        ("2 garlic cloves", 6.0), ("2-4 garlic cloves", 9.0), ("1 stick butter", 113.0),
+        ("6 pork chops, 10 ounces each", 6 * 283.5), ("2 eggplants (about 1 pound total)", 453.6),
     ],
-)
+)  # fmt: skip
 def test_grams(line, grams):
     read = parse_line(line)
-    food = find_food(read.name)
-    assert food is not None
-    assert grams_of(read, food) == pytest.approx(grams, rel=2e-3)
-
-
-def test_no_amount_no_grams():
-    food = find_food("salt")
-    assert food is not None
-    assert grams_of(parse_line("salt to taste"), food) is None
-
-
-# Estimates
+    assert grams_of(read, find_food(read.name)) == pytest.approx(grams, rel=2e-3)
+    assert grams_of(parse_line("salt to taste"), find_food("salt")) is None
 
 
 def test_an_estimate_by_hand():
@@ -249,14 +210,7 @@ def test_stated_claims_cap_the_estimate():
     [
         (("Divide among 4 plates.",), ("1 kg rice",), 4.0),
         (("Ladle into six soup bowls.",), ("1 kg rice",), 6.0),
-        (
-            (
-                "Cook.",
-                "Serves 8",
-            ),
-            ("1 kg rice",),
-            8.0,
-        ),
+        (("Cook.", "Serves 8"), ("1 kg rice",), 8.0),
         (("Grill.",), ("5 (6-ounce) salmon fillets",), 5.0),
     ],
 )
@@ -299,9 +253,6 @@ def test_agreement_with_given_figures(shared):
                 agree += class_of({name: guessed[name] for name in given}) == class_of(given)
     assert total > 1500
     assert agree / total >= 0.65
-
-
-# Refined dishes
 
 
 @pytest.mark.parametrize(

@@ -78,16 +78,10 @@ def test_a_clean_text_stays_and_can_be_written(text):
 
 def test_repairs_are_counted():
     notes = Counter()
-    clean_text("a &amp; b", notes)
-    clean_text("<i>a</i>", notes)
-    clean_text("a\x00", notes)
-    clean_text("a\ufffd", notes)
-    assert {k: v for k, v in notes.items() if v} == {
-        "HTML entities decoded": 1,
-        "HTML tags removed": 1,
-        "texts with control characters": 1,
-        "texts with lost characters (U+FFFD)": 1,
-    }
+    for text in ("a &amp; b", "<i>a</i>", "a\x00", "a\ufffd"):
+        clean_text(text, notes)
+    repairs = ("HTML entities decoded", "HTML tags removed", "texts with control characters")
+    assert +notes == dict.fromkeys((*repairs, "texts with lost characters (U+FFFD)"), 1)
 
 
 def test_ingredients_lose_bullets_and_subheadings():
@@ -106,15 +100,11 @@ def test_ingredients_lose_bullets_and_subheadings():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("Filling:", True),
-        ("For the Dough", True),
-        ("**Dressing:**", True),
-        ("1 cup sugar:", False),
-        ("salt", False),
-        ("For serving", False),
+        ("Filling:", True), ("For the Dough", True), ("**Dressing:**", True),
+        ("1 cup sugar:", False), ("salt", False), ("For serving", False),
         ("forest mushrooms", False),
     ],
-)
+)  # fmt: skip
 def test_subheadings(line, expected):
     assert is_subheading(line) is expected
 

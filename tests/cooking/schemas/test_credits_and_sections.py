@@ -149,27 +149,21 @@ def test_a_short_line_heads_its_step_where_every_step_has_a_full_stop():
     "step",
     [
         "Adapt the heat to your oven and bake until set.",
-        "Recipes like this one want a heavy pot.",
-        "Source a heavy pot and warm it.",
+        "Recipes like this one want a heavy pot.", "Source a heavy pot and warm it.",
         "Per serving, ladle 1 cup of soup over the rice.",
         "Serve the dish of the day in warm bowls, each with a spoon of cream.",
         "Watch the pot now and stir when it foams.",
         "Use whatever peas are available at home and boil them.",
         "Print a leaf on the dough by pressing it down gently.",
-        "Picture a clock and set the slices at twelve and six.",
-        "Garnish.",
+        "Picture a clock and set the slices at twelve and six.", "Garnish.",
         "For the best colour keep the lid off",
-        "Text on a screen cannot tell you: taste and season.",
-        "Serve 4 pancakes to each guest.",
-        "This makes a nice topping for ice cream.",
-        "Makes the soup taste of spring.",
-        "Wine: add 1 cup and boil until it is gone.",
-        "Pour the wine of 2005 over the peas.",
-        "Drain by hand (wear gloves).",
-        "Tip the soup into bowls.",
+        "Text on a screen cannot tell you: taste and season.", "Serve 4 pancakes to each guest.",
+        "This makes a nice topping for ice cream.", "Makes the soup taste of spring.",
+        "Wine: add 1 cup and boil until it is gone.", "Pour the wine of 2005 over the peas.",
+        "Drain by hand (wear gloves).", "Tip the soup into bowls.",
         "Note the colour; it should be green.",
     ],
-)
+)  # fmt: skip
 def test_steps_that_only_look_like_it_stay(step):
     recipe, notes = read(directions=[*STEPS, step])
     assert recipe.steps == (*STEPS, step)

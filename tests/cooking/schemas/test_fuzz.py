@@ -36,60 +36,40 @@ def vector(items):
     return "c(" + ", ".join(map(json.dumps, items)) + ")"
 
 
+def marked_up(r):
+    return {
+        "@type": "Recipe", "name": r["title"], "recipeIngredient": r["ingredients"],
+        "recipeInstructions": r["directions"],
+    }  # fmt: skip
+
+
 def page():
-    node = {
-        "@type": "Recipe",
-        "name": "Pot",
-        "recipeIngredient": ["lentils"],
-        "recipeInstructions": [{"@type": "HowToStep", "text": s} for s in STEPS],
-    }
     return (
         "<!doctype html><html><body><script type='application/ld+json'>"
-        f"{json.dumps({'@graph': [node]})}</script><p itemscope "
+        f"{json.dumps({'@graph': [marked_up(record(0))]})}</script><p itemscope "
         "itemtype='http://schema.org/Recipe'><b itemprop='name'>x</b></p></body></html>"
     )
 
 
+NUTRITION = "[1.0, 2, 3, 4, 5, 6, 7]"
 RECORDS = [record(n) for n in range(N)]
 FORMATS = {
     "lines": "\n".join(json.dumps(r) for r in RECORDS),
     "array": json.dumps(RECORDS, indent=1),
     "dict": json.dumps({str(n): r for n, r in enumerate(RECORDS)}),
     "wrapped": json.dumps({"recipes": RECORDS}),
-    "schema.org": json.dumps(
-        [
-            {
-                "@type": "Recipe",
-                "name": r["title"],
-                "recipeIngredient": r["ingredients"],
-                "recipeInstructions": r["directions"],
-            }
-            for r in RECORDS
-        ]
-    ),
+    "schema.org": json.dumps([marked_up(r) for r in RECORDS]),
     "recipenlg": table(
         ("title", "ingredients", "directions", "NER"),
         lambda r: (r["title"], json.dumps(r["ingredients"]), json.dumps(r["directions"]), "[]"),
     ),
     "foodcom-raw": table(
         ("name", "id", "ingredients", "steps", "nutrition", "n_steps"),
-        lambda r: (
-            r["title"],
-            1,
-            repr(r["ingredients"]),
-            repr(r["directions"]),
-            "[1.0, 2, 3, 4, 5, 6, 7]",
-            2,
-        ),
+        lambda r: (r["title"], 1, repr(r["ingredients"]), repr(r["directions"]), NUTRITION, 2),
     ),
     "foodcom": table(
         ("Name", "RecipeIngredientQuantities", "RecipeIngredientParts", "RecipeInstructions"),
-        lambda r: (
-            r["title"],
-            vector(["1 cup", "2"]),
-            vector(r["ingredients"]),
-            vector(r["directions"]),
-        ),
+        lambda r: (r["title"], *map(vector, (["1 cup", "2"], r["ingredients"], r["directions"]))),
     ),
     "page": page(),
 }

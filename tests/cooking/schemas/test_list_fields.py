@@ -37,19 +37,15 @@ def test_vectors_of_r(values):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ('c("1", NA, "1/2")', ["1", None, "1/2"]),
-        ("character(0)", []),
-        ('"one"', "one"),
-        ("['a' 'b'\n 'c']", ["a", "b", "c"]),
-        ("array(['a', 'b'], dtype=object)", ["a", "b"]),
+        ('c("1", NA, "1/2")', ["1", None, "1/2"]), ("character(0)", []), ('"one"', "one"),
+        ("['a' 'b'\n 'c']", ["a", "b", "c"]), ("array(['a', 'b'], dtype=object)", ["a", "b"]),
         ("[{'n': 1, 'm': array([], dtype=object)}\n {'n': 2.5}]", [{"n": 1, "m": []}, {"n": 2.5}]),
         ("{'n': 'a'}, {'n': 'b'}", [{"n": "a"}, {"n": "b"}]),
         ("[np.str_('a'), np.float64(1.5), nan]", ["a", 1.5, None]),
         ("[u'caf\\xe9', 'it\\'s', \"it's\", '\\u00bd\\n']", ["café", "it's", "it's", "½\n"]),
-        ("['\\ud83c\\udf5e']", ["🍞"]),
-        ("('a', 'b',)", ["a", "b"]),
+        ("['\\ud83c\\udf5e']", ["🍞"]), ("('a', 'b',)", ["a", "b"]),
     ],
-)
+)  # fmt: skip
 def test_what_other_programs_print(text, value):
     assert looks_like_literal(text)
     assert parse_literal(text) == value
@@ -58,19 +54,10 @@ def test_what_other_programs_print(text, value):
 @pytest.mark.parametrize(
     "text",
     [
-        "['a', 'b",
-        "['a', 'b'",
-        "[",
-        "",
-        "['a' ... 'b']",
-        "[__import__('os').system('x')]",
-        "[a]",
-        "{'a'}",
-        "{[1]: 2}",
-        "[" * (MAX_DEPTH + 5) + "]" * (MAX_DEPTH + 5),
-        "[" * 100_000,
+        "['a', 'b", "['a', 'b'", "[", "", "['a' ... 'b']", "[__import__('os').system('x')]",
+        "[a]", "{'a'}", "{[1]: 2}", "[" * (MAX_DEPTH + 5) + "]" * (MAX_DEPTH + 5), "[" * 100_000,
     ],
-)
+)  # fmt: skip
 def test_what_is_cut_or_no_literal_is_refused(text):
     with pytest.raises(ValueError):
         parse_literal(text)

@@ -37,15 +37,8 @@ def _recipe(**changes):
 
 def test_a_clean_record():
     recipe = _recipe(tags=["soup"], servings="4 servings", total_time="1 hour 5 min", source="me")
-    assert recipe == Recipe(
-        title="Pea Soup",
-        ingredients=tuple(SOUP["ingredients"]),
-        steps=tuple(SOUP["directions"]),
-        tags=("soup",),
-        servings=4,
-        minutes=65,
-        source="me",
-    )
+    parts = ("Pea Soup", tuple(SOUP["ingredients"]), tuple(SOUP["directions"]))
+    assert recipe == Recipe(*parts, ("soup",), servings=4, minutes=65, source="me")
 
 
 _STEPS = SOUP["directions"]
@@ -74,17 +67,13 @@ def test_common_field_names(fields, as_text):
 @pytest.mark.parametrize(
     ("fields", "minutes"),
     [
-        ({"minutes": 30}, 30),
-        ({"total_time": "PT1H20M"}, 80),
+        ({"minutes": 30}, 30), ({"total_time": "PT1H20M"}, 80),
         ({"prep_time": "10 min", "cook_time": "~30 minutes"}, 40),
-        ({"cook_time": "1.5 hours"}, 90),
-        ({"minutes": 0}, None),
-        ({"total_time": "soon"}, None),
-        ({"minutes": float("nan")}, None),
-        ({"minutes": True}, None),
+        ({"cook_time": "1.5 hours"}, 90), ({"minutes": 0}, None), ({"total_time": "soon"}, None),
+        ({"minutes": float("nan")}, None), ({"minutes": True}, None),
         ({"minutes": float("inf")}, None),
     ],
-)
+)  # fmt: skip
 def test_times(fields, minutes):
     assert _recipe(**fields).minutes == minutes
 
@@ -92,27 +81,21 @@ def test_times(fields, minutes):
 def test_nutrition_flat_or_nested_with_units():
     assert _recipe(calories=143.0, fat_g=None).nutrition == {"energy_kcal": 143.0}
     nested = {"calories": "143 kcal", "fatContent": "12 g", "sodiumContent": "629 mg"}
-    assert _recipe(nutrients=nested).nutrition == {
-        "energy_kcal": 143.0,
-        "fat_g": 12.0,
-        "sodium_mg": 629.0,
-    }
+    figures = {"energy_kcal": 143.0, "fat_g": 12.0, "sodium_mg": 629.0}
+    assert _recipe(nutrients=nested).nutrition == figures
     assert _recipe().nutrition is None
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"title": "  "}, "no title"),
-        ({"title": 7}, "no title"),
-        ({"title": "*!*"}, "no title"),
+        ({"title": "  "}, "no title"), ({"title": 7}, "no title"), ({"title": "*!*"}, "no title"),
         ({"ingredients": None}, "no ingredients"),
         ({"ingredients": ["", "Sauce:"]}, "no ingredients"),
-        ({"ingredients": 3}, "no ingredients"),
-        ({"directions": ["", "2."]}, "no steps"),
+        ({"ingredients": 3}, "no ingredients"), ({"directions": ["", "2."]}, "no steps"),
         ({"directions": ["Mix."]}, "too short"),
     ],
-)
+)  # fmt: skip
 def test_reasons(changes, reason):
     assert reason in REASONS
     assert _read(SOUP | changes) == reason
@@ -125,16 +108,10 @@ def test_the_example():
     )
     assert example.target == to_text(_recipe())
     assert example.columns == {
-        "n_ingredients": 3,
-        "n_steps": 2,
-        "quality": quality_of(read(_recipe())).score,
-        "difficulty": 0,
-        "difficulty_from": BY_RULE,
-        "nutrition": 1,
-        "nutrition_from": BY_RULE,
-        "nutrition_coverage": 1.0,
-        "cuisine": UNKNOWN,
-    }
+        "n_ingredients": 3, "n_steps": 2, "quality": quality_of(read(_recipe())).score,
+        "difficulty": 0, "difficulty_from": BY_RULE, "nutrition": 1, "nutrition_from": BY_RULE,
+        "nutrition_coverage": 1.0, "cuisine": UNKNOWN,
+    }  # fmt: skip
 
 
 def test_keys_see_words_and_nothing_else():

@@ -152,8 +152,6 @@ def test_many_rows_in_small_blocks_without_pictures(tmp_path, read_file, monkeyp
     reading = read_file(path)
     assert [r.title for r in reading.recipes] == [f"Pot {n}" for n in range(300)]
     assert reading.largest_block < 20_000
-    from toque.cooking.schemas.reader import RecipeReader
-
     block = next(iter(RecipeReader().blocks(path)))
     assert b"a picture" not in unpack(block).body
 

@@ -37,17 +37,12 @@ def test_doubled_instructions(steps, once):
 @pytest.mark.parametrize(
     "steps",
     [
-        [],
-        [A],
-        [A, B, C],
-        ["Stir.", "Stir."],
-        ["Stir. Stir."],
+        [], [A], [A, B, C], ["Stir.", "Stir."], ["Stir. Stir."],
         [A, B, C, A, B, "Make the glaze and spread it on top."],
         [A, "Chill.", B, "Chill.", C, "Chill."],
-        [A, B, C, "Turn the cake.", "Ice it.", "Wait.", A],
-        [f"{A} {B} {C} {A}"],
+        [A, B, C, "Turn the cake.", "Ice it.", "Wait.", A], [f"{A} {B} {C} {A}"],
     ],
-)
+)  # fmt: skip
 def test_recipes_that_only_look_doubled(steps):
     notes: Counter[str] = Counter()
     assert without_repeat(steps, notes) == steps
@@ -134,17 +129,11 @@ def test_misprints_within_a_line(line, right):
 @pytest.mark.parametrize(
     "line",
     [
-        "12 cups rice",
-        "12 ounces peas",
-        "12 cupcakes",
-        "a 10 or 12 cup pan",
-        "Lait : 25 cl",
-        "**1 onion** without its skin",
-        "cut into 1cm³ pieces",
-        "wait . . . longer",
+        "12 cups rice", "12 ounces peas", "12 cupcakes", "a 10 or 12 cup pan", "Lait : 25 cl",
+        "**1 onion** without its skin", "cut into 1cm³ pieces", "wait . . . longer",
         "8 1/2-inch pieces",
     ],
-)
+)  # fmt: skip
 def test_lines_that_only_look_misprinted_stay(line):
     notes: Counter[str] = Counter()
     assert without_misprints([line], notes) == [line]

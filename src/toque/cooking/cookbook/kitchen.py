@@ -126,19 +126,27 @@ class _Kitchen:
             self._servings = round(dish.makes * self._scale)
         self._words["servings"] = str(self._servings)
         self._follow(dish.foods, self._list)
-        self._title = self._titled(self._pick(self._options(dish.title)))
+        words = self._named(self._pick(self._options(dish.title)), used=None).split()
+        self._title = " ".join(
+            word if word in _SMALL_WORDS and at else word[:1].upper() + word[1:]
+            for at, word in enumerate(words)
+        )
         tags = self._options(dish.tags)
         self._follow(dish.steps, lambda text: self._step([text]))
         unused = [key for key in self._lines if key not in self._used]
         assert not unused, f"{self._title} lists {unused} and does not use them"
         facts, grams = self._nutrition()
         minutes = 5 * round((self._minutes + 4 + len(self._lines)) / 5)
-        quick = ["quick"] if minutes <= 30 else []
+        origins = {PANTRY[key].origin for key in self._lines}
+        if not origins & {"meat", "fish"}:
+            tags += ["vegetarian"] if origins - {"plant"} else ["vegetarian", "vegan"]
+        if minutes <= 30:
+            tags.append("quick")
         return Recipe(
             title=self._title,
             ingredients=tuple(self._lines.values()),
             steps=tuple(self._steps),
-            tags=tuple(dict.fromkeys([*tags, *self._diet(), *quick])),
+            tags=tuple(dict.fromkeys(tags)),
             servings=self._servings,
             minutes=minutes,
             source=SOURCE,
@@ -146,8 +154,6 @@ class _Kitchen:
             difficulty=difficulty_of(len(self._lines), len(self._steps)),
             nutrition_class=nutrition_class(facts, grams),
         )
-
-    # Entries
 
     def _follow(self, entries: Sequence[Entry], write: Callable[[str], None]) -> None:
         """Carry out entries; `write` takes a text, which lists foods or tells a step."""
@@ -178,9 +184,12 @@ class _Kitchen:
             minutes = self._time(key.removesuffix(" min"))
             self._step(self._options(value), minutes=minutes)
         elif group := _GROUP.fullmatch(key):
-            name, low, high = group.groups()
+            name, low, high = group[1], int(group[2]), int(group[3] or group[2])
             foods = [food for foods in self._options(value) for food in foods.split("; ")]
-            specs = [specification(text) for text in self._some(int(low), int(high or low), foods)]
+            pool = list(enumerate(foods))
+            n = low + self._draw.below(high - low + 1)
+            chosen = sorted(pool.pop(self._draw.below(len(pool))) for _ in range(n))
+            specs = [specification(text) for _, text in chosen]
             self._groups[name] = [spec.key for spec in specs]
             for spec in specs:
                 self._add(spec, 1.0)
@@ -219,11 +228,12 @@ class _Kitchen:
         return []
 
     def _holds(self, condition: str) -> bool:
-        return all(self._holds_one(part) for part in self._filled(condition).split(" and "))
-
-    def _holds_one(self, condition: str) -> bool:
-        names = condition.removeprefix("no ")
-        return any(map(self._is_true, names.split(" or "))) == (names == condition)
+        """True if "a or b and no c" holds: each part by any of its names, or by none of them."""
+        for part in self._filled(condition).split(" and "):
+            names = part.removeprefix("no ")
+            if any(map(self._is_true, names.split(" or "))) != (names == part):
+                return False
+        return True
 
     def _is_true(self, name: str) -> bool:
         """The answer to "40%", "veg = 2", a chance with a name, or the name of a food or group."""
@@ -244,8 +254,6 @@ class _Kitchen:
                 return self._number(minutes)
         raise ValueError(f"no time of {cases!r} applies")
 
-    # Draws
-
     def _pick(self, options: Sequence[_T]) -> _T:
         return options[self._draw.below(len(options))]
 
@@ -256,15 +264,6 @@ class _Kitchen:
             return int(text)
         low, high, step = (int(limit or 1) for limit in limits.groups())
         return low + step * self._draw.below((high - low) // step + 1)
-
-    def _some(self, low: int, high: int, options: Sequence[str]) -> list[str]:
-        """`low` to `high` different options, in the order given."""
-        pool = list(enumerate(options))
-        n = low + self._draw.below(high - low + 1)
-        chosen = [pool.pop(self._draw.below(len(pool))) for _ in range(n)]
-        return [option for _, option in sorted(chosen)]
-
-    # Foods, title and steps
 
     def _list(self, foods: str, eaten: float = 1.0) -> None:
         """List foods. `eaten` is the share that ends on the plate (salt of pasta water)."""
@@ -279,13 +278,6 @@ class _Kitchen:
         self._measured[spec.key] = measured
         self._eaten[spec.key] = eaten
 
-    def _titled(self, form: str) -> str:
-        words = self._named(form, used=None).split()
-        return " ".join(
-            word if word in _SMALL_WORDS and at else word[:1].upper() + word[1:]
-            for at, word in enumerate(words)
-        )
-
     def _step(self, phrasings: Sequence[str], minutes: int = 0) -> None:
         self._minutes += minutes
         template = self._pick(phrasings).replace("{min}", write_minutes(minutes))
@@ -298,7 +290,9 @@ class _Kitchen:
         def written(match: re.Match[str]) -> str:
             keys = self._keys(match[1])
             if match[2] == "is":
-                return "are" if len(keys) > 1 or self._is_plural(keys[0]) else "is"
+                name = self._name(keys[0], None)
+                plural = name.endswith("s") and name not in _SINGULAR_IN_S
+                return "are" if plural or len(keys) > 1 else "is"
             if used is not None:
                 used.update(keys)
             names = [self._name(key, match[2], in_title=used is None) for key in keys]
@@ -320,10 +314,6 @@ class _Kitchen:
             return food.title
         return food.name if form == "one" or self._measured[key].is_single else food.plural
 
-    def _is_plural(self, key: str) -> bool:
-        name = self._name(key, None)
-        return name.endswith("s") and name not in _SINGULAR_IN_S
-
     def _nutrition(self) -> tuple[dict[str, float], float]:
         """Rough facts per serving (kcal, and grams of fat, sugar and salt), and its weight."""
         weight = 0.0
@@ -334,12 +324,6 @@ class _Kitchen:
             for name, figure in food.per_100_g.items():
                 totals[name] = totals.get(name, 0.0) + share * figure / self._servings
         return {name: round(total, 1) for name, total in totals.items()}, weight
-
-    def _diet(self) -> list[str]:
-        origins = {PANTRY[key].origin for key in self._lines}
-        if origins & {"meat", "fish"}:
-            return []
-        return ["vegetarian"] if origins - {"plant"} else ["vegetarian", "vegan"]
 
 
 def nutrition_class(facts: Mapping[str, float], grams: float) -> NutritionClass:

@@ -71,7 +71,6 @@ def _pantry() -> dict[str, PantryFood]:
 PANTRY: Final[Mapping[str, PantryFood]] = _pantry()
 """Every food by its singular and its plural name."""
 
-
 GRAMS_PER_POUND = 453.6
 TEASPOONS_PER_CUP = 48.0
 VOLUMES = {"cup": 48.0, "tbsp": 3.0, "tsp": 1.0}
@@ -153,11 +152,7 @@ def _nearest(value: float, choices: tuple[float, ...]) -> float:
 
 
 def write_number(value: float) -> str:
-    """Mixed fractions: 1.5 is "1 1/2".
-
-    >>> write_number(1.5), write_number(1 / 3), write_number(2.0)
-    ('1 1/2', '1/3', '2')
-    """
+    """Mixed fractions: 1.5 is "1 1/2"."""
     whole = math.floor(value + 1e-9)
     part = value - whole
     glyph = next((text for size, text in _GLYPHS.items() if abs(size - part) < 0.02), "")
@@ -180,14 +175,14 @@ def _volume(food: PantryFood, teaspoons: float) -> Measured:
 
 def _weight(food: PantryFood, ounces: float) -> Measured:
     if ounces < 9.0:
-        count = float(max(1, math.floor(ounces + 0.5)))
-        unit, grams = ("ounce" if count == 1.0 else "ounces"), count * GRAMS_PER_POUND / 16.0
+        count, unit, grams = max(1.0, math.floor(ounces + 0.5)), "ounce", GRAMS_PER_POUND / 16.0
     else:
         step = 4.0 if ounces < 44.0 else 8.0  # quarters up to about 3 pounds, then halves
         count = max(0.75, math.floor(ounces / step + 0.5) * step / 16.0)
-        unit, grams = ("pound" if count <= 1.0 else "pounds"), count * GRAMS_PER_POUND
+        unit, grams = "pound", GRAMS_PER_POUND
+    unit += "s" if count > 1.0 else ""
     line = f"{write_number(count)} {unit} {_listed(food, several=True)}"
-    return Measured(line, grams, is_single=False)
+    return Measured(line, count * grams, is_single=False)
 
 
 def _pieces(spec: Specification, food: PantryFood, amount: float) -> Measured:
@@ -195,14 +190,14 @@ def _pieces(spec: Specification, food: PantryFood, amount: float) -> Measured:
     if amount < 0.75 and food.halved and not spec.unit:
         count = 0.5
     several = count > 1.0
-    grams = count * food.piece_g
-    if spec.unit == "can":
-        noun = f"({food.can} ounce) {'cans' if several else 'can'} {food.plural}"
-        return Measured(f"{write_number(count)} {noun}", grams, is_single=False)
+    ending = "s" if several else ""
     if spec.unit == "pinch":
         return Measured(f"1 pinch {food.name}", 0.4, is_single=False)
-    if spec.unit:
-        noun = f"{spec.unit}{'s' if several else ''} {_listed(food, several=True)}"
-        return Measured(f"{write_number(count)} {noun}", grams, is_single=False)
-    line = f"{write_number(count)} {_listed(food, several=several)}"
-    return Measured(line, grams, is_single=not several)
+    if spec.unit == "can":
+        noun = f"({food.can} ounce) can{ending} {food.plural}"
+    elif spec.unit:
+        noun = f"{spec.unit}{ending} {_listed(food, several=True)}"
+    else:
+        noun = _listed(food, several=several)
+    line = f"{write_number(count)} {noun}"
+    return Measured(line, count * food.piece_g, is_single=not (several or spec.unit))

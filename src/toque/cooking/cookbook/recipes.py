@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -33,11 +33,7 @@ def recipe(seed: int, index: int) -> Recipe:
 
 
 def recipes(n: int, seed: int) -> Iterator[Recipe]:
-    """The first `n` recipes of the cookbook `seed`.
-
-    Raises:
-        ConfigError: `n` is negative.
-    """
+    """The first `n` recipes of the cookbook `seed`; raises `ConfigError` if `n` is negative."""
     if n < 0:
         raise ConfigError(f"A cookbook of {n} recipes cannot be made. Ask for 0 or more.")
     return (recipe(seed, index) for index in range(n))
@@ -47,21 +43,14 @@ def write_cookbook(path: Path, n: int, seed: int, *, unseen: Collection[str] = (
     """Write `n` recipes as JSON lines, atomically; gzipped if the name ends in ".gz".
 
     The same arguments give the same bytes. Recipes whose title is one of `unseen` are left out, so
-    that a model can be asked for a dish it has not read.
-
-    Raises:
-        ConfigError: `n` is negative.
-        DataError: the file cannot be written.
+    that a model can be asked for a dish it has not read. Raises `ConfigError` for a negative `n`,
+    `DataError` if the file cannot be written.
     """
     made = (one for one in recipes(n, seed) if one.title not in unseen)
-    encoder = msgspec.json.Encoder()
     with _output(Path(path)) as stream:
         for one in made:
-            stream.write(encoder.encode(_record(one)) + b"\n")
-
-
-def _record(one: Recipe) -> dict[str, Any]:
-    return {"directions" if k == "steps" else k: value for k, value in asdict(one).items()}
+            record = {"directions" if k == "steps" else k: v for k, v in asdict(one).items()}
+            stream.write(msgspec.json.encode(record) + b"\n")
 
 
 @contextmanager

@@ -100,18 +100,16 @@ class AmountReader:
         if word in _PLUS and self.amounts and self._plus():
             return True
         joins = word in {"x", "/"} and bool(self.amounts) and self.tokens.is_number(i + 1)
-        either = word == "or" and self._is_alternative(i + 1)
+        unit = SPELLINGS.get(self.tokens.words[i + 1])
+        either = word == "or" and (
+            (bool(self.sizes) and self.tokens.is_number(i + 1))
+            or (unit is not None and unit.name in CONTAINERS and bool(self.amounts))
+        )
         if not (joins or either or word in ABOUT or word in _BULLETS):
             return False
         self._each |= joins and word == "x"
         self.i += 1
         return True
-
-    def _is_alternative(self, i: int) -> bool:
-        if self.sizes and self.tokens.is_number(i):
-            return True
-        unit = SPELLINGS.get(self.tokens.words[i])
-        return unit is not None and unit.name in CONTAINERS and bool(self.amounts)
 
     def _plus(self) -> bool:
         """Read "plus 2 tablespoons" after a measure, when it has a unit of its own."""
@@ -148,23 +146,18 @@ class AmountReader:
             return False  # "28-day aged beef", "7-Up"
         elif kinds[i] == "E" and not self.amounts and i == self.i:
             return False
-        self._append(quantity, unit)
-        self.i = i
-        return True
-
-    def _append(self, quantity: Range, unit: Unit | None) -> None:
         role: Role = "whole"
         if self.amounts:
-            last = self.amounts[-1]
             pieces = self.amounts[0].unit is None and self.amounts[0].quantity is not None
-            slash = self.tokens.words[self.i - 1] == "/"
             if self._each or (pieces and unit is not None):
                 role = "each"
-            elif not slash and last.unit in {"pound", "kilogram"} and self.i > 0:
+            elif self.amounts[-1].unit in {"pound", "kilogram"} and words[self.i - 1] != "/":
                 role = "plus"  # "1lb 2oz"
             else:
                 role = "same"
         self.amounts.append(Amount(quantity, unit.name if unit else None, role))
+        self.i = i
+        return True
 
     def unit(self, i: int, *, numbered: bool) -> tuple[Unit | None, int]:
         """The unit at `i`, sizes before it skipped, and the index after it."""
@@ -286,9 +279,11 @@ def read_measures(tokens: Tokens, i: int, end: int) -> list[Amount]:
         i += 1
     if i >= end:
         return []
-    if not tokens.is_number(i):
-        return _unnumbered(tokens, i, end)
     reader = AmountReader(tokens, i, end, alone=True)
+    if not tokens.is_number(i):
+        unit, j = reader.unit(i, numbered=True) if words[i - 1] in {"a", "an"} else (None, i)
+        # "(a large handful)"
+        return [Amount((1.0, 1.0), unit.name, "same")] if unit is not None and j == end else []
     while reader.i < end:
         at = reader.i
         if reader.amounts and (words[at] in _BETWEEN or words[at] in ABOUT):
@@ -300,11 +295,3 @@ def read_measures(tokens: Tokens, i: int, end: int) -> list[Amount]:
             return []
     role: Role = "each" if each else "same"
     return [a if a.role == "plus" else a._replace(role=role) for a in reader.amounts]
-
-
-def _unnumbered(tokens: Tokens, i: int, end: int) -> list[Amount]:
-    """The measure of "(a large handful)"."""
-    if tokens.words[i - 1] not in {"a", "an"}:
-        return []
-    unit, j = AmountReader(tokens, i, end, alone=True).unit(i, numbered=True)
-    return [Amount((1.0, 1.0), unit.name, "same")] if unit is not None and j == end else []

@@ -24,13 +24,7 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 
 @lru_cache(maxsize=1 << 16)
 def ingredient_name(line: str) -> str:
-    """The food an ingredient line names, without quantity, unit, preparation and commas.
-
-    >>> ingredient_name("1 (16 ounce) can black beans, drained and rinsed")
-    'black beans'
-    >>> ingredient_name("1 pound boneless, skinless chicken breasts")
-    'skinless chicken breasts'
-    """
+    """The food an ingredient line names, without quantity, unit, preparation and commas."""
     return one_name(parse_line(line).name)
 
 
@@ -59,11 +53,7 @@ def head_of_line(line: str) -> str:
 
 @lru_cache(maxsize=1 << 15)
 def head_noun(name: str) -> str:
-    """The head noun of an ingredient's name, singular and lower case.
-
-    >>> head_noun("ripe Roma tomatoes"), head_noun("cream of tartar"), head_noun("bay leaves")
-    ('tomato', 'cream', 'leaf')
-    """
+    """The head noun of an ingredient's name, singular and lower case."""
     words = _WORD.findall(_JOINING.split(name.casefold(), maxsplit=1)[0])
     words = words or _WORD.findall(name.casefold())
     return stem(words[-1]) if words else ""
@@ -71,11 +61,7 @@ def head_noun(name: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
-    """The singular of a lower-case English noun, accurate enough for comparing two texts.
-
-    >>> [stem(w) for w in ("berries", "tomatoes", "peaches", "couscous", "loaves", "glass")]
-    ['berry', 'tomato', 'peach', 'couscous', 'loaf', 'glass']
-    """
+    """The singular of a lower-case English noun, accurate enough for comparing two texts."""
     if len(word) < 4 or word.endswith(("ss", "us", "is")):
         return word
     if word.endswith("ies"):
@@ -89,11 +75,7 @@ def stem(word: str) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def forms(noun: str) -> frozenset[str]:
-    """Every word whose `stem` is this singular noun.
-
-    >>> sorted(forms("tomato")), sorted(forms("berry"))
-    (['tomato', 'tomatoes', 'tomatos'], ['berries', 'berry', 'berrys'])
-    """
+    """Every word whose `stem` is this singular noun."""
     # The inverse of each of the rules of `stem`.
     maybe = {noun, noun + "s", noun + "es", noun[:-1] + "ies", noun[:-1] + "ves"}
     return frozenset(word for word in maybe if stem(word) == noun)
@@ -107,17 +89,8 @@ def forms_in_line(line: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 16)
 def has_quantity(line: str) -> bool:
-    """True if a line says how much of a food: a number, a fraction or words ("a pinch of salt").
-
-    >>> has_quantity("1/2 cup rice"), has_quantity("salt to taste"), has_quantity("rice")
-    (True, True, False)
-    """
+    """True if a line says how much of a food: a number, a fraction or words ("a pinch of salt")."""
     read = parse_line(line)
     if not (read.amounts or _AT_WILL.search(line)):
         return False
-    return _names_something(read.name)
-
-
-@lru_cache(maxsize=1 << 15)
-def _names_something(name: str) -> bool:
-    return any(word not in WORDS for word in _WORD.findall(name.casefold()))
+    return any(word not in WORDS for word in _WORD.findall(read.name.casefold()))

@@ -9,12 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from toque.cooking.ingredients.amounts import (
-    Amount,
-    AmountReader,
-    IngredientLine,
-    read_measures,
-)
+from toque.cooking.ingredients.amounts import Amount, AmountReader, IngredientLine, read_measures
 from toque.cooking.ingredients.segments import (
     ENDS,
     SPECIAL_WORDS,
@@ -152,13 +147,17 @@ class _Line:
         while at < len(kept) - 1 and (
             words[kept[at]] in BEFORE_NAME
             or (at and words[kept[at]] in _AFTER_JOINS)
-            or (at and kinds[kept[at]] == "N" and not self._is_name(kept[at]))
+            or (at and kinds[kept[at]] == "N" and not self._begins_name(kept[at]))
         ):
             at += 1
         del kept[:at]
         while len(kept) > 1 and (words[kept[-1]] in _AT_END or words[kept[-1] + 1] == "%"):
             del kept[-1]
         self.name = join(self.tokens, kept)
+
+    def _begins_name(self, i: int) -> bool:
+        """True if a number begins a name: "7-Up", but no "6-pack"."""
+        return self.tokens.words[i + 1] == "-" and self.tokens.words[i + 2] not in SPELLINGS
 
     def _opens_preparation(self, i: int, end: int, kept: list[int]) -> bool:
         """True if "chopped" or "sliced into rings" after the name starts at `i`."""
@@ -173,7 +172,8 @@ class _Line:
         word = words[i]
         if word in CLOSING:
             close = tokens.closing(i, end)
-            self._bracket(i, close)
+            for part in self._inside(i, close):
+                self._file(*part)
             return close + 1
         if kept and tokens.kinds[i] == "N":
             close = next((k for k in range(i, end) if words[k] in CLOSING), end)
@@ -188,20 +188,16 @@ class _Line:
                 if last in {"and", "or"} and all(map(QUALITIES.__contains__, before)):
                     kept.pop()  # "pitted and finely chopped dates"
                 return j
-        elif self._is_size(word, kept) and words[i + 1] != "grain":
+        elif (
+            word in SIZES
+            and word not in SIZES_OF_MEASURES
+            and words[i + 1] != "grain"
+            and all(words[k] in QUALITIES for k in kept)
+        ):
             self.sizes.append(word)  # "ripe large avocados", "medium size"
             return i + 1 + (words[i + 1] in {"size", "sized"})
         kept.append(i)
         return i + 1
-
-    def _is_name(self, i: int) -> bool:
-        """True if a number begins a name: "7-Up", but no "6-pack"."""
-        return self.tokens.words[i + 1] == "-" and self.tokens.words[i + 2] not in SPELLINGS
-
-    def _is_size(self, word: str, kept: list[int]) -> bool:
-        if word not in SIZES or word in SIZES_OF_MEASURES:
-            return False
-        return all(self.tokens.words[k] in QUALITIES for k in kept)
 
     def _without_unit(self, kept: list[int]) -> list[int]:
         """Take the unit of "2 garlic cloves" out of the name."""
@@ -231,10 +227,6 @@ class _Line:
             return kept[:at] + kept[at + 1 :]
         return kept
 
-    def _bracket(self, i: int, close: int) -> None:
-        for start, end in self._inside(i, close):
-            self._file(start, end)
-
     def _inside(self, i: int, close: int) -> list[tuple[int, int]]:
         """The parts of a bracket: what stands between its semicolons."""
         ends = [at for at in range(i + 1, close) if self.tokens.words[at] == ";"] + [close]
@@ -249,27 +241,20 @@ class _Line:
 
     def _file(self, i: int, end: int) -> None:
         """Classify a run after the name, and the brackets in it, one after the other."""
+        words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
         waiting = [(i, end)]  # no recursion: brackets may be nested by the hundred
         while waiting:
             start, end = waiting.pop()
-            bracket = self._first_bracket(start, end)
-            if bracket is None:
+            for at in range(start, end):
+                if words[at] in CLOSING:
+                    close = tokens.closing(at, end)
+                    if at > start and close + 1 < end and kinds[at + 1] == "N":
+                        continue  # a measure in the middle: "cut into 3in (7.5cm) pieces"
+                    parts = [(start, at), *self._inside(at, close), (close + 1, end)]
+                    waiting += reversed(parts)
+                    break
+            else:
                 self._file_plain(start, end)
-                continue
-            at, close = bracket
-            parts = [(start, at), *self._inside(at, close), (close + 1, end)]
-            waiting += reversed(parts)
-
-    def _first_bracket(self, i: int, end: int) -> tuple[int, int] | None:
-        """The first bracket of a run that is no measure in the middle of it, and its end."""
-        words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
-        for at in range(i, end):
-            if words[at] in CLOSING:
-                close = tokens.closing(at, end)
-                if at > i and close + 1 < end and kinds[at + 1] == "N":
-                    continue  # "cut into 3in (7.5cm) pieces"
-                return at, close
-        return None
 
     def _file_plain(self, i: int, end: int) -> None:
         """Classify a run without brackets as measures, purpose, preparation or remark."""

@@ -39,6 +39,7 @@ _SPEAKING: Final = frozenset({"also", "can", "may", "need", "prefer", "use", "us
 _PREPARING: Final = SEGMENT_PREPARED | ADVERBS
 _OF_NO_FOOD: Final = _PREPARING | PARTS | {"only", "part"}
 _NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
+_NO_NAME: Final = REMARKS | PURPOSES | SEGMENT_PREPARED
 ENDS: Final = frozenset(
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
      "or", "and", "to", "for", "as", "if", "at", "cut", "i", "you", "you'll", "can", "made",
@@ -81,10 +82,14 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
         if words[start - 1] != ",":
             break
         if words[start] in {"or", "and", "and/or"}:
-            return m + 1 if _continues(tokens, start + 1) else n
-        if tokens.kinds[start] != "W" or not is_food_like(words[start:end]):
+            word = words[start + 1]
+            is_other = not tokens.is_number(start + 1) and word not in _NO_FOOD
+            return m + 1 if is_other and word not in _NO_NAME else n
+        run = words[start:end]  # one of several foods: "water, chicken broth, or stock"
+        is_food = len(run) <= 5 and run[0] not in REMARKS and _OF_NO_FOOD.isdisjoint(run)
+        if tokens.kinds[start] != "W" or not is_food:
             break
-        if any(word in {"or", "and", "/"} for word in words[start:end]):
+        if any(word in {"or", "and", "/"} for word in run):
             return m + 1
     return n
 
@@ -94,17 +99,19 @@ def is_quality(word: str) -> bool:
     return word in ADJECTIVES or word.endswith(_QUALITY_ENDINGS)
 
 
-def _continues(tokens: Tokens, i: int) -> bool:
-    """True if another food of the name follows ", or"."""
-    word = tokens.words[i]
-    if tokens.is_number(i) or word in _NO_FOOD:
-        return False
-    return word not in REMARKS and word not in PURPOSES and word not in SEGMENT_PREPARED
-
-
-def is_food_like(words: list[str]) -> bool:
-    """True if a run may be one of several foods: "water, chicken broth, or stock"."""
-    return len(words) <= 5 and words[0] not in REMARKS and _OF_NO_FOOD.isdisjoint(words)
+_FOLLOWING: Final[dict[str, frozenset[str]]] = {
+    **dict.fromkeys(("or", "and"), frozenset({"more", "to", "a", "as", "half", "other"})),
+    **dict.fromkeys(("to", "for"), PURPOSES),
+    "as": _AMOUNT_WORDS | {"a", "an"},
+    "if": _AMOUNT_WORDS,
+    "room": frozenset({"temperature", "temp"}),
+    **dict.fromkeys(("made", "dissolved", "combined"), frozenset({"by", "from", "in", "with"})),
+    "at": frozenset({"room", "least"}),
+    **dict.fromkeys(("i", "you", "you'll", "can"), _SPEAKING),
+    "cut": frozenset({"into", "in", "up", "from", "to", "on", "across", "crosswise"}),
+    "+": _NO_FOOD | UNSAID,  # "salt + pepper", but "oil + extra"
+}
+"""Words of `ENDS` that end a name only before one of these."""
 
 
 def ends_name(tokens: Tokens, i: int) -> bool:
@@ -113,27 +120,15 @@ def ends_name(tokens: Tokens, i: int) -> bool:
     if word in {"or", "and"}:
         if following == "half" == tokens.words[i - 1]:
             return False  # "half and half"
-        numbered = tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%"  # "whole or 2% milk"
-        return numbered or following in {"more", "to", "a", "as", "half", "other"}
-    if word in {"to", "for"}:
-        return following in PURPOSES or (word == "for" and following.endswith("ing"))
-    if word in {"as", "if"}:
-        return following in _AMOUNT_WORDS or (word == "as" and following in {"a", "an"})
-    if word == "room":
-        return following in {"temperature", "temp"}
-    if word == "+":  # "salt + pepper", but "butter + 1 tbsp" and "oil + extra"
-        return tokens.kinds[i + 1] != "W" or following in _NO_FOOD | UNSAID
+        if tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%":  # "whole or 2% milk"
+            return True
+    if word == "for" and following.endswith("ing"):
+        return True
+    if word == "+" and tokens.kinds[i + 1] != "W":
+        return True  # "butter + 1 tbsp"
     if word == "z":
         return tokens.words[i + 1 : i + 4] == [".", "b", "."]  # German "e.g."
-    if word in {"made", "dissolved", "combined"}:
-        return following in {"by", "from", "in", "with"}
-    if word == "at":
-        return following in {"room", "least"}
-    if word in {"i", "you", "you'll", "can"}:
-        return following in _SPEAKING
-    if word == "cut":
-        return following in {"into", "in", "up", "from", "to", "on", "across", "crosswise"}
-    return True
+    return word not in _FOLLOWING or following in _FOLLOWING[word]
 
 
 def participles_end(tokens: Tokens, i: int, end: int) -> int:

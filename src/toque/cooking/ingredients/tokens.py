@@ -257,13 +257,7 @@ _FOREIGN: Final = [
 
 
 def rewritten(text: str) -> str:
-    """A line in ASCII punctuation with what would be misread written in another way.
-
-    >>> rewritten("1 lb pasta (such as penne (or rigatoni))"), rewritten("1 cup pasta )")
-    ('1 lb pasta (such as penne ; or rigatoni)', '1 cup pasta')
-    >>> rewritten("1 cup 10x sugar"), rewritten("1 No.2 can peas")
-    ("1 cup confectioners' sugar", '1 (No. 2) can peas')
-    """
+    """A line in ASCII punctuation with what would be misread written in another way."""
     lower = text.lower()
     if "x" in lower and "sugar" in lower:
         text = _TEN_X.sub("confectioners' sugar", text)

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from toque.cooking.labels.features import Reading
-from toque.cooking.recipe import DIFFICULTIES, Difficulty
-from toque.cooking.recipe import difficulty_of as by_bounds
+from toque.cooking.recipe import DIFFICULTIES, Difficulty, difficulty_of
 
 LITTLE_WORK: Final = 30_000.0
 """Largest product of ingredients, words and minutes that is easy."""
@@ -98,44 +97,24 @@ class DifficultyReport:
     """Names of `TECHNIQUES`, in their order."""
 
 
-def difficulty_of(reading: Reading) -> DifficultyReport:
-    """The level of a recipe with its reasons, regardless of any label it has.
-
-    >>> from toque.cooking.labels.features import read
-    >>> from toque.cooking.recipe import Recipe
-    >>> steps = ("Boil the pasta for 10 minutes.",) * 8
-    >>> difficulty_of(read(Recipe("Pasta", ("pasta", "salt"), steps))).level
-    'easy'
-    """
+def judged_difficulty(reading: Reading) -> DifficultyReport:
+    """The level of a recipe with its reasons, regardless of any label it has."""
     recipe = reading.recipe
-    bounds = by_bounds(len(recipe.ingredients), len(recipe.steps))
-    techniques = _techniques(reading)
-    minutes = float(recipe.minutes) if recipe.minutes else _minutes_in(reading.text)
-    level = DIFFICULTIES.index(bounds)
-    long = minutes is not None and minutes > LONG_MINUTES
-    if len(techniques) >= MANY_TECHNIQUES or (techniques and long):
-        level = min(level + 1, len(DIFFICULTIES) - 1)
-    elif _work(reading, minutes) * (TECHNIQUE_WORK if techniques else 1.0) <= LITTLE_WORK:
-        level = 0
-    return DifficultyReport(DIFFICULTIES[level], bounds, minutes, techniques)
-
-
-def _work(reading: Reading, minutes: float | None) -> float:
-    n_ingredients = max(1, len(reading.recipe.ingredients))
-    return n_ingredients * max(1, reading.n_tokens) * (minutes or UNSAID_MINUTES)
-
-
-def _techniques(reading: Reading) -> tuple[str, ...]:
-    found = {_WORDS[word] for word in _WORDS.keys() & reading.different}
+    bounds = difficulty_of(len(recipe.ingredients), len(recipe.steps))
+    named = {_WORDS[word] for word in _WORDS.keys() & reading.different}
     if not _WORDS_OF_PHRASES.isdisjoint(reading.different):
-        found |= {name for name, phrase in _PHRASES if phrase.search(reading.text)}
-    return tuple(name for name in TECHNIQUES if name in found)
-
-
-def _minutes_in(text: str) -> float | None:
-    """The sum of the times in the steps, with the longer end of a range; None without any."""
-    times = [
-        float(high or low) * (60.0 if unit.startswith("h") else 1.0)
-        for low, high, unit in _TIME.findall(text)
-    ]
-    return sum(times) if times else None
+        named |= {name for name, phrase in _PHRASES if phrase.search(reading.text)}
+    techniques = tuple(name for name in TECHNIQUES if name in named)
+    # Of a range in a step the longer end counts.
+    times = [] if recipe.minutes else _TIME.findall(reading.text)
+    minutes = float(recipe.minutes or 0) or sum(
+        float(high or low) * (60.0 if unit.startswith("h") else 1.0) for low, high, unit in times
+    )
+    work = max(1, len(recipe.ingredients)) * max(1, reading.n_tokens) * (minutes or UNSAID_MINUTES)
+    level = DIFFICULTIES.index(bounds)
+    if len(techniques) >= MANY_TECHNIQUES or (techniques and minutes > LONG_MINUTES):
+        level = min(level + 1, len(DIFFICULTIES) - 1)
+    elif work * (TECHNIQUE_WORK if techniques else 1.0) <= LITTLE_WORK:
+        level = 0
+    stated = minutes if recipe.minutes or times else None
+    return DifficultyReport(DIFFICULTIES[level], bounds, stated, techniques)

@@ -67,16 +67,18 @@ class LineFacts(NamedTuple):
 
 @lru_cache(maxsize=1 << 16)
 def line_facts(text: str) -> LineFacts:
-    """The features of an ingredient line.
-
-    >>> facts = line_facts("2 tablespoons butter, melted")
-    >>> facts.food.name, round(facts.grams), facts.has_amount
-    ('butter', 28, True)
-    """
+    """The features of an ingredient line."""
     line = parse_line(text)
     named = find_food(line.name)
     food = named if is_food(line.name) else None
-    grams, frying = _eaten(line, food) if food is not None else (0.0, False)
+    grams, frying = 0.0, False
+    if food is not None:
+        grams = grams_of(line, food) or 0.0
+        in_excess = food.per_100_g[_FAT] >= _PURE_FAT and grams > _FRYING_FAT_G
+        in_brine = food.per_100_g[_SODIUM] >= _PURE_SALT and grams > _BRINE_SALT_G
+        frying = in_excess and "fry" not in line.purpose
+        if (in_excess or in_brine) and not frying:
+            grams *= TAKEN_UP
     stems = {stem(word) for word in words_of(line.name)}
     if named is not None:  # "spaghetti" is used by "cook the pasta"
         stems.add(stem(named.name.rpartition(" ")[2]))
@@ -102,18 +104,6 @@ def scaled(food: Food, grams: float) -> Nutrients:
     return tuple(share * figure for figure in food.per_100_g)
 
 
-def _eaten(line: IngredientLine, food: Food) -> tuple[float, bool]:
-    """Grams of a line that are eaten, and whether it is frying fat."""
-    grams = (grams_of(line, food) if line.amounts else None) or 0.0
-    fat, sodium = food.per_100_g[_FAT], food.per_100_g[_SODIUM]
-    if fat >= _PURE_FAT and grams > _FRYING_FAT_G:
-        for_frying = "fry" in line.purpose
-        return (TAKEN_UP * grams, False) if for_frying else (grams, True)
-    if sodium >= _PURE_SALT and grams > _BRINE_SALT_G:
-        return TAKEN_UP * grams, False
-    return grams, False
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Input of quality, difficulty and nutrition."""
@@ -133,21 +123,9 @@ class Reading:
 
 
 def read(recipe: Recipe) -> Reading:
-    """The features of a recipe.
-
-    >>> reading = read(Recipe("Toast", ("1 slice bread",), ("Toast the bread for 2 minutes.",)))
-    >>> reading.words, reading.n_tokens
-    (['toast', 'the', 'bread', 'for', 'minutes'], 6)
-    """
+    """The features of a recipe."""
     step_words = [words_of(step) for step in recipe.steps]
     words = [word for step in step_words for word in step]
     text = " ".join(recipe.steps).lower()
-    return Reading(
-        recipe=recipe,
-        lines=tuple(map(line_facts, recipe.ingredients)),
-        text=text,
-        step_words=step_words,
-        words=words,
-        different=frozenset(words),
-        n_tokens=len(text.split()),
-    )
+    lines = tuple(map(line_facts, recipe.ingredients))
+    return Reading(recipe, lines, text, step_words, words, frozenset(words), len(text.split()))

@@ -88,24 +88,15 @@ def find_food(name: str) -> Food | None:
 
     The longest run of words that is a name in the table counts, the last if there are several; of
     alternatives ("butter or margarine"), the first known one.
-
-    >>> find_food("skinless, boneless chicken breast halves").name, find_food("unobtainium")
-    ('chicken breast', None)
     """
-    for part in _ALTERNATIVES.split(name):
-        food = _find(_words(part))
-        if food is not None:
-            return food
-    return _find(_words(name))
-
-
-def _find(words: tuple[str, ...]) -> Food | None:
     index = _index()
-    for length in range(min(_MAX_WORDS, len(words)), 0, -1):
-        for start in range(len(words) - length, -1, -1):
-            food = index.get(words[start : start + length])
-            if food is not None:
-                return food
+    for part in (*_ALTERNATIVES.split(name), name):
+        words = _words(part)
+        for length in range(min(_MAX_WORDS, len(words)), 0, -1):
+            for start in range(len(words) - length, -1, -1):
+                food = index.get(words[start : start + length])
+                if food is not None:
+                    return food
     return None
 
 
@@ -133,18 +124,13 @@ _SIZE_FACTORS: Final = {
     "small": 0.7, "sm": 0.7, "baby": 0.5, "large": 1.3, "lg": 1.3, "big": 1.3, "jumbo": 1.5,
     "extra-large": 1.5, "heaping": 1.25, "heaped": 1.25, "scant": 0.9,
 }  # fmt: skip
+_PIECES: Final = frozenset({"stalk", "head", "bulb", "clove", "piece", "ear", "leaf", "stick"})
 _SIZED_ALREADY: Final = frozenset({"egg", "egg white", "egg yolk", "shrimp", "marshmallow"})
 """Foods whose usual piece is the "large" one."""
 
 
 def grams_of(line: IngredientLine, food: Food) -> float | None:
-    """The weight of an ingredient (the mean of a range); None if the line gives no amount.
-
-    >>> from toque.cooking.labels.foods import find_food
-    >>> from toque.cooking.ingredients.parser import parse_line
-    >>> round(grams_of(parse_line("1 (14 ounce) can milk"), find_food("milk")), 1)
-    396.9
-    """
+    """The weight of an ingredient (the mean of a range); None if the line gives no amount."""
     if not line.amounts:
         return None
     for kind in ("mass", "volume"):
@@ -183,21 +169,16 @@ def _weight(amount: Amount, food: Food) -> float:
 
 def _counted(line: IngredientLine, food: Food) -> float:
     """The weight of pieces, cans, cloves and the like."""
-    first = line.amounts[0]
-    count, unit = _mean(first), first.unit
+    count, unit = _mean(line.amounts[0]), line.amounts[0].unit
     own = food.weights_g
-    cup = own.get("cup", _CUP_G)
     if unit is None:
-        piece = own.get("piece", _PIECE_G)
-        return count * piece * (1.0 if food.name in _SIZED_ALREADY else _factor(line))
+        factor = 1.0 if food.name in _SIZED_ALREADY else _factor(line)
+        return count * own.get("piece", _PIECE_G) * factor
     if unit in _UNIT_ML:
-        return count * _UNIT_ML[unit] / CUP_ML * cup
+        return count * _UNIT_ML[unit] / CUP_ML * own.get("cup", _CUP_G)
     if unit in own:
         return count * own[unit]
-    if (
-        unit in {"stalk", "head", "bulb", "clove", "piece", "ear", "leaf", "stick"}
-        and "piece" in own
-    ):
+    if unit in _PIECES and "piece" in own:
         return count * own["piece"]
     return count * _UNIT_G.get(unit, _PIECE_G)
 
@@ -208,7 +189,4 @@ def _mean(amount: Amount) -> float:
 
 def _factor(line: IngredientLine) -> float:
     """Factor by which a large piece weighs more, or a heaped spoon holds more, than usual."""
-    for word in line.size.split():
-        if word in _SIZE_FACTORS:
-            return _SIZE_FACTORS[word]
-    return 1.0
+    return next((_SIZE_FACTORS[w] for w in line.size.split() if w in _SIZE_FACTORS), 1.0)

@@ -57,18 +57,16 @@ _REFINED: Final = ((25.0, 0.5), (45.0, 2.0), (70.0, 6.0))
 """Least fat and sugar, and most protein, in 100 g of what is refined; nuts hold more protein."""
 _DRIED_FRUIT: Final = frozenset({"raisin", "dried cranberry", "date"})
 _FRIED: Final = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
-_CLAIMS: Final[dict[str, tuple[str, ...]]] = {
-    "low-fat": ("fat_g", "saturated_fat_g"),
-    "fat-free": ("fat_g", "saturated_fat_g"),
-    "low-calorie": ("fat_g",),
-    "low-saturated-fat": ("fat_g", "saturated_fat_g"),
-    "low-sodium": ("sodium_mg",),
-    "low-salt": ("sodium_mg",),
-    "low-carb": ("sugar_g",),
-    "very-low-carbs": ("sugar_g",),
-    "diabetic": ("sugar_g",),
-    "sugar-free": ("sugar_g",),
+_LIMITS: Final = {
+    **RED_PER_SERVING,
+    "sodium_mg": RED_PER_SERVING["salt_g"] * 1000 / SALT_PER_SODIUM,
 }
+_FATS: Final = ("fat_g", "saturated_fat_g")
+_CLAIMS: Final[dict[str, tuple[str, ...]]] = {
+    "low-fat": _FATS, "fat-free": _FATS, "low-saturated-fat": _FATS, "low-calorie": ("fat_g",),
+    **dict.fromkeys(("low-sodium", "low-salt"), ("sodium_mg",)),
+    **dict.fromkeys(("low-carb", "very-low-carbs", "diabetic", "sugar-free"), ("sugar_g",)),
+}  # fmt: skip
 """Tags that claim a dish is low in something, and the estimates they cap just below red."""
 
 
@@ -90,28 +88,17 @@ class Nutrition:
 
 
 def nutrition_of(reading: Reading) -> Nutrition:
-    """The nutrition of a recipe: from its stated nutrients, else estimated from its ingredients.
-
-    >>> from toque.cooking.labels.features import read
-    >>> from toque.cooking.recipe import Recipe
-    >>> given = {"fat_g": 30.0, "saturated_fat_g": 4.0, "sugar_g": 3.0, "sodium_mg": 300.0}
-    >>> nutrition_of(read(Recipe("Salad", ("oil",), ("Toss.",), nutrition=given))).klass
-    'Moderate'
-    """
-    recipe = reading.recipe
-    if recipe.nutrition:
-        lights = traffic_lights(recipe.nutrition)
+    """The nutrition of a recipe: from its stated nutrients, else estimated from its ingredients."""
+    if given := reading.recipe.nutrition:
+        lights = traffic_lights(given)
         if len(lights) >= MIN_LIGHTS:
             known = [line for line in reading.lines if line.is_food and line.food is not None]
-            refined = _given_refined(recipe.nutrition) and mostly_refined(known)
-            return Nutrition(
-                klass=_at_best(class_of(lights), refined=refined),
-                per_serving=dict(recipe.nutrition),
-                lights=lights,
-                estimated=False,
-                coverage=1.0,
-                servings=None,
-            )
+            # The stated nutrients have to give most energy to fat and sugar.
+            energy = given.get("energy_kcal", 0.0)
+            of_both = 9.0 * given.get("fat_g", 0.0) + 4.0 * given.get("sugar_g", 0.0)
+            rich = energy > 0.0 and of_both >= _REFINED_ENERGY * energy
+            klass = _at_best(class_of(lights), refined=rich and mostly_refined(known))
+            return Nutrition(klass, dict(given), lights, False, 1.0, None)
     return estimate(reading)
 
 
@@ -152,10 +139,6 @@ def is_refined(food: Food) -> bool:
     """True if a food is a sugar, a fat, a sweet or an alcoholic drink.
 
     Alcohol is the energy that fat, carbohydrate and protein (9, 4 and 4 kcal a gram) leave over.
-
-    >>> from toque.cooking.labels.foods import find_food
-    >>> [is_refined(find_food(x)) for x in ("shortening", "honey", "rum", "walnuts", "raisins")]
-    [True, True, True, False, False]
     """
     if food.name in _DRIED_FRUIT:
         return False
@@ -189,13 +172,6 @@ def mostly_refined(known: Iterable[LineFacts]) -> bool:
     return sum(names.values()) > _MOST_REFINED_NAMES * len(names)
 
 
-def _given_refined(per_serving: Mapping[str, float]) -> bool:
-    """True if the stated nutrients give most energy to fat and sugar."""
-    energy = per_serving.get("energy_kcal", 0.0)
-    told = 9.0 * per_serving.get("fat_g", 0.0) + 4.0 * per_serving.get("sugar_g", 0.0)
-    return energy > 0.0 and told >= _REFINED_ENERGY * energy
-
-
 def _at_best(klass: NutritionClass | None, *, refined: bool) -> NutritionClass | None:
     return "Moderate" if refined and klass == "Healthy" else klass
 
@@ -220,8 +196,9 @@ def estimate(reading: Reading) -> Nutrition:
     known_g = sum([line.grams for line in measured]) / servings
     loose_g = sum([line.food.serving_g for line in known if line.food and not line.line.amounts])
     weight_g = known_g + loose_g + _UNKNOWN_G * (len(lines) - len(known))
-    if recipe.tags:
-        _respect_claims(per_serving, recipe.tags)
+    for tag in recipe.tags:
+        for name in _CLAIMS.get(tag.lower().replace(" ", "-"), ()):
+            per_serving[name] = min(per_serving[name], _LIMITS[name])
     lights = traffic_lights(per_serving)
     return Nutrition(
         klass=_at_best(class_of(lights), refined=mostly_refined(known)),
@@ -237,25 +214,18 @@ def _without_frying_fat(lines: list[LineFacts], steps: Iterable[str]) -> list[Li
     """The lines, with only the absorbed share of frying fat."""
     if not any(line.is_frying_fat for line in lines) or not any(map(_FRIED.search, steps)):
         return lines
-    found = []
-    for line in lines:
-        if line.is_frying_fat and line.food is not None:
-            eaten = TAKEN_UP * line.grams
-            line = line._replace(grams=eaten, nutrients=scaled(line.food, eaten))  # noqa: PLW2901
-        found.append(line)
-    return found
+    return [
+        line._replace(
+            grams=TAKEN_UP * line.grams, nutrients=scaled(line.food, TAKEN_UP * line.grams)
+        )
+        if line.is_frying_fat and line.food is not None
+        else line
+        for line in lines
+    ]
 
 
 def _sum(nutrients: Iterable[Nutrients]) -> list[float]:
     return [sum(figures) for figures in zip(*nutrients, strict=True)]
-
-
-def _respect_claims(per_serving: dict[str, float], tags: Iterable[str]) -> None:
-    """Cap estimates at the red limit if the recipe claims to be low in something."""
-    limits = {**RED_PER_SERVING, "sodium_mg": RED_PER_SERVING["salt_g"] * 1000 / SALT_PER_SODIUM}
-    for tag in tags:
-        for name in _CLAIMS.get(tag.lower().replace(" ", "-"), ()):
-            per_serving[name] = min(per_serving[name], limits[name])
 
 
 _NUMBERS: Final = {
@@ -306,9 +276,10 @@ def servings_of(
     """
     if reading.recipe.servings:
         return float(reading.recipe.servings)
-    divided = _divided_by(reading)
-    if divided is not None:
-        return divided
+    for words, pattern in _DIVIDED:
+        found = None if words.isdisjoint(reading.different) else pattern.search(reading.text)
+        if found and 1 <= (number := _NUMBERS.get(found[1]) or int(found[1])) <= _MOST:
+            return float(number)
     for facts in known:
         if facts.food is None or facts.food.name not in _EATEN_WHOLE:
             continue
@@ -319,14 +290,3 @@ def servings_of(
     whole_kcal = max(energy_kcal, 30.0)
     portion_kcal = _LAW_FACTOR * whole_kcal**_LAW_WHOLE * max(usual_kcal, 20.0) ** _LAW_USUAL
     return float(min(max(whole_kcal / portion_kcal, 1.0), _MOST))
-
-
-def _divided_by(reading: Reading) -> float | None:
-    for words, pattern in _DIVIDED:
-        if words.isdisjoint(reading.different):
-            continue
-        if match := pattern.search(reading.text):
-            number = _NUMBERS.get(match[1]) or int(match[1])
-            if 1 <= number <= _MOST:
-                return float(number)
-    return None

@@ -45,11 +45,7 @@ _CODES: Final = {
 
 
 def cuisine_of(tags: Iterable[str]) -> int | None:
-    """The code of the cuisine that `tags` name; None if they name none or several.
-
-    >>> CUISINES[cuisine_of(["dinner", "Italian"])], cuisine_of(["thai", "french"])
-    ('Italian', None)
-    """
+    """The code of the cuisine that `tags` name; None if they name none or several."""
     names = {tag.casefold().replace("-", " ").strip().removesuffix(" diet") for tag in tags}
     found = {_CODES[name] for name in names if name in _CODES}
     return found.pop() if len(found) == 1 else None
@@ -92,13 +88,7 @@ MIN_SHARE: Final = 0.04
 
 
 def language_of(reading: Reading) -> str:
-    """The language of a recipe's steps; "English" unless another language is found.
-
-    >>> from toque.cooking.labels.features import read
-    >>> from toque.cooking.recipe import Recipe
-    >>> language_of(read(Recipe("Suppe", ("Salz",), ("Die Zwiebeln mit dem Salz anbraten.",))))
-    'German'
-    """
+    """The language of a recipe's steps; "English" unless another language is found."""
     text = reading.text[:_SEEN_CHARS]
     if not text.isascii():
         letters = [letter for letter in text if letter.isalpha()]

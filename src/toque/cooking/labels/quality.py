@@ -21,7 +21,7 @@ directions is no recipe. The score judges form and coherence; nobody has tasted 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import mul
 from typing import Final
@@ -29,20 +29,12 @@ from typing import Final
 from toque.cooking.ingredients.names import stem
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 from toque.cooking.labels.features import Reading
-from toque.cooking.recipe import Recipe
 from toque.cooking.text_keys import ACTION_VERBS, VERB_FORMS, share, share_different, words_of
 
 WEIGHTS: Final[dict[str, float]] = {
-    "title": 0.05,
-    "ingredients": 0.15,
-    "amounts": 0.15,
-    "steps": 0.2,
-    "used": 0.2,
-    "length": 0.1,
-    "unique": 0.05,
-    "clean": 0.05,
-    "language": 0.05,
-}
+    "title": 0.05, "ingredients": 0.15, "amounts": 0.15, "steps": 0.2, "used": 0.2,
+    "length": 0.1, "unique": 0.05, "clean": 0.05, "language": 0.05,
+}  # fmt: skip
 ESSENTIAL: Final = ("ingredients", "steps", "used", "length", "unique", "clean", "language")
 WEAKEST_SHARE: Final = 0.4
 
@@ -94,41 +86,31 @@ class Quality:
 
 
 def quality_of(reading: Reading) -> Quality:
-    """Score a recipe.
-
-    >>> from toque.cooking.labels.features import read
-    >>> good = Recipe(
-    ...     "Buttered Toast",
-    ...     ("2 slices bread", "1 tablespoon butter"),
-    ...     ("Toast the bread until golden on both sides.", "Spread with the butter, cut the toast "
-    ...      "into triangles and serve at once while it is hot."),
-    ... )
-    >>> quality_of(read(good)).score
-    1.0
-    """
+    """Score a recipe."""
     recipe, lines = reading.recipe, reading.lines
+    title, n_tokens, words = recipe.title, reading.n_tokens, reading.words
+    named = bool(words_of(title)) and not _DIRT.search(title)
+    too_long, shouted = len(title.split()) > MAX_TITLE_WORDS, title.isupper() and len(title) > 3
+    length = MAX_WORDS / n_tokens if n_tokens > MAX_WORDS else min(1.0, n_tokens / MIN_WORDS)
+    sentences = _SENTENCE_END.sub("\n", "\n".join(recipe.steps)).split("\n")
+    english = sum(map(_ENGLISH.__contains__, words)) / max(len(words), 1)
     parts = {
-        "title": _title(recipe.title),
+        "title": 1.0 - 0.5 * too_long - 0.25 * shouted if named else 0.0,
         "ingredients": share(line.is_named for line in lines) * min(1.0, len(lines) / 2.0),
         "amounts": share(line.has_amount for line in lines),
         "steps": share(not VERB_FORMS.isdisjoint(words) for words in reading.step_words),
         "used": _used(reading),
-        "length": _length(reading.n_tokens),
-        "unique": min(share_different([line.words for line in lines]), _unique_sentences(recipe)),
+        "length": length,
+        "unique": min(
+            share_different([line.words for line in lines]),
+            share_different([tuple(words_of(s)) for s in sentences if len(s.split()) > 3]),
+        ),
         "clean": _clean(reading),
-        "language": _language(reading.words),
+        "language": min(1.0, english / ENGLISH_SHARE),
     }
     mean = sum(map(mul, WEIGHTS.values(), parts.values()))
     weakest = min(map(parts.__getitem__, ESSENTIAL))
     return Quality(round((1.0 - WEAKEST_SHARE) * mean + WEAKEST_SHARE * weakest, 4), parts)
-
-
-def _title(title: str) -> float:
-    if not words_of(title) or _DIRT.search(title):
-        return 0.0
-    too_long = len(title.split()) > MAX_TITLE_WORDS
-    shouted = title.isupper() and len(title) > 3
-    return 1.0 - 0.5 * too_long - 0.25 * shouted
 
 
 def _used(reading: Reading) -> float:
@@ -139,18 +121,6 @@ def _used(reading: Reading) -> float:
     missing = sum(stems.isdisjoint(line.stems) for line in lines)
     taken_up = COLLECTIVE_CREDIT if missing and _COLLECTIVE.search(reading.text) else 0.0
     return (len(lines) - missing + taken_up * missing) / len(lines)
-
-
-def _length(n_words: int) -> float:
-    if n_words > MAX_WORDS:
-        return MAX_WORDS / n_words
-    return min(1.0, n_words / MIN_WORDS)
-
-
-def _unique_sentences(recipe: Recipe) -> float:
-    """Share of sentences of more than three words that do not repeat."""
-    sentences = _SENTENCE_END.sub("\n", "\n".join(recipe.steps)).split("\n")
-    return share_different([tuple(words_of(s)) for s in sentences if len(s.split()) > 3])
 
 
 def _clean(reading: Reading) -> float:
@@ -165,9 +135,3 @@ def _clean(reading: Reading) -> float:
     ):
         return 1.0
     return 1.0 - sum(_DIRT.search(text) is not None for text in texts) / len(texts)
-
-
-def _language(words: Sequence[str]) -> float:
-    if not words:
-        return 0.0
-    return min(1.0, sum(map(_ENGLISH.__contains__, words)) / len(words) / ENGLISH_SHARE)

@@ -90,8 +90,7 @@ def clean_text(text: str, notes: Counter[str]) -> str:
     if _CLEAN.fullmatch(text):
         return " ".join(text.split()) if "  " in text else text.strip()
     text = _repair(text, notes)
-    lines = _BLANKS.sub(" ", text).split("\n")
-    return "\n".join(line.strip() for line in lines).strip()
+    return "\n".join(map(str.strip, _BLANKS.sub(" ", text).split("\n"))).strip()
 
 
 def _repair(text: str, notes: Counter[str]) -> str:
@@ -128,9 +127,6 @@ def decoded_entities(text: str) -> str:
 
     Numbers that no character has are the character of what is lost: `html.unescape` would make
     integers of them, which Python refuses over 4,300 digits.
-
-    >>> decoded_entities("&frac12; &#233; &#99999999999;"), decoded_entities("350&176;F M&M;s")
-    ('½ é \ufffd', '350°F M&Ms')
     """
     return html.unescape(_BROKEN_ENTITY.sub(_mended, _NO_CHARACTER.sub("\ufffd", text)))
 
@@ -153,27 +149,15 @@ def clean_title(text: str, notes: Counter[str]) -> str:
 
 
 def clean_ingredients(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
-    """Ingredient lines of a record without bullets, empty items and sub-headings.
-
-    `notes` counts repairs and lines left out, such as the sub-heading "For the sauce:".
-    """
-    lines: list[str] = []
-    for text in _item_lines(items, notes):
-        line, note = ingredient_item(text)
-        if note:
-            notes[note] += 1
-        else:
-            lines.append(line)
-    return tuple(lines)
+    """Ingredient lines of a record without bullets, empty items and sub-headings."""
+    found = [_ingredient_item(text) for text in _item_lines(items, notes)]
+    notes.update(note for _, note in found if note)
+    return tuple(line for line, note in found if not note)
 
 
 @lru_cache(maxsize=1 << 15)
-def ingredient_item(line: str) -> tuple[str, str]:
-    """A clean ingredient line without its bullet and "", or "" and the note with the reason.
-
-    >>> ingredient_item("- 2 eggs"), ingredient_item("For the sauce:")
-    (('2 eggs', ''), ('', 'ingredient sub-headings'))
-    """
+def _ingredient_item(line: str) -> tuple[str, str]:
+    """A clean ingredient line without its bullet and "", or "" and the note with the reason."""
     line = line.strip()
     bullet = _BULLET.match(line)
     line = line[bullet.end() :] if bullet else line
@@ -187,34 +171,23 @@ def ingredient_item(line: str) -> tuple[str, str]:
 
 
 def is_subheading(line: str) -> bool:
-    """True if an ingredient line names a part of the dish instead of an ingredient.
-
-    >>> [is_subheading(x) for x in ("Filling:", "For the sauce", "For garnish: dill", "For frying")]
-    [True, True, False, False]
-    """
+    """True if an ingredient line names a part of the dish ("Filling:", "For the sauce")."""
     if _DIGIT.search(line):
         return False
     bare = line.strip(" *_#-=")
     if bare.endswith(":"):
-        return announces(bare)
+        return _announces(bare)
     return _FOR_THE.fullmatch(bare) is not None and _FOR_A_USE.match(bare) is None
 
 
-def announces(line: str) -> bool:
-    """True if a line that ends in a colon announces what follows.
-
-    >>> announces("For the sauce:"), announces("of soy sauce:")
-    (True, False)
-    """
+def _announces(line: str) -> bool:
+    """True if a line that ends in a colon announces what follows, unlike "of soy sauce:"."""
     words = line.split()
     return len(words) <= 6 and words[0] not in {"of", "and", "or", "with", "plus"}
 
 
 def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
-    """Steps of a record without their numbers; `notes` counts repairs.
-
-    A heading ("Make the sauce:") opens the step it introduces.
-    """
+    """Steps of a record without their numbers; a heading opens the step it introduces."""
     steps: list[str] = []
     heading = ""
     lines = rejoined(list(_item_lines(items, notes)), notes)
@@ -222,14 +195,17 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
     if len(parted) > 1 and all(s.startswith(f"{n} ") for n, s in enumerate(parted, 1)):
         parted = [step.partition(" ")[2] for step in parted]  # numbers without a point
     for text in parted:
-        bare = _unnumbered(text.strip())
+        bare = text.strip()
+        for mark in (_BULLET, _STEP_NUMBER):
+            if found := mark.match(bare):
+                bare = bare[found.end() :]
         if not _WORD.search(bare):
             notes["steps without a word"] += 1
             continue
         if len(bare) <= _HEADING_CHARS and _BARE_HEADING.fullmatch(bare):
             notes["step lines that only say Step 1, Method or the like"] += 1
             continue
-        if bare[-1] == ":" and announces(bare):
+        if bare[-1] == ":" and _announces(bare):
             heading = f"{bare} "
             notes["step sub-headings joined to their step"] += 1
             continue
@@ -256,11 +232,7 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
 
 
 def _numbered(line: str) -> list[str]:
-    """The steps of "1. Mix. 2. Bake."; the whole line unless its numbers count from 1.
-
-    >>> _numbered("1. Mix 2 eggs. 2. Bake.")
-    ['1. Mix 2 eggs.', '2. Bake.']
-    """
+    """The steps of "1. Mix. 2. Bake."; the whole line unless its numbers count from 1."""
     starts: list[int] = []
     for mark in _INLINE_NUMBER.finditer(line):
         if int(mark[1]) == len(starts) + 1:
@@ -269,13 +241,6 @@ def _numbered(line: str) -> list[str]:
         return [line]
     ends = [*starts[1:], len(line)]
     return [line[start:end].strip() for start, end in zip(starts, ends, strict=True)]
-
-
-def _unnumbered(step: str) -> str:
-    bullet = _BULLET.match(step)
-    step = step[bullet.end() :] if bullet else step
-    number = _STEP_NUMBER.match(step)
-    return step[number.end() :] if number else step
 
 
 def _item_lines(items: Iterable[str], notes: Counter[str]) -> Iterable[str]:

@@ -96,11 +96,7 @@ class Shape:
 
 @lru_cache(maxsize=512)
 def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ()) -> Shape:
-    """The shape of records with these fields; `columns` names fields by role and comes first.
-
-    >>> shape_of(("Recipe Name", "Ingredients", "Directions")).roles["title"]
-    'Recipe Name'
-    """
+    """The shape of records with these fields; `columns` names fields by role and comes first."""
     folded: dict[str, str] = {}
     for name in fields:
         folded.setdefault(_NOT_FOLDED.sub("", name.lower()), name)

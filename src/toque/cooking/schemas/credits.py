@@ -177,11 +177,7 @@ _ENDS: Final = (". ", "! ", "? ", ".) ")
 
 
 def is_credit(line: str) -> bool:
-    """True if a whole line names who wrote, cooked or photographed something.
-
-    >>> [is_credit(x) for x in ("Photograph by Ann Lee", "Adapt the heat to your oven.")]
-    [True, False]
-    """
+    """True if a whole line names who wrote, cooked or photographed something."""
     return len(line) <= MOST_CHARS and _CREDIT.match(line) is not None
 
 
@@ -189,9 +185,6 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
     """True if a whole line tells where a food is sold: no food and no step of cooking.
 
     `within` steps, "available at ..." may come after other words, which are no food there.
-
-    >>> is_shopping_note("*Available at Asian markets."), is_shopping_note("1 yuzu, sold in spring")
-    (True, False)
     """
     if len(line) > MOST_CHARS:
         return False
@@ -206,11 +199,7 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
 
 
 def is_note(line: str) -> bool:
-    """True if an ingredient line is a note, a yield or a sentence.
-
-    >>> [is_note(x) for x in ("Note: peas freeze well", "Any pea can be used here.", "Peas, hot.")]
-    [True, True, False]
-    """
+    """True if an ingredient line is a note, a yield or a sentence."""
     opening = _BEFORE_AMOUNT.match(line)
     tells = opening is not None and any(opening[0].find(word, 4) >= 0 for word in _TELLING)
     is_sentence = tells and line[-1] in ".!" and len(line) <= MOST_CHARS
@@ -218,12 +207,7 @@ def is_note(line: str) -> bool:
 
 
 def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
-    """Clean steps without credits, notices and bare headings; `notes` counts what went.
-
-    >>> notes = Counter()
-    >>> without_credits(("Boil the peas. Photograph by Ann Lee", "Watch Now"), notes), notes.total()
-    (('Boil the peas.',), 2)
-    """
+    """Clean steps without credits, notices and bare headings; `notes` counts what went."""
     if not steps:
         return steps
     kept: list[str] = []
@@ -233,7 +217,11 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     ends = "".join(".-"[step[-1:] not in _STOPS] for step in steps)
     # A heading before every paragraph may be longer.
     most = 2 * _SHORT if 3 <= ends.count("-") <= 2 * ends.count(".") else _SHORT
-    if "---" in ends or ends[-1] == "-" or _are_even(steps, ends):
+    # A step without a full stop that is longer than the one with it that follows heads nothing.
+    even = any(
+        ends[i : i + 2] == "-." and len(a) >= len(b) for i, (a, b) in enumerate(pairwise(steps))
+    )
+    if "---" in ends or ends[-1] == "-" or even:
         most = _SHORT
     headed = all(len(step) <= most or end == "." for step, end in zip(steps, ends, strict=True))
     for step, following, why in zip(steps, (*steps[1:], ""), reasons, strict=True):
@@ -244,17 +232,15 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
             heading += f"{step}: "
             notes[PARTS] += 1
             continue
-        kept.append(heading + _without_announcement(step, notes))
+        head, colon, rest = step[: _SHORT + 1].partition(":")
+        if colon and rest.strip() and head.strip(" .*_#-=").casefold() in _ANNOUNCED:
+            notes[HEADINGS] += 1
+            step = step[len(head) + 1 :].lstrip(" *_")  # noqa: PLW2901
+        kept.append(heading + step)
         heading = ""
     if heading:
         kept.append(heading.rstrip(": "))
     return tuple(kept)
-
-
-def _are_even(steps: tuple[str, ...], ends: str) -> bool:
-    """True if a step without a full stop is longer than the one with it that follows."""
-    pairs = pairwise(steps)
-    return any(ends[i : i + 2] == "-." and len(a) >= len(b) for i, (a, b) in enumerate(pairs))
 
 
 def _reasons(steps: tuple[str, ...]) -> list[str]:
@@ -284,11 +270,7 @@ def _is_name(step: str) -> bool:
 
 
 def _is_title(step: str) -> bool:
-    """True if a line may be a title or a name, or continue one: its long words are capitals.
-
-    >>> [_is_title(x) for x in ("The Pea Year: 100 Soups", "of Peas Weekly", "Serve the soup.")]
-    [True, True, False]
-    """
+    """True if a line may be a title or a name, or continue one: its long words are capitals."""
     words = words_of(step)
     if not 0 < len(words) <= 12 or len(step) > 2 * _SHORT or words[0] in ACTION_VERBS:
         return False
@@ -316,21 +298,8 @@ def _why_removed(step: str) -> str:
     return SHOPPING if is_shopping_note(step, within=True) else note
 
 
-def _without_announcement(step: str, notes: Counter[str]) -> str:
-    """A step without "Directions:" before it."""
-    head, colon, rest = step[: _SHORT + 1].partition(":")
-    if not (colon and rest.strip()) or head.strip(" .*_#-=").casefold() not in _ANNOUNCED:
-        return step
-    notes[HEADINGS] += 1
-    return step[len(head) + 1 :].lstrip(" *_")
-
-
 def _without_end(step: str, notes: Counter[str]) -> str:
-    """A step without the sentences at its end that are no part of it.
-
-    >>> _without_end("Chill. Makes 6 cups. Serves 4.", Counter())
-    'Chill.'
-    """
+    """A step without the sentences at its end that are no part of it."""
     match = _WITHIN.search(step, max(0, len(step) - MOST_CHARS))
     if match:
         notes[CREDITS] += 1
@@ -346,11 +315,7 @@ def _without_end(step: str, notes: Counter[str]) -> str:
 
 
 def _is_on_wine(step: str) -> bool:
-    """True if a line recommends a wine.
-
-    >>> [_is_on_wine(x) for x in ("Wine: a dry rosé", "Hill Estate Merlot '09", "Wine: add 1 cup.")]
-    [True, True, False]
-    """
+    """True if a line recommends a wine."""
     opener = _WINE.match(step)
     verbs = set(words_of(step[opener.end() if opener else 0 :])[:1])
     if not ACTION_VERBS.isdisjoint(verbs):
@@ -369,11 +334,7 @@ def _is_heading(step: str, following: str, most: int) -> bool:
 
 
 def _is_part(step: str) -> bool:
-    """True if a step only names the part of the dish that the next ones make.
-
-    >>> [_is_part(x) for x in ("Lemon Glaze", "For the sauce", "Make the sauce", "Add dressing.")]
-    [True, True, False, False]
-    """
+    """True if a step only names the part of the dish that the next ones make."""
     step = _BRACKET.sub("", step)
     if len(step) > _SHORT or not step[-1:].isalpha() or _DIGIT.search(step):
         return False

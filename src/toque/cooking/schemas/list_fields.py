@@ -68,11 +68,7 @@ def text_of(value: Any) -> str:
 
 
 def words_in(value: Any) -> list[str]:
-    """Tags of a list, a printed list, or a text with commas.
-
-    >>> words_in("soup, quick"), words_in("['soup', 'quick']"), words_in(["soup, quick", None])
-    (['soup', 'quick'], ['soup', 'quick'], ['soup', 'quick'])
-    """
+    """Tags of a list, a printed list, or a text with commas."""
     value = printed(value)
     if isinstance(value, str):
         return [word for part in value.split(",") if (word := part.strip())]

@@ -62,11 +62,12 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     if not directions:
         return "no steps"
     source, tags, nutrition = map(record.get, ("source", "tags", "nutrition"))
+    tags = tags.split(",") if isinstance(tags, str) else _texts(tags)
     recipe = Recipe(
         title=title,
         ingredients=ingredients,
         steps=directions,
-        tags=_tags(tags, notes) if tags else (),
+        tags=tuple(tag for text in tags if (tag := clean_text(text, notes))),
         servings=_whole(record.get("servings")),
         minutes=_minutes(record),
         source=source if isinstance(source, str) else "",
@@ -74,29 +75,17 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
-    little = sum(map(len, directions)) < MIN_STEP_CHARS and not _tells_how(directions)
-    return "too short" if little or len(to_text(recipe)) < MIN_CHARS else recipe
-
-
-def _tells_how(steps: tuple[str, ...]) -> bool:
-    """True if steps that are few characters say what to do, with a cooking verb.
-
-    >>> _tells_how(("Mix; bake 20 min.",)), _tells_how(("Mix.",)), _tells_how(("Ice // rocks",))
-    (True, False, False)
-    """
-    words = " ".join(steps).split()
-    return len(words) >= MIN_STEP_WORDS and any(map(has_action_verb, steps))
+    if sum(map(len, directions)) < MIN_STEP_CHARS:
+        words = " ".join(directions).split()
+        if len(words) < MIN_STEP_WORDS or not any(map(has_action_verb, directions)):
+            return "too short"
+    return recipe if len(to_text(recipe)) >= MIN_CHARS else "too short"
 
 
 def _texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-
-
-def _tags(value: Any, notes: Counter[str]) -> tuple[str, ...]:
-    items = value.split(",") if isinstance(value, str) else _texts(value)
-    return tuple(tag for item in items if (tag := clean_text(item, notes)))
 
 
 def _whole(value: Any) -> int | None:
@@ -167,11 +156,7 @@ _MIN_SERVING_G: Final = 5.0
 
 @lru_cache(maxsize=1024)
 def nutrient_fields(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """The field names that hold a nutrient, each with the nutrient; the first of several counts.
-
-    >>> nutrient_fields(("title", "Total Fat (g)", "sodium_mg"))
-    (('Total Fat (g)', 'fat_g'), ('sodium_mg', 'sodium_mg'))
-    """
+    """The field names that hold a nutrient, each with the nutrient; the first of several counts."""
     found = ((name, _FIELDS.get(_NOT_FOLDED.sub("", name.lower()))) for name in names)
     return tuple((name, what) for name, what in found if what is not None)
 

@@ -55,19 +55,13 @@ _MARKUP_NAMES = ("@type", "@graph", "@context")
 
 @dataclass(frozen=True)
 class RecipeReader:
-    """Reads recipes in every known format; a `RecordReader`.
-
-    Attributes:
-        columns: "title", "ingredients" or "steps" to the field that holds it, for files whose
-            own names are not known.
-        tasks: the tasks each recipe gives examples of.
-        version: raised when the same bytes would give other examples.
-        encoding: encoding of text files.
-    """
+    """Reads recipes in every known format; a `RecordReader`."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
+    """ "title", "ingredients" or "steps" to the field that holds it, if its own name is unknown."""
     tasks: tuple[Task, ...] = ("write",)
     version: int = 9
+    """Raised when the same bytes would give other examples."""
     encoding: str = UTF_8
 
     @property
@@ -80,8 +74,7 @@ class RecipeReader:
 
     def for_tasks(self, tasks: tuple[str, ...]) -> Self:
         """The same reader for these tasks; raises `ConfigError` if one is unknown."""
-        unknown = [task for task in tasks if task not in TASKS]
-        if unknown:
+        if unknown := [task for task in tasks if task not in TASKS]:
             raise ConfigError(
                 f"data.tasks names {', '.join(unknown)}; a recipe can be turned into "
                 f"{', '.join(TASKS)}."
@@ -111,8 +104,15 @@ class RecipeReader:
                 examples += found
                 continue
             numbers = dropped.setdefault(found, [])
-            if len(numbers) < PER_REASON and (text := _shown(block, number, raw)):
-                texts[number] = text
+            if len(numbers) < PER_REASON:  # its fields, or its bytes if they cannot be read
+                contents = unpack(block)
+                text: str | bytes = b""
+                if not isinstance(raw, str):
+                    text = attempted(json.dumps, raw, ensure_ascii=False, default=str)
+                elif contents.kind in ("json-lines", "json"):
+                    text = line_of(contents, number)
+                if text:
+                    texts[number] = shortened(text)
             numbers.append(number)
         unused = {n.removeprefix(UNUSED): c for n, c in notes.items() if n.startswith(UNUSED)}
         counted = {n: count for n, count in notes.items() if count and not n.startswith(UNUSED)}
@@ -175,16 +175,6 @@ class RecipeReader:
                     yield number, record, raw
                 else:
                     yield number, attempted(recipe_of, record, notes), raw
-
-
-def _shown(block: Block, number: int, raw: Raw) -> str:
-    """A dropped record as the report shows it: its fields, or its bytes if they cannot be read."""
-    if not isinstance(raw, str):
-        return shortened(attempted(json.dumps, raw, ensure_ascii=False, default=str))
-    contents = unpack(block)
-    if contents.kind not in ("json-lines", "json"):
-        return ""
-    return shortened(line_of(contents, number))
 
 
 def reader_for(columns: Columns, *, encoding: str = UTF_8) -> RecordReader:

@@ -105,10 +105,8 @@ _TAGS = re.compile(r"<[^<>]*>")
 
 def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
     """The lines without buttons and notices of the web page."""
-    found = lines
-    if not BOILERPLATE.isdisjoint(found):
-        found = [line for line in found if line not in BOILERPLATE]
-        notes["boilerplate lines"] += len(lines) - len(found)
+    found = [line for line in lines if line not in BOILERPLATE]
+    notes["boilerplate lines"] += len(lines) - len(found)
     if "ADVERTISEMENT" in "\n".join(found):
         notes["boilerplate lines"] += 1
         found = [line.replace("ADVERTISEMENT", "").strip() for line in found]
@@ -116,13 +114,7 @@ def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
 
 
 def without_repeat(steps: list[str], notes: Counter[str]) -> list[str]:
-    """Steps without a second copy of all instructions.
-
-    >>> from collections import Counter
-    >>> once = ["Beat the egg whites until stiff.", "Fold in the sugar gradually."]
-    >>> without_repeat(once * 2, Counter()) == once
-    True
-    """
+    """Steps without a second copy of all instructions."""
     start = steps[0][:_ALIKE_CHARS] if steps else ""
     if len(steps) > MAX_STEPS or not any(step.startswith(start) for step in steps[1:]):
         return steps
@@ -147,12 +139,6 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
     Scrapers split lines where a page did, after an abbreviation, and at the point of a decimal;
     that of RecipeNLG did so `anywhere`, before any word, others within long lines. A recipe
     without capitals and full stops is split only where nothing else can be meant.
-
-    >>> from collections import Counter
-    >>> rejoined(["Bake for", "20", "minutes at 350°.", "Chill 5 min.", "or more."], Counter())
-    ['Bake for 20 minutes at 350°.', 'Chill 5 min. or more.']
-    >>> rejoined(["bake for 1", "5 hours", "serve hot"], Counter())
-    ['bake for 1.5 hours', 'serve hot']
     """
     if len(steps) < 2:
         return steps
@@ -198,21 +184,12 @@ def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
 
 
 def only_measures(line: str) -> bool:
-    """True if an ingredient line names no food.
-
-    >>> only_measures("60 ml"), only_measures("2 cups each:"), only_measures("2 cups ice")
-    (True, True, False)
-    """
+    """True if an ingredient line names no food."""
     return _MEASURES.fullmatch(line) is not None
 
 
 def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
-    """Lines with their fractions whole, and without stray blanks and marks of footnotes.
-
-    >>> from collections import Counter
-    >>> without_misprints(["11/2 c . rice", "12 cup oil*", "1 12 cups milk"], Counter())
-    ['1 1/2 c. rice', '1/2 cup oil', '1 1/2 cups milk']
-    """
+    """Lines with their fractions whole, and without stray blanks and marks of footnotes."""
     text = "\n".join(lines)
     for signs, pattern, right, what in _MISPRINTS:
         if any(sign in text for sign in signs) and pattern.search(text):
@@ -223,23 +200,14 @@ def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
 
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
-    """Lines without the spaces that Food.com's export put before every mark.
-
-    >>> from collections import Counter
-    >>> untokenised(["cook 1 / 2 cup rice , covered , for 20 minutes !"], Counter())
-    ['cook 1/2 cup rice, covered, for 20 minutes!']
-    """
+    """Lines without the spaces that Food.com's export put before every mark."""
     found = [_TWO_COMMAS.sub(",", _SPACED_MARK.sub(r"\1", line)) for line in lines]
     notes[_SPACES] += found != lines
     return without_misprints(found, notes)
 
 
 def only_a_link(steps: list[str]) -> bool:
-    """True if the steps only link to the steps.
-
-    >>> only_a_link(["Find complete instructions on a cook's recipes"]), only_a_link(["Bake."])
-    (True, False)
-    """
+    """True if the steps only link to the steps."""
     if not steps or sum(map(len, steps)) > _LINK_CHARS:
         return False
     first = steps[0].partition(" ")[0]

@@ -27,10 +27,9 @@ MAX_DEPTH = 12
 
 
 def recipe_nodes(value: Any) -> list[dict[str, Any]]:
-    """The distinct Recipe nodes in a JSON-LD value.
+    """The distinct Recipe nodes in a JSON-LD value; one with empty lists only if there is no other.
 
-    Carousels list other recipes by title and address only; these are ignored. A Recipe with empty
-    lists is returned (once) only if there is no other.
+    Carousels list other recipes by title and address only; these are ignored.
     """
     full: dict[str, dict[str, Any]] = {}
     empty: list[dict[str, Any]] = []
@@ -82,23 +81,24 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
     """A Recipe node in our field names."""
     steps = all_lines(node.get("recipeInstructions") or node.get("instructions"), notes)
     kinds = [node.get(name) for name in ("keywords", "recipeCategory", "recipeCuisine")]
+
+    def first(name: str) -> Any:
+        value = node.get(name)
+        return value[0] if isinstance(value, list) and value else value
+
     record = {
         "title": text_of(node.get("name")) or text_of(node.get("headline")),
         "ingredients": all_lines(node.get("recipeIngredient") or node.get("ingredients")),
         "directions": steps,
         "tags": words_in(kinds),
-        "servings": _first(node.get("recipeYield")),
-        "minutes": _first(node.get("totalTime")),
-        "prep_time": _first(node.get("prepTime")),
-        "cook_time": _first(node.get("cookTime")),
+        "servings": first("recipeYield"),
+        "minutes": first("totalTime"),
+        "prep_time": first("prepTime"),
+        "cook_time": first("cookTime"),
         "source": text_of(node.get("url")),
         "nutrition": node.get("nutrition"),
     }
     return {name: value for name, value in record.items() if value}
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else value
 
 
 NO_RECIPE = "no recipe in page"
@@ -208,7 +208,8 @@ _VOID = frozenset(
 _BREAKS = frozenset(("br", "p", "li", "div", "tr", "h2", "h3", "h4"))
 _MAX_OPEN = 50
 """Most open elements that collect text; more are damage and would take quadratic time."""
-_UNREAD = (("<!--", "-->"), ("<script", "</script"), ("<style", "</style"))
+_UNREAD = {"<!--": "-->", "<script": "</script", "<style": "</style"}
+_UNREAD_BEGIN = re.compile("<(?:!--|script|style)")
 _TAG = re.compile(
     r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,20}+)"
     r"((?:[^<>\"']{1,2000}+|\"[^\"<]{0,5000}+\"|'[^'<]{0,5000}+'){0,50}+)>"
@@ -239,22 +240,14 @@ def microdata_recipe(page: str) -> dict[str, Any] | None:
 def _read_parts(page: str) -> Iterator[str]:
     """The page without comments, scripts and styles; an unclosed one ends it."""
     at = 0
-    starts = {opening: page.find(opening) for opening, _ in _UNREAD}
-    while True:
-        for opening, begin in starts.items():
-            if 0 <= begin < at:
-                starts[opening] = page.find(opening, at)
-        found = [(begin, opening) for opening, begin in starts.items() if begin >= 0]
-        if not found:
-            yield page[at:]
-            return
-        begin, opening = min(found)
-        yield page[at:begin]
-        closing = dict(_UNREAD)[opening]
-        end = page.find(closing, begin)
+    while opening := _UNREAD_BEGIN.search(page, at):
+        yield page[at : opening.start()]
+        closing = _UNREAD[opening[0]]
+        end = page.find(closing, opening.start())
         if end < 0:
             return
         at = end + len(closing)
+    yield page[at:]
 
 
 @dataclass
@@ -290,7 +283,10 @@ class _Markup:
         void = name in _VOID
         self._depth += not void
         if "item" in attributes:
-            self._marked(name, _attributes(attributes), void=void)
+            given: dict[str, str] = {}
+            for key, double, single, bare in _ATTRIBUTE.findall(attributes):
+                given.setdefault(key.lower(), decoded_entities(double or single or bare))
+            self._marked(name, given, void=void)
         elif name == "li" and self._inside():
             self._items.append(_Item("", self._depth))
 
@@ -308,23 +304,22 @@ class _Markup:
             self._scopes.append((self._depth, kind.endswith(_KIND)))
 
     def _end(self) -> None:
+        """Close the innermost element, with the items and scopes that it holds."""
         while self._items and self._items[-1].depth >= self._depth:
-            self._close(self._items.pop())
+            item = self._items.pop()
+            text = "".join(item.texts).strip()
+            if item.name:
+                self.found.setdefault(item.name, []).append(text)
+            if item.name in _INGREDIENTS:
+                for outer in self._items[-_MAX_OPEN:]:
+                    outer.n_ingredients += 1
+            elif not item.name and item.n_ingredients == 1:
+                # The amount often precedes the marked name: "<li>6 cl <a itemprop=...>Malibu".
+                name = next(name for name in _INGREDIENTS if name in self.found)
+                self.found[name][-1] = " ".join(text.split())
         while self._scopes and self._scopes[-1][0] >= self._depth:
             self._scopes.pop()
         self._depth -= 1
-
-    def _close(self, item: _Item) -> None:
-        text = "".join(item.texts).strip()
-        if item.name:
-            self.found.setdefault(item.name, []).append(text)
-        if item.name in _INGREDIENTS:
-            for outer in self._items[-_MAX_OPEN:]:
-                outer.n_ingredients += 1
-        elif not item.name and item.n_ingredients == 1:
-            # The amount often precedes the marked name: "<li>6 cl <a itemprop=...>Malibu".
-            name = next(name for name in _INGREDIENTS if name in self.found)
-            self.found[name][-1] = " ".join(text.split())
 
     def _add(self, text: str) -> None:
         for item in self._items[:_MAX_OPEN]:
@@ -332,10 +327,3 @@ class _Markup:
 
     def _inside(self) -> bool:
         return bool(self._scopes) and self._scopes[-1][1]
-
-
-def _attributes(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, double, single, bare in _ATTRIBUTE.findall(text):
-        found.setdefault(name.lower(), decoded_entities(double or single or bare))
-    return found

@@ -106,14 +106,7 @@ _TOOL_WORDS: Final = frozenset(
 
 
 def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
-    """Clean ingredient lines without headings and equipment; `notes` counts what went.
-
-    >>> notes = Counter()
-    >>> without_sections(("2 eggs", "Garnish: dill; chives", "Special equipment", "a whisk"), notes)
-    ('2 eggs', 'dill', 'chives')
-    >>> notes[EQUIPMENT], notes[BEFORE_FOOD]
-    (2, 1)
-    """
+    """Clean ingredient lines without headings and equipment; `notes` counts what went."""
     if not lines:
         return lines
     found: Counter[str] = Counter()
@@ -161,11 +154,7 @@ def _is_heading(line: str, *, capitals: bool) -> bool:
 
 @lru_cache(maxsize=1 << 15)
 def _is_tool(line: str) -> bool:
-    """True if a line names a tool, by the last word of what the line's amount is of.
-
-    >>> [_is_tool(x) for x in ("12 bamboo skewers", "a pastry bag", "8 chicken skewers")]
-    [True, True, False]
-    """
+    """True if a line names a tool, by the last word of what the line's amount is of."""
     # Few lines hold such a word, and parsing the others took a tenth of reading a recipe.
     if len(line) > _MOST_CHARS or _TOOL_WORDS.isdisjoint(words_of(line)):
         return False
@@ -183,12 +172,12 @@ def _is_tool(line: str) -> bool:
 
 def _without_prefix(line: str, found: Counter[str]) -> list[str]:
     """An ingredient without the name of its part: "Garnish: lime wedges"."""
-    prefix = _PREFIX.match(line)
+    prefix, part = _PREFIX.match(line), _PART_PREFIX.match(line)
     if prefix:
-        found[BEFORE_FOOD] += 1
-        return [food for text in line[prefix.end() :].split(";") if (food := text.strip())]
-    part = _PART_PREFIX.match(line)
-    if part and words_of(part[1])[-1] in SECTION_NOUNS:
-        found[BEFORE_FOOD] += 1
-        return [line[part.end() :]]
-    return [line]
+        foods = [food for text in line[prefix.end() :].split(";") if (food := text.strip())]
+    elif part and words_of(part[1])[-1] in SECTION_NOUNS:
+        foods = [line[part.end() :]]
+    else:
+        return [line]
+    found[BEFORE_FOOD] += 1
+    return foods
