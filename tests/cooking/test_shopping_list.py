@@ -27,6 +27,8 @@ from toque.cooking.shopping_list import shopping_list, write_amount
         (1.96, None, "2"),
         (1 / 3, None, "⅓"),
         (2, "bunch", "2 bunches"),
+        (2, "leaf", "2 leaves"),
+        (2, "box", "2 boxes"),
     ],
 )
 def test_amounts_are_written_as_a_kitchen_measures(quantity, unit, written):

@@ -38,13 +38,7 @@ class Item:
 
 
 def shopping_list(lines: Sequence[str], *, factor: float) -> list[Item]:
-    """The foods of ingredient lines with their amounts times `factor`, in order.
-
-    >>> shopping_list(["2 eggs", "1 cup milk", "1 egg, beaten", "salt to taste"], factor=3.0)
-    ... # doctest: +NORMALIZE_WHITESPACE
-    [Item(food='eggs', amounts=('9',), note=''), Item(food='milk', amounts=('3 cups',), note=''),
-     Item(food='salt', amounts=(), note='to taste')]
-    """
+    """The foods of ingredient lines with their amounts times `factor`, in order."""
     foods: dict[str, _Food] = {}
     for line in map(parse_line, lines):
         if name := one_name(line.name):

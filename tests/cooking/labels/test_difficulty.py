@@ -33,13 +33,6 @@ def test_the_bounds_hold_for_much_work(n_ingredients, n_steps, level):
     assert judged(much).level == level
 
 
-def test_little_work_is_easy_whatever_the_counts():
-    assert judged(dish(10, 10, words=60, minutes=30)).level == "easy"
-    assert judged(dish(14, 14, words=60, minutes=30)).level == "easy"
-    assert judged(dish(14, 14, words=140, minutes=60)).level == "hard"
-    assert judged(dish(3, 3, words=30, minutes=10)).level == "easy"
-
-
 @pytest.mark.parametrize(
     ("minutes", "words", "end", "level"),
     [(30, 100, "", "easy"), (31, 100, "", "medium"), (30, 110, "", "medium"),
@@ -51,14 +44,23 @@ def test_where_little_work_ends(minutes, words, end, level):
     assert judged(dish(10, 10, words=words, minutes=minutes, end=end)).level == level
 
 
-def test_techniques_and_time_make_it_harder():
-    assert judged(dish(5, 5, minutes=60, end="Knead it.")).level == "easy"
-    assert judged(dish(5, 5, minutes=150, end="Knead it.")).level == "medium"
-    assert judged(dish(5, 5, minutes=60, end="Knead, then deep-fry it.")).level == "medium"
-    assert judged(dish(9, 9, minutes=60, end="Knead, then deep-fry it.")).level == "hard"
-    assert judged(dish(20, 20, minutes=60, end="Knead, then deep-fry it.")).level == "hard"
-    slow_cooker = dish(10, 10, words=100, minutes=480)
-    assert judged(slow_cooker).level == "medium"  # long, but nothing to do
+HARD = "Knead, then deep-fry it."
+
+
+@pytest.mark.parametrize(
+    ("n", "words", "minutes", "end", "level"),
+    [
+        # Little work is easy, whatever the counts.
+        (10, 60, 30, "", "easy"), (14, 60, 30, "", "easy"), (14, 140, 60, "", "hard"),
+        (3, 30, 10, "", "easy"),
+        # Techniques and time make it harder.
+        (5, 8, 60, "Knead it.", "easy"), (5, 8, 150, "Knead it.", "medium"),
+        (5, 8, 60, HARD, "medium"), (9, 8, 60, HARD, "hard"), (20, 8, 60, HARD, "hard"),
+        (10, 100, 480, "", "medium"),  # long, but nothing to do
+    ],
+)  # fmt: skip
+def test_work_techniques_and_time(n, words, minutes, end, level):
+    assert judged(dish(n, n, words=words, minutes=minutes, end=end)).level == level
 
 
 def test_a_label_does_not_count():
@@ -82,14 +84,16 @@ def test_techniques(text, techniques):
     assert judged(Recipe("", (), (text,))).techniques == techniques
 
 
-def test_minutes():
-    steps = ("Bake 20 to 25 minutes.", "Chill for 1 hour.")
-    assert judged(Recipe("", (), steps)).minutes == 85.0
-    assert judged(Recipe("", (), ("Simmer 1.5 hours, then 10 more minutes.",))).minutes == 100.0
-    assert judged(Recipe("", (), ("Stir.",))).minutes is None
-    timed = Recipe("Stew", ("beef",), ("Simmer for 3 hours.",))
-    assert judged(timed).minutes == 180.0
-    assert judged(Recipe("Stew", ("beef",), ("x",), minutes=20)).minutes == 20.0
+@pytest.mark.parametrize(
+    ("steps", "given", "minutes"),
+    [
+        (("Bake 20 to 25 minutes.", "Chill for 1 hour."), None, 85.0), (("Stir.",), None, None),
+        (("Simmer 1.5 hours, then 10 more minutes.",), None, 100.0),
+        (("Simmer for 3 hours.",), None, 180.0), (("x",), 20, 20.0),
+    ],
+)  # fmt: skip
+def test_minutes(steps, given, minutes):
+    assert judged(Recipe("Stew", ("beef",), steps, minutes=given)).minutes == minutes
 
 
 def test_empty_recipe():

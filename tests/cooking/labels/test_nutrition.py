@@ -82,18 +82,13 @@ def test_class_by_the_number_of_red_lights(lights, klass):
     assert class_of({str(i): words[light] for i, light in enumerate(lights)}) == klass
 
 
-def test_given_figures_are_used_and_not_the_ingredients():
-    lard = dish("1 kg lard", nutrition={"fat_g": 1.0, "sodium_mg": 10.0})
-    found = classed(lard)
-    assert (found.klass, found.estimated, found.coverage, found.servings) == (
-        "Healthy", False, 1.0, None,
-    )  # fmt: skip
-    assert found.per_serving == {"fat_g": 1.0, "sodium_mg": 10.0}
-
-
-def test_one_given_light_is_too_few():
-    assert classed(dish("1 kg lard", nutrition={"fat_g": 1.0})).estimated
-    assert classed(dish("1 kg lard", nutrition={"energy_kcal": 900.0})).estimated
+def test_given_figures_are_used_and_not_the_ingredients_but_one_light_is_too_few():
+    figures = {"fat_g": 1.0, "sodium_mg": 10.0}
+    found = classed(dish("1 kg lard", nutrition=figures))
+    facts = (found.klass, found.estimated, found.coverage, found.servings, found.per_serving)
+    assert facts == ("Healthy", False, 1.0, None, figures)
+    for few in ({"fat_g": 1.0}, {"energy_kcal": 900.0}):
+        assert classed(dish("1 kg lard", nutrition=few)).estimated
 
 
 def test_the_table_is_sane():
@@ -152,23 +147,14 @@ def test_grams(line, grams):
 def test_an_estimate_by_hand():
     # 100 g butter: 717 kcal, 81.1 g fat; 200 g sugar: 774 kcal, 199.8 g sugar
     found = estimated(dish("100 g butter", "200 g sugar", servings=4))
-    assert found.estimated
-    assert found.servings == 4.0
-    assert found.coverage == 1.0
-    assert found.per_serving["energy_kcal"] == pytest.approx((717 + 774) / 4, rel=1e-3)
-    assert found.per_serving["fat_g"] == pytest.approx(81.1 / 4, rel=1e-3)
-    assert found.per_serving["sugar_g"] == pytest.approx(199.8 / 4, rel=1e-3)
+    assert (found.estimated, found.servings, found.coverage) == (True, 4.0, 1.0)
+    for name, whole in {"energy_kcal": 717 + 774, "fat_g": 81.1, "sugar_g": 199.8}.items():
+        assert found.per_serving[name] == pytest.approx(whole / 4, rel=1e-3)
     # fat 20.3 g is just not red; saturates 12.6 g and sugar 50 g are
     assert found.lights == {
         "fat_g": "amber", "saturated_fat_g": "red", "sugar_g": "red", "salt_g": "amber",
     }  # fmt: skip
     assert found.klass == "Moderate"
-
-
-def test_more_servings_less_in_each():
-    few = estimated(dish("100 g butter", servings=2))
-    many = estimated(dish("100 g butter", servings=20))
-    assert few.per_serving["fat_g"] == pytest.approx(10 * many.per_serving["fat_g"])
 
 
 def test_coverage_falls_with_what_is_not_known():

@@ -35,54 +35,54 @@ def test_record_without_any_of_it_is_left_alone():
     assert removed(notes) == {}
 
 
+NO_STEPS = {
+    "credits": (
+        "Photograph by Ida Berg", "PHOTOGRAPHS BY IDA BERG; STYLING BY A. ROE", "Photo: Ida Berg",
+        "Food styling by A. Roe", "Adapted from The Pea Book by Ida Berg (Green Press, 1999)",
+        "*Recipe courtesy of Ida Berg, Chef of The Pod", "Recipe by Ida Berg",
+        "Reprinted with permission from Peas Weekly",
+        "This recipe was contributed by Ida Berg of Oslo.", "From the kitchen of Ida Berg",
+        "© 2009 Peas Weekly. All rights reserved.", "Source: Peas Weekly, May 2009",
+        "Note: adapted from Peas Weekly", "The Pea Year, by Ida Berg (Green House, 2003).",
+        "Receta de Pod Magazine, número 12",
+    ),
+    "notices of the page": (
+        "Healthy Dish of the Day", "Watch the video", "Print this recipe",
+        "Note: Nutritional analysis is per 1/4 cup.", "See more at: http://peas.example/soup#pod",
+        "tags: soup, green", "Cook time may vary with the age of the peas.",
+        "How to make Grandma's pea soup",
+    ),
+    "nutrition facts": (
+        "Per serving: 230 calories, 3 g fat, 12 g protein",
+        "Nutritional analysis per serving: 230 calories, 400 mg sodium",
+        "Contains 2.3 g protein, 0.5 g fat and 37 mg sodium.",
+        "each serving provides: 1 bread, 10 optional calories",
+        "This bowl of soup has only 3 grams of fat and 120 calories.",
+    ),
+    "shopping notes": (
+        "*Available at Nordic markets and some supermarkets.",
+        "A flour of peas available at Nordic markets.",
+    ),
+    "yields": (
+        "Serves 6.", "Makes about 2 1/2 dozen", "This recipe yields six to eight servings.",
+        "Yield: 4 cups", "This makes a big batch, enough for a family.",
+    ),
+    "notes on wine": (
+        "Wine: a dry rosé", "What to drink: a Riesling with some sweetness",
+        "Pod Hill Estate Pinot Noir '06",
+    ),
+    "notes and tips": (
+        "Cook's Note: Peas foam, so use a large pot.",
+        "Tip: swap the peas for beans. Peel them first.",
+        "Storage tip: the soup keeps for " + "three days " * 30,
+        "Serving suggestions: dill, bread", "*Marrow peas are dried on the plant.",
+        "**We had our peas from a shop in Oslo.",
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("Photograph by Ida Berg", "credits"),
-        ("PHOTOGRAPHS BY IDA BERG; STYLING BY A. ROE", "credits"),
-        ("Photo: Ida Berg", "credits"),
-        ("Food styling by A. Roe", "credits"),
-        ("Adapted from The Pea Book by Ida Berg (Green Press, 1999)", "credits"),
-        ("*Recipe courtesy of Ida Berg, Chef of The Pod", "credits"),
-        ("Recipe by Ida Berg", "credits"),
-        ("Reprinted with permission from Peas Weekly", "credits"),
-        ("This recipe was contributed by Ida Berg of Oslo.", "credits"),
-        ("From the kitchen of Ida Berg", "credits"),
-        ("© 2009 Peas Weekly. All rights reserved.", "credits"),
-        ("Source: Peas Weekly, May 2009", "credits"),
-        ("Note: adapted from Peas Weekly", "credits"),
-        ("Healthy Dish of the Day", "notices of the page"),
-        ("Watch the video", "notices of the page"),
-        ("Print this recipe", "notices of the page"),
-        ("Per serving: 230 calories, 3 g fat, 12 g protein", "nutrition facts"),
-        ("Nutritional analysis per serving: 230 calories, 400 mg sodium", "nutrition facts"),
-        ("*Available at Nordic markets and some supermarkets.", "shopping notes"),
-        ("Serves 6.", "yields"),
-        ("Makes about 2 1/2 dozen", "yields"),
-        ("This recipe yields six to eight servings.", "yields"),
-        ("Yield: 4 cups", "yields"),
-        ("Wine: a dry rosé", "notes on wine"),
-        ("What to drink: a Riesling with some sweetness", "notes on wine"),
-        ("Pod Hill Estate Pinot Noir '06", "notes on wine"),
-        ("Contains 2.3 g protein, 0.5 g fat and 37 mg sodium.", "nutrition facts"),
-        ("each serving provides: 1 bread, 10 optional calories", "nutrition facts"),
-        ("Note: Nutritional analysis is per 1/4 cup.", "notices of the page"),
-        ("See more at: http://peas.example/soup#pod", "notices of the page"),
-        ("tags: soup, green", "notices of the page"),
-        ("The Pea Year, by Ida Berg (Green House, 2003).", "credits"),
-        ("Cook's Note: Peas foam, so use a large pot.", "notes and tips"),
-        ("Tip: swap the peas for beans. Peel them first.", "notes and tips"),
-        ("Storage tip: the soup keeps for " + "three days " * 30, "notes and tips"),
-        ("Serving suggestions: dill, bread", "notes and tips"),
-        ("*Marrow peas are dried on the plant.", "notes and tips"),
-        ("**We had our peas from a shop in Oslo.", "notes and tips"),
-        ("Cook time may vary with the age of the peas.", "notices of the page"),
-        ("This makes a big batch, enough for a family.", "yields"),
-        ("How to make Grandma's pea soup", "notices of the page"),
-        ("Receta de Pod Magazine, número 12", "credits"),
-        ("This bowl of soup has only 3 grams of fat and 120 calories.", "nutrition facts"),
-        ("A flour of peas available at Nordic markets.", "shopping notes"),
-    ],
+    ("line", "why"), [(line, why) for why, lines in NO_STEPS.items() for line in lines]
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_what_is_no_step_goes_from_anywhere_and_is_counted(line, why, at):

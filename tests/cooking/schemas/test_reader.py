@@ -21,20 +21,14 @@ from toque.sources.records import Source
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve."]
 
 
-def records(n, names=("title", "ingredients", "directions")):
+def records(n):
     foods = ("lentils", "beans", "rice", "barley", "oats", "corn")
     return [
-        dict(
-            zip(
-                names,
-                (
-                    f"{food} pot {i}",
-                    [f"{i + 1} cups {food}", "1 lemon", "salt"],
-                    [f"Rinse the {food} {i + 1} times.", *STEPS],
-                ),
-                strict=True,
-            )
-        )
+        {
+            "title": f"{food} pot {i}",
+            "ingredients": [f"{i + 1} cups {food}", "1 lemon", "salt"],
+            "directions": [f"Rinse the {food} {i + 1} times.", *STEPS],
+        }
         for i in range(n)
         for food in foods
     ]
@@ -80,8 +74,7 @@ def test_the_columns_choose_the_reader():
         reader_for({"author": "x"})
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_prepare_reads_several_formats_into_one_store(tmp_path, workers):
+def test_prepare_reads_several_formats_into_one_store(tmp_path):
     folder = tmp_path / "dumps"
     folder.mkdir()
     rows = records(12)
@@ -100,7 +93,7 @@ def test_prepare_reads_several_formats_into_one_store(tmp_path, workers):
         ],
         store=tmp_path / "store",
         settings=settings,
-        workers=workers,
+        workers=2,
     )
     assert (result.report.read, result.report.kept) == (72, 72)
     assert result.store.n_rows == 72

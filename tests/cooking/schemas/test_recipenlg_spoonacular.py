@@ -24,15 +24,10 @@ def recipenlg(rows, columns):
 
 
 ROW = {
-    "": "0",
-    "Unnamed: 0": "0",
-    "title": "Lentil Pot",
+    "": "0", "Unnamed: 0": "0", "title": "Lentil Pot", "link": "www.example.org/1",
     "ingredients": json.dumps(["1 c. lentils", "1/2 tsp. salt"]),
-    "directions": json.dumps(STEPS),
-    "link": "www.example.org/1",
-    "source": "Gathered",
-    "NER": json.dumps(["lentils"]),
-}
+    "directions": json.dumps(STEPS), "source": "Gathered", "NER": json.dumps(["lentils"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -61,24 +56,14 @@ EXTENDED = (
     " 'original': '2 lemons'}]"
 )
 SPOON = {
-    "vegan": True,
-    "id": 1,
-    "title": "Lentil Pot",
-    "extendedIngredients": EXTENDED,
-    "ingredients": "lentils, lemon",
-    "readyInMinutes": 45,
-    "cookingMinutes": None,
-    "servings": 4,
-    "dishTypes": "['side dish' 'lunch']",
-    "cuisines": "[]",
-    "instructions": (
-        "<ol><li>Rinse the lentils.</li>"
-        "<li>Simmer them&nbsp;until soft, then squeeze in the juice.</li></ol>"
-    ),
-    "analyzedInstructions": None,
-    "sourceUrl": "https://example.org/1",
+    "vegan": True, "id": 1, "title": "Lentil Pot", "extendedIngredients": EXTENDED,
+    "ingredients": "lentils, lemon", "readyInMinutes": 45, "cookingMinutes": None, "servings": 4,
+    "dishTypes": "['side dish' 'lunch']", "cuisines": "[]", "instructions":
+    "<ol><li>Rinse the lentils.</li>"
+    "<li>Simmer them&nbsp;until soft, then squeeze in the juice.</li></ol>",
+    "analyzedInstructions": None, "sourceUrl": "https://example.org/1",
     "image": b"\xff\xd8 a picture",
-}
+}  # fmt: skip
 
 
 def written(path, rows, **settings):

@@ -8,20 +8,12 @@ from toque.cooking.schemas.reader import RecipeReader
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve."]
 NODE = {
-    "@type": "Recipe",
-    "name": "Lentil &amp; Lemon Pot",
-    "recipeIngredient": ["2 cups lentils", "1 lemon"],
-    "recipeInstructions": STEPS,
-    "recipeYield": ["4", "4 servings"],
-    "totalTime": "PT1H5M",
-    "keywords": "easy, beans",
-    "recipeCuisine": "Turkish",
-    "nutrition": {
-        "@type": "NutritionInformation",
-        "calories": "210 kcal",
-        "sodiumContent": "0.3 g",
-    },
-}
+    "@type": "Recipe", "name": "Lentil &amp; Lemon Pot",
+    "recipeIngredient": ["2 cups lentils", "1 lemon"], "recipeInstructions": STEPS,
+    "recipeYield": ["4", "4 servings"], "totalTime": "PT1H5M", "keywords": "easy, beans",
+    "recipeCuisine": "Turkish", "nutrition":
+    {"@type": "NutritionInformation", "calories": "210 kcal", "sodiumContent": "0.3 g"},
+}  # fmt: skip
 
 
 def page(*values, extra=""):

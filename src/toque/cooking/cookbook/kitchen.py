@@ -341,22 +341,14 @@ def nutrition_class(facts: Mapping[str, float], grams: float) -> NutritionClass:
 
 
 def join_words(words: list[str]) -> str:
-    """List words as a sentence does.
-
-    >>> join_words(["salt"]), join_words(["a", "b"]), join_words(["a", "b", "c"])
-    ('salt', 'a and b', 'a, b, and c')
-    """
+    """List words as a sentence does: "a, b, and c"."""
     if len(words) < 3:
         return " and ".join(words)
     return f"{', '.join(words[:-1])}, and {words[-1]}"
 
 
 def write_minutes(minutes: int) -> str:
-    """A time in words.
-
-    >>> [write_minutes(m) for m in (1, 45, 60, 90, 120)]
-    ['1 minute', '45 minutes', '1 hour', '1 1/2 hours', '2 hours']
-    """
+    """A time in words: "45 minutes", "1 1/2 hours"."""
     if minutes < 60 or minutes % 30:
         return f"{minutes} minute{'' if minutes == 1 else 's'}"
     hours, half = divmod(minutes, 60)

@@ -114,11 +114,7 @@ class Measured:
 
 @lru_cache(maxsize=4096)
 def specification(text: str) -> Specification:
-    """Read "AMOUNT [UNIT] FOOD[, preparation[|preparation...]]".
-
-    >>> specification("1/4 cup carrots, diced|sliced").preparations
-    ('diced', 'sliced')
-    """
+    """Read "AMOUNT [UNIT] FOOD[, preparation[|preparation...]]"."""
     amount_text, _, rest = text.partition(" ")
     numerator, _, denominator = amount_text.partition("/")
     amount = float(numerator) / float(denominator or 1)

@@ -29,11 +29,7 @@ def ingredient_name(line: str) -> str:
 
 
 def one_name(name: str) -> str:
-    """A name without commas: the first food of a choice, every food of a list.
-
-    >>> one_name("water, broth or stock"), one_name("Chex, Cheerios and pretzels")
-    ('water', 'Chex and Cheerios and pretzels')
-    """
+    """A name without commas: the first food of a choice, every food of a list."""
     if "," not in name:
         return name
     parts = name.split(",")

@@ -117,11 +117,7 @@ _OVER: Final = re.compile(r"\d{16}")
 
 
 def plain(text: str) -> str:
-    """`text` with fraction glyphs, dashes and quotation marks in ASCII.
-
-    >>> plain("1½–2 cups")
-    '1 1/2-2 cups'
-    """
+    """`text` with glyphs, dashes and quotation marks in ASCII: "1 1/2-2 cups" of "1½–2 cups"."""
     return text if text.isascii() else _SPECIAL.sub(lambda mark: _PLAIN[mark.group()], text)
 
 

@@ -27,7 +27,7 @@ from functools import cache
 from typing import Final, Literal
 
 from toque.cooking.labels.features import TAKEN_UP, LineFacts, Nutrients, Reading, scaled
-from toque.cooking.labels.foods import NUTRIENTS, Food, foods
+from toque.cooking.labels.foods import NUTRIENTS, foods
 from toque.cooking.recipe import NutritionClass
 
 Light = Literal["green", "amber", "red"]
@@ -135,23 +135,21 @@ def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
     return "Indulgent" if 2 * red > len(lights) else "Moderate"
 
 
-def is_refined(food: Food) -> bool:
-    """True if a food is a sugar, a fat, a sweet or an alcoholic drink.
+@cache
+def _refined_names() -> frozenset[str]:
+    """Names of foods that are a sugar, a fat, a sweet or an alcoholic drink.
 
     Alcohol is the energy that fat, carbohydrate and protein (9, 4 and 4 kcal a gram) leave over.
     """
-    if food.name in _DRIED_FRUIT:
-        return False
-    figures = food.per_100_g
-    fat, sugar, protein = figures[_FAT], figures[_SUGAR], figures[_PROTEIN]
-    alcohol = figures[_ENERGY] - 9.0 * fat - 4.0 * (figures[_CARBOHYDRATE] + protein)
-    sweet_and_fat = any(fat + sugar >= least and protein < most for least, most in _REFINED)
-    return sugar >= 45.0 or sweet_and_fat or alcohol > max(20.0, 0.4 * figures[_ENERGY])
-
-
-@cache
-def _refined_names() -> frozenset[str]:
-    return frozenset(food.name for food in foods() if is_refined(food))
+    found: set[str] = set()
+    for food in foods():
+        energy, fat, sugar = (food.per_100_g[i] for i in (_ENERGY, _FAT, _SUGAR))
+        protein, carbohydrate = food.per_100_g[_PROTEIN], food.per_100_g[_CARBOHYDRATE]
+        alcohol = energy - 9.0 * fat - 4.0 * (carbohydrate + protein)
+        sweet_and_fat = any(fat + sugar >= least and protein < most for least, most in _REFINED)
+        if sugar >= 45.0 or sweet_and_fat or alcohol > max(20.0, 0.4 * energy):
+            found.add(food.name)
+    return frozenset(found - _DRIED_FRUIT)
 
 
 def mostly_refined(known: Iterable[LineFacts]) -> bool:

@@ -82,11 +82,7 @@ _YIELD_OF_TITLE: Final = re.compile(
 
 
 def clean_text(text: str, notes: Counter[str]) -> str:
-    r"""One string of a record, repaired; meaningful line breaks are kept as "\n".
-
-    >>> clean_text("Mom&#39;s <b>best</b>\u00a0 pie", Counter())
-    "Mom's best pie"
-    """
+    r"""One string of a record, repaired; meaningful line breaks are kept as "\n"."""
     if _CLEAN.fullmatch(text):
         return " ".join(text.split()) if "  " in text else text.strip()
     text = _repair(text, notes)

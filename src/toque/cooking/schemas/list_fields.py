@@ -174,11 +174,6 @@ def looks_like_literal(text: str) -> bool:
 def parse_literal(text: str) -> Any:
     """The value of a printed list, dict, string or number; several values make a list.
 
-    >>> parse_literal('''['a', "it's"]'''), parse_literal('c("1/2", NA)')
-    (['a', "it's"], ['1/2', None])
-    >>> parse_literal("[{'n': 1, 'meta': array(['x'], dtype=object)} {'n': 2}]")
-    [{'n': 1, 'meta': ['x']}, {'n': 2}]
-
     Raises:
         ValueError: it cannot be parsed, e.g. because it was truncated.
     """
