@@ -102,8 +102,7 @@ def test_weights_and_range():
 @pytest.mark.parametrize(
     ("step", "part", "score"),
     [
-        ("Put all ingredients into a slow cooker, cook for 8 hours on low, then stir and serve "
-         + "in warm bowls with bread.", "used", 0.75),  # each is taken up
+        ("Put all ingredients into a slow cooker and cook for hours, then stir.", "used", 0.75),
         ("Stir the soup with the onion and the oil and salt. " * 200, "length", 800 / 2200),
     ],
 )  # fmt: skip
