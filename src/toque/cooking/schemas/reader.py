@@ -105,11 +105,10 @@ class RecipeReader:
                 continue
             numbers = dropped.setdefault(found, [])
             if len(numbers) < PER_REASON:  # its fields, or its bytes if they cannot be read
-                contents = unpack(block)
                 text: str | bytes = b""
                 if not isinstance(raw, str):
                     text = attempted(json.dumps, raw, ensure_ascii=False, default=str)
-                elif contents.kind in ("json-lines", "json"):
+                elif (contents := unpack(block)).kind in ("json-lines", "json"):
                     text = line_of(contents, number)
                 if text:
                     texts[number] = shortened(text)
