@@ -129,7 +129,10 @@ class _Classified(_WrittenRecipe):
         reading = read(recipe)
         # The rules know English words.
         if reading.lines and reading.words and language_of(reading) == "English":
-            found["difficulty"] = {"answer": judged_difficulty(reading).level, "probabilities": None}
+            found["difficulty"] = {
+                "answer": judged_difficulty(reading).level,
+                "probabilities": None,
+            }
             if nutrition := nutrition_of(reading).klass:
                 found["nutrition"] = {"answer": nutrition, "probabilities": None}
         questions: dict[Task, list[int]] = {}
