@@ -57,11 +57,7 @@ class Dialect:
 def dialect_of(
     path: Path, start: bytes, *, whole: bool, n_known: Callable[[tuple[str, ...]], int]
 ) -> Dialect | None:
-    """The dialect whose header has the most known columns; None when the first row is no header.
-
-    Raises:
-        DataError: the first row is longer than `start`.
-    """
+    """The dialect whose header has the most known columns; None when the first row is no header."""
     found = [dialect for d in _DELIMITERS if (dialect := _delimited(start, d, whole=whole))]
     if not found and b"\n" not in start and not whole:
         raise DataError(

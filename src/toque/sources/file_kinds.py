@@ -8,9 +8,8 @@ name and counted. A folder of nothing but text is plain text, as it lies there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from toque.config.schema import SourceConfig
 from toque.errors import DataError
@@ -35,13 +34,9 @@ PLAIN_TEXT = "plain text beside files of records"
 _SHOWN = 5
 
 
-class ReaderFor(Protocol):
-    """Gives the domain's reader of files whose columns are named, or of all that it recognises."""
-
-    def __call__(
-        self, columns: Mapping[str, str | tuple[str, ...]], *, encoding: str
-    ) -> RecordReader:
-        """The reader; its `schema` raises TextRecordsError or RefusedFileError for other files."""
+ReaderFor = Callable[..., RecordReader]
+"""(columns, encoding=...) -> the domain's reader of files with these columns, or of all that it
+recognises; its `schema` raises TextRecordsError or RefusedFileError for other files."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +91,10 @@ class FileJudge:
         """The reader of a file among others, or why it is left out."""
         if is_pickle(file.path) or self._is_binary(file):
             return NO_TEXT
-        if self.source.format in ("auto", "recipes") and is_documentation(file.name):
-            auto = self.source.format == "auto"
-            return TextReader(encoding=self.encoding) if auto else DOCUMENTATION
+        if self.source.format == "auto" and is_documentation(file.name):
+            return TextReader(encoding=self.encoding)
+        if self.source.format == "recipes" and is_documentation(file.name):
+            return DOCUMENTATION
         return self._reader_of(file)
 
     def _is_binary(self, file: Located) -> bool:
@@ -127,26 +123,22 @@ class FileJudge:
                 try:
                     reader.schema(file.path)
                 except UnknownFormatError:
-                    if self._is_binary(file):
-                        raise _refusal(file) from None
-                    return TextReader(encoding=encoding)
+                    if not self._is_binary(file):
+                        return TextReader(encoding=encoding)
+                    start, _ = head(file.path)
+                    raise DataError(
+                        f"{file.name} is {NO_TEXT}: it begins {start[:12]!r}. Sources are recipes, "
+                        "texts or arrays of token ids (docs/reference/formats.md); take it out of "
+                        "data.sources."
+                    ) from None
                 except TextRecordsError as found:
                     return self.reader_for(found.columns, encoding=encoding)
         return reader
 
 
-def _refusal(file: Located) -> DataError:
-    start, _ = head(file.path)
-    return DataError(
-        f"{file.name} is {NO_TEXT}: it begins {start[:12]!r}. Sources are recipes, texts or arrays "
-        "of token ids (docs/reference/formats.md); take it out of data.sources."
-    )
-
-
 def _in_words(left_out: dict[str, str]) -> str:
-    counts = Counter(left_out.values())
     parts = []
-    for why, n in counts.most_common():
+    for why, n in Counter(left_out.values()).most_common():
         names = [name.rpartition("/")[2] for name, reason in left_out.items() if reason == why]
         more = f" and {n - _SHOWN} more" if n > _SHOWN else ""
         parts.append(f"{', '.join(names[:_SHOWN])}{more} ({why})")

@@ -195,11 +195,7 @@ def _decoded(line: bytes) -> Raw:
 
 
 def decode_line(line: bytes) -> Any:
-    """The value of one line.
-
-    Raises:
-        ValueError: not JSON (a UnicodeDecodeError when not UTF-8).
-    """
+    """The value of one line; ValueError for no JSON, UnicodeDecodeError for no UTF-8."""
     text = line.decode("utf-8")
     try:
         return _DECODER.decode(text)
@@ -268,11 +264,7 @@ class JsonSplitter:
     _in_string: bool = False
 
     def pieces(self, chunks: Iterable[bytes]) -> Iterator[JsonPiece]:
-        """The records of a file, in order.
-
-        Raises:
-            DamagedJsonError: after the records before the damage.
-        """
+        """The records of a file, in order; DamagedJsonError after those before the damage."""
         for chunk in chunks:
             yield from self._feed(chunk)
             if self.closed:

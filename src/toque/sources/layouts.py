@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import DataError
-from toque.sources.columnar import (
-    columnar_blocks,
-    columnar_format,
-    columnar_records,
-    columns_of,
-)
+from toque.sources.columnar import columnar_blocks, columnar_format, columnar_records, columns_of
 from toque.sources.csv_tables import dialect_of, table_blocks, table_records
 from toque.sources.decompress import UTF_8, head, opened
 from toque.sources.json_records import form_of, json_blocks, json_records, sample_records
@@ -65,10 +60,7 @@ def read_records(
     make: Callable[[Mapping[str, Any], Counter[str]], Example | str],
     used: Collection[str],
 ) -> BlockExamples:
-    """One example of each record of a block, or the reason why it has none, by `make`.
-
-    `make` counts its repairs; the examples hold the fields `used`.
-    """
+    """One example of each record of a block by `make`, which counts its repairs, or a reason."""
     examples: list[Example] = []
     dropped: dict[str, list[int]] = {}
     texts: dict[int, str] = {}
@@ -140,10 +132,7 @@ class FileLayout:
 def structured_layout(
     path: Path, start: bytes, *, whole: bool, encoding: str = UTF_8
 ) -> FileLayout | None:
-    """The layout of a Parquet, Arrow or JSON file; None for any other.
-
-    `start` are its first decompressed bytes, in UTF-8 whatever the encoding of the file.
-    """
+    """The layout of a Parquet, Arrow or JSON file by its first bytes, in UTF-8; None for others."""
     if name := columnar_format(start):
         columns = columns_of(path)
         return FileLayout(
@@ -173,10 +162,7 @@ def table_layout(
     n_known: Callable[[tuple[str, ...]], int],
     encoding: str = UTF_8,
 ) -> FileLayout | None:
-    """The layout of a CSV or TSV file; None when its first row is no header.
-
-    `n_known` counts the wanted columns of a header: the delimiter that gives the most is taken.
-    """
+    """The layout of a CSV or TSV file by its known columns; None without a header."""
     dialect = dialect_of(path, start, whole=whole, n_known=n_known)
     if dialect is None:
         return None
@@ -185,12 +171,7 @@ def table_layout(
 
 
 def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) -> FileLayout:
-    """The layout of a file that has the fields `columns` names by their role.
-
-    Raises:
-        UnknownFormatError: it has no known layout.
-        DataError: it cannot be read, or lacks one of the fields.
-    """
+    """The layout of a file with these fields, by their role; UnknownFormatError if it has none."""
     start, whole = head(path, encoding=encoding)
 
     def n_known(fields: tuple[str, ...]) -> int:

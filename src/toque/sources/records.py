@@ -210,11 +210,7 @@ def examples_in(block: Block, reader: RecordReader) -> BlockExamples:
 
 
 def in_encoding(recorded_name: str, encoding: str) -> str:
-    """A reader's recorded name, with the encoding it reads if that is not UTF-8.
-
-    >>> in_encoding("reader", "utf-8"), in_encoding("reader", "latin-1")
-    ('reader', 'reader;encoding=latin-1')
-    """
+    """A reader's recorded name, with the encoding it reads if that is not UTF-8."""
     return recorded_name if encoding == UTF_8 else f"{recorded_name}{_ENCODING}{encoding}"
 
 
@@ -282,9 +278,6 @@ def unused_in(
     """Fields that are filled and not used, with the number of records in which they are.
 
     `unread` are columns that were not read at all; they count with every record.
-
-    >>> unused_in([{"a": "x", "b": "y"}, {"a": "", "b": "z", "c": 0}], {"b"})
-    {'a': 1, 'c': 1}
     """
     whole = [record for record in records if isinstance(record, dict)]
     found = Counter(n for record in whole for n in record if n not in used and is_filled(record[n]))
@@ -307,11 +300,7 @@ def most_named(found: Counter[str]) -> dict[str, int]:
 
 
 def shortened(text: str | bytes, limit: int = MAX_CHARS) -> str:
-    r"""Text of at most `limit` characters, valid in JSON.
-
-    >>> shortened(b"caf\xc3\xa9 \xff", 5)
-    'café …'
-    """
+    """Text of at most `limit` characters, valid in JSON."""
     if isinstance(text, bytes):
         text = text[: 4 * limit + 4].decode(errors="replace")
     # A lone surrogate, which a JSON escape can hold, cannot be encoded in UTF-8.

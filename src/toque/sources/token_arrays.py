@@ -24,14 +24,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, ClassVar, Final
+from typing import IO, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toque.errors import DataError
 from toque.sources.decompress import MAX_EXPANSION, MIN_BOMB_BYTES
-from toque.sources.records import Block, BlockExamples, Example, document_example
+from toque.sources.records import Block, BlockExamples, document_example
 from toque.storage.array_headers import read_npy_header
 
 Ids = NDArray[np.uint32]
@@ -61,12 +61,10 @@ _ZIP = b"PK\x03\x04"
 MAX_ID = (1 << 32) - 1
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Consecutive ids of one document."""
+class _Part(NamedTuple):
+    """Consecutive ids of one document, whose number counts from 1."""
 
     document: int
-    """Number of the document, from 1."""
     tokens: int
     ends: bool
 
@@ -84,32 +82,22 @@ class TokenReader:
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of whole documents, or parts of long ones, of about PART_TOKENS ids."""
-        with array_file(path) as file:
-            name = _name_of_ids(file)
-            with file.stream(name) as ids:
-                if len(ids.shape) == 2:
-                    yield from _row_blocks(file, ids)
-                else:
-                    yield from _document_blocks(file, ids)
+        with _array_file(path) as file, file.stream(_name_of_ids(file)) as ids:
+            yield from (_row_blocks if len(ids.shape) == 2 else _document_blocks)(file, ids)
 
     def examples(self, block: Block) -> BlockExamples:
         """The documents of a block; empty ones are dropped."""
         count = int(np.frombuffer(block.payload, "<i8", count=1)[0])
         parts = np.frombuffer(block.payload, "<i8", count=3 * count, offset=24).reshape(count, 3)
         ids = np.frombuffer(block.payload, "<u4", offset=24 * (count + 1))
-        examples: list[Example] = []
-        empty: list[int] = []
-        at = 0
-        for document, tokens, ends in parts.tolist():
-            own = ids[at : at + tokens].tobytes()
-            at += tokens
-            if own:
-                examples.append(document_example(ids=own, ends=bool(ends)))
-            else:
-                empty.append(document)
-        assert at == len(ids)
-        dropped = {"no tokens": empty} if empty else {}
-        return BlockExamples(examples, count, len(examples), dropped)
+        documents = np.split(ids, np.cumsum(parts[:, 1])[:-1])
+        examples = [
+            document_example(ids=own.tobytes(), ends=bool(ends))
+            for own, ends in zip(documents, parts[:, 2].tolist(), strict=True)
+            if len(own)
+        ]
+        empty = parts[parts[:, 1] == 0, 0].tolist()
+        return BlockExamples(examples, count, len(examples), {"no tokens": empty} if empty else {})
 
 
 def _name_of_ids(file: ArrayFile) -> str:
@@ -130,25 +118,18 @@ def _document_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
     n_ids = ids.shape[0]
     if n_ids == 0:
         raise DataError(f"{file.path} holds no token id. Write it again, or leave it out.")
-    lengths = _lengths(file, n_ids)
-    group: list[_Part] = []
-    size = 0
-    for part in _parts(lengths):
-        if group and size + part.tokens > PART_TOKENS:
-            yield _packed(file.path, group, ids.take(size))
-            group, size = [], 0
-        group.append(part)
-        size += part.tokens
+    group, size = list[_Part](), 0
+    for number, left in enumerate(_lengths(file, n_ids).tolist(), start=1):
+        at = 0
+        while at < left or not at:
+            part = _Part(number, min(PART_TOKENS, left - at), ends=at + PART_TOKENS >= left)
+            if group and size + part.tokens > PART_TOKENS:
+                yield _packed(file.path, group, ids.take(size))
+                group, size = [], 0
+            group.append(part)
+            size += part.tokens
+            at += PART_TOKENS
     yield _packed(file.path, group, ids.take(size))
-
-
-def _parts(lengths: NDArray[np.int64]) -> Iterator[_Part]:
-    for number, length in enumerate(lengths.tolist(), start=1):
-        left = length
-        while left > PART_TOKENS:
-            yield _Part(number, PART_TOKENS, ends=False)
-            left -= PART_TOKENS
-        yield _Part(number, left, ends=True)
 
 
 def _lengths(file: ArrayFile, n_ids: int) -> NDArray[np.int64]:
@@ -203,15 +184,13 @@ def _row_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
             rows = ids.take(size)
             kept = np.ones(size, np.bool_) if mask is None else mask.take(size) != 0
             lengths = kept.reshape(-1, width).sum(axis=1).tolist()
-            parts = [_Part(start + i + 1, n, ends=n < width) for i, n in enumerate(lengths)]
+            parts = [_Part(n, own, ends=own < width) for n, own in enumerate(lengths, start + 1)]
             yield _packed(file.path, parts, rows[kept])
 
 
 def _packed(path: Path, parts: list[_Part], ids: Ids) -> Block:
     """A payload: the number of parts; the document, length and end flag of each; the ids."""
-    head = np.array(
-        [[len(parts), 0, 0], *([p.document, p.tokens, p.ends] for p in parts)], np.dtype("<i8")
-    )
+    head = np.array([(len(parts), 0, 0), *parts], np.dtype("<i8"))
     payload = head.tobytes() + ids.astype("<u4", copy=False).tobytes()
     return Block(0, str(path), parts[0].document, payload, last=parts[-1].ends)
 
@@ -219,17 +198,11 @@ def _packed(path: Path, parts: list[_Part], ids: Ids) -> Block:
 def is_array_file(path: Path) -> bool:
     """True if the file is `.npy`, or a zip archive of `.npy` members only, by its content."""
     try:
-        with path.open("rb") as file:
-            start = file.read(6)
-        if start == _NPY:
-            return True
-        if start[:4] != _ZIP:
-            return False
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-        return bool(names) and all(name.endswith(".npy") for name in names)
-    except BROKEN_ARCHIVE:
+        with _array_file(path) as file:
+            names = file.archive.namelist() if file.archive else [".npy"]
+    except DataError:
         return False
+    return bool(names) and all(name.endswith(".npy") for name in names)
 
 
 @dataclass
@@ -266,8 +239,7 @@ class ArrayStream:
         return values.astype(np.uint32)
 
 
-@dataclass(frozen=True)
-class ArrayFile:
+class ArrayFile(NamedTuple):
     """An open `.npy` file (its one array is called "array") or `.npz` archive."""
 
     path: Path
@@ -285,7 +257,8 @@ class ArrayFile:
                     f"{self.path}: the array {name} has no readable header ({error}). It is "
                     "damaged; fetch or write it again."
                 ) from error
-            self._refuse_other_types(name, shape, dtype, fortran=fortran)
+            if wrong := _wrong_type(name, shape, dtype, fortran=fortran):
+                raise DataError(f"{self.path}: the array {name} {wrong}. {_HOW}")
             body = n_bytes - file.tell()
             claimed = math.prod(shape) * dtype.itemsize
             if body != claimed:
@@ -312,29 +285,29 @@ class ArrayFile:
         with self.archive.open(member) as packed:
             yield packed, member.file_size
 
-    def _refuse_other_types(
-        self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], *, fortran: bool
-    ) -> None:
-        wrong = ""
-        if dtype.hasobject:
-            wrong = (
-                "holds Python objects, which only unpickling reads, and unpickling runs whatever "
-                "code the file brings"
-            )
-        elif dtype.kind not in "iub" or (dtype.kind == "b" and name != "attention_mask"):
-            wrong = f"is of {dtype}. Token ids are whole numbers, e.g. uint16 or int32"
-        elif len(shape) not in (1, 2) or (fortran and len(shape) == 2):
-            order = ", column by column (Fortran order)" if fortran else ""
-            wrong = (
-                f"has the shape {shape}{order}. Token ids lie in one dimension, or in rows of two "
-                "(numpy.ascontiguousarray)"
-            )
-        if wrong:
-            raise DataError(f"{self.path}: the array {name} {wrong}. {_HOW}")
+
+def _wrong_type(
+    name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], *, fortran: bool
+) -> str:
+    """Description of an array that is no token ids; "" for one that may be."""
+    if dtype.hasobject:
+        return (
+            "holds Python objects, which only unpickling reads, and unpickling runs whatever code "
+            "the file brings"
+        )
+    if dtype.kind not in "iub" or (dtype.kind == "b" and name != _MASK):
+        return f"is of {dtype}. Token ids are whole numbers, e.g. uint16 or int32"
+    if len(shape) not in (1, 2) or (fortran and len(shape) == 2):
+        order = ", column by column (Fortran order)" if fortran else ""
+        return (
+            f"has the shape {shape}{order}. Token ids lie in one dimension, or in rows of two "
+            "(numpy.ascontiguousarray)"
+        )
+    return ""
 
 
 @contextmanager
-def array_file(path: Path) -> Iterator[ArrayFile]:
+def _array_file(path: Path) -> Iterator[ArrayFile]:
     """Open a `.npy` or `.npz` file; any failure while reading it becomes a DataError."""
     try:
         with path.open("rb") as file:

@@ -1,11 +1,8 @@
 """Batch stream: `at(cursor)` gives an update's batch and the cursor of the next update.
 
-The cursor travels with the batch, so prefetching cannot misreport what was trained on.
-
-Prefetch: a thread, or several, make batches ahead of the loop and copy them to a GPU.
-
-A prefetched batch carries its own cursor, so a checkpoint stores the position of the last batch
-trained on, however many are waiting.
+Prefetch: a thread, or several, make batches ahead of the loop and copy them to a GPU. A batch
+carries its own cursor, so a checkpoint stores the position of the last one trained on, however many
+are waiting.
 """
 
 from __future__ import annotations
@@ -69,27 +66,19 @@ class Step:
 
 @dataclass
 class BatchStream:
-    """An epoch plan, collated for one rank of several.
-
-    Args:
-        plan: which examples each update sees.
-        layout: collates them into tensors.
-        prompt_lengths: [all store rows] stored prompt tokens.
-        target_lengths: [all store rows] stored target tokens.
-        rank: this process.
-        world_size: processes that share each update's rows.
-        varied: examples that change from epoch to epoch; None for the stored ones.
-        readers: threads that may collate at once.
-    """
+    """An epoch plan, collated for one `rank` of `world_size` that share each update's rows."""
 
     plan: EpochPlan | StagedPlan
     layout: Layout
     prompt_lengths: np.ndarray
+    """[all store rows] stored prompt tokens; and stored target tokens."""
     target_lengths: np.ndarray
     rank: int = 0
     world_size: int = 1
     varied: Varied | None = None
+    """Examples that change from epoch to epoch; None for the stored ones."""
     readers: int = 1
+    """Threads that may collate at once."""
 
     @classmethod
     def from_settings(
@@ -109,18 +98,8 @@ class BatchStream:
     ) -> Self:
         """The training batches of a store for a model.
 
-        Args:
-            train: batch, rows and packing.
-            data: names the weights of sources and tasks.
-            curriculum: stages of the run; None for one.
-            store: holds the examples.
-            model: configuration of the model.
-            seed: of the run.
-            positions: of the model; None without a limit.
-            spans: corrupts the texts; goes before `varied`.
-            varied: augmented examples.
-            rank: this process.
-            world_size: processes that share each update's rows.
+        `positions` are the model's, None without a limit; `spans` corrupts the texts and goes
+        before `varied`, which are augmented examples.
 
         Raises:
             ConfigError: the store is empty, or its examples fit neither the model nor the settings.
@@ -262,11 +241,7 @@ class ExampleLengths:
 def row_shape(
     train: TrainConfig, lengths: ExampleLengths, mixture: Mixture | None = None
 ) -> RowShape:
-    """The packed row that is configured, or the cheapest for what an epoch draws.
-
-    Raises:
-        ConfigError: a row holds more tokens than an update.
-    """
+    """The packed row that is configured, or the cheapest for what an epoch draws."""
     batch, asked = train.batch, train.row_tokens
     source, target = lengths.sample(mixture)
     limit = batch.amount if batch.unit == "tokens" else np.inf
@@ -284,11 +259,7 @@ def row_shape(
 
 
 def refuse_longer(lengths: ExampleLengths, positions: int | None) -> None:
-    """Refuse examples longer than the model has positions; None: it has no limit.
-
-    Raises:
-        ConfigError: the longest example does not fit.
-    """
+    """Refuse examples longer than the model has positions; None: it has no limit."""
     longest = int(lengths.target.max())
     if positions is not None and longest > positions:
         raise ConfigError(
@@ -299,11 +270,7 @@ def refuse_longer(lengths: ExampleLengths, positions: int | None) -> None:
 
 
 def refuse_empty(store: TokenStore, split: Split) -> None:
-    """Refuse a store without an example to train on, or to hold out.
-
-    Raises:
-        ConfigError: with the cause: too few different records, or nothing held out on purpose.
-    """
+    """Refuse a store without an example to train on, or to hold out, with the cause."""
     if getattr(store.manifest.splits, split):
         return
     n, asked = store.manifest.examples, store.manifest.settings.get("validation_fraction")
@@ -327,15 +294,12 @@ class Batches(Protocol):
     @property
     def readers(self) -> int:
         """Threads that may collate at once."""
-        ...
 
     def planned(self, cursor: Cursor, /) -> Update:
         """The update that begins at `cursor`, not yet read; one thread at a time."""
-        ...
 
     def collated(self, cursor: Cursor, update: Update, /) -> Step:
         """Step of what `planned` gave, read and collated; any number of threads may call it."""
-        ...
 
 
 Sent = tuple[Batch, torch.cuda.Event]
@@ -344,13 +308,7 @@ Made = tuple[Step, Batch | Sent]
 
 
 class DeviceFeed:
-    """Sends whole updates to a GPU from page-locked memory, on a stream of its own.
-
-    A reader's thread sends, the loop receives; neither waits for the device.
-
-    Args:
-        device: the GPU.
-    """
+    """Sends whole updates to a GPU, on a stream of its own: neither a reader nor the loop waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -373,25 +331,14 @@ class DeviceFeed:
 
 
 class Prefetch:
-    """Up to `depth` updates ahead of the loop, from `cursor` on.
+    """Updates ahead of the loop, from `cursor` on, which `feed` copies to a GPU as they are made.
 
-    Use as a context manager: leaving it ends the threads.
-
-    Args:
-        batches: makes them, in several threads where it has more than one reader.
-        cursor: of the first one.
-        depth: batches that may wait, and one more for each further reader; 0: each is made when it
-            is asked for.
-        feed: copies them to a GPU, as they are made.
+    `depth` batches may wait, and one more for each further reader; with 0 each is made when it is
+    asked for. Use as a context manager: leaving it ends the threads.
     """
 
     def __init__(
-        self,
-        batches: Batches,
-        cursor: Cursor,
-        *,
-        depth: int = 2,
-        feed: DeviceFeed | None = None,
+        self, batches: Batches, cursor: Cursor, *, depth: int = 2, feed: DeviceFeed | None = None
     ) -> None:
         self._batches, self._cursor, self._feed = batches, cursor, feed
         self._depth = depth + batches.readers - 1 if depth else 0
@@ -410,11 +357,7 @@ class Prefetch:
         self._readers.shutdown(cancel_futures=True)
 
     def next(self) -> tuple[Step, Batch]:
-        """The next update, and its batch, on the device with a feed; waits for it.
-
-        Raises:
-            ToqueError: whatever making the batch raised, e.g. DataError for a damaged store.
-        """
+        """The next update, and its batch, on the device with a feed; raises what making it did."""
         self._submit()
         step, made = self._ahead.popleft().result()
         if isinstance(made, tuple):
@@ -423,8 +366,7 @@ class Prefetch:
         return step, made
 
     def _submit(self) -> None:
-        planned = self._planner.submit(self._plan)
-        self._ahead.append(self._readers.submit(self._make, planned))
+        self._ahead.append(self._readers.submit(self._make, self._planner.submit(self._plan)))
 
     def _plan(self) -> tuple[Cursor, Update]:
         cursor, update = self._cursor, self._batches.planned(self._cursor)

@@ -34,11 +34,7 @@ def decoder_batch(
 ) -> DecoderBatch:
     """Collate prompt and target joined; the last token is only predicted, so it is not an input.
 
-    Args:
-        examples: where ids come from.
-        rows: store rows that share a packed row, for each packed row.
-        length: L; no row may need more.
-        pad_id: fills the rest.
+    `rows` are the store rows that share a packed row, for each; no row may need more than `length`.
     """
     shape = (len(rows), length)
     prompts, targets = _sides(examples, rows)
@@ -83,12 +79,8 @@ def encoder_decoder_batch(
 ) -> EncoderDecoderBatch:
     """Collate prompts as the source side and targets, shifted right, as the target side.
 
-    Args:
-        examples: where ids come from.
-        rows: store rows that share a packed row, for each packed row.
-        shape: S and T; no row may need more.
-        pad_id: fills the rest.
-        start_id: the decoder's first input of every example.
+    `rows` are the store rows that share a packed row, for each; no row may need more than `shape`.
+    `start_id` is the decoder's first input of every example.
     """
     source_shape, target_shape = (len(rows), shape.source), (len(rows), shape.target)
     prompts, targets = _sides(examples, rows)
@@ -141,13 +133,7 @@ class _Grid:
 
 
 class _Runs:
-    """The position of each example when rows of one length are written one after the other.
-
-    Args:
-        grid: the examples of each row; no row is empty.
-        lengths: [examples] tokens of each, in row order.
-        row_length: of all rows.
-    """
+    """Places of examples written row by row: `lengths` [examples] are tokens; no row is empty."""
 
     def __init__(self, grid: _Grid, lengths: NDArray[np.int64], row_length: int) -> None:
         self._grid = grid
@@ -174,21 +160,16 @@ def _tensor(flat: NDArray[np.integer], shape: tuple[int, int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Collates rows for one model family, packed or not.
-
-    Args:
-        examples: source of the ids.
-        shape: of a packed row; `source` 0 means decoder-only.
-        pad_id: of the tokenizer.
-        start_id: the decoder's first input (encoder-decoder only).
-        packed: False puts every example in a row of its own, as long as the batch's longest.
-    """
+    """Collates rows for one model family, packed or not."""
 
     examples: Examples
     shape: RowShape
+    """Shape of a packed row; `source` 0 means decoder-only."""
     pad_id: int
     start_id: int = 0
+    """The decoder's first input (encoder-decoder only)."""
     packed: bool = True
+    """False puts every example in a row of its own, as long as the batch's longest."""
 
     @classmethod
     def for_model(

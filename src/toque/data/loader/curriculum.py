@@ -56,11 +56,7 @@ def stage_in_words(stage: StageFilters) -> str:
 
 
 def selected(store: TokenStore, rows: NDArray[np.int64], stage: StageFilters) -> NDArray[np.int64]:
-    """Positions in `rows` of the examples of a stage; a value that is missing passes its filter.
-
-    Raises:
-        DataError: the store has no such column.
-    """
+    """Positions in `rows` of the examples of a stage; a value that is missing passes its filter."""
     keep = np.ones(len(rows), np.bool_)
     for column, least, most, _ in _bounds_of(stage):
         # Stored as float32, 0.7 is less than 0.7; so bounds are rounded as the values were.
@@ -77,25 +73,16 @@ def stage_seed(seed: int, stage: int) -> int:
 
 @dataclass(frozen=True)
 class StagedPlan:
-    """One plan after the other, with the interface of an `EpochPlan`.
-
-    Args:
-        stages: the plans.
-        begins: where each begins, as a share of the run; ascending from 0.
-        whole: the length of the run, in steps, epochs, tokens or examples. In steps a stage ends
-            at its step; in epochs and examples at its pass; in tokens at about the number, by the
-            mean length of its examples.
-        source_lengths: [N] of all training examples, the longest among them.
-        target_lengths: [N] the same.
-
-    Raises:
-        ConfigError: a stage would end before its first update.
-    """
+    """One plan after the other, like a single `EpochPlan`; each lasts for an update or more."""
 
     stages: Sequence[EpochPlan]
     begins: Sequence[float]
+    """Where each begins, as a share of the run; ascending from 0."""
     whole: Duration
+    """The length of the run. In steps a stage ends at its step; in epochs and examples at its pass;
+    in tokens at about the number, by the mean length of its examples."""
     source_lengths: NDArray[np.int64]
+    """[N] of all training examples, the longest among them; as the target lengths."""
     target_lengths: NDArray[np.int64]
 
     @classmethod
@@ -109,20 +96,7 @@ class StagedPlan:
         stop_after: Duration,
         seed: int,
     ) -> Self:
-        """The stages that the settings name.
-
-        Args:
-            curriculum: names the stages.
-            store: its columns are what stages filter by.
-            rows: [N] store rows to train on.
-            make: from positions in `rows` and a seed to the plan over them.
-            stop_after: length of the run.
-            seed: of the run.
-
-        Raises:
-            ConfigError: a stage selects nothing; what each selects is listed.
-            DataError: the store lacks a column that a stage filters by.
-        """
+        """The stages over store rows [N]; `make` plans positions in them by a seed."""
         stages = curriculum.stages
         chosen = [selected(store, rows, stage) for stage in stages]
         if not all(map(len, chosen)):

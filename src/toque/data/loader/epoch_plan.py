@@ -67,32 +67,23 @@ class Update:
 
 @dataclass
 class EpochPlan:
-    """The order of one selection of examples, for every epoch.
-
-    Args:
-        examples: [N] store rows that take part.
-        source_lengths: [N] encoder-side tokens of each (zeros for a decoder-only model).
-        target_lengths: [N] decoder-side tokens of each, as computed.
-        shape: tokens a packed row can hold.
-        seed: of the run.
-        update_rows: rows an update takes, or None when an update is one window.
-        window: examples packed together.
-        mixture: how often an epoch draws from each source; None for every example once.
-        varied: examples that change from epoch to epoch; all of them fit into a row.
-
-    Raises:
-        ConfigError: no examples, or an example longer than a row.
-    """
+    """The order of one selection of examples, none longer than a row, for every epoch."""
 
     examples: NDArray[np.int64]
+    """[N] store rows that take part."""
     source_lengths: NDArray[np.int64]
+    """[N] encoder-side tokens of each (zeros for a decoder-only model)."""
     target_lengths: NDArray[np.int64]
+    """[N] decoder-side tokens of each, as computed."""
     shape: RowShape
     seed: int
     update_rows: int | None
+    """Rows an update takes, or None when an update is one window."""
     window: int = WINDOW_EXAMPLES
     mixture: Mixture | None = None
+    """How often an epoch draws from each source; None for every example once."""
     varied: Varied | None = None
+    """Examples that change from epoch to epoch; all of them fit into a row."""
 
     def __post_init__(self) -> None:
         self._packed: OrderedDict[tuple[int, int], Packed] = OrderedDict()
@@ -103,14 +94,10 @@ class EpochPlan:
                 "No training example is selected from the store. Lower data.min_quality or "
                 "data.validation_fraction, or prepare more data."
             )
-        longest_s = int(self.source_lengths.max())
-        longest_t = int(self.target_lengths.max())
+        longest_s, longest_t = int(self.source_lengths.max()), int(self.target_lengths.max())
         if (self.shape.source and longest_s > self.shape.source) or longest_t > self.shape.target:
-            sides = (
-                f"{longest_s} source and {longest_t} target"
-                if self.shape.source
-                else f"{longest_t}"
-            )
+            source = f"{longest_s} source and " if self.shape.source else ""
+            sides = f"{source}{longest_t}{' target' if source else ''}"
             raise ConfigError(
                 f"train.row_tokens gives rows of {self.shape.tokens} tokens, and the longest "
                 f"example has {sides} tokens. Raise train.row_tokens (or set it to auto), or lower "
@@ -198,7 +185,6 @@ class EpochPlan:
         return max(1, min(_BLOCK, self.n_drawn - window * self.window) // self.window)
 
     def _pack(self, epoch: int, window: int, n: int) -> Iterable[Packed]:
-        """`n` windows of one size."""
         size = self._window_size(window)
         chosen = self._drawn(epoch, window * self.window, n * size)
         if self.mixture is not None:
@@ -281,30 +267,19 @@ _TASKS: Final = get_args(TaskName)
 
 @dataclass(frozen=True)
 class Mixture:
-    """Sources and how often an epoch passes over each.
-
-    Args:
-        source: [N] source number of each example.
-        weights: passes an epoch makes over each source; positive.
-        seed: of the run.
-    """
+    """Sources and how often an epoch passes over each."""
 
     source: NDArray[np.integer]
+    """[N] source number of each example."""
     weights: Sequence[float]
+    """Passes an epoch makes over each source; positive."""
     seed: int
 
     @classmethod
     def from_settings(
         cls, data: DataConfig, store: TokenStore, rows: Positions, *, seed: int
     ) -> Self | None:
-        """Mixture of an epoch over `rows` of the store by the weights of sources and tasks.
-
-        None when every example comes once. The groups of the mixture are the pairs (source, task);
-        a pair's weight is the product of its source's and its task's.
-
-        Raises:
-            ConfigError: the store was made from other sources, or in another order.
-        """
+        """Mixture by the weights of sources and tasks; None when every example comes once."""
         weights, group = _groups(data, store, rows, rows)
         if all(weight == 1.0 for weight in weights):
             return None
@@ -317,12 +292,7 @@ class Mixture:
 
     @cached_property
     def draws(self) -> list[int]:
-        """Examples an epoch takes from each source; at least one where there are any.
-
-        300 examples of weight 2 and 101 of weight 0.5:
-
-            [600, 50]
-        """
+        """Examples an epoch takes from each source, at least one: of 300 with weight 2, 600."""
         return [
             max(1, round(weight * len(examples))) if len(examples) else 0
             for weight, examples in zip(self.weights, self.members, strict=True)
@@ -398,10 +368,7 @@ def task_weights(data: DataConfig, counts: Positions) -> list[float]:
 
     By temperature T a task of n examples has the share n^(1/T) of an epoch that is as long as
     before (Raffel et al. 2020, section 3.5.2, temperature-scaled mixing, without its limit K).
-
-    Args:
-        data: names weights or a temperature.
-        counts: [tasks] training examples of each; documents and pairs count as the first.
+    `counts` [tasks] are each one's training examples; documents and pairs count as the first's.
     """
     temperature = data.task_temperature
     if temperature is None:

@@ -37,10 +37,7 @@ class RowShape:
 
 @dataclass(frozen=True)
 class Placed:
-    """The row of every example. Windows are packed independently and at the same time.
-
-    The k-th example that window w placed is order[w, k]; it went to row row[w, k].
-    """
+    """Rows of examples: the k-th that window w placed is order[w, k]; it went to row row[w, k]."""
 
     order: NDArray[np.int64]
     """[windows, examples] positions within the window."""
@@ -57,12 +54,9 @@ class Placed:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Examples sorted by their row, as they were placed; and how many each row has.
 
-        Args:
-            order: [windows, rows] the rows of each window in the order wanted; None for ascending.
-
-        Returns:
-            [windows, examples] positions within the window, and [windows, rows] counts, 0 where a
-            window has fewer rows than the others.
+        They are positions within the window [windows, examples], and counts [windows, rows], 0
+        where a window has fewer rows than others. `order` [windows, rows] is the order of the rows
+        that is wanted; None for ascending.
         """
         n_windows, width = len(self.row), int(self.n_rows.max(initial=0))
         row = self.row
@@ -70,9 +64,8 @@ class Placed:
             place = np.empty_like(order)
             np.put_along_axis(place, order, np.arange(width)[None], axis=1)
             row = np.take_along_axis(place, row, axis=1)
-        small = (
-            row.astype(np.int16) if width < 1 << 15 else row
-        )  # sorted by radix: ten times faster
+        # Small numbers are sorted by radix: ten times faster.
+        small = row.astype(np.int16) if width < 1 << 15 else row
         sort = np.argsort(small, axis=1, kind="stable")
         cells = row + np.arange(n_windows)[:, None] * width
         counts = np.bincount(cells.ravel(), minlength=n_windows * width)
@@ -80,12 +73,7 @@ class Placed:
 
 
 def pack(source: Lengths, target: Lengths, shape: RowShape) -> Rows:
-    """Rows of whole examples; every example is in exactly one row.
-
-    Args:
-        source: encoder lengths (ignored when `shape.source` is 0).
-        target: decoder lengths, of the same size.
-        shape: what a row can hold; no example may be longer.
+    """Rows of whole examples, none longer than a row; every example is in exactly one row.
 
     >>> pack(np.zeros(3, np.int64), np.array([3, 5, 2]), RowShape(0, 5))
     [[1], [0, 2]]
@@ -98,10 +86,8 @@ def pack(source: Lengths, target: Lengths, shape: RowShape) -> Rows:
 def pack_windows(source: Lengths, target: Lengths, shape: RowShape) -> Placed:
     """Pack each of several windows of as many examples; what `pack` gives for each of them.
 
-    Args:
-        source: [windows, examples] encoder lengths (ignored when `shape.source` is 0).
-        target: [windows, examples] decoder lengths.
-        shape: what a row can hold; no example may be longer.
+    `source` and `target` are lengths [windows, examples]; without `shape.source` the first is not
+    read.
     """
     if shape.source:
         return _best_fit_pairs(source / shape.source, target / shape.target)
@@ -115,9 +101,8 @@ def _best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
     """The row of each of these descending lengths."""
     placed: list[int] = []
     n_rows = 0
-    open_rows: list[list[int]] = [
-        [] for _ in range(capacity + 1)
-    ]  # rows by the room they have left
+    # Rows by the room they have left.
+    open_rows: list[list[int]] = [[] for _ in range(capacity + 1)]
     rooms = 0  # bit r is set when some row has room r: the smallest room >= n is one shift away
     for length in lengths:
         candidates = rooms >> length
@@ -215,13 +200,8 @@ def choose_shape(
     Padding falls with longer rows and attention's cost rises with them. A candidate's cost is its
     computed tokens per useful one, times 1 + length / 8192 for the attention over a row (a guess:
     at width 512 the two matrix products of attention cost as much as the projections near 4,096
-    positions, and masks are half empty).
-
-    Args:
-        source: encoder lengths of a sample of examples, among them the longest.
-        target: decoder lengths of the same examples.
-        encoder: whether the model has an encoder side.
-        at_most: tokens a row may hold, as far as the longest example allows.
+    positions, and masks are half empty). The lengths are of a sample of examples, among them the
+    longest; a row may hold `at_most` tokens, as far as the longest example allows.
     """
     longest_s = _round_up(int(source.max(initial=1)))
     longest_t = _round_up(int(target.max(initial=1)))

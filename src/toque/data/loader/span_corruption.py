@@ -40,29 +40,22 @@ _HELD_OUT: Final = key_of(0x7370616E73)
 
 @dataclass(frozen=True)
 class SpanCorruption:
-    """Corrupts a text.
-
-    Args:
-        density: share of a text's tokens that are lost, in (0, 0.5].
-        mean_length: tokens of a lost span on average, at least 1.
-        sentinels: ids that stand for the spans, in order.
-        end: closes either side.
-    """
+    """Corrupts a text."""
 
     density: float
+    """Share of a text's tokens that are lost, in (0, 0.5]."""
     mean_length: float
+    """Tokens of a lost span on average, at least 1."""
     sentinels: Sequence[int]
+    """Ids that stand for the spans, in order."""
     end: int
+    """Closes either side."""
 
     @classmethod
     def from_settings(
         cls, section: SpanCorruptionConfig, store: TokenStore, *, encoder: bool
     ) -> Self:
-        """The corruption of a run's texts.
-
-        Raises:
-            ConfigError: a model without an encoder, or a vocabulary with too few sentinels.
-        """
+        """The corruption of a run's texts; needs an encoder and enough sentinels."""
         if not encoder:
             raise ConfigError(
                 "span_corruption is set, and the model has no encoder to read what is left of a "
@@ -94,14 +87,10 @@ class SpanCorruption:
         return self.in_store(store).at(_HELD_OUT)
 
     def __call__(self, prompt: Ids, target: Ids, key: int) -> tuple[Ids, Ids]:
-        """The corrupted sides of the text that prompt and target are together.
+        """The corrupted sides of the text that prompt and target are together, spans by `key`.
 
-        The two stay as they are when they are shorter than `SHORTEST` together.
-
-        Args:
-            prompt: ids as stored; an end token that closes it is dropped.
-            target: ids as stored; an end token that closes it is moved to where it belongs.
-            key: decides which spans are lost.
+        An end token of the prompt is dropped, one of the target moved to where it belongs. The two
+        stay as they are when they are shorter than `SHORTEST` together.
         """
         if len(prompt) + len(target) < SHORTEST:
             return prompt, target

@@ -35,19 +35,16 @@ _MANY_LOST_BYTES = 100
 """Lost bytes in plain text above which its encoding is suspected; fewer are damage."""
 BEYOND = "beyond max_examples"
 """The reason for dropping valid records beyond `max_examples`."""
-
-
-BARS = 32
-"""Most bins in a histogram."""
-FEW = 12
-"""A column with at most this many different integers is counted value by value."""
 FROM, COVERAGE = "_from", "_coverage"
 """Column `X_from` holds the origin of each row's label `X`, 0 being our own rule; `X_coverage` how
 much of what that rule needs was known."""
-MANY = 40
-"""Up to so many are counted as well, beside a histogram: they may be classes with names."""
 BY_RULE = 0
-SHOWN = 20
+_BARS = 32
+"""Most bins in a histogram."""
+_FEW, _MANY = 12, 40
+"""A column of at most so many different integers is counted value by value: instead of a histogram,
+and beside one, because they may be classes with names."""
+_SHOWN = 20
 """Kept, and dropped, records shown in the report."""
 _MAX_LABEL = 255
 """Larger integers are amounts, never labels."""
@@ -82,16 +79,12 @@ class Histogram(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: NDArray[np.generic]) -> Histogram:
-        """A histogram with bins of a round width; no bins without values.
-
-        >>> Histogram.of(np.array([0, 1, 1, 39])).edges[:3]
-        [0.0, 2.0, 4.0]
-        """
+        """A histogram with bins of a round width, such as 0, 2, 4; no bins without values."""
         if not len(values):
             return cls([], [])
         least, most = float(values.min()), float(values.max())
         whole = np.issubdtype(values.dtype, np.integer)
-        width = round_width((most - least) / BARS or 1.0)
+        width = _round_width((most - least) / _BARS or 1.0)
         width = max(1.0, width) if whole else width
         first = np.floor(least / width)
         # 1.0 ends a share's last bin; 20 begins another of whole numbers.
@@ -115,7 +108,7 @@ class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
     histogram: Histogram | None = None
     """Histogram of a column with many values."""
     values: dict[str, int] = {}
-    """Rows per value, for a column with at most `MANY` different integers."""
+    """Rows per value, for a column with at most `_MANY` different integers."""
     origins: dict[str, dict[str, int]] = {}
     """Rows per value for each origin of the value; empty if not recorded."""
 
@@ -143,9 +136,8 @@ class Lengths(msgspec.Struct, frozen=True):
         """Percentiles of `lengths`; all zero when there are none."""
         if not len(lengths):
             return cls(0.0, 0, 0, 0, 0)
-        p50, p90, p99 = np.percentile(lengths, [50, 90, 99], method="higher")
-        longest = int(lengths.max())
-        return cls(round(float(lengths.mean()), 1), int(p50), int(p90), int(p99), longest)
+        shares = np.percentile(lengths, [50, 90, 99, 100], method="higher")
+        return cls(round(float(lengths.mean()), 1), *shares.astype(int).tolist())
 
 
 def is_of_another_encoding(read: int, dropped: Mapping[str, int], notes: Mapping[str, int]) -> bool:
@@ -168,24 +160,18 @@ class SourceReport(msgspec.Struct, frozen=True):
 
 
 def unused_in_words(sources: Sequence[SourceReport]) -> list[str]:
-    """A sentence for each source some of whose fields no example holds.
-
-    >>> unused_in_words([SourceReport("a.csv", "csv", 0, 9, 9, {"id": 9, "note": 4})])
-    ["Fields of a.csv that no example holds: 'id', 'note' (4 of 9 records)."]
-    """
+    """A sentence for each source some of whose fields no example holds."""
     found: list[str] = []
     for number in sorted({file.source for file in sources}):
         files = [file for file in sources if file.source == number]
-        unused, read = Counter[str](), sum(file.read for file in files)
-        for file in files:
-            unused.update(file.unused)
+        unused = sum((Counter(file.unused) for file in files), Counter[str]())
+        read = sum(file.read for file in files)
         fields = [
             repr(name) + (f" ({n:,} of {read:,} records)" if n < read else "")
             for name, n in most_named(unused).items()
         ]
-        more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
         if fields:
-            place = f"{files[0].path}{more}"
+            place = files[0].path + (f" and {len(files) - 1:,} more" if len(files) > 1 else "")
             found.append(f"Fields of {place} that no example holds: {', '.join(fields)}.")
     return found
 
@@ -246,8 +232,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, folder: Path) -> None:
         """Write it into the store."""
-        data = msgspec.json.format(msgspec.json.encode(self), indent=1)
-        atomic_write(folder / JSON_NAME, data)
+        atomic_write(folder / JSON_NAME, msgspec.json.format(msgspec.json.encode(self), indent=1))
 
     @classmethod
     def read_from(cls, folder: Path) -> Report | None:
@@ -274,10 +259,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """Notice on unknown tokens and what to do about them; None where there are few."""
         if self.unknown_share < NOTED_UNKNOWN:
             return None
-        n_lost = max(1, self.lost_in_all)
         shown = [
-            f"{char!r} ({unicodedata.name(char, 'no name').lower()}) {count / n_lost:.0%}"
-            for char, count in list(self.lost_characters.items())[:5]
+            f"{c!r} ({unicodedata.name(c, 'no name').lower()}) {n / max(1, self.lost_in_all):.0%}"
+            for c, n in list(self.lost_characters.items())[:5]
         ]
         of_which = f" Of the characters lost: {', '.join(shown)}." if shown else ""
         return (
@@ -289,22 +273,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def losses(self) -> list[str]:
         """Sentences on truncation and characters outside the vocabulary."""
-        sentences: list[str] = []
+        cut = []
         for side, total in (("prompt", self.prompt_tokens), ("target", self.target_tokens)):
             lost = self.cut.get(f"{side}_tokens", 0)
-            share = lost / (total + lost) if total + lost else 0.0
-            sentences.append(
+            cut.append(
                 f"{self.cut.get(f'{side}s', 0):,} {side}s were cut, losing {lost:,} tokens "
-                f"({share:.2%} of their side)."
+                f"({lost / max(1, total + lost):.2%} of their side)."
             )
         n_unknown = self.unknown.get("prompt", 0) + self.unknown.get("target", 0)
-        share = self.unknown_share
         shown = " ".join(f"{c!r} {n}" for c, n in list(self.lost_characters.items())[:10])
-        sentences.append(
-            f"{n_unknown:,} tokens are unknown to the vocabulary ({share:.4%})"
+        unknown = (
+            f"{n_unknown:,} tokens are unknown to the vocabulary ({self.unknown_share:.4%})"
             + (f"; the characters most often lost: {shown}." if shown else ".")
         )
-        return [*self.limits, " ".join(sentences[:-1]), sentences[-1]]
+        return [*self.limits, " ".join(cut), unknown]
 
 
 def reasons_in_words(dropped: Mapping[str, int], lines: Mapping[str, list[str]]) -> str:
@@ -316,12 +298,8 @@ def reasons_in_words(dropped: Mapping[str, int], lines: Mapping[str, list[str]])
     return "; ".join(parts) or "no record was found"
 
 
-def round_width(least: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is not below `least`.
-
-    >>> round_width(0.03), round_width(13), round_width(50)
-    (0.05, 20.0, 50.0)
-    """
+def _round_width(least: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is not below `least`: of 13, 20."""
     power = 10.0 ** np.floor(np.log10(least))
     # A width of exactly 5 must not become 10 by the last bit.
     step = next(step for step in (1.0, 2.0, 5.0, 10.0) if step * power >= least * (1 - 1e-12))
@@ -337,12 +315,12 @@ def _column_report(
     known = numbers[there]
     if not len(known):
         return ColumnReport(name=name, known=0, missing=len(numbers), mean=0, least=0, most=0)
-    counts = _few(known)
-    named = counts if counts is not None else _few(known, most=MANY)
+    counts = _few(known, _FEW)
     origins: dict[str, dict[str, int]] = {}
     if counts and origin is not None:
         kinds = origin[there].astype(np.float64)
-        origins = {kind: _few(known[kinds == float(kind)]) or {} for kind in _few(kinds) or {}}
+        named = _few(kinds, _FEW) or {}
+        origins = {kind: _few(known[kinds == float(kind)], _FEW) or {} for kind in named}
     return ColumnReport(
         name=name,
         known=len(known),
@@ -351,7 +329,7 @@ def _column_report(
         least=round(float(known.min()), 4),
         most=round(float(known.max()), 4),
         histogram=None if counts else Histogram.of(known),
-        values=named or {},
+        values=counts or _few(known, _MANY) or {},
         origins=origins,
     )
 
@@ -399,23 +377,21 @@ def dropped_excerpts(
     store: TokenStore, codec: Codec, excerpts: Sequence[Excerpt], reasons: Mapping[str, int]
 ) -> list[Excerpt]:
     """Dropped records: `excerpts` of those without rows, and rows left out for `reasons`."""
-    rows = _drawn(store, store.split == LEFT_OUT)
-    if not rows or not reasons:
-        return spread(excerpts, SHOWN)
+    rows = _drawn(store, store.split == LEFT_OUT) if reasons else []
     keys = store.column("record_key")
-    again = np.isin(keys[rows], keys[store.split != LEFT_OUT]).tolist()
+    again = np.isin(keys[rows], keys[store.split != LEFT_OUT]).tolist() if rows else []
     rest = " or ".join(r for r in sorted(reasons) if r != "duplicate") or "duplicate"
     left_out = [
         _excerpt(store, codec, row, "duplicate" if twice and "duplicate" in reasons else rest)
         for row, twice in zip(rows, again, strict=True)
     ]
-    return spread([*excerpts, *left_out], SHOWN)
+    return spread([*excerpts, *left_out], _SHOWN)
 
 
 def _drawn(store: TokenStore, among: NDArray[np.bool_]) -> list[int]:
     rows = np.flatnonzero(among)
     order = mixed(store.column("key")[rows].astype(np.uint64) ^ _SALT)
-    drawn: list[int] = rows[np.argsort(order, kind="stable")[:SHOWN]].tolist()
+    drawn: list[int] = rows[np.argsort(order, kind="stable")[:_SHOWN]].tolist()
     return drawn
 
 
@@ -424,37 +400,26 @@ def _excerpt(store: TokenStore, codec: Codec, row: int, reason: str) -> Excerpt:
     return Excerpt(reason, "", shortened(target), shortened(prompt))
 
 
-def _few(values: NDArray[np.float64], *, most: int = FEW) -> dict[str, int] | None:
-    """Rows per value if the values are few integers, else None."""
+def _few(values: NDArray[np.float64], most: int) -> dict[str, int] | None:
+    """Rows per value if the values are at most `most` different integers, else None."""
     if not len(values):
         return {}
     if values.min() < 0 or values.max() > _MAX_LABEL or (values != np.floor(values)).any():
         return None
-    counts = np.bincount(values.astype(np.int64))
-    different = np.flatnonzero(counts)
+    different, counts = np.unique(values.astype(np.int64), return_counts=True)
     if len(different) > most:
         return None
-    return {str(value): int(counts[value]) for value in different}
+    return dict(zip(map(str, different.tolist()), counts.tolist(), strict=True))
 
 
 def sampled(excerpts: Iterable[Excerpt], per_reason: int = PER_REASON) -> list[Excerpt]:
-    """The excerpts of each reason with the smallest hashes, by reason and hash.
-
-    >>> given = [Excerpt("no title", place, "{}") for place in ("a:1", "a:2")]
-    >>> len(sampled(given, per_reason=1))
-    1
-    """
+    """The excerpts of each reason with the smallest hashes, by reason and hash."""
     by_reason = sorted(_by_reason(excerpts).items())
     return [excerpt for _, ranked in by_reason for excerpt in ranked[:per_reason]]
 
 
 def spread(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
-    """Excerpts, at most `n`, taken from each reason in turn, so that rare reasons are shown too.
-
-    >>> given = [Excerpt(reason, str(i), "") for i, reason in enumerate("aaab")]
-    >>> [e.reason for e in spread(given, 3)]
-    ['a', 'a', 'b']
-    """
+    """At most `n` excerpts, of each reason in turn, so that rare reasons are shown too."""
     turns = [
         (turn, reason, excerpt)
         for reason, ranked in _by_reason(excerpts).items()
@@ -465,8 +430,6 @@ def spread(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
 
 
 def _by_reason(excerpts: Iterable[Excerpt]) -> dict[str, list[Excerpt]]:
-    """The excerpts of each reason, the smallest hash first."""
-
     def rank(excerpt: Excerpt) -> tuple[int, str]:
         written = f"{excerpt.reason}\0{excerpt.place}\0{excerpt.prompt}\0{excerpt.text}"
         return xxhash.xxh3_64_intdigest(written.encode()), excerpt.place

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -95,8 +96,7 @@ def first_of_kind(
         return np.ones(0, np.bool_)
     order = np.lexsort((records, task, record_key))
     key, kind, record = record_key[order], task[order], records[order]
-    begins = np.ones(len(order), np.bool_)
-    begins[1:] = (key[1:] != key[:-1]) | (kind[1:] != kind[:-1])
+    begins = _changes(key) | _changes(kind)
     first = record[np.flatnonzero(begins)][np.cumsum(begins) - 1]
     keep = np.empty(len(order), np.bool_)
     keep[order] = record == first
@@ -198,12 +198,10 @@ def _minima(words: U64, lengths: NDArray[np.int64]) -> Signatures:
 
 def similarity(ours: Signatures, theirs: Signatures) -> NDArray[np.float64]:
     """Estimated Jaccard similarity of rows: the share of equal entries."""
-    shares: NDArray[np.float64] = (ours == theirs).mean(axis=-1)
-    return shares
+    return np.asarray((ours == theirs).mean(axis=-1))
 
 
-@dataclass(frozen=True)
-class Clusters:
+class Clusters(NamedTuple):
     """Clusters of near-duplicates: connected components of similar pairs."""
 
     first: NDArray[np.int64]
@@ -212,7 +210,7 @@ class Clusters:
     """Records of crowded buckets that were compared with `ROUNDS` others only, over all bands."""
 
 
-def band_key(found: Signatures, band: int) -> U64:
+def _band_key(found: Signatures, band: int) -> U64:
     """[records] a key that is equal where all six entries of a band are."""
     part = np.array(found[:, band * BAND : (band + 1) * BAND])
     key = np.zeros(len(part), np.uint64)
@@ -222,15 +220,13 @@ def band_key(found: Signatures, band: int) -> U64:
 
 
 def find_clusters(found: Signatures) -> Clusters:
-    """Clusters of records whose estimated similarity reaches the threshold.
-
-    Memory: about sixty bytes a record besides the signatures [records, HASHES], which may be a
-    memory map.
-    """
+    """Clusters of records whose estimated similarity reaches the threshold; 60 bytes a record."""
     first = np.arange(len(found), dtype=np.int64)
     unchecked = 0
     for band in range(BANDS):
-        rows, bucket = _crowded(band_key(found, band))
+        keys = _band_key(found, band)
+        order = np.argsort(keys, kind="stable")
+        rows, bucket = _of_several(order, np.cumsum(_changes(keys[order])))
         for _ in range(ROUNDS):
             if not len(rows):
                 break
@@ -247,23 +243,20 @@ def find_clusters(found: Signatures) -> Clusters:
     return Clusters(first, unchecked)
 
 
-def _crowded(keys: U64) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(rows, bucket number) of rows that share their key, buckets and rows ascending."""
-    order = np.argsort(keys, kind="stable")
-    in_order = keys[order]
-    begins = np.ones(len(order), np.bool_)
-    begins[1:] = in_order[1:] != in_order[:-1]
-    return _of_several(order, np.cumsum(begins))
+def _changes(ordered: NDArray[np.unsignedinteger]) -> NDArray[np.bool_]:
+    """True where a value is another than the one before it; true for the first."""
+    changes = np.ones(len(ordered), np.bool_)
+    changes[1:] = ordered[1:] != ordered[:-1]
+    return changes
 
 
 def _of_several(
     rows: NDArray[np.int64], bucket: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Drop buckets of one row."""
-    like_next = np.zeros(len(rows), np.bool_)
-    like_next[:-1] = bucket[1:] == bucket[:-1]
-    shared = like_next.copy()
-    shared[1:] |= like_next[:-1]
+    """Rows and their ascending buckets without the buckets of one row."""
+    shared = np.zeros(len(rows), np.bool_)
+    shared[1:] = bucket[1:] == bucket[:-1]
+    shared[:-1] |= shared[1:].copy()
     return rows[shared], bucket[shared]
 
 
@@ -281,16 +274,10 @@ def _alike(
 def _unite(first: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64]) -> None:
     """Vectorised union-find: attach each root to the smallest root it meets, until none changes."""
     while len(a):
-        roots_a, roots_b = first[a], first[b]
-        apart = roots_a != roots_b
+        apart = first[a] != first[b]
         a, b = a[apart], b[apart]
-        low = np.minimum(roots_a, roots_b)[apart]
-        high = np.maximum(roots_a, roots_b)[apart]
-        np.minimum.at(first, high, low)
-        while True:
-            jumped = first[first]
-            if np.array_equal(jumped, first):
-                break
+        np.minimum.at(first, np.maximum(first[a], first[b]), np.minimum(first[a], first[b]))
+        while not np.array_equal(jumped := first[first], first):
             first[:] = jumped
 
 

@@ -74,25 +74,17 @@ class StoreFinalizer:
     """Time at which preparing began, by `time.perf_counter`."""
 
     def finish(self) -> Report:
-        """Write the split, the report and, last, the manifest.
-
-        Raises:
-            DataError: its reader refused too large a share of a source, or nothing
-                usable is left; with counts by reason.
-        """
+        """Write the split, the report and, last, the manifest; DataError if too little is left."""
         folder = self.plan.store
         refuse_bad_sources(self.plan, self.shards)
         self._refuse_missing_tasks()
-        alike = None
+        first_alike, n_unchecked = None, 0
         if self.plan.settings.dedup == "near":
             names = [shard_folder(folder, shard.group) for shard in self.shards]
-            alike = clusters_of(folder, names)
+            first_alike, n_unchecked = clusters_of(folder, names)
         keys = ("key", "title_key", "record_key", "task", "starts_record")
         columns = {name: read_column(folder, self.shards, name) for name in keys}
-        division = divide(
-            RowKeys(**columns, first_alike=None if alike is None else alike.first),
-            self.plan.settings,
-        )
+        division = divide(RowKeys(**columns, first_alike=first_alike), self.plan.settings)
         dropped, lines = _dropped(self.shards)
         dropped.update(division.dropped)
         read = sum(block.read for shard in self.shards for block in shard.blocks)
@@ -106,7 +98,7 @@ class StoreFinalizer:
         with atomic_file(folder / "split.npy") as file:
             write_array(file, division.split)
         manifest = self._manifest(division, dropped, read=read)
-        notes = self._notes(alike.unchecked if alike else 0)
+        notes = self._notes(n_unchecked)
         report = self._report(TokenStore(folder, manifest), division, dropped, lines, notes)
         if report.unknown_share > MOST_UNKNOWN:
             raise DataError(
@@ -121,20 +113,16 @@ class StoreFinalizer:
         return report
 
     def _refuse_missing_tasks(self) -> None:
-        """Raise if no record has an example of one of the tasks."""
         notes = self._summed("notes")
         for task in self.plan.settings.tasks:
-            without = [
-                (note.removeprefix(missing_note(task)), n)
-                for note, n in notes.items()
-                if note.startswith(missing_note(task))
-            ]
+            begins = missing_note(task)
+            without = [note for note in notes if note.startswith(begins)]
             if without and not notes[examples_note(task)]:
-                needs, n = without[0]
                 raise DataError(
-                    f"data.tasks asks for {task}, and none of the {n:,} recipes in "
-                    f"{self._named_sources()} gives an example of it: {needs}. Take {task} out of "
-                    "data.tasks, or add a source that has what it needs."
+                    f"data.tasks asks for {task}, and none of the {notes[without[0]]:,} recipes in "
+                    f"{self._named_sources()} gives an example of it: "
+                    f"{without[0].removeprefix(begins)}. Take {task} out of data.tasks, or add a "
+                    "source that has what it needs."
                 )
 
     def _named_sources(self) -> str:
@@ -154,9 +142,7 @@ class StoreFinalizer:
         found = []
         for file in self.plan.files:
             own = blocks[file.source, file.name]
-            unused = Counter[str]()
-            for block in own:
-                unused.update(block.unused)
+            unused = sum((Counter(block.unused) for block in own), Counter[str]())
             found.append((file, sum(b.read for b in own), sum(b.kept for b in own), unused))
         return found
 
@@ -240,12 +226,7 @@ class StoreFinalizer:
                 SourceEntry(f.name, f.reader.recorded_name, f.source, f.sha256, f.bytes, r, k)
                 for f, r, k, _ in self._per_file()
             ],
-            shards=[
-                entry
-                for shard in self.shards
-                for entry in shard.files
-                if Path(entry.file).stem != NEAR
-            ],
+            shards=[e for s in self.shards for e in s.files if Path(e.file).stem != NEAR],
             files=[file_entry(folder / "split.npy", "split.npy", len(division.split))]
             + [file_entry(path, f"tokenizer/{path.name}", 0) for path in tokenizer],
             columns=dict(sorted(columns.items())),

@@ -9,10 +9,11 @@ teach the model to stop in mid-recipe.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +62,17 @@ class ShardBuilder:
         self._sources: list[int] = []
         self._records: list[int] = []  # ordinal of each example's record
         self._n_records = 0
-        self._blocks: list[BlockCounts] = []
-        self._notes: Counter[str] = Counter()
-        self._dropped: Counter[str] = Counter()
-        self._cut: Counter[str] = Counter()
-        self._unknown: Counter[str] = Counter()
-        self._lost: Counter[str] = Counter()
         self._kept_records = 0
+        self._blocks: list[BlockCounts] = []
+        names = ("notes", "dropped", "cut", "unknown")
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+        self._lost: Counter[str] = Counter()
         self._excerpts: list[Excerpt] = []
 
     def read(self, block: Block, reader: RecordReader) -> None:
         """Add a block's examples, checked against the reader's own counts."""
         given = examples_in(block, reader)
-        check_ids(block, given.examples, self._codec)
+        _check_ids(block, given.examples, self._codec)
         records = _ordinals(given.examples)
         n_records = records[-1] + 1 if records else 0
         n_dropped = sum(map(len, given.dropped.values()))
@@ -88,12 +87,14 @@ class ShardBuilder:
         self._sources += [block.source] * len(given.examples)
         self._records += [self._n_records + r for r in records]
         self._n_records += n_records
-        self._notes.update(given.notes)
-        for reason, numbers in given.dropped.items():
-            for number in numbers:
-                if number in given.texts:
-                    place = f"{Path(block.path).name}:{number}"
-                    self._excerpts.append(Excerpt(reason, place, shortened(given.texts[number])))
+        self._counts["notes"].update(given.notes)
+        name = Path(block.path).name
+        self._excerpts += [
+            Excerpt(reason, f"{name}:{number}", shortened(given.texts[number]))
+            for reason, numbers in given.dropped.items()
+            for number in numbers
+            if number in given.texts
+        ]
         self._blocks.append(
             BlockCounts(
                 path=block.path,
@@ -111,13 +112,9 @@ class ShardBuilder:
         return {
             "records": self._kept_records,
             "blocks": self._blocks,
-            "dropped": dict(sorted(self._dropped.items())),
-            "notes": dict(sorted(self._notes.items())),
-            "cut": dict(sorted(self._cut.items())),
-            "unknown": dict(sorted(self._unknown.items())),
             "lost_characters": dict(self._lost.most_common(100)),
             "excerpts": sampled(self._excerpts),
-        }
+        } | {name: dict(sorted(counts.items())) for name, counts in self._counts.items()}
 
     def rows(self) -> dict[str, NDArray[Any]]:
         """Arrays to store, by file name."""
@@ -183,18 +180,15 @@ class ShardBuilder:
                 reasons.update(dict.fromkeys(index[over].tolist(), reason))
                 keep &= ~over
         for side, wrapped in (("prompt", prompt), ("target", target)):
-            self._cut[f"{side}s"] += int((wrapped.cut & keep).sum())
-            self._cut[f"{side}_tokens"] += int(wrapped.lost[keep].sum())
+            self._counts["cut"][f"{side}s"] += int((wrapped.cut & keep).sum())
+            self._counts["cut"][f"{side}_tokens"] += int(wrapped.lost[keep].sum())
         of = index[keep]
         return prompt.side.select(keep), target.side.select(keep), of, np.zeros_like(of)
 
     def _document_rows(self, documents: list[int], reasons: dict[int, str]) -> Rows:
         settings = self._settings
         texts = self._encoded("target", [self._examples[i].target for i in documents])
-        prompts: list[Ids] = []
-        targets: list[Ids] = []
-        of: list[int] = []
-        part: list[int] = []
+        rows: list[tuple[Ids, Ids, int, int]] = []
         most_prompt, most_target = settings.limits
         limit = most_target + (most_prompt - 1) * (settings.family_kind == "encoder-decoder")
         for at, i in enumerate(documents):
@@ -219,29 +213,23 @@ class ShardBuilder:
                 whole=example.ends,
             )
             n_pieces = 1 if settings.on_overlong == "truncate" else None
-            for number, (prompt, target) in enumerate(islice(cuts, n_pieces)):
-                prompts.append(prompt)
-                targets.append(target)
-                of.append(i)
-                part.append(number)
+            rows += [(*sides, i, part) for part, sides in enumerate(islice(cuts, n_pieces))]
             if over and n_pieces:
-                self._cut["targets"] += 1
-                self._cut["target_tokens"] += max(0, len(ids) - limit)
-        return (
-            TokenRows.joined(prompts),
-            TokenRows.joined(targets),
-            np.array(of, np.int64),
-            np.array(part, np.int64),
-        )
+                self._counts["cut"]["targets"] += 1
+                self._counts["cut"]["target_tokens"] += max(0, len(ids) - limit)
+        prompts, targets = [row[0] for row in rows], [row[1] for row in rows]
+        of, parts = (np.array([row[field] for row in rows], np.int64) for field in (2, 3))
+        return TokenRows.joined(prompts), TokenRows.joined(targets), of, parts
 
     def _encoded(self, side: str, texts: list[str]) -> TokenRows:
         encoded = self._codec.encode_flat(texts)
-        self._unknown[f"{side}_tokens"] += len(encoded.flat)
+        unknown, notes = self._counts["unknown"], self._counts["notes"]
+        unknown[f"{side}_tokens"] += len(encoded.flat)
         if self._codec.unk_id is not None:
-            self._unknown[side] += int((encoded.flat == self._codec.unk_id).sum())
+            unknown[side] += int((encoded.flat == self._codec.unk_id).sum())
             self._lost.update(encoded.lost)
         if encoded.disagreed:
-            self._notes["texts tokenised the long way: the fast one gave other ids"] += len(texts)
+            notes["texts tokenised the long way: the fast one gave other ids"] += len(texts)
         return TokenRows(encoded.flat, encoded.ends)
 
     def _raise_overlong(self, index: int, side: str, limit: int) -> None:
@@ -258,22 +246,22 @@ class ShardBuilder:
         self._kept_records = len(kept)
         why: dict[int, str] = {}
         for i in sorted(reasons):
-            if self._records[i] in kept:
-                self._notes[f"examples left out: {reasons[i]}"] += 1
-            else:
-                if self._records[i] not in why:
-                    example = self._examples[i]
-                    text, prompt = shortened(example.target), shortened(example.prompt)
-                    self._excerpts.append(Excerpt(reasons[i], "", text, prompt))
-                why.setdefault(self._records[i], reasons[i])
-        self._dropped.update(why.values())
+            record, example = self._records[i], self._examples[i]
+            if record in kept:
+                self._counts["notes"][f"examples left out: {reasons[i]}"] += 1
+            elif record not in why:
+                why[record] = reasons[i]
+                text, prompt = shortened(example.target), shortened(example.prompt)
+                self._excerpts.append(Excerpt(reasons[i], "", text, prompt))
+        self._counts["dropped"].update(why.values())
 
     def _columns(self, of: NDArray[np.int64], part: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         chosen = [self._examples[i] for i in of.tolist()]
         records = np.array(self._records, np.int64)[of]
+        groups = (part // PIECES_PER_GROUP).tolist()
         keys = [
-            _part_key(e.key, p // PIECES_PER_GROUP) if e.document else e.key
-            for e, p in zip(chosen, part.tolist(), strict=True)
+            xxhash.xxh3_64_intdigest(struct.pack("<QQ", e.key, group)) if e.document else e.key
+            for e, group in zip(chosen, groups, strict=True)
         ]
         columns: dict[str, NDArray[Any]] = {
             "key": np.array(keys, np.uint64),
@@ -292,54 +280,36 @@ class ShardBuilder:
 
 def _ordinals(examples: list[Example]) -> list[int]:
     """The record of each example, from 0; a new record begins where the task does not rise."""
-    if not any(example.task for example in examples):
-        return list(range(len(examples)))
-    ordinals: list[int] = []
-    for before, example in zip([None, *examples], examples, strict=False):
-        same = (
-            before is not None
-            and before.record_key == example.record_key
-            and before.task < example.task
-        )
-        ordinals.append(ordinals[-1] + (not same) if ordinals else 0)
-    return ordinals
-
-
-def _part_key(key: int, group: int) -> int:
-    return xxhash.xxh3_64_intdigest(key.to_bytes(8, "little") + group.to_bytes(8, "little"))
+    begins = (a.record_key != b.record_key or a.task >= b.task for a, b in pairwise(examples))
+    return list(accumulate(begins, initial=0))[: len(examples)]
 
 
 def _merged(pairs: Rows, documents: Rows) -> Rows:
     """Pairs and documents of one group, merged in the order of their examples."""
     of, part = (np.concatenate([pairs[i], documents[i]]) for i in (2, 3))
     order = np.argsort(of, kind="stable")
-    sides = []
-    for a, b in ((pairs[0], documents[0]), (pairs[1], documents[1])):
+
+    def merged(a: TokenRows, b: TokenRows) -> TokenRows:
         rows = [*np.split(a.tokens, a.ends[:-1]), *np.split(b.tokens, b.ends[:-1])]
-        sides.append(TokenRows.joined([rows[i] for i in order]))
-    return sides[0], sides[1], of[order], part[order]
+        return TokenRows.joined([rows[i] for i in order])
+
+    return merged(pairs[0], documents[0]), merged(pairs[1], documents[1]), of[order], part[order]
 
 
-def check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
-    """Check the ids of token files against the tokenizer's vocabulary."""
-    for number, example in enumerate(examples):
-        if example.ids:
-            most = int(np.frombuffer(example.ids, "<u4").max())
-            if most >= codec.vocab_size:
-                raise DataError(
-                    f"{block.path} holds the token id {most:,} (document "
-                    f"{block.first_line + number:,}), and the tokenizer {codec.name} has only the "
-                    f"ids 0 to {codec.vocab_size - 1:,}. A token file can only be read with the "
-                    "tokenizer it was written with: name that one in model.tokenizer, or prepare "
-                    "the texts themselves."
-                )
+def _check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
+    for document, example in enumerate(examples, block.first_line):
+        most = int(np.frombuffer(example.ids, "<u4").max()) if example.ids else 0
+        if most >= codec.vocab_size:
+            raise DataError(
+                f"{block.path} holds the token id {most:,} (document {document:,}), and the "
+                f"tokenizer {codec.name} has only the ids 0 to {codec.vocab_size - 1:,}. A token "
+                "file can only be read with the tokenizer it was written with: name that one in "
+                "model.tokenizer, or prepare the texts themselves."
+            )
 
 
 def ids_of(example: Example, codec: Codec) -> Ids:
-    """An example's ids without bos and eos, which `pieces` adds.
-
-    With an end token 1, the ids 5 6 1 of a whole document give 5 6.
-    """
+    """An example's ids without bos and eos, which `pieces` adds."""
     ids = np.frombuffer(example.ids, "<u4").astype(np.uint32)
     if len(ids) and codec.bos_id is not None and ids[0] == codec.bos_id:
         ids = ids[1:]
@@ -390,12 +360,7 @@ class Wrapped:
 def wrap(
     side: TokenRows, *, limit: int, begin: int | None, end: int | None, end_after_cut: bool
 ) -> Wrapped:
-    """Put `begin` before and `end` after every row, and cut rows to `limit` tokens.
-
-    Rows [5, 6] and [7, 8, 9] with end 1, limit 3 and no end after a cut:
-
-        [5, 6, 1], [7, 8, 9]
-    """
+    """Put `begin` before and `end` after every row, and cut rows to `limit` tokens."""
     n_begin, n_end = int(begin is not None), int(end is not None)
     lengths = side.lengths
     cut = lengths + n_begin + n_end > limit
@@ -413,15 +378,13 @@ def wrap(
     if end is not None:
         is_text[out_ends[has_end] - 1] = False
         tokens[out_ends[has_end] - 1] = end
-    tokens[is_text] = side.tokens if not cut.any() else side.tokens[_beginnings(kept, lengths)]
+    text = side.tokens
+    if cut.any():  # the first `kept` tokens of each row are taken
+        parts = np.stack([kept, lengths - kept], axis=1).ravel()
+        text = text[np.repeat(np.tile([True, False], len(kept)), parts)]
+    tokens[is_text] = text
     # A row that lost only its eos counts as cut too.
     return Wrapped(TokenRows(tokens, out_ends), cut, lengths - kept)
-
-
-def _beginnings(kept: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mask over concatenated rows: true for the first `kept` tokens of each."""
-    parts = np.stack([kept, lengths - kept], axis=1).ravel()
-    return np.repeat(np.tile([True, False], len(kept)), parts)
 
 
 def pieces(

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -158,9 +158,8 @@ class ShardWriting:
     """The shards of one store: reuse those of an earlier start, write the others, stop early.
 
     With `max_examples`, files take turns, one block each, and reading ends at the first group
-    after which the groups hold enough distinct examples. That group is determined from the content
-    of the groups in their order, so the store is the same for every number of workers; groups
-    finished beyond it are discarded.
+    after which the groups hold enough distinct examples: the content of the groups in their order
+    decides, never the number of workers. Groups finished beyond it are discarded.
     """
 
     writer: ShardWriter
@@ -177,10 +176,15 @@ class ShardWriting:
         self, progress: ProgressSink, *, workers: int | None, engine: Engine
     ) -> list[ShardResult]:
         """Every shard the store needs, in group order."""
-        total = sum(map(plain_bytes, self.files))
+        total, wanted = sum(map(plain_bytes, self.files)), self.writer.settings.max_examples
         if workers is None and engine == "local":
             workers = 1 if total <= _SMALL else usable_cores()
-        coming = self._groups()
+        most = source_files.GROUP_BYTES
+        if wanted is None:
+            coming = grouped(chain.from_iterable(map(blocks_of, self.files)), most=most)
+        else:
+            most = min(most, max(1 << 20, wanted * _BYTES_AN_EXAMPLE))
+            coming = grouped(_in_turns(self.files), most=most)
         write_shards = _write_on_ray if engine == "ray" else _write_here
         with closing(write_shards(self.writer, self._to_do(coming), workers)) as written:
             for result in written:
@@ -194,23 +198,15 @@ class ShardWriting:
             self.not_read = max(1, total - sum(self._sizes[n] for n in range(self._needed)))
         return [self._results[number] for number in range(self._needed)]
 
-    def _groups(self) -> Groups:
-        wanted = self.writer.settings.max_examples
-        if wanted is None:
-            blocks = chain.from_iterable(map(blocks_of, self.files))
-            return grouped(blocks, most=source_files.GROUP_BYTES)
-        size = min(source_files.GROUP_BYTES, max(1 << 20, wanted * _BYTES_AN_EXAMPLE))
-        return grouped(in_turns(self.files), most=size)
-
     def _to_do(self, coming: Groups) -> Groups:
+        """The groups that no earlier start has finished, as long as more are needed."""
         while self._needed is None and (group := next(coming, None)) is not None:
             number, blocks = group
             self._sizes[number] = sum(len(block.payload) for block in blocks)
-            kept = self._kept(number, blocks)
-            if kept is None:
-                yield group
-            else:
+            if (kept := self._kept(number, blocks)) is not None:
                 self._take(kept)
+            else:
+                yield group
 
     def _take(self, result: ShardResult) -> None:
         self._results[result.group] = result
@@ -222,38 +218,32 @@ class ShardWriting:
             n_rows += self._results[number].rows
             number += 1
             # Counting distinct ones reads columns, so wait until the plain sum suffices.
-            if n_rows >= wanted and self._different(number) >= wanted:
+            if n_rows >= wanted and self._different(n_rows, number) >= wanted:
                 self._needed = number
                 return
 
-    def _different(self, n_groups: int) -> int:
-        """Rows of the first groups without exact duplicates."""
-        shards = [self._results[number] for number in range(n_groups)]
+    def _different(self, n_rows: int, n_groups: int) -> int:
+        """How many of the `n_rows` rows of the first groups are no exact duplicates."""
         if self.writer.settings.dedup == "none":
-            return sum(shard.rows for shard in shards)
-        key, task, starts = (
-            read_column(self.writer.store, shards, name)
-            for name in ("record_key", "task", "starts_record")
-        )
+            return n_rows
+        shards = [self._results[number] for number in range(n_groups)]
+        names = ("record_key", "task", "starts_record")
+        key, task, starts = (read_column(self.writer.store, shards, name) for name in names)
         return int(first_of_kind(key, task, np.cumsum(starts, dtype=np.int64)).sum())
 
     def _kept(self, number: int, blocks: list[Block]) -> ShardResult | None:
         """The shard of an earlier start, if it is whole and of these blocks."""
-        result = read_sidecar(shard_folder(self.writer.store, number) / SIDECAR)
-        if (
-            result is None
-            or result.fingerprint != self.writer.fingerprint
-            or result.content != self.writer.content_of(blocks)
-        ):
+        writer = self.writer
+        result = read_sidecar(shard_folder(writer.store, number) / SIDECAR)
+        if result is None or result.fingerprint != writer.fingerprint:
             return None
-        try:
-            check_files(self.writer.store, result.files, verify=True)
-        except DataError:
-            return None
-        return result
+        with suppress(DataError):
+            check_files(writer.store, result.files, verify=True)
+            return result if result.content == writer.content_of(blocks) else None
+        return None
 
 
-def in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
+def _in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
     """A block of each file in turn, so that the first few come from many files."""
     waiting = deque(files)
     reading: deque[Iterator[Block]] = deque()
@@ -261,8 +251,7 @@ def in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
         while waiting and len(reading) < _OPEN_FILES:
             reading.append(blocks_of(waiting.popleft()))
         stream = reading.popleft()
-        block = next(stream, None)
-        if block is not None:
+        if (block := next(stream, None)) is not None:
             yield block
             reading.append(stream)
 
@@ -382,7 +371,6 @@ _writer: ShardWriter | None = None
 
 
 def _start(writer: ShardWriter) -> None:
-    """Initialise this worker process."""
     global _writer  # noqa: PLW0603 - a pool's worker has no other place for its tools
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what Ctrl-C means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -406,11 +394,11 @@ def _end_with_parent() -> None:
 def _write_on_ray(
     writer: ShardWriter, groups: Groups, workers: int | None
 ) -> Generator[ShardResult, None, None]:
-    """Shards as they are finished, in any order, by `workers` actors of one core each.
+    """Shards as they are finished, in any order, by `workers` actors of one core each, or by all.
 
     Joins the cluster that RAY_ADDRESS names, or one that this machine belongs to, or starts one
-    here. `workers` None takes all of its cores. The store's folder, the readers' code and the
-    tokenizer must lie under the same paths on every node: a shared file system.
+    here. The store's folder, the readers' code and the tokenizer must lie under the same paths on
+    every node: a shared file system.
     """
     try:
         import ray
@@ -421,7 +409,13 @@ def _write_on_ray(
         ) from error
     ours = not ray.is_initialized()
     if ours:
-        _join(ray, workers)
+        # By default Ray reports usage figures and serves a dashboard.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options = {"log_to_driver": False, "logging_level": "error"}
+        try:
+            ray.init(address="auto", **options)
+        except ConnectionError:  # there is no cluster to join
+            ray.init(num_cpus=workers, include_dashboard=False, **options)
     try:
         workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         yield from _write_by_actors(ray, writer, groups, workers)
@@ -442,8 +436,8 @@ def _write_on_ray(
 def _write_by_actors(
     ray: ModuleType, writer: ShardWriter, groups: Groups, workers: int
 ) -> Iterator[ShardResult]:
-    remote: Any = ray.remote(num_cpus=1)(ShardWriter)
     job = (writer.store, writer.fingerprint, writer.readers, writer.settings)
+    remote: Any = ray.remote(num_cpus=1)(ShardWriter)
     actors = [remote.remote(*job) for _ in range(workers)]
     for lacking in ray.get([actor.missing.remote() for actor in actors]):
         if lacking:
@@ -471,13 +465,3 @@ def _write_by_actors(
     finally:
         for actor in actors:
             ray.kill(actor)
-
-
-def _join(ray: ModuleType, workers: int | None) -> None:
-    # By default Ray reports usage figures and serves a dashboard.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options = {"log_to_driver": False, "include_dashboard": False, "logging_level": "error"}
-    try:
-        ray.init(address="auto", log_to_driver=False, logging_level="error")
-    except ConnectionError:  # there is no cluster to join
-        ray.init(num_cpus=workers, **options)

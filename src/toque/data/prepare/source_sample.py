@@ -44,16 +44,10 @@ Lengths = NDArray[np.int64]
 def learn_tokenizer(
     files: Sequence[SourceFile], *, vocab_size: int, family_kind: FamilyKind
 ) -> Codec:
-    """Train a tokenizer on examples spread evenly over the sources; deterministic.
-
-    Byte-level BPE for a decoder, Unigram in T5's layout for an encoder-decoder.
-
-    Raises:
-        DataError: no source gives an example, or the vocabulary is too small.
-    """
+    """Train a tokenizer on examples spread over the sources: BPE for a decoder, else Unigram."""
     dropped: Counter[str] = Counter()
     lines: dict[str, list[str]] = {}
-    texts = list(sample(files, dropped, lines))
+    texts = list(_sample(files, dropped, lines))
     if not texts:
         hint = f" {ENCODING_HINT}" if 2 * dropped[NOT_UTF_8] > dropped.total() else ""
         raise DataError(
@@ -65,46 +59,40 @@ def learn_tokenizer(
     return train_codec(texts, vocab_size=vocab_size, kind=kind)
 
 
-def sample(
+def _sample(
     files: Sequence[SourceFile], dropped: Counter[str], lines: dict[str, list[str]]
 ) -> Iterator[str]:
     """Prompts and targets of at most MAX_EXAMPLES examples and MAX_CHARACTERS characters.
 
     What readers refuse is added to `dropped`, by reason, and its first places to `lines`.
     """
-    chosen = list(spread_blocks(files))
+    chosen = list(_spread_blocks(files, _BLOCKS))
     for file, block in chosen:
         found = examples_in(block, file.reader)
-        examples = found.examples
         for reason, numbers in found.dropped.items():
             dropped[reason] += len(numbers)
             places = lines.setdefault(reason, [])
             places += [f"{Path(file.name).name}:{n}" for n in numbers[: _PLACES - len(places)]]
         characters = MAX_CHARACTERS // len(chosen)
-        every = -(-len(examples) * len(chosen) // MAX_EXAMPLES) or 1
-        for example in every_nth_record(examples, every):
+        every = -(-len(found.examples) * len(chosen) // MAX_EXAMPLES) or 1
+        for example in every_nth_record(found.examples, every):
             for text in (example.prompt, example.target):
                 yield text[: max(0, characters)]
                 characters -= len(text)
 
 
 def every_nth_record(examples: Sequence[Example], n: int) -> Iterator[Example]:
-    """All examples of one record in `n`, from the first on.
-
-    Not every n-th example: of two tasks, every second example is of the same one.
-    """
-    records, before = 0, 0
+    """All examples of one record in `n`, from the first on; every n-th one might skip a task."""
+    record, before = -1, 0
     for example in examples:
-        if not records or example.task <= before:  # a record's examples carry rising numbers
-            records += 1
+        if record < 0 or example.task <= before:  # a record's examples carry rising numbers
+            record += 1
         before = example.task
-        if (records - 1) % n == 0:
+        if record % n == 0:
             yield example
 
 
-def spread_blocks(
-    files: Sequence[SourceFile], n: int = _BLOCKS
-) -> Iterator[tuple[SourceFile, Block]]:
+def _spread_blocks(files: Sequence[SourceFile], n: int) -> Iterator[tuple[SourceFile, Block]]:
     """The blocks that hold one of `n` evenly spaced positions of all plain bytes."""
     total = sum(map(plain_bytes, files))
     at, wanted = 0, 0
@@ -144,7 +132,10 @@ def _measured(
     files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings
 ) -> tuple[Lengths, Lengths]:
     """Tokens of each sampled prompt and target, with what begins and ends them."""
-    chosen = list(spread_blocks(files, _places(files)))
+    total, places = sum(map(plain_bytes, files)), MOST_PLACES
+    if total > READ_BYTES:  # more of them where blocks are small, as pages are
+        places = min(places, READ_BYTES // max(1, min(CHUNK_BYTES, total // len(files))))
+    chosen = list(_spread_blocks(files, places))
     around = sum(i is not None for i in prompt_bounds(codec, settings.family_kind))
     splits = settings.on_overlong in ("auto", "split")
     prompts: list[Lengths] = [np.empty(0, np.int64)]
@@ -157,17 +148,11 @@ def _measured(
         prompts.append(_lengths(codec, [e.prompt for e in pairs]) + around)
         targets.append(_lengths(codec, [e.target for e in pairs]) + 1)
         if not splits:
-            targets.append(_of_documents(codec, [e for e in sample if e.document]))
+            documents = [e for e in sample if e.document]
+            of_ids = [len(ids_of(e, codec)) for e in documents if e.ids]
+            targets.append(np.array(of_ids, np.int64) + 1)
+            targets.append(_lengths(codec, [e.target for e in documents if not e.ids]) + 1)
     return np.concatenate(prompts), np.concatenate(targets)
-
-
-def _places(files: Sequence[SourceFile]) -> int:
-    """Places of the sources to look at: more where blocks are small, as pages are."""
-    total = sum(map(plain_bytes, files))
-    if total <= READ_BYTES:
-        return MOST_PLACES
-    block = min(CHUNK_BYTES, total // len(files))
-    return min(MOST_PLACES, READ_BYTES // max(1, block))
 
 
 def _lengths(codec: Codec, texts: list[str]) -> Lengths:
@@ -176,14 +161,7 @@ def _lengths(codec: Codec, texts: list[str]) -> Lengths:
     return np.diff(codec.encode_flat(texts).ends, prepend=0).astype(np.int64)
 
 
-def _of_documents(codec: Codec, documents: list[Example]) -> Lengths:
-    of_ids = [len(ids_of(e, codec)) for e in documents if e.ids]
-    of_texts = _lengths(codec, [e.target for e in documents if not e.ids])
-    return np.concatenate([np.array(of_ids, np.int64), of_texts]) + 1
-
-
 def _wish(lengths: Lengths, usual: int) -> int:
-    """The limit by the data alone."""
     if not len(lengths):
         return usual
     found = int(np.percentile(lengths, PERCENTILE, method="higher"))

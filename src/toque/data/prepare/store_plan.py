@@ -28,8 +28,6 @@ USUAL_PROMPT, USUAL_TARGET = 256, 512
 LIMITS = ("max_prompt_tokens", "max_target_tokens")
 DEFAULT_BAD_SHARE = 0.5
 """Over half of the records unusable: the file is likely of another format."""
-
-
 CODE_VERSION = 2
 """Raised when the same inputs and settings would give other rows: older stores are not reused."""
 _NAMED: Final = 3
@@ -82,22 +80,15 @@ class PrepareSettings:
     def as_recorded(self) -> dict[str, Any]:
         """The settings as manifests record them and fingerprints cover them."""
         values = {**asdict(self), "tasks": list(self.tasks), "max_files": list(self.max_files)}
-        del values["room"]
-        if not self.max_files:
-            del values["max_files"]
-        return values
+        left_out = {"room"} if self.max_files else {"room", "max_files"}
+        return {name: value for name, value in values.items() if name not in left_out}
 
     @property
     def trained_vocab_size(self) -> int | None:
-        """Vocabulary size of the tokenizer to train; None if it is given.
-
-        Raises:
-            ConfigError: "trained:" is not followed by a whole number.
-        """
+        """Vocabulary size of the tokenizer to train; None if it is given."""
         if not self.tokenizer.startswith(TRAINED):
             return None
-        size = self.tokenizer.removeprefix(TRAINED)
-        if not size.isdecimal():
+        if not (size := self.tokenizer.removeprefix(TRAINED)).isdecimal():
             raise ConfigError(
                 f"model.tokenizer is {self.tokenizer!r}; after trained: comes the size of the "
                 'vocabulary, e.g. "trained:8192".'
@@ -184,13 +175,10 @@ def store_differences(
 ) -> list[str]:
     """Differences of a store from the one that is asked for, in words; [] for the same.
 
-    The allowed share of bad records is not compared: it decides whether there is a store, never
-    what is in it. A limit left open stands for the one that the store chose. A tokenizer is
-    compared by what it does, wherever its folder lies, or by its name where that is None.
-
-    `sources` are each source's path with its files, hashed, or None where they are not on this
-    machine and are compared by name; () takes the store's as they are. An `encoding` of None is
-    left to the readers' names.
+    A limit left open stands for the one that the store chose. A tokenizer is compared by what it
+    does, wherever its folder lies, or by its name where that is None. `sources` are each source's
+    path with its files, hashed, or None where they are not on this machine and are compared by
+    name; () takes the store's as they are. An `encoding` of None is left to the readers' names.
     """
     was = manifest.settings
     chosen = {name: was[name] for name in settings.open_limits if name in was.get("chosen", ())}
@@ -254,7 +242,6 @@ def _source_differences(
 
 def _file_differences(entries: Sequence[SourceEntry], files: Sequence[SourceFile]) -> list[str]:
     """Differences of a source's files by content and reader, wherever they lie."""
-    before = [entry.sha256 for entry in entries]
     now = [file.sha256 for file in files]
     readers = {entry.sha256: entry.reader for entry in entries}
     new = [file.name for file in files if file.sha256 not in readers]
@@ -266,7 +253,7 @@ def _file_differences(entries: Sequence[SourceEntry], files: Sequence[SourceFile
         found.append(f"{named(new)} is new or has changed since (it was prepared from {then})")
     elif gone:
         found.append(f"{named(gone)}, which it was prepared from, is not there any more")
-    elif before != now:
+    elif [entry.sha256 for entry in entries] != now:
         found.append("its files were in another order, or one was there more than once")
     if other:
         found.append(f"{named(other)} was read in another way (format, encoding or columns)")

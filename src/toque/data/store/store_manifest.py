@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,11 +109,7 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_manifest(folder: Path) -> StoreManifest:
-    """The manifest of the store at `folder`.
-
-    Raises:
-        DataError: no folder, no manifest, not JSON, of another kind, or of a newer format.
-    """
+    """The manifest of the store at `folder`; DataError for none, a damaged or a newer one."""
     path = folder / NAME
     if not folder.is_dir():
         raise DataError(
@@ -121,14 +117,15 @@ def read_manifest(folder: Path) -> StoreManifest:
             "correct data.store."
         )
     if not path.is_file():
-        unfinished = (folder / "building.json").is_file()
-        state = (
-            "holds an unfinished token store; run `toque prepare CONFIG` again to finish it"
-            if unfinished
-            else f"holds no token store (no {NAME}). Write one with `toque prepare CONFIG`, or "
-            "correct data.store"
+        if (folder / "building.json").is_file():
+            raise DataError(
+                f"{folder} holds an unfinished token store; run `toque prepare CONFIG` again to "
+                "finish it."
+            )
+        raise DataError(
+            f"{folder} holds no token store (no {NAME}). Write one with `toque prepare CONFIG`, or "
+            "correct data.store."
         )
-        raise DataError(f"{folder} {state}.")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise DataError(
@@ -154,51 +151,32 @@ def read_manifest(folder: Path) -> StoreManifest:
             f"{path} is not a token store's description: {error}. The file is damaged; write the "
             "store again with `toque prepare CONFIG` after removing it."
         ) from error
-    _check_names(manifest, path)
-    _check_columns(manifest, path)
+    for fault in _faults(manifest):
+        raise DataError(f"{path} {fault}. The store is damaged or made to harm: prepare it again.")
     return manifest
 
 
-def _check_names(manifest: StoreManifest, path: Path) -> None:
-    """Refuse names outside the store's folder: a manifest may come from anyone."""
+def _faults(manifest: StoreManifest) -> Iterator[str]:
+    """What no store's manifest has, which may come from anyone: foreign files, false numbers."""
     names = [entry.file for entry in [*manifest.shards, *manifest.files]]
     for name in names:
-        parts = name.split("/")
-        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name or "\\" in name:
-            raise DataError(
-                f"{path} names the file {name!r}; only files in the store's own folder are "
-                "allowed. The store is damaged or made to harm: prepare the data again."
-            )
+        if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\0" in name or "\\" in name:
+            yield f"names the file {name!r}; only files in the store's own folder are allowed"
     for entry in manifest.shards:
         if len(entry.file.split("/")) != 3 or not entry.file.startswith("shards/"):
-            raise DataError(
-                f"{path} names {entry.file!r} as a shard's file, which is shards/NAME/FILE. The "
-                "store is damaged: prepare the data again."
-            )
-    doubled = sorted(name for name, count in Counter(names).items() if count > 1)
-    if doubled:
-        raise DataError(
-            f"{path} lists {', '.join(doubled[:5])} more than once. The store is damaged: prepare "
-            "the data again."
-        )
-
-
-def _check_columns(manifest: StoreManifest, path: Path) -> None:
-    """Refuse columns of anything but numbers, and more rows than the files have room for."""
+            yield f"names {entry.file!r} as a shard's file, which is shards/NAME/FILE"
+    if doubled := sorted(name for name, count in Counter(names).items() if count > 1):
+        yield f"lists {', '.join(doubled[:5])} more than once"
     wrong = {name: kind for name, kind in manifest.columns.items() if kind not in _COLUMN_TYPES}
     if wrong:
-        raise DataError(
-            f"{path} has columns of other types than {', '.join(_COLUMN_TYPES)}: {wrong}. The "
-            "store is damaged: prepare the data again."
-        )
+        yield f"has columns of other types than {', '.join(_COLUMN_TYPES)}: {wrong}"
     ends = {e.file: e.bytes for e in manifest.shards if e.file.endswith("_ends.npy")}
     for entry in manifest.shards:
         rooms = [ends.get(f"{entry.file.rpartition('/')[0]}/{side}_ends.npy", 0) for side in _SIDES]
         if entry.examples * _END_BYTES > min(rooms):
-            raise DataError(
-                f"{path} speaks of {entry.examples:,} rows in {entry.file}, and the files that say "
-                f"where they end have {min(rooms):,} bytes. The store is damaged: prepare the data "
-                "again."
+            yield (
+                f"speaks of {entry.examples:,} rows in {entry.file}, and the files that say where "
+                f"they end have {min(rooms):,} bytes"
             )
 
 
@@ -220,5 +198,4 @@ def form_of(readers: Iterable[str]) -> Form:
     others = [name for name in names if not name.startswith(texts)]
     if names and not others:
         return "documents"
-    pairs = others and all(name.startswith(PAIRS) for name in others)
-    return "pairs" if pairs else "recipes"
+    return "pairs" if others and all(name.startswith(PAIRS) for name in others) else "recipes"

@@ -36,11 +36,7 @@ class TokenColumn:
     """
 
     def __init__(
-        self,
-        name: str,
-        shards: Sequence[Path],
-        bounds: Sequence[int],
-        dtype: np.dtype[np.generic],
+        self, name: str, shards: Sequence[Path], bounds: Sequence[int], dtype: np.dtype[np.generic]
     ) -> None:
         self.name, self.dtype = name, dtype
         self._shards, self._bounds = shards, bounds
@@ -48,8 +44,17 @@ class TokenColumn:
         """[rows] tokens of each."""
         # Of three million rows either array is 12 MB.
         self._starts = np.zeros(bounds[-1], np.uint32)
-        for shard, (first, last) in enumerate(pairwise(bounds)):
-            self._fill(shard, first, last)
+        for shard, (first, last) in zip(shards, pairwise(bounds), strict=True):
+            path = shard / f"{name}_ends.npy"
+            ends = mapped_array(path)
+            lengths = np.diff(ends, prepend=0)
+            if len(ends) != last - first or (lengths < 0).any() or ends[-1:].sum() >= 1 << 32:
+                raise DataError(
+                    f"{path} does not say where {last - first} rows end, one after the other and "
+                    "below 2^32. The store is damaged; prepare the data again."
+                )
+            self.lengths[first:last] = lengths
+            self._starts[first + 1 : last] = ends[:-1]
         self.opened: dict[int, tuple[int, int]] = {}
         """Shard -> its file's descriptor, and where in the file the ids begin."""
         weakref.finalize(self, _close, self.opened)
@@ -83,7 +88,6 @@ class TokenColumn:
         return Pieces(lengths, parts, self.dtype)
 
     def _open(self, shard: int) -> None:
-        """Open a shard's file of ids."""
         path = self._path(shard)
         ids = mapped_array(path)
         if ids.dtype != self.dtype:
@@ -99,7 +103,12 @@ class TokenColumn:
                 "prepare the data again."
             )
         try:
-            _allow_open_files(2 * len(self.opened) + _OTHER_FILES)
+            wanted = 2 * len(self.opened) + _OTHER_FILES
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            unlimited = hard == resource.RLIM_INFINITY
+            if soft < wanted and (unlimited or soft < hard):
+                more = 2 * wanted if unlimited else min(2 * wanted, hard)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise DataError(
@@ -111,26 +120,6 @@ class TokenColumn:
     def _path(self, shard: int) -> Path:
         return self._shards[shard] / f"{self.name}_tokens.npy"
 
-    def _fill(self, shard: int, first: int, last: int) -> None:
-        path = self._shards[shard] / f"{self.name}_ends.npy"
-        ends = mapped_array(path)
-        lengths = np.diff(ends, prepend=0)
-        if len(ends) != last - first or (lengths < 0).any() or ends[-1:].sum() >= 1 << 32:
-            raise DataError(
-                f"{path} does not say where {last - first} rows end, one after the other and below "
-                "2^32. The store is damaged; prepare the data again."
-            )
-        self.lengths[first:last] = lengths
-        self._starts[first + 1 : last] = ends[:-1]
-
-
-def _allow_open_files(n: int) -> None:
-    """Raise the soft limit of open files to `n`, as far as the hard limit allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < n and (hard == resource.RLIM_INFINITY or soft < hard):
-        more = 2 * n if hard == resource.RLIM_INFINITY else min(2 * n, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
-
 
 def _close(opened: dict[int, tuple[int, int]]) -> None:
     for descriptor, _ in opened.values():
@@ -138,11 +127,7 @@ def _close(opened: dict[int, tuple[int, int]]) -> None:
 
 
 def mapped_array(path: Path) -> NDArray[np.generic]:
-    """The numbers in a `.npy` file of one dimension, mapped read-only; no claimed size is made.
-
-    Raises:
-        DataError: no `.npy`, of something else than numbers, or of another size than it claims.
-    """
+    """The numbers in a `.npy` file of one dimension, mapped read-only; no claimed size is made."""
     again = "Restore the file, or remove the store and prepare the data again."
     try:
         with path.open("rb") as file:

@@ -58,12 +58,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: Path | str, *, verify: bool = False) -> TokenStore:
-        """The store at `folder`, every file checked for its size, with `verify` for its hash too.
-
-        Raises:
-            DataError: no store there, a newer format, a link in it, or a file that is missing, cut
-                short or changed; the file and the cause are named.
-        """
+        """The store at `folder`; every file's size is checked, with `verify` its hash too."""
         folder = Path(folder)
         refuse_links(folder, DataError)
         manifest = read_manifest(folder)
@@ -88,11 +83,7 @@ class TokenStore:
 
     @cached_property
     def split(self) -> NDArray[np.uint8]:
-        """0 train, 1 validation, 255 left out; uint8 [n_rows].
-
-        Raises:
-            DataError: it has not one of them for every row.
-        """
+        """0 train, 1 validation, 255 left out; uint8 [n_rows]."""
         return _numbers(self.path / "split.npy", np.dtype(np.uint8), self.n_rows)
 
     def rows(self, split: Split) -> NDArray[np.int64]:
@@ -108,11 +99,7 @@ class TokenStore:
         return self._targets.row(int(row), self._shard_of(int(row)))
 
     def sides(self, rows: NDArray[np.int64]) -> tuple[Pieces, Pieces]:
-        """Prompts and targets of many rows.
-
-        Raises:
-            IndexError: a row that is not there.
-        """
+        """Prompts and targets of many rows; IndexError where one is not there."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.n_rows:
             raise IndexError(f"rows {rows.tolist()} of a store with {self.n_rows} rows")
         shards = [0] * len(rows)
@@ -121,11 +108,7 @@ class TokenStore:
         return self._prompts.pieces(rows, shards), self._targets.pieces(rows, shards)
 
     def column(self, name: str) -> NDArray[np.generic]:
-        """A per-example column of all rows; NaN where a row's source has no such number.
-
-        Raises:
-            DataError: there is no such column, and those there are listed; or it is damaged.
-        """
+        """A per-example column of all rows; NaN where a row's source has no such number."""
         if name not in self.manifest.columns:
             raise DataError(
                 f"The store {self.path} has no column {name!r}; it has "
@@ -188,9 +171,6 @@ def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None
     """Check the size, and with `verify` the checksum, of every file before any is mapped.
 
     Reading past the end of a map whose file was cut short kills the process, so sizes come first.
-
-    Raises:
-        DataError: naming the first file that is missing, of another size or of other content.
     """
     again = "Restore the file, or remove the store and prepare the data again."
     inside = folder.resolve()
@@ -211,11 +191,10 @@ def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None
                 f"{path} is not a plain file of the store: a link, or a folder in its place. A "
                 f"store's files lie in its own folder. {again}"
             )
-        size = found.st_size
-        if size != entry.bytes:
+        if found.st_size != entry.bytes:
             raise DataError(
-                f"{path} has {size:,} bytes where the manifest says {entry.bytes:,}: it was cut "
-                f"short or replaced. {again}"
+                f"{path} has {found.st_size:,} bytes where the manifest says {entry.bytes:,}: it "
+                f"was cut short or replaced. {again}"
             )
         if verify and sha256_of(Path(path)) != entry.sha256:
             raise DataError(
@@ -226,11 +205,7 @@ def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None
 
 @contextmanager
 def held_store(folder: Path) -> Iterator[None]:
-    """Keep `prepare` from replacing the store in `folder`; several runs may hold it.
-
-    Where the file system has no locks it can be replaced all the same, which `refuse_replaced`
-    finds.
-    """
+    """Keep `prepare` from replacing the store; `refuse_replaced` helps where there are no locks."""
 
     def refuse(holder: str) -> None:
         raise DataError(
@@ -269,19 +244,13 @@ def check_tokenizer(store: TokenStore) -> None:
 
 
 def refuse_replaced(store: TokenStore) -> None:
-    """Look whether the folder of an open store still holds it: its manifest and its tokenizer.
+    """Raise if the folder of an open store holds it no more: its manifest and its tokenizer.
 
     Columns are read by and by, so of a store that was replaced some may be the new one's.
-
-    Raises:
-        DataError: it was replaced or removed.
     """
     try:
-        found = read_manifest(store.path)
-        same = (
-            found.fingerprint == store.fingerprint and found.tokenizer == store.manifest.tokenizer
-        )
-        if same:
+        found, own = read_manifest(store.path), store.manifest
+        if (found.fingerprint, found.tokenizer) == (own.fingerprint, own.tokenizer):
             check_tokenizer(store)
             return
         now = f"it holds another one now ({found.fingerprint[:12]})"

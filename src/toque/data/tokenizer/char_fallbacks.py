@@ -69,13 +69,19 @@ class Rewriter:
         self.tokenizer = tokenizer
         self.unk_id = unk_id
         self._table = _Table(self)
-        self.folds = _normalizer_changes_text(tokenizer)
+        # Of what folds characters before splitting (NFC, NFKC, a SentencePiece map) Llama's only
+        # writes spaces as "▁"; its decoder undoes that, so it is left alone.
+        normalizer = tokenizer.normalizer
+        self.folds = normalizer is not None and normalizer.normalize_str("a b") == "a b"
         # Private-use characters are in no learnt vocabulary: whoever holds one holds all bytes.
         limited = unk_id is not None and not self.holds("\ue123")
         self._limited = limited
         self._splits_fractions = limited and not self.holds("½")
         self._word = lru_cache(maxsize=1 << 16)(self._rewritten_word)
-        self._ascii_trouble = self._odd_ascii() if limited or self.folds else None
+        # The ASCII characters that need a closer look.
+        lacking = [limited and not self.holds(chr(c)) for c in range(128)]
+        odd = bytes(c for c in range(128) if c != 10 and (c < 32 or c == 127 or lacking[c]))
+        self._ascii_trouble = odd if limited or self.folds else None
         ascii_odd = "".join(map(re.escape, (self._ascii_trouble or b"").decode()))
         self._odd = re.compile(f"[^\\x00-\\x7f]|[{ascii_odd}]" if ascii_odd else r"[^\x00-\x7f]")
         self.misread = sorted(filter(self._misread, specials), key=len, reverse=True)
@@ -88,11 +94,7 @@ class Rewriter:
         return self.unk_id not in self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def __call__(self, text: str) -> str:
-        """`text` with everything replaced that the vocabulary lacks and a stand-in is known for.
-
-        >>> rewriter("1½ cups jalapeños")        # doctest: +SKIP
-        '1 1/2 cups jalapenos'
-        """
+        """`text` with stand-ins for what the vocabulary lacks: "1½ ñ" is "1 1/2 n"."""
         text = self._rewritten(text)
         # Looking for one character costs a hundredth of trying every special at every place.
         if self._specials is not None and any(c in text for c in self._first_of_specials):
@@ -185,18 +187,8 @@ class Rewriter:
         parts = unicodedata.normalize("NFKD", char)
         if parts == char:
             return None
-        stand_ins = [self.stand_in(part) for part in parts]
-        if any(part is None for part in stand_ins):
-            return None
-        return "".join(part for part in stand_ins if part is not None)
-
-    def _odd_ascii(self) -> bytes:
-        """The ASCII characters that need a closer look."""
-        return bytes(
-            c
-            for c in range(128)
-            if c != 10 and (c < 32 or c == 127 or (self._limited and not self.holds(chr(c))))
-        )
+        held = [stand_in for part in parts if (stand_in := self.stand_in(part)) is not None]
+        return "".join(held) if len(held) == len(parts) else None
 
     def _misread(self, special: str) -> bool:
         token = self.tokenizer.token_to_id(special)
@@ -220,12 +212,3 @@ class _Table(dict[int, str]):
             stand_in = char
         self[code] = stand_in
         return stand_in
-
-
-def _normalizer_changes_text(tokenizer: Tokenizer) -> bool:
-    """True if the tokenizer folds characters (NFC, NFKC, a SentencePiece map) before splitting.
-
-    Llama's normalizer only writes spaces as "▁"; its decoder undoes that, so it is left alone.
-    """
-    normalizer = tokenizer.normalizer
-    return normalizer is not None and normalizer.normalize_str("a b") == "a b"

@@ -80,7 +80,10 @@ class Codec:
         self.special_tokens = specials.as_config()
         self._tokenizer = tokenizer
         self.sha256 = hashlib.sha256(tokenizer_json.encode()).hexdigest()
-        self.vocab_size = _size_of(tokenizer)
+        n_entries = int(tokenizer.get_vocab_size())
+        if None in map(tokenizer.id_to_token, range(n_entries)):  # there are gaps
+            n_entries = max(tokenizer.get_vocab().values()) + 1
+        self.vocab_size = n_entries
         self.eos_id = _id_of(tokenizer, specials.eos)
         self.pad_id = _id_of(tokenizer, specials.pad)
         self.bos_id = _id_of(tokenizer, specials.bos) if specials.bos else None
@@ -93,19 +96,14 @@ class Codec:
         )
         self.word_kind = kind_of(tokenizer_json)
         self._words: WordTable | None = None
-        if self.word_kind is not None:
+        if (kind := self.word_kind) is not None:
+            size = self.vocab_size
             self._words = WordTable(
-                self.rewriter,
-                kind=self.word_kind,
-                break_id=self.newline_id,
-                vocab_size=self.vocab_size,
+                self.rewriter, kind=kind, break_id=self.newline_id, vocab_size=size
             )
 
     def normalise(self, text: str) -> str:
-        """`text` with what this vocabulary cannot hold replaced: 1½ -> 1 1/2, ñ -> n, { -> (.
-
-        Vocabularies that hold everything leave the text alone. Encode after normalising.
-        """
+        """`text` with what the vocabulary lacks replaced before encoding: 1½ -> 1 1/2, ñ -> n."""
         with tokenizer_faults(self.name):
             return self.rewriter(text)
 
@@ -148,10 +146,7 @@ class Codec:
         return lengths
 
     def begin_as_written(self) -> None:
-        """Begin prompts as the tokenizer's own post-processor does: GPT-2's with no token at all.
-
-        For models of others. Toque trains with a begin token wherever the vocabulary has one.
-        """
+        """Begin prompts as the tokenizer of another's model does: GPT-2's with no token at all."""
         with tokenizer_faults(self.name):
             own = self._tokenizer.encode("a", add_special_tokens=True).ids
         self.bos_id = self.bos_id if own[:1] == [self.bos_id] else None
@@ -197,11 +192,7 @@ class Codec:
         return [found[i] for i in sorted(found)]
 
     def piece(self, token: int) -> str:
-        """A token as the vocabulary spells it.
-
-        Raises:
-            KeyError: there is no such token.
-        """
+        """A token as the vocabulary spells it; KeyError where there is none."""
         found = self._tokenizer.id_to_token(token)
         if found is None:
             raise KeyError(token)
@@ -266,12 +257,7 @@ class Codec:
 
 
 def load_codec(folder: Path | str) -> Codec:
-    """The codec of a Hugging Face tokenizer folder.
-
-    Raises:
-        DataError: no such folder, no `tokenizer.json` in it, one that cannot be read, or a
-            vocabulary without an end token.
-    """
+    """The codec of a Hugging Face tokenizer folder; DataError for none, or one without an end."""
     return Codec(read_folder(Path(folder)))
 
 
@@ -288,20 +274,10 @@ def _newline_token(tokenizer: Tokenizer) -> int | None:
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     if "\n" in added:  # the marker of a tokenizer that was written for plain transformers
         return _id_of(tokenizer, "\n")
-    numbers = _extra_numbers(added) or _extra_numbers(tokenizer.get_vocab())
-    return _id_of(tokenizer, f"<extra_id_{max(numbers)}>") if numbers else None
-
-
-def _extra_numbers(tokens: Iterable[str]) -> list[int]:
-    return [int(found[1]) for found in map(_EXTRA.fullmatch, tokens) if found]
-
-
-def _size_of(tokenizer: Tokenizer) -> int:
-    """One more than the highest id."""
-    n = int(tokenizer.get_vocab_size())
-    if None not in map(tokenizer.id_to_token, range(n)):
-        return n
-    return max(tokenizer.get_vocab().values()) + 1  # there are gaps
+    for tokens in (added, tokenizer.get_vocab()):
+        if numbers := [int(found[1]) for found in map(_EXTRA.fullmatch, tokens) if found]:
+            return _id_of(tokenizer, f"<extra_id_{max(numbers)}>")
+    return None
 
 
 def prompt_bounds(codec: Codec, family_kind: FamilyKind) -> tuple[int | None, int | None]:

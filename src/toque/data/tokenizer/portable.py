@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -58,10 +58,20 @@ def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[
     had this way.
     """
     state = json.loads(codec.tokenizer_json)
-    converses = _converses(state, codec)
+    # Special tokens that texts are not written with are there for conversations.
+    usual = {*codec.silent, codec.unk_id, codec.newline_id, *codec.sentinels()}
+    converses = any(t["special"] and t["id"] not in usual for t in state["added_tokens"])
     _spell_line_breaks(state, codec)
     if not converses:
-        _show_unsilent(state, codec)
+        # Only begin, end and padding stay special; no text matches the others, which are written.
+        vocab, added = state["model"]["vocab"], state["added_tokens"]
+        shown = {t["id"] for t in added if t["special"] and t["id"] not in codec.silent}
+        if isinstance(vocab, dict):
+            for token in added:
+                vocab.setdefault(token["content"], token["id"])
+        else:
+            shown &= _appended(state, shown, codec)
+        state["added_tokens"] = [token for token in added if token["id"] not in shown]
     state["normalizer"] = _normalizer(state["normalizer"], codec)
     state["post_processor"] = _post_processor(state["post_processor"], codec, begin, end)
     text = json.dumps(state, ensure_ascii=False)
@@ -73,9 +83,8 @@ def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[
         config.pop("unk_token", None)  # named, it would be made special again
     if converses:
         names = [token["content"] for token in state["added_tokens"] if token["special"]]
-        config["additional_special_tokens"] = [
-            name for name in names if name not in config.values()
-        ]
+        more = [name for name in names if name not in config.values()]
+        config["additional_special_tokens"] = more
     config |= {
         "model_input_names": ["input_ids", "attention_mask"],
         "padding_side": "right" if end == codec.eos_id else "left",
@@ -106,18 +115,15 @@ def files_of_model(
     return {**portable, **own, **record.files()}, True
 
 
-def _converses(state: dict[str, Any], codec: Codec) -> bool:
-    """True if special tokens are there that texts are not written with, as for conversations."""
-    usual = {*codec.silent, codec.unk_id, codec.newline_id, *codec.sentinels()}
-    return any(token["special"] and token["id"] not in usual for token in state["added_tokens"])
-
-
 def _spell_line_breaks(state: dict[str, Any], codec: Codec) -> None:
     r"""Make the marker an ordinary token "\n", found before words are cut."""
     if codec.newline_id is None:
         return
-    old = codec.piece(codec.newline_id)
-    _rename(state["model"]["vocab"], old, "\n")
+    old, vocab = codec.piece(codec.newline_id), state["model"]["vocab"]
+    if not isinstance(vocab, dict):
+        state["model"]["vocab"] = [["\n" if p == old else p, score] for p, score in vocab]
+    elif old in vocab:
+        vocab["\n"] = vocab.pop(old)
     added = [t for t in state["added_tokens"] if t["id"] != codec.newline_id]
     plain = {"id": codec.newline_id, "content": "\n", "special": False, "normalized": False}
     plain |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
@@ -126,32 +132,6 @@ def _spell_line_breaks(state: dict[str, Any], codec: Codec) -> None:
     lines = {"type": "Replace", "pattern": {"String": "\n "}, "content": "\n"}
     steps = [state["decoder"], {"type": "Fuse"}, lines]
     state["decoder"] = {"type": "Sequence", "decoders": [step for step in steps if step]}
-
-
-def _rename(vocab: Any, old: str, new: str) -> None:
-    if isinstance(vocab, dict):
-        if old in vocab:
-            vocab[new] = vocab.pop(old)
-        return
-    for entry in vocab:
-        if entry[0] == old:
-            entry[0] = new
-
-
-def _show_unsilent(state: dict[str, Any], codec: Codec) -> None:
-    """Leave special only what Toque leaves out of texts, too: begin, end and padding.
-
-    The others (`<unk>`, `<extra_id_7>`) become plain entries of the vocabulary, which are written
-    out and which no text matches.
-    """
-    vocab, added = state["model"]["vocab"], state["added_tokens"]
-    shown = {t["id"] for t in added if t["special"] and t["id"] not in codec.silent}
-    if isinstance(vocab, dict):
-        for token in added:
-            vocab.setdefault(token["content"], token["id"])
-    else:
-        shown &= _appended(state, shown, codec)
-    state["added_tokens"] = [token for token in added if token["id"] not in shown]
 
 
 def _appended(state: dict[str, Any], shown: set[int], codec: Codec) -> set[int]:
@@ -178,25 +158,19 @@ def _appended(state: dict[str, Any], shown: set[int], codec: Codec) -> set[int]:
 
 def _normalizer(own: Any, codec: Codec) -> Any:
     """The tokenizer's own normalizer with `Codec.normalise` before and after it."""
-    rewriter = codec.rewriter
-    before = [_replace(pattern, " ") for pattern in rewriter.gaps()]
-    after = [_replace(_class_of(chars), to) for to, chars in rewriter.stand_ins().items()]
+    rewriter, folding = codec.rewriter, [] if own is None else [own]
+
+    def replaced(kind: str, pattern: str, content: str) -> dict[str, Any]:
+        return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+    before = [replaced("Regex", pattern, " ") for pattern in rewriter.gaps()]
+    stand_ins = rewriter.stand_ins()
+    after = [replaced("Regex", _class_of(chars), to) for to, chars in stand_ins.items()]
     # A stand-in can complete something that folds again.
-    after += [own] if after and own is not None and rewriter.folds else []
-    after += [
-        {
-            "type": "Replace",
-            "pattern": {"String": special},
-            "content": f"{special[0]} {special[1:]}",
-        }
-        for special in rewriter.misread
-    ]
-    steps = [*before, *([] if own is None else [own]), *after]
-    return own if not before and not after else {"type": "Sequence", "normalizers": steps}
-
-
-def _replace(pattern: str, content: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+    after += folding if after and rewriter.folds else []
+    after += [replaced("String", name, f"{name[0]} {name[1:]}") for name in rewriter.misread]
+    steps = [*before, *folding, *after]
+    return {"type": "Sequence", "normalizers": steps} if before or after else own
 
 
 def _class_of(chars: Iterable[str]) -> str:
@@ -216,19 +190,14 @@ def _class_of(chars: Iterable[str]) -> str:
 
 
 def _post_processor(own: Any, codec: Codec, begin: int | None, end: int | None) -> dict[str, Any]:
-    """Post-processor that puts `begin` before and `end` after a prompt."""
-    around = [None if token is None else codec.piece(token) for token in (begin, end)]
-    special = [
-        None if name is None else {"SpecialToken": {"id": name, "type_id": 0}} for name in around
-    ]
+    ids = {codec.piece(token): token for token in (begin, end) if token is not None}
+
+    def special(token: int | None) -> list[Any]:
+        return [] if token is None else [{"SpecialToken": {"id": codec.piece(token), "type_id": 0}}]
 
     def side(name: str) -> list[Any]:
-        parts = (special[0], {"Sequence": {"id": name, "type_id": 0}}, special[1])
-        return [part for part in parts if part is not None]
+        return [*special(begin), {"Sequence": {"id": name, "type_id": 0}}, *special(end)]
 
-    ids = {
-        name: token for name, token in zip(around, (begin, end), strict=True) if name is not None
-    }
     template = {
         "type": "TemplateProcessing",
         "single": side("A"),
@@ -249,12 +218,11 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
     except Exception:  # tokenizers raises the bare class  # noqa: BLE001
         return False
     portable.encode_special_tokens = True
-    pieces: Mapping[str, int] = portable.get_vocab()
-    theirs = {number: piece for piece, number in codec.pieces().items()}
-    ours = {number: piece for piece, number in pieces.items()}
+    ours = {n: piece.replace(PRIVATE, "<") for piece, n in portable.get_vocab().items()}
+    theirs = {n: piece for piece, n in codec.pieces().items()}
     if codec.newline_id is not None:
         theirs[codec.newline_id] = "\n"
-    if theirs != {n: piece.replace(PRIVATE, "<") for n, piece in ours.items()}:
+    if theirs != ours:
         return False
     added = portable.get_added_tokens_decoder()
     special = {number for number, token in added.items() if token.special}
@@ -272,11 +240,7 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
 
 
 def tokenizer_differences(one: Codec, other: Codec, texts: Iterable[str] = ()) -> list[str]:
-    """Differences of two tokenizers, in words; [] where they are the same.
-
-    Compared are the vocabularies, the ids of the special tokens, and the ids of sample texts with
-    line breaks, accents and special tokens written out, and of `texts`.
-    """
+    """Differences of two tokenizers, in words: of entries, special ids, and ids of sample texts."""
     if one.sha256 == other.sha256 and one.special_ids == other.special_ids:
         return []
     found = [

@@ -93,13 +93,7 @@ class _Parts(msgspec.Struct):
 
 
 def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
-    """Read `tokenizer.json` and what stands beside it.
-
-    `plain` reads what transformers reads, where a model of Toque's has both.
-
-    Raises:
-        DataError: see `load_codec`.
-    """
+    """Read a `tokenizer.json` and its neighbours; `plain` takes transformers' of a model's two."""
     folder = folder if plain else tokenizer_files_in(folder)
     path = folder / "tokenizer.json"
     if not folder.is_dir():
@@ -147,12 +141,10 @@ def _refuse_harm(text: str, path: Path) -> None:
         parts = msgspec.json.decode(text, type=_Parts)
     except (msgspec.DecodeError, RecursionError):
         return  # the library says what is wrong
-    vocab = parts.model.vocab
-    highest = max(vocab.values(), default=0) if isinstance(vocab, dict) else 0
-    if highest > 2 * len(vocab) + MOST_GAPS:  # tables as long as the highest are made of them
-        does: str | None = f"has {len(vocab):,} entries, and the id {highest:,} among them"
-    else:
+    try:
         does = _harm(parts)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        does = "has a step of no known form"
     if does is not None:
         raise DataError(
             f"{path} {does}. It is damaged or made to harm: take another in model.tokenizer, or "
@@ -162,13 +154,10 @@ def _refuse_harm(text: str, path: Path) -> None:
 
 @contextmanager
 def tokenizer_faults(name: str) -> Iterator[None]:
-    """Turn what the tokenizers library raises as it works into an error with the tokenizer's name.
+    """Turn what the tokenizers library raises as it works into a DataError with the name.
 
     Its file may be anyone's: an expression that takes exponential time ends in a panic of the
     library's, which Python sees as a `BaseException`.
-
-    Raises:
-        DataError: it raised or panicked.
     """
     try:
         yield
@@ -193,11 +182,7 @@ def is_toques(folder: Path) -> bool:
 
 
 def hash_of_folder(folder: Path) -> str:
-    """SHA-256 over the files a codec is made from; without reading the vocabulary.
-
-    Raises:
-        DataError: there is no tokenizer in the folder.
-    """
+    """SHA-256 over the files a codec is made from; DataError where there is no tokenizer."""
     if not (folder / "tokenizer.json").is_file():
         read_folder(folder)  # says what is missing
     folder = tokenizer_files_in(folder)
@@ -209,11 +194,7 @@ def hash_of_folder(folder: Path) -> str:
 
 
 def resolve_tokenizer(name: str) -> Path:
-    """The folder of tokenizer `name`: a folder as it stands, else downloaded from the hub.
-
-    Raises:
-        DataError: neither a folder nor reachable on the hub.
-    """
+    """The folder of tokenizer `name`: a folder as it stands, else downloaded from the hub."""
     return resolve_folder(
         name,
         setting="model.tokenizer",
@@ -260,33 +241,28 @@ def _specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> Spe
 
 
 def _harm(parts: _Parts) -> str | None:
-    """Description of a step that could take all memory; None where there is none."""
+    """Description of what could take all memory; None where there is none."""
+    vocab, model = parts.model.vocab, parts.model
+    highest = max(vocab.values(), default=0) if isinstance(vocab, dict) else 0
+    if highest > 2 * len(vocab) + MOST_GAPS:  # tables as long as the highest are made of them
+        return f"has {len(vocab):,} entries, and the id {highest:,} among them"
     sides = (parts.normalizer, parts.pre_tokenizer, parts.decoder)
-    try:
-        growth, steps = max(map(_growth, sides)), [step for side in sides for step in _steps(side)]
-        if growth > _MOST:
-            return f"may make {growth:,.0f} bytes of one, where {_MOST:,} are allowed"
-        texts = [text for step in steps for key, text in step.items() if key != _CHARSMAP]
-        texts += [parts.model.continuing_subword_prefix, parts.model.end_of_word_suffix]
-        vocab = parts.model.vocab
-        names = [*vocab] if isinstance(vocab, dict) else [entry[0] for entry in vocab]
-        names += [token["content"] for token in parts.added_tokens or ()]
-        for what, found, most in (("a text", texts, _MOST_TEXT), ("an entry", names, _MOST_ENTRY)):
-            longest = max((len(text) for text in found if isinstance(text, str)), default=0)
-            if longest > most:
-                return f"puts in {what} of {longest:,} characters, where {most:,} are allowed"
-        return _swollen(parts.normalizer)
-    except (ValueError, TypeError, LookupError, AttributeError):
-        return "has a step of no known form"
-
-
-def _swollen(normalizer: Any) -> str | None:
-    """Description of an ordinary letter that becomes too long a text; None where there is none."""
-    held = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "normalizer": normalizer}
+    growth, steps = max(map(_growth, sides)), [step for side in sides for step in _steps(side)]
+    if growth > _MOST:
+        return f"may make {growth:,.0f} bytes of one, where {_MOST:,} are allowed"
+    texts = [text for step in steps for key, text in step.items() if key != _CHARSMAP]
+    texts += [model.continuing_subword_prefix, model.end_of_word_suffix]
+    names = [*vocab] if isinstance(vocab, dict) else [entry[0] for entry in vocab]
+    names += [token["content"] for token in parts.added_tokens or ()]
+    for what, found, most in (("a text", texts, _MOST_TEXT), ("an entry", names, _MOST_ENTRY)):
+        longest = max((len(text) for text in found if isinstance(text, str)), default=0)
+        if longest > most:
+            return f"puts in {what} of {longest:,} characters, where {most:,} are allowed"
+    held = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "normalizer": parts.normalizer}
     rewrites = Tokenizer.from_str(json.dumps(held)).normalizer
     for letter in _ORDINARY if rewrites else ():
-        if (found := len(rewrites.normalize_str(letter))) > _MOST_ORDINARY:
-            return f"makes {found:,} characters of {letter!r}, where {_MOST_ORDINARY} are allowed"
+        if (size := len(rewrites.normalize_str(letter))) > _MOST_ORDINARY:
+            return f"makes {size:,} characters of {letter!r}, where {_MOST_ORDINARY} are allowed"
     return None
 
 
@@ -322,8 +298,10 @@ def _growth(side: Any) -> float:
             put_in += step["prepend"]
         else:
             own = _WIDEST if step["type"] in _WIDENING else 1.0
-            if _CHARSMAP in step:
-                own = max(1.0, _longest_in(step[_CHARSMAP]))
+            if _CHARSMAP in step:  # SentencePiece's replacements, behind a table for finding them
+                table = base64.b64decode(step[_CHARSMAP])
+                replacements = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+                own = max(1.0, *map(len, replacements))
             growth, apart, put_in = growth * apart * own, 1.0, ""
     return growth * apart
 
@@ -335,9 +313,3 @@ def _finds(pattern: dict[str, str], text: str) -> bool:
     if not _ONE_OF.fullmatch(pattern["Regex"]):
         return bool(text)
     return bool(Replace(Regex(pattern["Regex"]), "").normalize_str(text) != text)
-
-
-def _longest_in(charsmap: str) -> int:
-    """Bytes of the longest text in SentencePiece's table of replacements."""
-    table = base64.b64decode(charsmap)
-    return max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")))

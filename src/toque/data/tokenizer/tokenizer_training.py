@@ -43,9 +43,6 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
 
     "unigram" has T5's layout: `<pad>` 0, `</s>` 1, `<unk>` 2, pieces, and 100 `<extra_id_N>` at the
     end, 99 first. "bpe" is byte-level with `<|endoftext|>` as 0 for begin, end and padding.
-
-    Raises:
-        DataError: `vocab_size` is too small for the kind, or there is no text.
     """
     if vocab_size < SMALLEST[kind]:
         raise DataError(
@@ -60,14 +57,11 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
         raise DataError("A tokenizer cannot be learnt from nothing: the sources hold no text.")
     if kind == "bpe":  # counts are whole numbers: threads change nothing
         tokenizer = interruptible(partial(_bpe, lines, vocab_size))
+        specials = SpecialForms(eos=_END, pad=_END, bos=_END, unk=None)
     else:  # threads would add floating-point sums in another order every time
         with one_tokenizer_thread():
             tokenizer = interruptible(partial(_unigram, lines, vocab_size))
-    specials = (
-        SpecialForms(eos=_END, pad=_END, bos=_END, unk=None)
-        if kind == "bpe"
-        else SpecialForms(eos="</s>", pad="<pad>", bos=None, unk="<unk>")
-    )
+        specials = SpecialForms(eos="</s>", pad="<pad>", bos=None, unk="<unk>")
     name, text = f"trained:{vocab_size}", tokenizer.to_str()
     settings: dict[str, Any] = {"toque_name": name}
     if cut:
@@ -83,9 +77,8 @@ def one_tokenizer_thread() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        if before is not None:
             os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
@@ -116,11 +109,7 @@ def interruptible(work: Callable[[], _T]) -> _T:
 
 
 def _without_long_words(line: str, cut: Counter[str]) -> str:
-    """A line whose words are at most `MAX_WORD_CHARS` long; `cut` counts those that were longer.
-
-    Learning takes quadratic time in the length of a word: one of a megabyte, hours. A run of spaces
-    is a word to a byte-level tokenizer, too.
-    """
+    """A line with its long words cut, and counted: learning takes the square of their length."""
     if len(line) <= MAX_WORD_CHARS:
         return line
 
@@ -157,25 +146,19 @@ def _unigram(lines: list[str], vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
     )
-    tokenizer.train_from_iterator(_within_alphabet(lines, n_pieces // 2), trainer)
+    # The rarest characters would crowd out the words.
+    counts = Counter(char for line in lines for char in line if not char.isspace())
+    rare = sorted(counts, key=lambda char: (-counts[char], char))[n_pieces // 2 :]
+    without_rare = dict.fromkeys(map(ord, rare), "")
+    tokenizer.train_from_iterator([line.translate(without_rare) for line in lines], trainer)
     tokenizer.model = _settled(tokenizer, n_pieces)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    names = [*_UNIGRAM_SPECIALS, *(f"<extra_id_{n}>" for n in reversed(range(_N_EXTRA)))]
     tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in _UNIGRAM_SPECIALS]
-        + [
-            AddedToken(f"<extra_id_{n}>", special=True, normalized=False)
-            for n in reversed(range(_N_EXTRA))
-        ]
+        [AddedToken(name, special=True, normalized=False) for name in names]
     )
     return tokenizer
-
-
-def _within_alphabet(lines: list[str], limit: int) -> list[str]:
-    """The lines without their rarest characters, which would crowd out the words."""
-    counts = Counter(char for line in lines for char in line if not char.isspace())
-    rare = sorted(counts, key=lambda char: (-counts[char], char))[limit:]
-    return [line.translate(dict.fromkeys(map(ord, rare), "")) for line in lines] if rare else lines
 
 
 def _settled(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:

@@ -51,10 +51,6 @@ class Encoded:
     """True if the fast way gave other ids than the tokenizer and was left."""
 
 
-def _spaces_word(run: re.Match[bytes]) -> bytes:
-    return b" " + _SPACE * (len(run.group()) - 1) + b" "
-
-
 class _Table(dict[bytes, bytes | bytearray]):
     """Words to the bytes of their ids; a new word gets a place, to be filled by `_learn`."""
 
@@ -77,12 +73,7 @@ class WordTable:
     """
 
     def __init__(
-        self,
-        rewriter: Rewriter,
-        *,
-        kind: Kind,
-        break_id: int | None,
-        vocab_size: int,
+        self, rewriter: Rewriter, *, kind: Kind, break_id: int | None, vocab_size: int
     ) -> None:
         self._rewriter, self._tokenizer = rewriter, rewriter.tokenizer
         self._unk_id = rewriter.unk_id
@@ -146,11 +137,10 @@ class WordTable:
             # GPT-2's rule: of a run of white space before a word all but the last is a piece. So
             # of k spaces k - 1 are, but spaces and the first of two breaks are one, which is odd.
             marked = marked.replace(b"  \2", b"  \1 \2")
-            marked = _SPACES.sub(_spaces_word, marked)
+            marked = _SPACES.sub(lambda run: b" " + _SPACE * (len(run[0]) - 1) + b" ", marked)
         return marked
 
     def _learn(self) -> None:
-        """Tokenise the words not met before."""
         new, self._table.new = self._table.new, []
         words: list[bytes] = []
         texts: list[str] = []
