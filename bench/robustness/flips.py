@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 
 from toque.errors import ToqueError
-from toque.workflows.verify import verify
+from toque.workflows.report import verify
 
 _NOT_READ = ("report.json", "shard.json")
 """Of a finished store: reports for people, and what a killed prepare would have continued from."""

@@ -116,16 +116,7 @@ def _import_all() -> None:
     """What every forked process would otherwise import anew."""
     import importlib
 
-    for name in (
-        "train",
-        "prepare",
-        "verify",
-        "report",
-        "generate",
-        "show",
-        "open_model",
-        "results",
-    ):
+    for name in ("train", "prepare", "report", "generate", "show_batch", "open_model", "results"):
         importlib.import_module(f"toque.workflows.{name}")
     importlib.import_module("transformers.models.gpt2.modeling_gpt2")
 

@@ -18,28 +18,25 @@ from typing import TYPE_CHECKING, Any
 from toque.version import __version__
 
 if TYPE_CHECKING:
-    from toque.api import generate, train
+    from toque.api import train
     from toque.cli.console import ConsoleReporter
     from toque.config import RunConfig
     from toque.cooking.recipe import Recipe
     from toque.reporter import Reporter
     from toque.workflows.ablate import ablate
     from toque.workflows.check import check
-    from toque.workflows.classify import classify
-    from toque.workflows.compare import compare
     from toque.workflows.configure import configure
     from toque.workflows.doctor import doctor
     from toque.workflows.drill import drill
     from toque.workflows.evaluate import evaluate, score
     from toque.workflows.export import export
+    from toque.workflows.generate import classify, generate
     from toque.workflows.init import init
     from toque.workflows.plan.planning import plan
     from toque.workflows.prepare import prepare
-    from toque.workflows.report import report
+    from toque.workflows.report import compare, report, verify
     from toque.workflows.results import Answer, TrainedRun, Written
-    from toque.workflows.serve import serve
-    from toque.workflows.verify import verify
-    from toque.workflows.watch import watch
+    from toque.workflows.serve import serve, watch
 
 __all__ = [
     "Answer",
@@ -77,9 +74,12 @@ _HOME = {
     "Reporter": "toque.reporter",
     "RunConfig": "toque.config",
     **dict.fromkeys(("Answer", "TrainedRun", "Written"), "toque.workflows.results"),
-    **dict.fromkeys(("generate", "train"), "toque.api"),
+    "classify": "toque.workflows.generate",
+    **dict.fromkeys(("compare", "verify"), "toque.workflows.report"),
     "plan": "toque.workflows.plan.planning",
     "score": "toque.workflows.evaluate",
+    "train": "toque.api",
+    "watch": "toque.workflows.serve",
 }
 """Modules of the names that stand in no workflow of their own name."""
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from toque.api import evaluate
+from toque import evaluate
 from toque.cli import main
 from toque.errors import CheckpointError
 from toque.storage.json_files import JsonLines

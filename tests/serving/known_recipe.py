@@ -14,7 +14,7 @@ from toque.data.tokenizer.codec import Codec, prompt_ids
 from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.models.loading.provenance import Provenance
 from toque.serving.batcher import ServedModel, ServedModels
-from toque.workflows.prompt_files import trained_prompt
+from toque.workflows.asking import trained_prompt
 
 TITLE = "Lentil Soup"
 FOODS = ("lentils", "saffron")

@@ -7,7 +7,6 @@ import pytest
 
 from toque.cli import main
 from toque.config import load_config
-from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 from toque.evaluation.bootstrap import Interval, paired, t_quantile
 from toque.workflows.ablate import (
@@ -167,24 +166,15 @@ def test_two_ablations_in_one_folder_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_done_runs_are_not_done_again(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_done_runs_are_not_done_again(own_kitchen, monkeypatch, capsys):
     monkeypatch.setattr("toque.workflows.ablate.IMPROVEMENTS", (IMPROVEMENTS[1],))
-    write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
-    (tmp_path / "a.yaml").write_text(
-        'model: {family: gpt2, tokenizer: "trained:512", shape: {n_embd: 16, n_layer: 1, '
-        "n_head: 2, n_positions: 512}}\n"
-        "data: {sources: [{path: a.jsonl}], max_prompt_tokens: 64, max_target_tokens: 256}\n"
-        'optim: {warmup: "1 steps"}\ntrain: {batch: "1024 tokens", precision: float32}\n'
-        "evaluation: {max_examples: 4, generate: 1}\n"
-    )
-    words = ["ablate", "a.yaml", "--seeds", "2", "--steps", "2", "--out", "abl"]
+    words = ["ablate", "my.yaml", "--seeds", "2", "--steps", "2", "--out", "abl"]
     assert main(words) == 0
     assert "4/4" in capsys.readouterr().out
-    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "abl/runs").rglob("evaluation.json")}
+    times = {p: p.stat().st_mtime_ns for p in (own_kitchen / "abl/runs").rglob("evaluation.json")}
     assert len(times) == 4  # on and off, two seeds
-    one = next((tmp_path / "abl/results").iterdir())
+    one = next((own_kitchen / "abl/results").iterdir())
     one.unlink()  # as if killed before this one was noted
     assert main(words) == 0
     assert {p: p.stat().st_mtime_ns for p in times} == times
-    assert (tmp_path / "abl/ablation.html").read_text().startswith("<!doctype html>")
+    assert (own_kitchen / "abl/ablation.html").read_text().startswith("<!doctype html>")

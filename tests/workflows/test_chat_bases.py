@@ -13,8 +13,10 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer
 
 import toque
+from fixtures.kitchens import TINY
 from tiny import model_of, shape_of
 from toque.cli import main
+from toque.config.dump import to_yaml
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError
@@ -57,17 +59,15 @@ def tuned(
     kind, end = KINDS[request.param]
     base = chat_base(work / "base", tokenizers_at[kind], end=end)
     write_cookbook(work / "a.jsonl", n=30, seed=3)
-    (work / "run.yaml").write_text(
-        f"run_dir: {work}/run\nmodel: {{family: auto, start_from: {base}}}\n"
-        f"data: {{sources: [{{path: {work}/a.jsonl}}], store: {work}/store, "
-        "max_prompt_tokens: 64, max_target_tokens: 256}\n"
-        "train: {stop_after: 2 steps, batch: 1024 tokens, precision: float32, compile: false, "
-        "micro_batch_rows: 2}\n"
-        "evaluation: {max_examples: 4, generate: 0}\n"
+    config = toque.configure(
+        TINY | {"model": {"family": "auto", "start_from": str(base)}},
+        run_dir=str(work / "run"),
+        data={"sources": [{"path": str(work / "a.jsonl")}], "store": str(work / "store")},
+        train={"stop_after": "2 steps"},
     )
+    (work / "run.yaml").write_text(to_yaml(config))
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said):
-        assert main(["prepare", str(work / "run.yaml")]) == 0
         assert main(["train", str(work / "run.yaml")]) == 0
     return base, work / "run", " ".join(said.getvalue().split())
 

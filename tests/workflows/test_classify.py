@@ -10,33 +10,28 @@ import numpy as np
 import pytest
 
 import toque
+from fixtures.kitchens import TINY
+from tiny import shape_of
 from toque.config import load_config
-from toque.cooking.cookbook.recipes import write_cookbook
 from toque.cooking.prompts import CLASSES
 from toque.errors import ConfigError
+from toque.workflows.asking import read_prompts
 from toque.workflows.prepared_store import open_store
-from toque.workflows.prompt_files import read_prompts
-
-SHAPES = {
-    "t5": "{d_model: 16, d_kv: 8, d_ff: 16, num_layers: 1, num_heads: 2, dropout_rate: 0.0}",
-    "gpt2": "{n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512}",
-}
 
 
-@pytest.fixture(scope="module", params=list(SHAPES))
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("asked")
-    write_cookbook(folder / "a.jsonl", n=60, seed=3)
-    (folder / "a.yaml").write_text(
-        f'run_dir: {folder}/run\nmodel: {{family: {request.param}, tokenizer: "trained:512", '
-        f"shape: {SHAPES[request.param]}}}\n"
-        f"data: {{sources: [{{path: {folder}/a.jsonl}}], store: {folder}/store, tasks: "
-        "[difficulty], max_prompt_tokens: 256, max_target_tokens: 256, validation_fraction: 0.2}\n"
-        'optim: {warmup: "1 steps", peak_lr: 1e-2}\n'
-        'train: {stop_after: "6 steps", batch: "2048 tokens", precision: float32, compile: false}\n'
-        "evaluation: {generate: 0}\nobserve: {log_every: 1 steps}\n"
-    )
-    return toque.train(folder / "a.yaml").folder
+@pytest.fixture(scope="module", params=["t5", "gpt2"])
+def run(request: pytest.FixtureRequest, shared_kitchen: Path) -> Path:
+    shape = shape_of(request.param, width=16, layers=1, heads=2, positions=512)
+    model = {"family": request.param, "tokenizer": "trained:512", "shape": shape}
+    config = toque.configure(
+        TINY | {"model": model},
+        run_dir=str(shared_kitchen / request.param),
+        data={"store": str(shared_kitchen / f"of-{request.param}"), "tasks": ["difficulty"],
+              "max_prompt_tokens": 256, "validation_fraction": 0.2},
+        train={"stop_after": "6 steps", "batch": "2048 tokens"},
+        evaluation={"max_examples": None},
+    )  # fmt: skip
+    return toque.train(config).folder
 
 
 def test_the_answers_are_those_that_evaluation_scores(run: Path, tmp_path: Path) -> None:

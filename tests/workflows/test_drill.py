@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 from toque.workflows.drill import differing, drill, events, facts_of, newest_step, steps_done
 
@@ -87,56 +86,37 @@ def test_what_is_no_run_and_numbers_that_make_no_drill_are_refused(tmp_path: Pat
         drill(tmp_path, steps=3)
 
 
-RUN = """
-run_dir: run
-model: {family: gpt2, tokenizer: "trained:512",
-  shape: {n_embd: 16, n_layer: 1, n_head: 2, n_positions: 320}}
-data: {sources: [{path: a.jsonl}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}
-optim: {warmup: "2 steps", peak_lr: 1e-2}
-train: {stop_after: "16 steps", batch: "1024 tokens", precision: float32, micro_batch_rows: 2,
-  compile: false, save_every: "8 steps", evaluate_every: "8 steps"}
-evaluation: {max_examples: 4, generate: 0}
-"""
-
-
-ADAPTED = """
-run_dir: adapted
-seed: 5
-model: {family: gpt2, start_from: run/model}
-adapter: {kind: lora, r: 4, dropout: 0.1}
-data: {sources: [{path: a.jsonl}], store: second, max_prompt_tokens: 64, max_target_tokens: 256}
-train: {stop_after: "8 steps", batch: "1024 tokens", precision: float32, compile: false,
-  save_every: "4 steps", evaluate_every: "4 steps"}
-evaluation: {max_examples: 4, generate: 0}
-"""
+WORDS = ("train.save_every=8 steps", "train.evaluate_every=8 steps", "train.stop_after=16 steps")
+ADAPTED = (
+    "run_dir=adapted",
+    "model={family: gpt2, start_from: run/model, tokenizer: run/model}",
+    "adapter={kind: lora, r: 4, dropout: 0.1}",
+    "data.store=second",
+    "train.stop_after=8 steps",
+    "train.save_every=4 steps",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_whole_drill_of_a_run_and_of_an_adapter_on_it(tmp_path: Path) -> None:
-    write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
-    (tmp_path / "run.yaml").write_text(RUN)
-
+def test_the_whole_drill_of_a_run_and_of_an_adapter_on_it(own_kitchen: Path) -> None:
     def toque(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "toque", *words],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "toque", *words], capture_output=True, text=True, check=False
+        )
 
-    assert toque("prepare", "run.yaml").returncode == 0
-    assert toque("train", "run.yaml").returncode == 0
-    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    assert toque("train", "my.yaml", *WORDS).returncode == 0
+    before = {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()}
     done = toque("drill", "run", "--kills", "2", "--steps", "16", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     verdicts = {o["fault"]: o["verdict"] for o in found["outcomes"]}
     assert set(verdicts.values()) == {"ok"}
     assert len(verdicts) == 5
-    assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "run", "run.yaml", "store"]
+    assert before == {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()}
+    assert sorted(p.name for p in own_kitchen.iterdir()) == ["a.jsonl", "my.yaml", "run", "store"]
     # An adapter's checkpoints are some kilobytes.
-    (tmp_path / "adapted.yaml").write_text(ADAPTED)
-    assert toque("train", "adapted.yaml").returncode == 0
+    assert toque("train", "my.yaml", *ADAPTED).returncode == 0
     done = toque("drill", "adapted", "--kills", "2", "--steps", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     # Drilled for longer than it lasts, it says so.

@@ -8,31 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 import toque
-from plain_transformers import plain
-from tiny import shape_of
+from plain_transformers import FAMILIES, PROMPTS, model_folder, plain
 from toque.data.tokenizer.codec import Codec, asking_bounds, load_codec
-from toque.data.tokenizer.portable import files_of_model
 from toque.errors import CheckpointError
-from toque.models.loading.card_usage import with_usage
-from toque.models.loading.from_scratch import build_model
-from toque.models.loading.model_export import save_model
-from toque.models.loading.provenance import Provenance
-
-PROMPTS = [
-    f"Generate recipe for: {dish} using ingredients: {foods}"
-    for dish in ("Lentil Soup", "Crème Brûlée", "1½ Hour Bread", "Toast\n\nwith butter", "a</s>b")
-    for foods in ("eggs, flour", "jalapeños", "<unk> {salt}", "  two  spaces")
-]
-FAMILIES = {
-    "t5": ("t5", "encoder-decoder", "tokenizers/t5"),
-    "gpt2": ("gpt2", "decoder", "tokenizers/gpt2"),
-    "neox": ("neox", "decoder", "tokenizers/gpt_neox"),
-    "llama": ("llama", "decoder", "models/stories15m"),
-}
 
 
 @pytest.fixture(params=["learnt", "real"])
@@ -46,29 +27,6 @@ def tokenizer_of(
         return load_codec(request.getfixturevalue("shared") / real)
 
     return of
-
-
-def model_folder(to: Path, family: str, codec: Codec, form: str = "recipes") -> Path:
-    """The folder of a model with wide random weights: it writes every kind of token."""
-    kind = FAMILIES[family][1]
-    wide = {} if family == "t5" else {"initializer_range": 0.4}
-    model = build_model(
-        family=family, shape=shape_of(family, positions=256, **wide), vocab_size=codec.vocab_size,
-        pad_id=codec.pad_id, eos_id=codec.eos_id, bos_id=codec.bos_id, seed=4,
-    )  # fmt: skip
-    if family == "t5":
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.mul_(3)
-    bounds = asking_bounds(codec, kind, form)
-    record = Provenance(form=form, max_new_tokens=40)
-    files, portable = files_of_model(codec, record, begin=bounds[0], end=bounds[1])
-    assert portable
-    card = with_usage(
-        "# A card\n", prompt=PROMPTS[0], encoder=family == "t5", max_new_tokens=40, portable=True
-    )
-    save_model(model, to / "none", to / family, card=card, files=files, max_new_tokens=40)
-    return to / family
 
 
 def ours(folder: Path, prompts: list[str], *, most: int) -> list[str]:

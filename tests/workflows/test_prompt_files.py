@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toque.errors import ConfigError
-from toque.workflows.prompt_files import read_prompts
+from toque.workflows.asking import read_prompts
 
 
 @pytest.mark.parametrize("blank", ["", "  ", "\n\t", " : , "])

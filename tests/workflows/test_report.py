@@ -13,8 +13,7 @@ from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import ConfigError, DataError
 from toque.runs.history import METRICS
 from toque.sources.records import Source
-from toque.workflows.report import report
-from toque.workflows.verify import verify
+from toque.workflows.report import report, verify
 
 SCRIPT = '<script>alert("1")</script>'
 VOID = {"meta", "br", "img", "input", "link", "hr", "rect", "line", "circle", "polyline"}

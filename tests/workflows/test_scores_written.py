@@ -7,38 +7,31 @@ import json
 import pytest
 
 import toque
-from tiny import shape_yaml
-from toque.cli import main
-from toque.cooking.cookbook.recipes import write_cookbook
+from fixtures.kitchens import TINY
+from tiny import shape_of
 from toque.evaluation.bootstrap import FILE, estimates, from_json
-
-CONFIG = """
-run_dir: first
-model: {{family: {family}, tokenizer: "trained:512", shape: {shape}}}
-data: {{sources: [{{path: recipes.jsonl}}], store: store, max_prompt_tokens: 64,
-  max_target_tokens: 200}}
-optim: {{warmup: "1 steps"}}
-train: {{stop_after: "2 steps", batch: "1024 tokens", precision: float32, pack: {pack}}}
-evaluation: {{max_examples: 12, generate: 2}}
-"""
 
 
 @pytest.mark.parametrize(
     ("family", "pack"),
     [
-        ("gpt2", "true"),
-        pytest.param("gpt2", "false", marks=pytest.mark.slow),
-        pytest.param("t5", "true", marks=pytest.mark.slow),
+        ("gpt2", True),
+        pytest.param("gpt2", False, marks=pytest.mark.slow),
+        pytest.param("t5", True, marks=pytest.mark.slow),
     ],
 )
-def test_the_scores_by_text_are_those_of_the_run(tmp_path, monkeypatch, family, pack):
-    monkeypatch.chdir(tmp_path)
-    write_cookbook(tmp_path / "recipes.jsonl", n=150, seed=2)
-    shape = shape_yaml(family, positions=512)
-    (tmp_path / "my.yaml").write_text(CONFIG.format(family=family, shape=shape, pack=pack))
-    assert main(["train", "my.yaml"]) == 0
-    scored = json.loads((tmp_path / "first" / "evaluation.json").read_text())
-    by_text = from_json((tmp_path / "first" / FILE).read_bytes())
+def test_the_scores_by_text_are_those_of_the_run(own_kitchen, family, pack):
+    config = toque.configure(
+        TINY | {"model": {"family": family, "shape": shape_of(family, positions=512),
+                          "tokenizer": "trained:512"}},
+        run_dir="first",
+        data={"store": "held", "validation_fraction": 0.2},
+        train={"stop_after": "2 steps", "pack": pack},
+        evaluation={"max_examples": 12, "generate": 2},
+    )  # fmt: skip
+    toque.train(config)
+    scored = json.loads((own_kitchen / "first" / "evaluation.json").read_text())
+    by_text = from_json((own_kitchen / "first" / FILE).read_bytes())
     losses = estimates(by_text.examples.measures, resamples=0)
     assert losses["loss"].n >= 5
     assert losses["loss"].value == pytest.approx(scored["heldout"]["loss"], rel=1e-5)
@@ -46,7 +39,7 @@ def test_the_scores_by_text_are_those_of_the_run(tmp_path, monkeypatch, family, 
     assert losses["bits_per_byte"].value == pytest.approx(bits, rel=1e-5)
     for name, estimate in estimates(by_text.texts.measures, resamples=0).items():
         assert estimate.value == pytest.approx(scored["generated"][name], abs=1e-5), name
-    assert main(["train", "my.yaml", "run_dir=other", "seed=9"]) == 0
+    toque.train(toque.configure(config, run_dir="other", seed=9))
     found = toque.compare("first", "other")
     assert found.record["differences"]["other"]["loss"]["pairs"] == losses["loss"].n
     assert "seed" in found.record["settings"]

@@ -9,8 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 import toque
+from fixtures.kitchens import tiny_config
 from toque.cli import main
 from toque.config import load_config
+from toque.config.dump import to_yaml
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.loader.batch_stream import ExampleLengths, row_shape
 from toque.data.loader.epoch_plan import EpochPlan, Mixture
@@ -18,17 +20,6 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.training.runtime import Runtime
 from toque.workflows.build import build_heldout, build_stream
-
-CONFIG = """
-run_dir: {run}
-model: {{family: gpt2, tokenizer: "trained:512",
-  shape: {{n_embd: 8, n_layer: 1, n_head: 1, n_positions: 512}}}}
-data: {{store: "{store}", max_prompt_tokens: 64, max_target_tokens: 256, sources: SOURCES,
-  validation_fraction: 0.3}}
-optim: {{warmup: "1 step"}}
-train: {{stop_after: "2 steps", batch: "1024 tokens", micro_batch_rows: 1, precision: float32}}
-evaluation: {{max_examples: 4, generate: 0}}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +34,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(folder: Path, *weights: float, paths: tuple[str, ...] = ("a.jsonl", "dump")) -> Path:
-    listed = ", ".join(
-        f'{{path: "{folder / path}", weight: {weight}}}'
+    sources = [
+        {"path": str(folder / path), "weight": weight}
         for path, weight in zip(paths, weights, strict=True)
+    ]
+    config = tiny_config(
+        run_dir=str(folder / "run"),
+        data={"sources": sources, "store": str(folder / "store"), "validation_fraction": 0.3},
+        train={"stop_after": "2 steps", "micro_batch_rows": 1},
     )
-    text = CONFIG.format(run=folder / "run", store=folder / "store")
-    path = folder / "config.yaml"
-    path.write_text(text.replace("SOURCES", f"[{listed}]"))
-    return path
+    (folder / "config.yaml").write_text(to_yaml(config))
+    return folder / "config.yaml"
 
 
 def test_weights_become_draws_of_the_stores_sources(folder: Path) -> None:

@@ -8,12 +8,10 @@ import pytest
 import torch
 
 import toque
-from tiny import shape_of
+from plain_transformers import model_folder
 from toque.cli.console import TextsAsWritten
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
-from toque.models.loading.from_scratch import build_model
-from toque.models.loading.model_export import save_model
 from toque.workflows.generate import InOrder
 from toque.workflows.results import Written
 
@@ -61,14 +59,7 @@ def test_what_is_printed_bit_by_bit_is_what_is_printed_at_once(
 
 @pytest.fixture
 def model(tokenizers_at: dict[str, Path], tmp_path: Path) -> Path:
-    codec = load_codec(tokenizers_at["decoder"])
-    built = build_model(
-        family="gpt2", shape=shape_of("gpt2", positions=128, initializer_range=0.4),
-        vocab_size=codec.vocab_size, pad_id=codec.pad_id, eos_id=codec.eos_id,
-        bos_id=codec.bos_id, seed=4,
-    ).eval()  # fmt: skip
-    save_model(built, tokenizers_at["decoder"], tmp_path / "model", card="")
-    return tmp_path / "model"
+    return model_folder(tmp_path, "gpt2", load_codec(tokenizers_at["decoder"]))
 
 
 def test_generate_tells_of_every_text_what_it_returns(model: Path) -> None:

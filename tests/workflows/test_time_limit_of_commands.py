@@ -11,6 +11,7 @@ from toque.config import load_config
 from toque.config.dump import to_yaml
 from toque.errors import ConfigError
 from toque.training.stopping import CommandClock
+from toque.workflows.drill import StopAt
 from toque.workflows.train import train
 
 
@@ -90,14 +91,6 @@ def test_telling_changes_no_number(settings):
     limited = train(told, clock=clock, callbacks=[StopAt(3)])
     assert [step for step, _ in limited.losses] == [1, 2, 3]
     assert limited.losses[0] == plain.losses[0]
-
-
-class StopAt:
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, state) -> str | None:
-        return "stop" if state.step >= self.step else None
 
 
 def test_other_settings_have_no_total(tmp_path):

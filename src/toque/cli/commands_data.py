@@ -155,7 +155,7 @@ def verify(path: Path, /) -> None:
     Args:
         path: the folder.
     """
-    from toque.workflows.verify import verify as workflow
+    from toque.workflows.report import verify as workflow
 
     with ConsoleReporter().working(f"hashing every file of {path}"):
         found = workflow(path)

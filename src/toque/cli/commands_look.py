@@ -98,7 +98,7 @@ def watch(
         port: 0 takes any that is free.
         token: what readers must give; better in the environment, where `ps` does not show it.
     """
-    from toque.workflows.watch import watch as workflow
+    from toque.workflows.serve import watch as workflow
 
     workflow(run_or_folder, host=host, port=port, token=token, reporter=ConsoleReporter())
 
@@ -111,7 +111,7 @@ def compare(*runs: str, out: Path | None = None, json: bool = False) -> None:
         out: the page to write; comparison.html beside the first run when left out.
         json: print every number as JSON instead of tables.
     """
-    from toque.workflows.compare import compare as workflow
+    from toque.workflows.report import compare as workflow
 
     found = workflow(*runs, out=out, reporter=ConsoleReporter())
     print(dumps(found.record, indent=1) if json else found)

@@ -193,22 +193,23 @@ def generate(
     texts: Sequence[Written | Answer]
     if task is not None or chosen:
         _refuse_beside_choices(adapter, precision, must_use=must_use)
-        from toque.workflows.classify import classify
+        from toque.workflows.generate import classify
 
         texts = classify(run_or_model, prompts, task=task, choices=chosen, **asked)
     else:
-        from toque.models.generation.options import GenerationOptions
         from toque.workflows.generate import generate as workflow
 
-        options = GenerationOptions(
+        asked |= {"adapters": adapter or [], "n": n, "must_use": must_use, "on_text": shown}
+        texts = workflow(
+            run_or_model,
+            prompts,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_p=top_p,
             seed=seed,
             precision=precision,
+            **asked,
         )
-        asked |= {"adapters": adapter or [], "n": n, "must_use": must_use, "on_text": shown}
-        texts = workflow(run_or_model, prompts, options, **asked)
     if shown is not None and shown.any:
         shown.end()
     else:

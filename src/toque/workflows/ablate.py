@@ -238,11 +238,7 @@ def ablate(
 
 
 def _named(config: Configured, overrides: Sequence[str], out: Path, *, trust_code: bool) -> str:
-    """A file of the configuration: each run reads it with changes of its own.
-
-    Raises:
-        ConfigError: it names code that nobody vouches for.
-    """
+    """A file of the configuration, which each run changes; refuses code that nobody vouches for."""
     if isinstance(config, str | Path):
         settings, name = load_config(config, overrides).config, str(config)
     else:
@@ -280,11 +276,7 @@ def _length(
 
 
 def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> AblationPlan:
-    """The runs for a file or a preset, each seed the configuration's and those after it.
-
-    Raises:
-        ConfigError: the configuration cannot be used, no improvement fits it, or seeds is below 2.
-    """
+    """The runs for a file or a preset, or a ConfigError where no improvement fits it."""
     if seeds < 2:
         raise ConfigError(
             f"{argument('seeds')} is {seeds}, and a single pair of runs says nothing of how sure a "

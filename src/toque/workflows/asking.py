@@ -1,25 +1,33 @@
-"""Asking of a run's model: what it was trained on, and a person's own words as its prompt."""
+"""Asking of a model: what it was trained on, and prompts of a call or a file as it reads them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from toque.config import RunConfig, load_config
+from toque.cooking.examples import question
 from toque.cooking.prompts import (
+    ASKS_FOR,
     CLASSES,
     QUESTIONS,
     TASKS,
+    Task,
     asks_for_a_recipe,
     dish_and_foods,
     write_prompt,
 )
+from toque.cooking.recipe import Recipe
+from toque.cooking.schemas.columns import prompt_of
 from toque.data.store.store_manifest import StoreManifest, form_of, read_manifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, load_codec, prompt_ids
 from toque.data.tokenizer.portable import files_of_model
 from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
-from toque.errors import CheckpointError, ConfigError, DataError
+from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import Provenance, provenance_of
 
@@ -61,14 +69,12 @@ def provenance_in(folder: Path) -> Provenance:
     """Record of the model of a run, a model folder or a hub name.
 
     A run without a record, which is not finished, is known by its store.
-
-    Raises:
-        CheckpointError: the record cannot be read.
-        ConfigError: the run's configuration cannot be read.
     """
     if not (folder / "config.yaml").is_file():
-        here = _here(folder)
-        return provenance_of(here) or (UNKNOWN if is_toques(here) else FOREIGN)
+        if not folder.exists():
+            with suppress(ConfigError, DataError):  # opening it says what is wrong
+                folder = resolve_folder(str(folder))
+        return provenance_of(folder) or (UNKNOWN if is_toques(folder) else FOREIGN)
     record = provenance_of(folder / "model")
     if record is not None:
         return record
@@ -77,11 +83,7 @@ def provenance_in(folder: Path) -> Provenance:
 
 
 def codec_in(folder: Path, record: Provenance) -> Codec:
-    """The tokenizer of a model folder, which begins a foreign model's prompts as that expects.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """The tokenizer of a model folder, or a CheckpointError; it begins foreign prompts."""
     try:
         codec = load_codec(resolve_tokenizer(str(folder)))
     except DataError as error:
@@ -91,26 +93,11 @@ def codec_in(folder: Path, record: Provenance) -> Codec:
     return codec
 
 
-def _here(folder: Path) -> Path:
-    """The folder itself, or the copy of what has that name on the hub."""
-    if folder.exists():
-        return folder
-    try:
-        return resolve_folder(str(folder))
-    except (ConfigError, DataError):
-        return folder  # opening it says what is wrong
-
-
 def model_files(codec: Codec, record: Provenance, *, encoder: bool) -> tuple[dict[str, str], bool]:
     """Files of a model folder beside its weights; see `files_of_model`."""
     kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
     begin, end = asking_bounds(codec, kind, record.form)
     return files_of_model(codec, record, begin=begin, end=end)
-
-
-def is_recorded(record: Provenance) -> bool:
-    """True if the model itself says what it was trained to be asked."""
-    return record is not UNKNOWN and record is not FOREIGN
 
 
 def writes_recipes(record: Provenance) -> bool:
@@ -158,10 +145,6 @@ def form_in_words(record: Provenance) -> str:
 def in_trained_form(typed: str, record: Provenance) -> str:
     """The prompt a model reads; as it was typed where nothing else is nearer to its training.
 
-    Args:
-        typed: in any words.
-        record: what the model was trained to be asked.
-
     >>> in_trained_form("Create a simple pasta dish", Provenance(form="recipes", max_new_tokens=9))
     'Generate recipe for: simple pasta dish'
     """
@@ -191,3 +174,113 @@ def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[
         )
         for typed, text in asked
     ]
+
+
+def read_prompts(
+    prompts: str | Sequence[str],
+    file: str | Path | None,
+    *,
+    task: Task | None,
+    raw: bool,
+    recipes: bool = True,
+    blanks: bool = False,
+) -> list[str]:
+    """Prompts as a model reads them, those of a file after those of the call.
+
+    Args:
+        prompts: "dish" or "dish: a, b, c", one or several; without a task, or with `raw`, taken as
+            they are.
+        file: a prompt a line, or JSON lines with `prompt` (a `system` before and a `context` or
+            `input` behind it are parts of it, as in training), or for a task with `title`,
+            `ingredients` and `steps`.
+        task: write, or the task whose question is asked; None for prompts of one's own.
+        raw: take all prompts as they are.
+        recipes: whether the model was trained to write recipes; one that was not is sent prompts
+            as they are.
+        blanks: allow a prompt of nothing, from which a model of whole texts begins one.
+
+    Raises:
+        ConfigError: no prompt, or one of nothing.
+        DataError: a file that cannot be read.
+    """
+    wish, example = "write for", 'prompts="lentil soup"'
+    if task != "write":
+        wish, example = "answer", 'prompts="lentil soup: 200 g lentils, 1 onion"'
+    if task == "write" and not recipes:
+        task = None
+    form = None if raw else task
+    typed = [prompts] if isinstance(prompts, str) else prompts
+    found = [  # place, content and trained form of each
+        (f"{argument('prompts')}, number {n}", text, trained_prompt(text, form))
+        for n, text in enumerate(typed, start=1)
+    ]
+    for where, line in _lines(Path(file)) if file is not None else ():
+        if isinstance(line, str):
+            found.append((where, line, trained_prompt(line, form)))
+        elif isinstance(line.get("prompt"), str):
+            found.append((where, line["prompt"], prompt_of(line)))
+        elif task is not None and isinstance(line.get("title"), str):
+            steps = line.get("steps", line.get("directions"))
+            recipe = Recipe(line["title"], _texts(line.get("ingredients")), _texts(steps))
+            said = " ".join((recipe.title, *recipe.ingredients))
+            found.append((where, said, _trained_form(task, recipe)))
+        else:
+            raise DataError(
+                f'{where} has neither "prompt" nor, for a recipe or a {argument("task")}, "title". '
+                'Write {"prompt": "..."} or {"title": "...", "ingredients": ["2 eggs"], "steps": '
+                '["..."]} on each line.'
+            )
+    if not found:
+        raise ConfigError(
+            f"Nothing to {wish}. Give {argument(example)} or {argument('file=prompts.txt')}."
+        )
+    blank = next((where for where, said, _ in found if not said.strip(" \t\r\n:,")), None)
+    if blank is not None and not blanks:
+        raise ConfigError(
+            f"The prompt at {blank} is blank, so there is nothing to {wish}. Say what is wanted, "
+            f"as in {argument(example)}, or leave it out."
+        )
+    return [asked for _, _, asked in found]
+
+
+def trained_prompt(prompt: str, task: Task | None) -> str:
+    """The trained form of what a person types: "dish", "dish: a, b, c", "make me a dish".
+
+    >>> trained_prompt("lentil soup: lentils, cumin", "write")
+    'Generate recipe for: lentil soup using ingredients: lentils, cumin'
+    """
+    if task is None or (task == "write" and prompt.startswith(ASKS_FOR)):
+        return prompt
+    if task == "write":
+        return write_prompt(*dish_and_foods(prompt))
+    title, _, listed = prompt.partition(":")
+    lines = tuple(line.strip() for line in listed.split(",") if line.strip())
+    return _trained_form(task, Recipe(title.strip(), lines, ()))
+
+
+def _trained_form(task: Task, recipe: Recipe) -> str:
+    if task == "write":
+        return write_prompt(recipe.title, recipe.ingredients)
+    return question(task, recipe)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    value = value.splitlines() if isinstance(value, str) else value
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _lines(file: Path) -> Iterator[tuple[str, str | dict[str, Any]]]:
+    """Place of each line, and its text or its JSON object; blank lines are left out."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{argument(f'file={file}')} cannot be read as UTF-8 text: {error}."
+        ) from error
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        where = f"{file}:{number}"
+        try:
+            if line:
+                yield where, json.loads(line) if line.startswith("{") else line
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where} looks like JSON and is not: {error}.") from error

@@ -96,18 +96,8 @@ def build_run(
 ) -> Run:
     """Build everything a run consists of, continued from `found`, as this machine computes it best.
 
-    Args:
-        config: of the run.
-        store: its prepared data.
-        ranks: the processes that share it.
-        watchers: the observers that `observe` names; None but on the first rank.
-        uploads: copies checkpoints to a bucket; None without checkpoint.upload.
-        clock: runs since the command began.
-        reporter: told of progress.
-        found: the checkpoint to continue from, which holds how it was computed, too.
-
-    Raises:
-        ConfigError: settings that do not fit each other, the model or the data.
+    `watchers` are on the first rank alone, and `uploads` where checkpoint.upload is set. Settings
+    that do not fit each other, the model or the data are a ConfigError.
     """
     # Model: where this rank holds it.
     train, optim = config.train, config.optim
@@ -164,11 +154,7 @@ def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedMode
 def build_stream(
     config: RunConfig, store: TokenStore, model: PreTrainedModel, *, rank: int = 0, ranks: int = 1
 ) -> BatchStream:
-    """Training batches by position.
-
-    Raises:
-        ConfigError: the store is empty, or its examples fit neither the model nor the settings.
-    """
+    """Training batches by position; a ConfigError where store, model and settings do not fit."""
     rows, encoder = store.rows("train"), model.config.is_encoder_decoder
     corruption = config.span_corruption
     spans = SpanCorruption.from_settings(corruption, store, encoder=encoder) if corruption else None
@@ -198,11 +184,7 @@ def build_heldout(
     sharing: Sharing | None = None,
     reporter: Reporter = SILENT,
 ) -> HeldOut:
-    """Held-out loss over the fixed subset that evaluation.max_examples asks for.
-
-    Raises:
-        ConfigError: the store has no held-out example.
-    """
+    """Held-out loss over the subset that `evaluation.max_examples` asks for, or a ConfigError."""
     evaluation, data, gaps = config.evaluation, config.data, config.span_corruption
     return HeldOut.from_settings(
         evaluation, data, gaps, store, trained, runtime, sharing, reporter.notice
@@ -226,11 +208,7 @@ def _evaluator(
     interrupt: Interrupt,
     reporter: Reporter,
 ) -> Evaluator:
-    """The computing and writing of every evaluation.
-
-    Raises:
-        ConfigError: the run goes by a metric that it does not measure.
-    """
+    """The computing and writing of every evaluation; refuses metrics that it does not measure."""
     evaluation, model, sharing = config.evaluation, placed.model, placed.sharing
     heldout = build_heldout(config, store, trained, runtime, sharing=sharing, reporter=reporter)
     held_out = held_out_prompts(store, min(evaluation.texts, evaluation.generate))

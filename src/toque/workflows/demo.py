@@ -26,13 +26,7 @@ DISHES: Final = {
 
 
 def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> TrainedRun:
-    """Write the cookbook, prepare, train, evaluate, and report three recipes.
-
-    Args:
-        resolved: the demo's configuration.
-        n: recipes to write into the cookbook.
-        reporter: receives a line for each of the four parts, and progress.
-    """
+    """Write a cookbook of `n` recipes, prepare, train, evaluate, and report three recipes."""
     started = time.perf_counter()
     config = resolved.config
     cookbook = Path(config.data.sources[0].path)
@@ -45,7 +39,6 @@ def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> T
         f"2/4  {prepared} `toque report {in_shell(config.data.store)}` makes a page of it."
     )
     with reporter.working("loading torch"):  # after processes have been forked
-        from toque.models.generation.options import GenerationOptions
         from toque.workflows.generate import generate
         from toque.workflows.train import train
 
@@ -58,9 +51,7 @@ def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> T
         "4/4  three recipes for dishes it has not seen:\n"
     )
     asked = [f"{dish}: {foods}" for dish, foods in DISHES.items()]
-    options = GenerationOptions(seed=config.seed)
-    texts = generate(run.folder, asked, options, reporter=reporter)
-    for text in texts:
+    for text in generate(run.folder, asked, seed=config.seed, reporter=reporter):
         reporter.line(str(text))
     minutes = (time.perf_counter() - started) / 60
     reporter.line(

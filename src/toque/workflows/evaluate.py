@@ -2,20 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from toque.config import load_config
+import numpy as np
+
+from toque.config import RunConfig, load_config
 from toque.cooking.prompts import ASKS_FOR
+from toque.cooking.recipe_scores import hint
 from toque.errors import CheckpointError, ConfigError
-from toque.reporter import SILENT, Reporter
+from toque.evaluation.bootstrap import (
+    FILE,
+    RESAMPLES,
+    SEED,
+    Estimate,
+    TextTable,
+    key_of_text,
+    losses_table,
+    to_json,
+)
+from toque.reporter import SILENT, Reporter, counting
+from toque.storage.atomic import atomic_write, disk_faults
 from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from toque.data.store.token_store import TokenStore
+    from toque.evaluation.heldout_loss import HeldOut
+    from toque.evaluation.task_scores import TaskScores
+    from toque.evaluation.text_samples import Sample
     from toque.evaluation.text_scores import Scores
-    from toque.workflows.score import Evaluation
+
+_DIGITS: Final = 6
+"""Digits after the point in evaluation.json."""
+_SHOWN_SLICES: Final = ("recipe_score", "rougeL", "bleu")
+"""Scores of the printed table of slices; evaluation.json holds all."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The content of evaluation.json."""
+
+    step: int | None
+    heldout: Mapping[str, float]
+    texts: Scores
+    tasks: Sequence[TaskScores] = ()
+    examples: TextTable = field(default_factory=lambda: TextTable((), {}))
+    """The loss of each held-out example."""
+
+    @property
+    def of_examples(self) -> dict[str, float]:
+        """The scores of the held-out examples by name, those of tasks included."""
+        of_tasks = {
+            f"{scores.task}_{name}": value
+            for scores in self.tasks
+            for name, value in scores.record().items()
+            if name in ("loss", "accuracy", "macro_f1", "ece")
+        }
+        return {**self.heldout, **of_tasks}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every score by its name, without intervals."""
+        return {**self.of_examples, **self.texts.metrics}
+
+    def to_json(self) -> str:
+        """The content of evaluation.json."""
+        overall = self.texts.overall
+        record = {
+            "step": self.step,
+            "heldout": dict(self.heldout),
+            "tasks": {scores.task: scores.record() for scores in self.tasks},
+            "generated": {
+                "texts": self.texts.n_texts,
+                **{name: round(e.value, _DIGITS) for name, e in overall.items()},
+            },
+            "intervals": {name: _interval(e) for name, e in overall.items() if e.low is not None},
+            "applies_to": {name: e.n for name, e in overall.items()},
+            "slices": {
+                slicing: {
+                    label: {"texts": self.texts.sizes[slicing][label]}
+                    | {name: [round(e.value, _DIGITS), *_interval(e)] for name, e in found.items()}
+                    for label, found in labels.items()
+                }
+                for slicing, labels in self.texts.slices.items()
+            },
+            "failed": dict(self.texts.failed),
+            "method": {
+                "intervals": f"95 %, percentile bootstrap over texts, {RESAMPLES} resamples",
+                "seed": SEED,
+                "bleu": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp",
+                "chrf": "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no",
+                "rouge": "F1, not stemmed; Lsum by lines",
+            },
+        }
+        return json.dumps(record, indent=1)
+
+    def __str__(self) -> str:
+        """The table for people."""
+        tokens = self.heldout["target_tokens"]
+        loss, perplexity = self.heldout["loss"], self.heldout["perplexity"]
+        lines = [f"held-out loss {loss:.4f} nats a token, perplexity {perplexity:.2f}"]
+        if "bits_per_byte" in self.heldout:
+            lines[0] += f", {self.heldout['bits_per_byte']:.3f} bits a byte"
+        else:
+            lines[0] += " (bits a byte are unknown: the targets are pieces of texts)"
+        lines.append(f"  over {tokens:,.0f} target tokens")
+        for scores in self.tasks:
+            lines += scores.lines()
+        if self.texts.n_texts:
+            lines.append(str(self.texts))
+        if (score := self.texts.overall.get("recipe_score")) and (advice := hint(score.value)):
+            lines.append(advice)
+        shown = [name for name in _SHOWN_SLICES if name in self.texts.overall]
+        for slicing, labels in self.texts.slices.items():
+            if len(labels) < 2 or not shown:
+                continue
+            lines.append(f"{'by ' + slicing:26}{'texts':>6}" + "".join(f"{n:>14}" for n in shown))
+            for label, found in labels.items():
+                cells = [f"{found[n].value:14.3f}" if n in found else f"{'-':>14}" for n in shown]
+                lines.append(f"  {label:24}{self.texts.sizes[slicing][label]:6}" + "".join(cells))
+        lines += [f"{name} failed: {error}" for name, error in self.texts.failed.items()]
+        return "\n".join(lines)
+
+    def write(self, folder: Path) -> None:
+        """Write the sums of each text, then evaluation.json, or raise a CheckpointError."""
+        texts = TextTable(self.texts.keys, self.texts.each)
+        each = to_json(examples=self.examples, texts=texts, step=self.step)
+        with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
+            atomic_write(folder / FILE, each.encode())
+            atomic_write(folder / "evaluation.json", self.to_json().encode())
+
+
+def _interval(e: Estimate) -> list[float | None]:
+    return [None if bound is None else round(bound, _DIGITS) for bound in (e.low, e.high)]
 
 
 def evaluate(
@@ -52,13 +178,86 @@ def evaluate(
     settings = configure(load_config(own, trust_code=False).config if config is None else config)
     if trust_code:
         settings = settings.with_foreign_code({})
-    with reporter.working("loading torch"):
-        from toque.workflows.score import score_model
-
-    result = score_model(folder, settings, reporter)
+    result = _score_model(folder, settings, reporter)
     if own.exists():
         result.write(folder)
     return result
+
+
+def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluation:
+    """Score the model of a run or model folder on the data of `config`."""
+    with reporter.working("loading torch"):
+        from toque.evaluation.text_samples import held_out_prompts
+        from toque.evaluation.text_scores import TextScores
+        from toque.training.runtime import Runtime
+        from toque.workflows.build import build_heldout, build_sampler, build_stream
+        from toque.workflows.open_model import open_model
+        from toque.workflows.prepared_store import open_store
+
+    # A metric that cannot be imported is refused now.
+    TextScores.from_settings(config.evaluation, config.foreign_code)
+    with reporter.working(f"reading {folder} and {config.data.store}"):
+        opened = open_model(folder, device="auto", reporter=reporter)
+        # A run's own sources were compared when it began, and may have changed since.
+        own = opened.config is not None and opened.config.data.sources == config.data.sources
+        store = open_store(config, sources=not own)
+    opened.check_tokenizer(store)
+    runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
+    model = opened.model
+    layout = build_stream(config, store, model).layout
+    heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
+    with counting(reporter, "evaluating", "held-out examples") as count:
+        losses = heldout(model, count)
+    prompts = held_out_prompts(store, config.evaluation.generate)
+    with counting(reporter, "writing", "texts") as count:
+        samples = build_sampler(config, store, prompts, reporter)(model, count)
+    return evaluation_of(
+        config, store, model, heldout, losses, samples, step=opened.step, reporter=reporter
+    )
+
+
+def evaluation_of(
+    config: RunConfig,
+    store: TokenStore,
+    model: PreTrainedModel,
+    heldout: HeldOut,
+    losses: Mapping[str, float],
+    samples: Sequence[Sample],
+    *,
+    step: int | None,
+    reporter: Reporter = SILENT,
+) -> Evaluation:
+    """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
+    from toque.evaluation.task_scores import score_tasks
+    from toque.evaluation.text_scores import TextScores
+
+    alone, held_out = heldout.alone(), dict(losses)  # whatever the ranks
+    if heldout.n_bytes > 0:
+        held_out["target_bytes"] = heldout.n_bytes
+    scores = TextScores.from_settings(config.evaluation, config.foreign_code)
+    with reporter.working(f"scoring {len(samples):,} texts"):
+        scores.add(samples)
+        of_texts = scores.result()
+    examples = _each_example(store, model, alone, reporter)
+    at_most, tasks = config.evaluation.max_examples, config.data.tasks
+    of_tasks = score_tasks(model, alone, store, tasks, at_most=at_most, reporter=reporter)
+    return Evaluation(step, held_out, of_texts, of_tasks, examples)
+
+
+def _each_example(
+    store: TokenStore, model: PreTrainedModel, heldout: HeldOut, reporter: Reporter
+) -> TextTable:
+    """The loss of each held-out example, for comparison with those of another run."""
+    with counting(reporter, "evaluating", "examples one by one") as count:
+        rows, nats, weights = zip(*heldout.by_example(model, count), strict=True)
+    codec = store.codec()
+    targets = [codec.decode(store.target(row)) for row in rows]
+    prompts = [codec.decode(store.prompt(row)) for row in rows]
+    keys = [key_of_text(*both) for both in zip(prompts, targets, strict=True)]
+    n_bytes = [len(target.encode("utf-8", "replace")) for target in targets]
+    tokens = store.target_lengths[[*rows]].astype(float)
+    size = np.array(n_bytes, float) if heldout.n_bytes > 0 else np.zeros(len(rows))
+    return losses_table(keys, np.array(nats), tokens, size, np.array(weights))
 
 
 def score(

@@ -22,7 +22,6 @@ from toque.workflows.asking import (
     UNKNOWN,
     codec_in,
     example_prompt,
-    is_recorded,
     model_files,
     provenance_in,
     writes_recipes,
@@ -82,27 +81,14 @@ def export(
         CheckpointError: the run is not finished, or what was written is not the same model.
     """
     if form not in DEFAULT_DTYPES:
-        known = " or ".join(DEFAULT_DTYPES)
-        raise ConfigError(f"{argument('form')} is {form!r}. Use {known}.")
+        raise ConfigError(f"{argument('form')} is {form!r}. Use {' or '.join(DEFAULT_DTYPES)}.")
     if push_to is not None:
         refuse_push(push_to)
-    given, source = _source_of(run_or_model)
-    readme = source / "README.md"
-    card = readme.read_text(encoding="utf-8") if readme.exists() else f"# {Path(to).name}\n"
-    write = _gguf_folder if form == "gguf" else _hf_folder
-    made = write(source, Path(to), dtype or DEFAULT_DTYPES[form], card, provenance_in(given))
-    if push_to is not None:
-        push(made.folder, push_to)
-    return made
-
-
-def _source_of(run_or_model: Model) -> tuple[Path, Path]:
-    """The folder that was named, and that of its model or adapter."""
     from toque.models.lora.adapter_files import is_adapter_folder
 
     source = given = existing_folder(run_or_model)
-    if (source / "config.yaml").exists():
-        source = source / "model"
+    if (given / "config.yaml").exists():
+        source = given / "model"
         if not source.exists():
             raise CheckpointError(
                 f"The run {given} has no finished model yet. Let `toque train` end, then export."
@@ -112,7 +98,13 @@ def _source_of(run_or_model: Model) -> tuple[Path, Path]:
             f"{given} is neither a run, a model folder nor an adapter folder. Name a run "
             "such as runs/cookbook."
         )
-    return given, source
+    readme = source / "README.md"
+    card = readme.read_text(encoding="utf-8") if readme.exists() else f"# {Path(to).name}\n"
+    write = _gguf_folder if form == "gguf" else _hf_folder
+    made = write(source, Path(to), dtype or DEFAULT_DTYPES[form], card, provenance_in(given))
+    if push_to is not None:
+        push(made.folder, push_to)
+    return made
 
 
 def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance) -> Exported:
@@ -126,23 +118,14 @@ def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance
         return _compared(source, export_model(source, to, card=card, dtype=dtype))
     codec, encoder, most = codec_in(source, record), _has_encoder(source), record.max_new_tokens
     files, portable = model_files(codec, record, encoder=encoder)
-    card = with_usage(
-        card,
-        prompt=example_prompt(record),
-        encoder=encoder,
-        max_new_tokens=most,
-        portable=portable,
-    )
+    asked = example_prompt(record)
+    card = with_usage(card, prompt=asked, encoder=encoder, max_new_tokens=most, portable=portable)
     made = export_model(source, to, card=card, dtype=dtype, files=files, max_new_tokens=most)
     return _compared(source, made)
 
 
 def _compared(source: Path, made: Exported) -> Exported:
-    """An exported folder whose chat template, if any, writes the tokens that the source's writes.
-
-    Raises:
-        CheckpointError: it writes others; the folder is removed.
-    """
+    """The folder; removed, by a CheckpointError, where its chat template writes other tokens."""
     there, here = _conversation_in(made.folder), _conversation_in(source)
     if there is None and (here is None or is_toques(source)):  # older runs had their base's
         return made
@@ -191,23 +174,17 @@ def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenanc
         raise ConfigError(
             f"{argument('dtype')} is {kind}. Use one of {', '.join(TYPES)} in the format gguf."
         )
-    codec, encoder = codec_in(source, record), _has_encoder(source)
+    codec, encoder, most = codec_in(source, record), _has_encoder(source), record.max_new_tokens
     family: FamilyKind = "encoder-decoder" if encoder else "decoder"
-    form = record.form
-    begin, end = asking_bounds(codec, family, form)
+    begin, end = asking_bounds(codec, family, record.form)
     file, ends = gguf_name(to, kind), "" if encoder or end is None else "\n"
-    before = f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""
-    some = [write_prompt(one.title, one.ingredients) for one in recipes(N_PROMPTS, 0)]
-    most = record.max_new_tokens
+    asked = example_prompt(record)
     usage = with_gguf_usage(
-        card,
-        file=file,
-        prompt=example_prompt(record),
-        ends=ends,
-        encoder=encoder,
-        max_new_tokens=most,
+        card, file=file, prompt=asked, ends=ends, encoder=encoder, max_new_tokens=most
     )
+    before = f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""
     modelfile = _OLLAMA.format(name=to.name, file=file, before=before, after=ends, most=most)
+    some = [write_prompt(one.title, one.ingredients) for one in recipes(N_PROMPTS, 0)]
     asking = Asking(
         begin=begin,
         eos=codec.eos_id,
@@ -223,7 +200,7 @@ def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenanc
         kind=kind,
         tokenizer_json=codec.tokenizer_json,
         asking=asking,
-        prompts=[prompt_ids(codec, text, family, form) for text in some],
+        prompts=[prompt_ids(codec, text, family, record.form) for text in some],
         files={"README.md": usage, "Modelfile": modelfile},
     )
 
@@ -233,13 +210,9 @@ def chat_template(record: Provenance, own: str | None, *, ends: str) -> str:
 
     "lentil soup: lentils, cumin" becomes "Generate recipe for: lentil soup using ingredients:
     lentils, cumin" for a model of recipes; others are sent what was typed.
-
-    Args:
-        record: what the model is asked with.
-        own: the template that came with another's model, which is kept.
-        ends: what ends a prompt.
+    `own` came with another's model and is kept; `ends` ends a prompt.
     """
-    if not is_recorded(record) and own is not None:
+    if (record is UNKNOWN or record is FOREIGN) and own is not None:
         return own
     asks = record is not UNKNOWN and writes_recipes(record)
     template = _RECIPES.format(asks=ASKS_FOR, using=WITH_INGREDIENTS) if asks else _AS_IT_IS

@@ -9,6 +9,7 @@ by its counts, the model by its scores on held-out data, the cost by the run's o
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,12 +36,13 @@ from toque.runs.history import METRICS, RunHistory, history_of
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.callbacks import Goal
 from toque.training.checkpoint.resume import broadcast_checkpoint
+from toque.training.observers.metrics_log import write_after
 from toque.units import Progress
 from toque.version import __version__
 from toque.workflows.asking import example_prompt, form_in_words, model_files, provenance_of_run
 from toque.workflows.build import Run
+from toque.workflows.evaluate import Evaluation, evaluation_of
 from toque.workflows.run_folder import load_weights
-from toque.workflows.score import Evaluation, evaluation_of
 
 END: Final = "end.json"
 """File of a run's folder that says which end its model and its scores are of; written last."""
@@ -51,7 +53,7 @@ NO_TEMPLATE: Final = (
 )
 
 
-def is_finished(folder: Path, step: int) -> bool:
+def _is_finished(folder: Path, step: int) -> bool:
     """True if the model and the scores in a run's folder are those of its end at `step`.
 
     A run that was stopped early and then continued has those of the earlier end until its own are
@@ -66,14 +68,18 @@ def is_finished(folder: Path, step: int) -> bool:
 
 
 def finish(run: Run, reporter: Reporter) -> None:
-    """Score the best model on held-out data and write it, in the folder of the run.
+    """Score the best model on held-out data and write it, unless that was done for this end.
 
     Raises:
         DataError: the store was replaced since training began.
     """
     trainer, step = run.trainer, run.trainer.progress.step
+    folder, ranks = Path(run.config.run_dir), run.evaluator.ranks
+    if ranks.broadcast(_is_finished(folder, step)):
+        return
+    began = time.perf_counter()
     refuse_replaced(run.store)
-    best = broadcast_checkpoint(trainer.checkpoints.best, trainer.runtime.ranks)
+    best = broadcast_checkpoint(trainer.checkpoints.best, ranks)
     if best is not None:
         load_weights(trainer.model, best)
         step = best.step
@@ -83,6 +89,8 @@ def finish(run: Run, reporter: Reporter) -> None:
     with run.evaluator.sharing.whole() as whole:
         model = cast("PreTrainedModel", whole)
         _score_and_keep(run, model, losses, step=step, reporter=reporter)
+    if ranks.is_main:
+        write_after(folder, {"finishing": time.perf_counter() - began})
 
 
 def _score_and_keep(

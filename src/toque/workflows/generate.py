@@ -1,22 +1,22 @@
-"""Generation of texts from prompts."""
+"""Texts that a model writes for prompts, and answers that it chooses among a few."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from toque.cooking.prompts import CLASSES, Task
 from toque.cooking.recipe_form import recipe_form
 from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
-from toque.models.generation.options import GenerationOptions
+from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.loading.provenance import Provenance, provenance_of
 from toque.reporter import SILENT, Reporter, counting
-from toque.workflows.asking import provenance_in, writes_recipes
-from toque.workflows.prompt_files import read_prompts
-from toque.workflows.results import Model, Written, existing_folder
+from toque.workflows.asking import provenance_in, read_prompts, writes_recipes
+from toque.workflows.results import Answer, Model, Written, existing_folder, folder_of
 
 if TYPE_CHECKING:
     from toque.models.generation.constraints import FormConstraint
@@ -29,35 +29,69 @@ _UNFINISHED = "\ufffd"
 
 def generate(
     run_or_model: Model,
-    prompts: str | Sequence[str],
-    options: GenerationOptions,
+    prompts: str | Sequence[str] = (),
     *,
     file: str | Path | None = None,
     adapters: Sequence[str | Path] = (),
     n: int = 1,
+    temperature: float = 0.7,
+    top_p: float = 0.95,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
     raw: bool = False,
     device: str = "auto",
-    must_use: bool = False,
     on_text: OnText | None = None,
+    precision: Precision = "float32",
+    must_use: bool = False,
     reporter: Reporter = SILENT,
 ) -> list[Written]:
-    """Write texts for prompts; the arguments are those of `toque.generate`.
+    """Write texts for prompts.
 
-    The reporter hears of progress where nobody hears of the texts themselves.
+    Args:
+        run_or_model: what writes.
+        prompts: "dish" or "dish: a, b, c" for a model of recipes; one trained on prompts, texts or
+            tokens of your own gets them as they are. One or several.
+        file: more prompts, one a line or as JSON lines.
+        adapters: adapter folders; each writes every text.
+        n: texts for each prompt; they follow each other.
+        temperature: 0 takes the likeliest token every time.
+        top_p: sample from the likeliest tokens that together have this probability.
+        max_new_tokens: longest text; what the model was trained on when None.
+        seed: the same seed writes the same texts.
+        raw: send prompts as they are, not in the form the model was trained on.
+        device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
+        on_text: called with the number of a text and the text so far whenever it has grown, one
+            text after the other in their order.
+        precision: of the matrix products. bf16 is faster where the processor has it; where two
+            tokens are about equally likely, a text may then part from float32's, and depend on
+            what is written beside it. auto: bf16 there, float32 elsewhere.
+        must_use: hold recipes to their form and to the ingredients of their prompts.
+        reporter: hears of progress, where nobody hears of the texts themselves.
 
     Raises:
-        ConfigError: no prompt, `n` below 1, no such device, or `must_use` where it cannot be.
+        ConfigError: no prompt, a number out of range, no such device, or `must_use` where it cannot
+            be.
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
     if n < 1:
         raise ConfigError(f"{argument('n')} is {n}; it must be at least 1.")
+    options = GenerationOptions(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        precision=precision,
+    )
     folder = existing_folder(run_or_model)
     own = provenance_in(folder)
     by: Sequence[str | Path | None] = adapters or (None,)
     # An adapter is asked in its own form, which its base may not know.
     records = [own if one is None else provenance_of(Path(one)) or own for one in by]
-    each = [_prompts(prompts, file, record, n=n, raw=raw) for record in records]
+    each = [
+        [text for text in _read_for(record, prompts, file, raw=raw) for _ in range(n)]
+        for record in records
+    ]
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import emulates_bf16
@@ -70,7 +104,7 @@ def generate(
         model, codec = opened.model, opened.codec
         if model.device.type == "cpu":
             keep_freed_memory()
-    if emulates_bf16(options.precision, model):
+    if emulates_bf16(precision, model):
         reporter.notice(
             f"This {model.device.type} has no bf16 in hardware: its products are emulated, which "
             "is slower than float32. Leave the precision at float32, or say auto."
@@ -85,7 +119,7 @@ def generate(
             written = generate_ids(
                 model,
                 [opened.prompt_ids(text, record.form) for text in typed],
-                replace(options, max_new_tokens=options.max_new_tokens or record.max_new_tokens),
+                replace(options, max_new_tokens=max_new_tokens or record.max_new_tokens),
                 eos_id=codec.eos_id,
                 pad_id=codec.pad_id,
                 constraint=recipe_constraint(codec, typed, record) if must_use else None,
@@ -97,15 +131,15 @@ def generate(
     return texts
 
 
-def _prompts(
-    prompts: str | Sequence[str], file: str | Path | None, record: Provenance, *, n: int, raw: bool
+def _read_for(
+    record: Provenance, prompts: str | Sequence[str], file: str | Path | None, *, raw: bool
 ) -> list[str]:
-    """The prompts as a model reads them, each as often as texts are wanted."""
+    """The prompts as the model of that record reads them."""
     recipes, blanks = writes_recipes(record), record.form == "documents"
-    read = read_prompts(prompts, file, task="write", raw=raw, recipes=recipes, blanks=blanks)
-    return [text for text in read for _ in range(n)]
+    return read_prompts(prompts, file, task="write", raw=raw, recipes=recipes, blanks=blanks)
 
 
+@dataclass
 class InOrder:
     """An engine's `on_token` that tells of the first unfinished text, then of the next.
 
@@ -113,18 +147,14 @@ class InOrder:
     of the first text.
     """
 
-    def __init__(
-        self,
-        on_text: OnText,
-        prompts: Sequence[str],
-        decode: Callable[[Sequence[int]], str],
-        *,
-        adapter: str | None = None,
-        first: int = 0,
-    ) -> None:
-        self._on_text, self._prompts, self._decode = on_text, prompts, decode
-        self._adapter, self._first = adapter, first
-        self._ids: list[list[int]] = [[] for _ in prompts]
+    on_text: OnText
+    prompts: Sequence[str]
+    decode: Callable[[Sequence[int]], str]
+    adapter: str | None = None
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        self._ids: list[list[int]] = [[] for _ in self.prompts]
         self._over: set[int] = set()
         self._current = 0
 
@@ -139,26 +169,22 @@ class InOrder:
         self._tell()
         while self._current in self._over:
             self._current += 1
-            if self._current < len(self._prompts):
+            if self._current < len(self.prompts):
                 self._tell()
 
     def _tell(self) -> None:
         ids = self._ids[self._current]
-        text = self._decode(ids)
+        text = self.decode(ids)
         if self._current not in self._over:
             text = text.rstrip(_UNFINISHED)
-        so_far = Written(self._prompts[self._current], text, len(ids), self._adapter)
-        self._on_text(self._first + self._current, so_far)
+        so_far = Written(self.prompts[self._current], text, len(ids), self.adapter)
+        self.on_text(self.first + self._current, so_far)
 
 
 def recipe_constraint(codec: Codec, prompts: Sequence[str], record: Provenance) -> FormConstraint:
-    """Hold recipes to their form and to the ingredients of their prompts, in one call.
+    """Hold recipes to their form and to the ingredients of their prompts, or raise a ConfigError.
 
     A prompt, in the trained form, that names no ingredients is held to the form alone.
-
-    Raises:
-        ConfigError: the model does not write recipes, its vocabulary lacks an ingredient's
-            letters, or llguidance is not installed.
     """
     from toque.models.generation.constraints import FormConstraint, Spelling  # with torch
 
@@ -179,11 +205,7 @@ def recipe_constraint(codec: Codec, prompts: Sequence[str], record: Provenance) 
 
 
 def _writable(name: str, codec: Codec) -> str:
-    """The name in the letters that the vocabulary holds.
-
-    Raises:
-        ConfigError: it holds them not at all.
-    """
+    """The name in letters that the vocabulary holds; a ConfigError if it has none of them."""
     plain = codec.normalise(name)
     if codec.decode(codec.encode(plain)).strip().casefold() != plain.strip().casefold():
         raise ConfigError(
@@ -191,3 +213,78 @@ def _writable(name: str, codec: Codec) -> str:
             f"ingredient otherwise, or leave {argument('must_use')} out."
         )
     return plain
+
+
+def classify(
+    run_or_model: Model,
+    prompts: str | Sequence[str] = (),
+    *,
+    file: str | Path | None = None,
+    task: str | None = None,
+    choices: Sequence[str] = (),
+    raw: bool = False,
+    device: str = "auto",
+    reporter: Reporter = SILENT,
+) -> list[Answer]:
+    """Choose one of a few answers for each prompt, with the probability of each.
+
+    Args:
+        run_or_model: what chooses.
+        prompts: "dish: a, b, c" for a task; a question as it is for choices.
+        file: more prompts, one a line or as JSON lines.
+        task: nutrition, difficulty or cuisine.
+        choices: answers of your own instead, two or more.
+        raw: send prompts as they are, not in the form the model was trained on.
+        device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
+        reporter: hears of progress.
+
+    Raises:
+        ConfigError: no prompt, a task the run did not learn, or fewer than two choices.
+        DataError: a file that cannot be read.
+    """
+    answers = _allowed(task, choices)
+    asked = read_prompts(prompts, file, task=cast("Task | None", task), raw=raw)
+    with reporter.working(f"reading {folder_of(run_or_model)}"):
+        # With torch, which answering a mistake does without.
+        from toque.evaluation.constrained_choice import choose
+        from toque.workflows.open_model import open_model
+
+        opened = open_model(existing_folder(run_or_model), device=device, reporter=reporter)
+    learnt = None if opened.config is None else opened.config.data.tasks
+    if task is not None and learnt is not None and task not in learnt:
+        raise ConfigError(
+            f"{folder_of(run_or_model)} did not learn {argument(f'task={task}')}: its data.tasks "
+            f"is {', '.join(learnt)}. An answer would be chance. Train with it "
+            "(docs/guides/tasks-and-curriculum.md), or ask in your own way with "
+            f"{argument('choices')}."
+        )
+    ids = [opened.prompt_ids(prompt) for prompt in asked]
+    with counting(reporter, "choosing for", "prompts") as count:
+        shares = choose(opened.model, opened.codec, ids, answers, count)
+    return [
+        Answer(prompt, answers[int(row.argmax())], dict(zip(answers, row.tolist(), strict=True)))
+        for prompt, row in zip(asked, shares, strict=True)
+    ]
+
+
+def _allowed(task: str | None, choices: Sequence[str]) -> tuple[str, ...]:
+    """The answers a model may give, or a ConfigError."""
+    if task is not None and task not in CLASSES:
+        raise ConfigError(
+            f"{argument('task')} is {task}. Its answer must be one of a few: {', '.join(CLASSES)} "
+            f"are. Texts are written without {argument('task')}; answers of your own are "
+            f"{argument('choices')}."
+        )
+    if task is not None and choices:
+        raise ConfigError(
+            f"{argument(f'task={task}')} has its own classes to choose from, and "
+            f"{argument('choices')} gives others. Leave one of them out."
+        )
+    if task is not None:
+        return CLASSES[task]
+    if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):
+        raise ConfigError(
+            f"{argument('choices')} are {', '.join(map(repr, choices))}. Give two answers or more, "
+            f"each once: {argument('choices=Healthy')} {argument('choices=Indulgent')}."
+        )
+    return tuple(choices)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from toque.config import RunConfig, resolve_values
 from toque.config.dump import flow
+from toque.config.schema import ModelConfig
 from toque.config.yaml_reader import read_yaml
 from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.data_report import (
@@ -193,14 +194,7 @@ def init(
 
 
 def _survey(config: RunConfig, say: Callable[[str], None]) -> list[FoundSource]:
-    """Contents of the configuration's sources, by the reader that would prepare each.
-
-    `say` hears of files that are left out.
-
-    Raises:
-        DataError: a source cannot be found, recognised or read, or holds nothing of use.
-        ConfigError: token files, and no tokenizer is named that wrote them.
-    """
+    """Contents of the configuration's sources, by the reader that would prepare each."""
     local = [s for s in config.data.sources if not (is_remote(s.path) or s.path.startswith("hf:"))]
     data = config.data.model_copy(update={"sources": tuple(local)})
     here = sources_of(config.model_copy(update={"data": data}), say=say) if local else []
@@ -242,27 +236,18 @@ def _looked_at(source: Source) -> FoundSource:
     named = SourceReport(source.path, "", 0, read, kept, dict(unused))
     whole = next(blocks, None) is None
     scale = 1.0 if whole else max(1.0, sum(sizes) / looked)
+    about = float(f"{kept * scale:.2g}")  # 67,412 is about 67,000
+    kinds = {RecipeReader: RECIPES, PairReader: PAIRS, TokenReader: TOKENS}
     return FoundSource(
         source.path,
-        _kind_of(source),
+        next((k for kind, k in kinds.items() if isinstance(source.reader, kind)), DOCUMENTS),
         files[0].reader.schema(files[0].path),
         len(files),
-        _rounded(kept * scale) if scale > 1 else kept,
+        round(about) if scale > 1 else kept,
         round(tokens * scale),
         whole,
         (*unused_in_words([named]), *([ENCODING_HINT] if foreign else [])),
     )
-
-
-def _kind_of(source: Source) -> str:
-    kinds = {RecipeReader: RECIPES, PairReader: PAIRS, TokenReader: TOKENS}
-    return next((k for reader, k in kinds.items() if isinstance(source.reader, reader)), DOCUMENTS)
-
-
-def _rounded(count: float) -> int:
-    """Two digits of a number: 67,412 is about 67,000."""
-    tens: int = 10 ** max(0, len(str(round(count))) - 2)
-    return round(count / tens) * tens
 
 
 def _batch_for(
@@ -286,9 +271,15 @@ def _written(
     kinds, model, encoding = {one.kind for one in found}, wanted.model, wanted.data.encoding
     scratch = model.start_from == "scratch"
     peak_lr = SIZES[size].peak_lr if scratch else "1e-4"
+    of_model = _scratch(size, model.tokenizer) if scratch else _pretrained(model)
     paths = "".join(f"\n    - path: {flow(one.path)}  # {one}" for one in found)
     written = "" if encoding == UTF_8 else f"  encoding: {flow(encoding)}   # as you said\n"
     tasks = "  # tasks: [write, difficulty, nutrition]   # learn to judge recipes, too\n"
+    scores = "  generate: 0   # plain texts have no prompt to write for"
+    if kinds - {DOCUMENTS, TOKENS}:
+        scores = """\
+  generate: 16   # texts written at the end and scored
+  # prompts: ["Lentil soup: red lentils, carrots, cumin"]   # shown at every evaluation"""
     text = f"""\
 # Written by `toque init`; yours to change. What is not named here has its default:
 #   toque show {in_shell(file)}      every setting, and where its value is from
@@ -297,7 +288,7 @@ def _written(
 
 run_dir: {flow(f"runs/{file.stem}")}   # checkpoints, metrics and the finished model
 
-{_scratch(size, model.tokenizer) if scratch else _checkpoint(model.start_from, model.tokenizer)}
+{of_model}
 data:
   sources:{paths}
 {written}\
@@ -318,17 +309,9 @@ train:
   # early_stopping: {{patience: 3}}   # end when the held-out loss has stopped falling
 
 evaluation:
-{_WRITING if kinds - {DOCUMENTS, TOKENS} else _NO_WRITING}"""
+{scores}
+"""
     return "".join(f"{_aligned(line)}\n" for line in text.splitlines())
-
-
-_WRITING = """\
-  generate: 16   # texts written at the end and scored
-  # prompts: ["Lentil soup: red lentils, carrots, cumin"]   # shown at every evaluation
-"""
-_NO_WRITING = """\
-  generate: 0   # plain texts have no prompt to write for
-"""
 
 
 def _scratch(name: str, tokenizer: str) -> str:
@@ -348,13 +331,14 @@ model:  # {name}: {size.about}; from random weights
 """
 
 
-def _checkpoint(start_from: str, tokenizer: str) -> str:
-    own = "" if tokenizer == "auto" else f"  tokenizer: {flow(tokenizer)}   # as you said\n"
+def _pretrained(model: ModelConfig) -> str:
+    own = f"  tokenizer: {flow(model.tokenizer)}   # as you said\n"
     return f"""\
 model:
   family: auto   # read from the checkpoint
-  start_from: {flow(start_from)}   # what training begins with
-{own}# adapter: {{kind: lora}}   # train a small adapter and leave the model's own weights alone
+  start_from: {flow(model.start_from)}   # what training begins with
+{"" if model.tokenizer == "auto" else own}\
+# adapter: {{kind: lora}}   # train a small adapter and leave the model's own weights alone
 """
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig, load_config
@@ -55,11 +53,7 @@ class OpenedModel:
         return prompt_ids(self.codec, prompt, kind, form or self.provenance.form)
 
     def check_tokenizer(self, store: TokenStore) -> None:
-        """Refuse a store of another tokenizer; one that was saved again is no other.
-
-        Raises:
-            DataError: the ids would mean other text.
-        """
+        """Raise a DataError for a store of another tokenizer; one saved again is no other."""
         theirs = store.manifest.tokenizer
         if theirs.sha256 == self.codec.sha256:
             return
@@ -77,20 +71,19 @@ class OpenedModel:
 def open_model(folder: Path, *, device: str = "cpu", reporter: Reporter = SILENT) -> OpenedModel:
     """The finished model of a run, else its newest checkpoint; or a Hugging Face model.
 
-    Args:
-        folder: of a run or a model, or a model's name on the hub.
-        device: where to: auto, the GPU where there is one; or cpu, cuda, cuda:N. A finished model
-            that one GPU has no room for is held in bf16, or goes over all of them.
-        reporter: hears where its parts are, if one device had no room for it in float32.
+    `device` is auto, the GPU where there is one; or cpu, cuda, cuda:N. A finished model that one
+    GPU has no room for is held in bf16, or goes over all of them; the reporter hears of it.
 
     Raises:
         CheckpointError: a run without a checkpoint, or a damaged one.
-        ConfigError: neither a run, a model folder nor a hub name, no such device, or none with
-            enough memory.
+        ConfigError: no model there, no such device, or none with enough memory.
     """
     where = device_named(device)
-    place = partial(_placement, where) if where.type == "cuda" else None
-    opened = _opened(folder, place)
+
+    def place(found: CheckedFolder) -> Placement | None:
+        return placement_of(found, free_memory(where))
+
+    opened = _opened(folder, place if where.type == "cuda" else None)
     placed = getattr(opened.model, "hf_device_map", None)
     if placed is None:
         opened.model.to(where)  # type: ignore[arg-type]  # transformers annotates it away
@@ -99,10 +92,6 @@ def open_model(folder: Path, *, device: str = "cpu", reporter: Reporter = SILENT
     if (note := placement_note(opened.model)) is not None:
         reporter.notice(f"note: {note}")
     return opened
-
-
-def _placement(where: torch.device, found: CheckedFolder) -> Placement | None:
-    return placement_of(found, free_memory(where))
 
 
 def _opened(folder: Path, place: Place | None) -> OpenedModel:

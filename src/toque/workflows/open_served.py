@@ -23,9 +23,8 @@ from toque.models.lora.adapter_files import (
     rows_needed,
 )
 from toque.serving.batcher import ServedModel, ServedModels
-from toque.workflows.asking import FOREIGN, codec_in, provenance_in, writes_recipes
+from toque.workflows.asking import FOREIGN, codec_in, provenance_in, trained_prompt, writes_recipes
 from toque.workflows.open_model import open_model
-from toque.workflows.prompt_files import trained_prompt
 
 
 def open_models(folders: Mapping[str, Path]) -> ServedModels:
@@ -33,27 +32,21 @@ def open_models(folders: Mapping[str, Path]) -> ServedModels:
 
     Adapters on one base share its weights, with each other and with the base itself where that is
     served, too. An adapter that is alone on its base is merged into it, which is faster.
-
-    Raises:
-        CheckpointError: a damaged folder or tokenizer, or an adapter of another base.
-        ConfigError: no model there, or none that works here.
     """
-    adapters = {name: _adapter_in(folder) for name, folder in folders.items()}
-    bases = {
-        name: _base_of(adapter or _model_in(folders[name])) for name, adapter in adapters.items()
-    }
+    inner = {name: _model_in(folder) for name, folder in folders.items()}
+    adapters = {name for name, folder in inner.items() if is_adapter_folder(folder)}
+    bases = {name: _base_of(folder) for name, folder in inner.items()}
     sharing = Counter(bases.values())
     shared: dict[Path, list[ServedModel]] = {}
     found: dict[str, ServedModel] = {}
     # Models before adapters, which are laid on them.
-    for name in sorted(folders, key=lambda name: adapters[name] is not None):
-        folder, adapter = folders[name], adapters[name]
+    for name in sorted(folders, key=lambda name: name in adapters):
         beside = shared.setdefault(bases[name], [])
-        if adapter is None or sharing[bases[name]] == 1:
-            opened = open_model(folder)
-            model = _served(name, opened.model, opened.codec, opened.provenance)
+        if name in adapters and sharing[bases[name]] > 1:
+            model = _laid_on(bases[name], beside, name=name, adapter=inner[name])
         else:
-            model = _laid_on(bases[name], beside, name=name, adapter=adapter)
+            opened = open_model(folders[name])
+            model = _served(name, opened.model, opened.codec, opened.provenance)
         beside.append(model)
         found[name] = model
     return ServedModels([found[name] for name in folders])
@@ -89,12 +82,6 @@ def _model_in(folder: Path) -> Path:
     """The folder of a run's finished model, or the folder itself."""
     inner = folder / "model"
     return inner if (folder / "config.yaml").exists() and inner.is_dir() else folder
-
-
-def _adapter_in(folder: Path) -> Path | None:
-    """The folder of the adapter that a run or a folder holds; None where it holds a model."""
-    found = _model_in(folder)
-    return found if is_adapter_folder(found) else None
 
 
 def _base_of(folder: Path) -> Path:

@@ -66,12 +66,8 @@ def prepared(
 def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
     """Lay a store out for its model, as `train` will, without allocating the model.
 
-    A model that is not on this machine is not known, and passes.
-
-    Raises:
-        ConfigError: the model's shape, its positions, the length of a row or the size of a batch
-            do not fit the data, or there is too little of it. The store stays; most of these are
-            put right without preparing again.
+    A model that is not on this machine is not known, and passes. A ConfigError tells what does not
+    fit the data; the store stays, since most of that is put right without preparing again.
     """
     start = Path(config.model.start_from).expanduser()
     if config.model.start_from != "scratch" and not (start / "config.json").is_file():
@@ -93,10 +89,7 @@ def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
 
 
 def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None:
-    """Prepare the store of a configuration that names sources, where there is none yet; say so.
-
-    Raises: what `prepare` does.
-    """
+    """Prepare the store of a configuration that names sources, where there is none yet; say so."""
     if is_prepared(config) or not config.data.sources:
         return
     reporter.notice(f"{config.data.store} is not prepared yet: preparing it first.")
@@ -115,14 +108,7 @@ def prepare_before_torch(
     """`prepare_if_absent` for a process that trains alone and has not loaded torch yet.
 
     Its workers are then forked, and begin at once. Of several ranks one prepares, once they have
-    met.
-
-    Args:
-        config: the run's.
-        start: what the run begins with; refused here when it is absent.
-        reporter: hears of progress.
-
-    Raises: what `prepare` does; CheckpointError for the start.
+    met. A `start` that is absent is refused here.
     """
     if start is not None:
         refuse_absent_start(start)

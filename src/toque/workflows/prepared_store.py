@@ -55,10 +55,7 @@ def sources_of(
 ) -> list[Source]:
     """The configured sources, each with its reader; remote files are fetched.
 
-    Args:
-        config: the run's.
-        progress: called as files are fetched.
-        say: called with a sentence for each file fetched, skipped or left out.
+    `say` is called with a sentence for each file fetched, skipped or left out.
 
     Raises:
         ConfigError: no source is named, or a tokenizer is to be trained on token files.
@@ -83,31 +80,17 @@ def sources_of(
                 Located(file.address, place, sha256)
                 for file, (place, sha256) in zip(wanted, fetched, strict=True)
             ]
-        sources.append(_judged(config, source, say, files))
+        judged = FileJudge(source, config.data.encoding, reader_for).judged(files, say)
+        readers = (judged.reader, *judged.readers.values())
+        tokenizer = config.model.tokenizer_source
+        if tokenizer.startswith(TRAINED) and any(isinstance(r, TokenReader) for r in readers):
+            raise ConfigError(
+                f"{source.path} holds token ids, and model.tokenizer is {tokenizer}: no tokenizer "
+                "can be learnt from ids. Name the tokenizer the file was written with in "
+                "model.tokenizer."
+            )
+        sources.append(judged)
     return sources
-
-
-def _judged(
-    config: RunConfig,
-    source: SourceConfig,
-    say: Callable[[str], None],
-    files: Sequence[Located],
-) -> Source:
-    """The source with the reader of each of its files.
-
-    Raises:
-        ConfigError: a tokenizer is to be trained on token files.
-    """
-    found = FileJudge(source, config.data.encoding, reader_for).judged(files, say)
-    readers = (found.reader, *found.readers.values())
-    trained = config.model.tokenizer_source.startswith(TRAINED)
-    if trained and any(isinstance(reader, TokenReader) for reader in readers):
-        raise ConfigError(
-            f"{source.path} holds token ids, and model.tokenizer is "
-            f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
-            "tokenizer the file was written with in model.tokenizer."
-        )
-    return found
 
 
 def _first(
@@ -130,6 +113,7 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
     data = config.data
     prompt = None if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
     target = None if data.max_target_tokens == "auto" else data.max_target_tokens
+    most = tuple(source.max_files for source in data.sources)
     return PrepareSettings(
         family_kind=family_kind(config),
         tokenizer=config.model.tokenizer_source,
@@ -143,14 +127,8 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         min_quality=data.min_quality,
         tasks=data.tasks,
         max_bad_share=data.max_bad_share,
-        max_files=_max_files(config),
+        max_files=most if any(most) else (),
     )
-
-
-def _max_files(config: RunConfig) -> tuple[int | None, ...]:
-    """Most files of every source; nothing where no source has a limit."""
-    most = tuple(source.max_files for source in config.data.sources)
-    return most if any(most) else ()
 
 
 def _room(config: RunConfig) -> int | None:
@@ -171,11 +149,7 @@ def _room(config: RunConfig) -> int | None:
 
 
 def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
-    """The prepared store, every file hashed, checked against the configuration.
-
-    Args:
-        config: the run's.
-        sources: whether to compare its sources with those the store was prepared from.
+    """The prepared store, every file hashed; `sources` are compared with its own where asked for.
 
     Raises:
         DataError: not prepared, damaged, or prepared with other settings or from other sources.
@@ -209,14 +183,13 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
 
 def _files_here(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]:
     """Each source's path, with its files where they are on this machine: nothing is fetched."""
-    found: list[tuple[str, list[SourceFile] | None]] = []
-    for source in config.data.sources:
-        files = None
-        if is_here(source.path):
-            data = config.data.model_copy(update={"sources": (source,)})
-            files = find_files(sources_of(config.model_copy(update={"data": data})))
-        found.append((source.path, files))
-    return found
+
+    def files(source: SourceConfig) -> list[SourceFile]:
+        data = config.data.model_copy(update={"sources": (source,)})
+        return find_files(sources_of(config.model_copy(update={"data": data})))
+
+    given = config.data.sources
+    return [(each.path, files(each) if is_here(each.path) else None) for each in given]
 
 
 def is_prepared(config: RunConfig) -> bool:

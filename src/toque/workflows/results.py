@@ -94,11 +94,7 @@ def existing_folder(model: Model) -> Path:
 
 
 def refuse_absent_start(start: Model) -> None:
-    """Refuse to begin a run from a folder that holds no checkpoint, before anything is done.
-
-    Raises:
-        CheckpointError: neither a checkpoint folder nor a run with one.
-    """
+    """Raise a CheckpointError where neither a checkpoint nor a run with one can begin a run."""
     path = folder_of(start)
     own = path / "manifest.json"
     if not own.exists() and not any(path.glob("checkpoints/step-*/manifest.json")):

@@ -1,10 +1,8 @@
-"""Run folder: its configuration, the checkpoint that a session begins with, what is set aside.
+"""Run folder: its configuration, log and lock, the checkpoint that a session begins with.
 
     set-aside/2026-11-22T14-45-25Z/{checkpoints,best}/step-00000400, ...
 
 Nothing is deleted: a folder moved back is a checkpoint again. In a bucket the same names are used.
-
-Run log `training.log`: the lines that are shown while a run trains, with their times.
 """
 
 from __future__ import annotations
@@ -58,20 +56,16 @@ LOG: Final = "training.log"
 
 
 class LoggedReporter(Reporter):
-    """Passes everything on, and keeps what stays as lines of `training.log`.
+    """Passes everything on, and keeps what stays as lines of `training.log`, with their times.
 
     Lines from before `writing` began wait for it. A line that the disk does not take is dropped: a
     log is not worth a run.
-
-    Args:
-        reporter: shows the lines to a person; may be silent.
     """
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._waiting: list[str] = []
+        self._waiting: list[str] | None = []
         self._file: TextIO | None = None
-        self._is_open = False
 
     @property
     def heard(self) -> bool:
@@ -85,11 +79,7 @@ class LoggedReporter(Reporter):
 
     @contextmanager
     def writing(self, folder: Path) -> Iterator[None]:
-        """Append to the folder's `training.log` until the context ends.
-
-        Args:
-            folder: of the run, held against other processes.
-        """
+        """Append to the log of a run's folder, held against others, until the context ends."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = open_append(folder / LOG)
@@ -99,14 +89,13 @@ class LoggedReporter(Reporter):
                 f"warning: {folder / LOG} cannot be written ({error.strerror}), so the run keeps "
                 "no log of what is shown here"
             )
-        self._is_open = True
-        for line in self._waiting:
+        waiting, self._waiting = self._waiting, None
+        for line in waiting or []:
             self._write(line)
-        self._waiting = []
         try:
             yield
         finally:
-            self._is_open = False
+            self._waiting = []
             if self._file is not None:
                 with suppress(OSError):  # the rest of its buffer finds no room
                     self._file.close()
@@ -136,7 +125,7 @@ class LoggedReporter(Reporter):
         now = time.time()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
         line = f"{stamp},{int(now % 1 * 1000):03}  {text}\n"
-        if self._is_open:
+        if self._waiting is None:
             self._write(line)
         else:
             self._waiting.append(line)
@@ -158,27 +147,21 @@ _DONE: Final = "resumed.json"
 
 @contextmanager
 def claimed_folder(run: Path) -> Iterator[None]:
-    """Hold a run's folder against other processes; one made for a refused run is removed again.
-
-    Raises:
-        CheckpointError: another process trains there, or it cannot be written.
-    """
+    """Hold a run's folder against other processes; one made for a refused run is removed again."""
     new = [folder for folder in (run, *run.parents) if not folder.exists()]
     with run_lock(run / "checkpoints"):
         try:
             yield
         except ToqueError:
-            if new:
+            if new and place_of(run) == run:
                 _remove_unused(run, new)
             raise
 
 
 def _remove_unused(run: Path, new: Sequence[Path]) -> None:
     """Remove the folders made for a run when they hold nothing but what a session begins with."""
-    if place_of(run) != run:
-        return
     held = {p.relative_to(run).as_posix() for p in run.rglob("*") if not p.is_dir()}
-    if held <= {*_OWN_FILES, *(f for f in held if f.startswith("resources-rank"))}:
+    if all(name in _OWN_FILES or name.startswith("resources-rank") for name in held):
         with suppress(OSError):
             for name in held:
                 (run / name).unlink()
@@ -189,36 +172,34 @@ def _remove_unused(run: Path, new: Sequence[Path]) -> None:
 
 
 def checkpoint_to_continue(
-    config: RunConfig,
-    store: TokenStore,
-    say: Callable[[str], None],
+    config: RunConfig, store: TokenStore, say: Callable[[str], None], *, start: Path | None
 ) -> Checkpoint | None:
-    """The newest whole checkpoint of the run folder; None where there is not one yet.
-
-    Call it with the folder claimed.
-
-    Raises:
-        CheckpointError: it belongs to another run.
-    """
-    folder = Path(config.run_dir) / "checkpoints"
-    found = CheckpointStore(folder).newest_valid()
+    """The newest checkpoint of a claimed folder, if any; refuses one of another run."""
+    found = CheckpointStore(Path(config.run_dir) / "checkpoints").newest_valid()
     if found is not None:
-        refuse_another_run(config, store, found, say)
+        _refuse_another_run(config, store, found, say)
+    if start is not None and found is not None:
+        raise CheckpointError(
+            f"{config.run_dir} already holds a run at step {found.step}, and {argument('start')} "
+            "begins a new one. Choose another folder: run_dir=runs/another."
+        )
     return found
 
 
-def refuse_another_run(
+def _refuse_another_run(
     config: RunConfig, store: TokenStore, found: Checkpoint, say: Callable[[str], None]
 ) -> None:
-    """Refuse to continue from a checkpoint of other data or settings; see `checkpoint_to_continue`.
-
-    Raises:
-        CheckpointError: it belongs to another run.
-    """
+    """Refuse to continue from a checkpoint of other data or settings."""
     run = Path(config.run_dir)
     refuse_another_store(run, found, store)
     old = resolve_values(found.manifest.settings, f"{found.path}/manifest.json").config
-    longer = lengthened(old, config, _progress_of(found))
+    try:
+        progress = Progress(**found.manifest.progress)
+    except TypeError as error:
+        raise CheckpointError(
+            f"{found.path} has a progress this Toque cannot read: {error}."
+        ) from error
+    longer = lengthened(old, config, progress)
     # Where the data lies may change: the fingerprint above holds it to its content.
     unsafe = [
         d
@@ -247,15 +228,12 @@ def go_back(
 ) -> None:
     """Make the checkpoint `name` the run's newest: whatever is newer is set aside.
 
-    Call it on the first rank, with the folder and the bucket claimed.
-
-    Raises:
-        CheckpointError: there is none of that name, it is damaged, or it is another run's; nothing
-            was moved.
-        BucketError: the service refused or stayed away.
+    Call it on the first rank, with the folder and the bucket claimed. One that is absent, damaged
+    or another run's is a CheckpointError, and nothing was moved.
     """
     run = Path(resolved.config.run_dir)
-    if is_done(run, name):
+    mark = run / SET_ASIDE / _DONE
+    if _is_done(mark, name):
         say(f"note: started again after going back to {name}; the newest checkpoint is taken")
         return
     step = named_step(name, run, bucket)
@@ -263,9 +241,10 @@ def go_back(
         fetch_step(bucket, run, step, say=say)
     found = verify_checkpoint(run / "checkpoints" / step_name(step))
     # What else differs is said when it continues.
-    refuse_another_run(resolved.config, store, found, lambda _sentence: None)
+    _refuse_another_run(resolved.config, store, found, lambda _sentence: None)
     moved = set_aside(run, step, bucket=bucket)
-    mark_done(run, name)
+    mark.parent.mkdir(exist_ok=True)
+    atomic_write(mark, json.dumps({"name": name}).encode())
     if not moved:
         say(f"continuing from {step_name(step)}, the newest there is")
         return
@@ -276,11 +255,7 @@ def go_back(
 
 
 def named_step(name: str, run: Path, bucket: Bucket | None) -> int:
-    """The step of the checkpoint that `name` names: "step-00000200", or "200".
-
-    Raises:
-        CheckpointError: there is none of that name, here or in the bucket.
-    """
+    """The step of a checkpoint such as "step-00000200" or "200", or a CheckpointError."""
     here = {step_of(path) for path in step_folders(run / "checkpoints")}
     names = bucket.names("checkpoints") if bucket is not None else []
     there = {int(n.removeprefix("step-")) for n in complete_steps(names, "checkpoints")}
@@ -300,14 +275,8 @@ def named_step(name: str, run: Path, bucket: Bucket | None) -> int:
 def set_aside(run: Path, step: int, *, bucket: Bucket | None) -> list[str]:
     """Move what lies beyond `step` out of the way, the newest first, here and in the bucket.
 
-    A kill in between leaves a run that the same command takes up again.
-
-    Returns:
-        What was moved, e.g. "checkpoints/step-00000400", or nothing.
-
-    Raises:
-        CheckpointError: the run's folder cannot be written.
-        BucketError: the service refused or stayed away.
+    A kill in between leaves a run that the same command takes up again. Returned is what was moved,
+    e.g. "checkpoints/step-00000400"; a CheckpointError or BucketError tells of a refusal.
     """
     when = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     place = run / SET_ASIDE / when
@@ -340,57 +309,34 @@ def _set_aside_there(bucket: Bucket, step: int, when: str) -> list[str]:
     for kind in _KINDS:
         names = bucket.names(kind)
         for folder in complete_steps(names, kind):
-            if int(folder.removeprefix("step-")) <= step:
-                continue
-            place = f"{kind}/{folder}"
-            inside = [name for name in names if name.startswith(f"{place}/")]
-            inside.sort(key=lambda name: name.endswith(f"/{MANIFEST}"))
-            for name in inside:  # the manifest last: only it makes a checkpoint of them
-                bucket.copy(name, f"{SET_ASIDE}/{when}/{name}")
-            bucket.remove(reversed(inside))
-            moved.append(place)
+            if int(folder.removeprefix("step-")) > step:
+                place = f"{kind}/{folder}"
+                inside = [name for name in names if name.startswith(f"{place}/")]
+                inside.sort(key=lambda name: name.endswith(f"/{MANIFEST}"))
+                for name in inside:  # the manifest last: only it makes a checkpoint of them
+                    bucket.copy(name, f"{SET_ASIDE}/{when}/{name}")
+                bucket.remove(reversed(inside))
+                moved.append(place)
     return moved
 
 
-def is_done(run: Path, name: str) -> bool:
+def _is_done(mark: Path, name: str) -> bool:
     """True if this command went back to the checkpoint `name` before its launcher started it again.
 
     What it has saved since is newer, and is its own work. A launcher that counts its restarts says
     so by TORCHELASTIC_RESTART_COUNT, as torchrun does.
     """
-    mark = run / SET_ASIDE / _DONE
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         mark.unlink(missing_ok=True)
         return False
     try:
-        found = json.loads(mark.read_bytes())
+        return bool(json.loads(mark.read_bytes()) == {"name": name})
     except (OSError, ValueError, RecursionError):
         return False
-    return bool(found == {"name": name})
-
-
-def mark_done(run: Path, name: str) -> None:
-    """Remember, for a restart by a launcher, that the run went back to the checkpoint `name`."""
-    mark = run / SET_ASIDE / _DONE
-    mark.parent.mkdir(exist_ok=True)
-    atomic_write(mark, json.dumps({"name": name}).encode())
-
-
-def _progress_of(found: Checkpoint) -> Progress:
-    try:
-        return Progress(**found.manifest.progress)
-    except TypeError as error:
-        raise CheckpointError(
-            f"{found.path} has a progress this Toque cannot read: {error}."
-        ) from error
 
 
 def refuse_another_store(run: Path, found: Checkpoint, store: TokenStore) -> None:
-    """Refuse a store that the checkpoint of a run was not trained on.
-
-    Raises:
-        CheckpointError: their fingerprints differ.
-    """
+    """Raise a CheckpointError where a run was trained on another store than this one."""
     then = found.manifest.data_fingerprint
     if then != store.fingerprint:
         raise CheckpointError(
@@ -411,11 +357,7 @@ def _only_moved(difference: ChangedSetting) -> bool:
 
 
 def write_config(resolved: Resolved) -> None:
-    """Write config.yaml of the run.
-
-    Raises:
-        CheckpointError: the folder cannot be written.
-    """
+    """Write config.yaml of the run, or raise a CheckpointError."""
     run = Path(resolved.config.run_dir)
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -428,27 +370,11 @@ def write_config(resolved: Resolved) -> None:
 
 
 def start_folder(start: Model) -> Path:
-    """The checkpoint folder whose weights a new run begins with.
-
-    Args:
-        start: a checkpoint folder, or a run for its newest.
-
-    Raises:
-        CheckpointError: no checkpoint there, or none that can be used.
-    """
+    """The checkpoint whose weights a new run begins with (of a run, its newest), or an error."""
     refuse_absent_start(start)
     path = folder_of(start)
     newest = CheckpointStore(path / "checkpoints").newest_valid()
     return path if newest is None else newest.path
-
-
-def load_start(model: nn.Module, start: Model) -> None:
-    """Load the weights a new run begins with.
-
-    Raises:
-        CheckpointError: no checkpoint there, or a damaged one.
-    """
-    load_weights(model, verify_checkpoint(start_folder(start)))
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -458,11 +384,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def refuse_small_disk(trainer: Trainer, config: RunConfig) -> None:
-    """Refuse to train where not even the next save fits; nothing that is made there could be kept.
-
-    Raises:
-        CheckpointError: with the bytes that are needed and those that are free.
-    """
+    """Raise a CheckpointError where not even the next save fits, so nothing made could be kept."""
     if trainer.finished:
         return
     weights = bytes_of(model_tensors(trainer.model))

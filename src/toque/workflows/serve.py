@@ -1,15 +1,26 @@
-"""Serving of models and adapters to programs and people."""
+"""Serving of models to programs and people, and of the pages of runs while they train."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
+from toque.runs.places import RunFinder, is_in_a_bucket
+from toque.storage.bucket import open_bucket
+from toque.storage.bucket_access import BucketUse, RunBucketError
 from toque.workflows.results import Model, TrainedRun, existing_folder, folder_of
+
+_EVERY_SECONDS: Final = 1.0
+_EVERY_SECONDS_IN_A_BUCKET: Final = 15.0
+"""A look costs requests, and a run copies its metrics at every checkpoint, no oftener."""
+_WATCHED: Final = BucketUse(
+    "the address to watch", "list and read", "Nothing there was changed.", RunBucketError
+)
 
 
 def serve(
@@ -41,14 +52,9 @@ def serve(
             on, or a public one without a token.
         CheckpointError: a model that is damaged, or an adapter of another base.
     """
-    try:
+    with _needing_server("serve"):
         from toque.serving.application import build_app
         from toque.serving.server import Limits, Server, hosts_of, listening, url_of
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"`toque serve` needs {error.name}, which is not installed. Run: pip install "
-            "'toque[serve]'."
-        ) from error
     named = _named([models] if isinstance(models, TrainedRun | str | Path) else models)
     hosts = hosts_of(host, port=port, token=token, risk="use the models")
     for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
@@ -73,14 +79,17 @@ def serve(
 
 
 def _named(models: Sequence[Model]) -> dict[str, Path]:
-    """The folders by the names they are asked for.
-
-    Raises:
-        ConfigError: none, no such folder, or two of one name.
-    """
+    """The folders by the names they are asked for; refuses one name for two."""
     found: dict[str, Path] = {}
     for model in models:
-        name, folder = _name_and_folder(model)
+        folder = folder_of(model)
+        name, given, rest = str(model).partition("=")
+        if given and name and rest and not folder.exists():
+            folder = Path(rest)
+        else:
+            parts = folder.absolute().parts
+            # The model of a run is known by its run's name.
+            name = parts[-2 if parts[-1] == "model" and len(parts) > 2 else -1]
         if name in found:
             raise ConfigError(
                 f"{found[name]} and {folder} would both be served as {name!r}. Give one of them "
@@ -92,12 +101,73 @@ def _named(models: Sequence[Model]) -> dict[str, Path]:
     return found
 
 
-def _name_and_folder(model: Model) -> tuple[str, Path]:
-    folder = folder_of(model)
-    name, given, rest = str(model).partition("=")
-    if given and name and rest and not folder.exists():
-        return name, Path(rest)
-    parts = folder.absolute().parts
-    # The model of a run is known by its run's name.
-    is_inner = parts[-1] == "model" and len(parts) > 2
-    return parts[-2 if is_inner else -1], folder
+def watch(
+    run_or_folder: Model,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8001,
+    token: str | None = None,
+    reporter: Reporter = SILENT,
+) -> None:
+    """Show a run, or all runs in a folder, as a live page until SIGTERM or Ctrl-C.
+
+    The runs are read and never touched: they may continue, have ended, or have been killed.
+
+    Args:
+        run_or_folder: a run, a folder that holds runs or will, or one of the two at gs:// or s3://.
+        host: the address to listen on; one that other machines reach needs a token.
+        port: 0 takes any that is free.
+        token: what readers must give.
+        reporter: hears where the page is.
+
+    Raises:
+        ConfigError: something else than runs, an address that cannot be listened on, or a public
+            one without a token.
+        CheckpointError: the bucket cannot be read.
+    """
+    with _needing_server("watch"):
+        from toque.serving.server import Limits, Server, hosts_of, listening, url_of
+        from toque.watching import Watcher, watching_app
+    hosts = hosts_of(host, port=port, token=token, risk="read the texts and metrics of the runs")
+    finder, every = _finder(run_or_folder, reporter)
+    with listening(host, port) as sock:
+        app = watching_app(Watcher(finder, every=every), token=token, hosts=hosts)
+        reporter.line(f"{url_of(host, sock)} shows {finder.address}.")
+        reporter.notice("The page follows the runs by itself. Ctrl-C stops it; the runs continue.")
+        with suppress(KeyboardInterrupt):
+            Server(app, Limits(connections=256)).run(sockets=[sock])
+    reporter.notice("Stopped.")
+
+
+def _finder(watched: Model, reporter: Reporter) -> tuple[RunFinder, float]:
+    """The finder of the runs, and the seconds between two looks."""
+    if not isinstance(watched, TrainedRun) and is_in_a_bucket(str(watched)):
+        finder = RunFinder(open_bucket(str(watched).rstrip("/"), _WATCHED))
+        finder.places()  # a wrong address or key shows at once
+        return finder, _EVERY_SECONDS_IN_A_BUCKET
+    folder = folder_of(watched)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file. Name a run, or a folder that holds runs.")
+    if not folder.exists():
+        reporter.notice(f"{folder} is not there yet. A run that begins in it appears.")
+    # A store or a model holds no run, and the page would wait for ever.
+    signs = {"manifest.json": "a store or a checkpoint", "model.safetensors": "a model"}
+    for name, kind in signs.items():
+        if (folder / name).is_file():
+            raise ConfigError(
+                f"{folder} is {kind} ({name}), not a run. Name a run such as runs/mine, or the "
+                "folder that holds your runs."
+            )
+    return RunFinder(folder), _EVERY_SECONDS
+
+
+@contextmanager
+def _needing_server(verb: str) -> Iterator[None]:
+    """Name the extra that holds what a server needs, where it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"`toque {verb}` needs {error.name}, which is not installed. Run: pip install "
+            "'toque[serve]'."
+        ) from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from toque.config import RunConfig
 from toque.cooking.prompts import TASKS
-from toque.data.loader.batch_stream import BatchStream, Step
+from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_column import Ids
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
@@ -30,22 +30,15 @@ class ShownBatch:
 
 
 def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> ShownBatch:
-    """The examples of update `step` (from 1), unpacked, as augmentation leaves them.
-
-    Args:
-        config: of the run.
-        step: counted from 1, as the log counts.
-        most: examples to show.
-
-    Raises:
-        ConfigError: there is no such step.
-        DataError: no prepared store.
-    """
+    """The first `most` examples of update `step` (from 1), as augmentation leaves them."""
     if step < 1:
         raise ConfigError(f"{argument('step')} is {step}; steps are counted from 1.")
     store = open_store(config)
     stream = build_stream(config, store, build_language_model(config, store))
-    found, cursor = _update(stream, step)
+    cursor = Cursor()
+    for _ in range(step - 1):  # plans are walked, not batches: only the last one is laid out
+        cursor = stream.plan.at(cursor).cursor
+    found = stream.at(cursor)
     rows = [row for packed in found.batch.example_ids for row in packed]
     heading = (
         f"step {step}: {len(rows):,} examples in {found.batch.n_rows:,} rows, "
@@ -61,13 +54,6 @@ def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> ShownBatch
         for row in rows[:most]
     )
     return ShownBatch(heading, examples, max(0, len(rows) - most))
-
-
-def _update(stream: BatchStream, step: int) -> tuple[Step, Cursor]:
-    cursor = Cursor()
-    for _ in range(step - 1):  # plans are walked, not batches: only the last one is laid out
-        cursor = stream.plan.at(cursor).cursor
-    return stream.at(cursor), cursor
 
 
 def _changed(stream: BatchStream, row: int, cursor: Cursor) -> str:

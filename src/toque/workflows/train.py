@@ -24,7 +24,7 @@ from toque.storage.download import cache_folder
 from toque.storage.no_follow import place_of, refuse_links
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.resume import broadcast_checkpoint, refuse_unshared_folder
-from toque.training.checkpoint.saved import Checkpoint
+from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import (
@@ -36,8 +36,8 @@ from toque.training.distributed.process_group import (
 from toque.training.observers.metrics_log import write_after
 from toque.training.observers.watchers import Watchers
 from toque.training.stopping import CommandClock
-from toque.workflows.build import Run, build_run
-from toque.workflows.final_model import finish, is_finished
+from toque.workflows.build import build_run
+from toque.workflows.final_model import finish
 from toque.workflows.prepare import prepare_if_absent
 from toque.workflows.prepared_store import is_prepared, open_store
 from toque.workflows.report import report
@@ -47,7 +47,7 @@ from toque.workflows.run_folder import (
     checkpoint_to_continue,
     claimed_folder,
     go_back,
-    load_start,
+    load_weights,
     refuse_small_disk,
     start_folder,
     write_config,
@@ -76,17 +76,18 @@ def train(
             said = config_sha256(config.config)[:12]
             refuse_unlike(ranks, versions() | {"the configuration (its SHA-256)": said})
         config = _on_this_machine(config)
-        refuse_links(Path(config.config.run_dir), CheckpointError)
+        settings, folder = config.config, Path(config.config.run_dir)
+        refuse_links(folder, CheckpointError)
         # Every rank computes; the first also speaks, writes and uploads.
         logged = LoggedReporter(reporter if ranks.is_main else SILENT)
-        reporter = logged if ranks.is_main else SILENT
-        watchers = _watchers(config.config, callbacks) if ranks.is_main else None
-        if start is not None:
-            start_folder(start)
+        reporter, watchers = SILENT, None
+        if ranks.is_main:
+            reporter, watchers = logged, _watchers(settings, callbacks)
+        weights = None if start is None else start_folder(start)
         with ExitStack() as stack:
             # The store, the folder and the bucket are held before anything is written there.
-            store = _hold_store(config.config, ranks, reporter, stack, prepare=prepare)
-            folder, say = Path(config.config.run_dir), reporter.notice
+            store = _hold_store(settings, ranks, reporter, stack, prepare=prepare)
+            say = reporter.notice
             if ranks.is_main:
                 stack.enter_context(claimed_folder(folder))
                 stack.enter_context(logged.writing(folder))
@@ -95,15 +96,14 @@ def train(
             # Going back, fetching and uploading are the first rank's.
             on, older = upload and ranks.is_main, resume if ranks.is_main else None
             back = None if older is None else partial(go_back, config, store, older, say)
-            uploads = stack.enter_context(_uploading(config.config, say=say, on=on, go_back=back))
+            uploads = stack.enter_context(_uploading(settings, say=say, on=on, go_back=back))
             if watchers is not None:
-                stack.enter_context(tracked(watchers, reporter))
+                stack.enter_context(_tracked(watchers, reporter))
 
-            newest = partial(checkpoint_to_continue, config.config, store, say)
+            newest = partial(checkpoint_to_continue, settings, store, say, start=weights)
             found = broadcast_checkpoint(newest, ranks)  # the same on all ranks
-            _refuse_another_start(folder, start, found)
             run = build_run(
-                config.config,
+                settings,
                 store,
                 ranks,
                 watchers=watchers,
@@ -113,15 +113,15 @@ def train(
                 found=found,
             )
             say(run.banner)
-            if start is not None:
-                load_start(run.trainer.model, start)
+            if weights is not None:
+                load_weights(run.trainer.model, verify_checkpoint(weights))
             if ranks.is_main:
-                refuse_small_disk(run.trainer, run.config)
+                refuse_small_disk(run.trainer, settings)
                 write_config(config)
             end = run.trainer.fit()
             result = TrainedRun(folder, end.progress.step, end.reason)
             if not result.interrupted:
-                _finish(run, end.progress.step, reporter)
+                finish(run, reporter)
             trained = time.perf_counter()
             if uploads is not None and not result.interrupted:
                 uploads.finished()
@@ -130,25 +130,6 @@ def train(
     if reporter is not SILENT and (verdict := verdict_of(folder)) is not None:
         reporter.notice(str(verdict))
     return result
-
-
-def _refuse_another_start(folder: Path, start: Model | None, found: Checkpoint | None) -> None:
-    if start is not None and found is not None:
-        raise CheckpointError(
-            f"{folder} already holds a run at step {found.step}, and {argument('start')} "
-            "begins a new one. Choose another folder: run_dir=runs/another."
-        )
-
-
-def _finish(run: Run, step: int, reporter: Reporter) -> None:
-    """Score and write the finished model, unless that was done for this end of the run."""
-    folder, ranks = Path(run.config.run_dir), run.evaluator.ranks
-    if ranks.broadcast(is_finished(folder, step)):
-        return
-    began = time.perf_counter()
-    finish(run, reporter)
-    if ranks.is_main:
-        write_after(folder, {"finishing": time.perf_counter() - began})
 
 
 def _refuse_early(
@@ -258,7 +239,7 @@ def _uploading(
 
 
 @contextmanager
-def tracked(watchers: Watchers, reporter: Reporter) -> Iterator[None]:
+def _tracked(watchers: Watchers, reporter: Reporter) -> Iterator[None]:
     """Trackers get the end of a command: the texts and scores of its model, and its report page."""
     failed = True
     try:

@@ -16,7 +16,7 @@ from toque.errors import ConfigError
 from toque.sources.file_kinds import FileJudge
 from toque.sources.records import BlockExamples
 from toque.sources.source_files import located
-from toque.workflows.prompt_files import read_prompts
+from toque.workflows.asking import read_prompts
 
 Record = dict[str, Any]
 ALPACA = {"instruction": "Say it in German.", "input": "bread", "output": "Brot"}

@@ -18,7 +18,7 @@ from toque.errors import CheckpointError
 from toque.storage.atomic import sweep
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore
-from toque.workflows.verify import verify
+from toque.workflows.report import verify
 
 SCRIPT = Path(__file__).parent / "sharded_ranks.py"
 SHARDS = ["shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors"]

@@ -14,14 +14,12 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 
 import toque
-from tiny import shape_of
+from plain_transformers import model_folder
 from toque.cooking.prompts import write_prompt
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, ConfigError
-from toque.models.loading.from_scratch import build_model
-from toque.models.loading.model_export import save_model
 from toque.models.loading.provenance import Provenance
-from toque.workflows.asking import UNKNOWN, model_files
+from toque.workflows.asking import UNKNOWN
 from toque.workflows.export import chat_template
 
 RECIPES = Provenance(form="recipes", max_new_tokens=40)
@@ -31,16 +29,7 @@ TEXTS = Provenance(form="documents", max_new_tokens=40)
 @pytest.fixture
 def model(tokenizers_at: dict[str, Path], tmp_path: Path) -> Path:
     """The folder of a finished GPT-2 of recipes."""
-    codec = load_codec(tokenizers_at["decoder"])
-    built = build_model(
-        family="gpt2", shape=shape_of("gpt2", positions=256, initializer_range=0.2),
-        vocab_size=codec.vocab_size, pad_id=codec.pad_id, eos_id=codec.eos_id,
-        bos_id=codec.bos_id, seed=4,
-    ).eval()  # fmt: skip
-    files, portable = model_files(codec, RECIPES, encoder=False)
-    assert portable
-    save_model(built, None, tmp_path / "model", card="# Soup\n", files=files)
-    return tmp_path / "model"
+    return model_folder(tmp_path, "gpt2", load_codec(tokenizers_at["decoder"]), wide=0.2)
 
 
 def test_the_gguf_folder_holds_the_file_and_how_it_is_asked(model: Path, tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 
@@ -28,12 +26,7 @@ from tiny import shape_yaml
 from toque.data.store.store_manifest import read_manifest
 from toque.data.tokenizer.tokenizer_training import train_codec
 
-NEEDED = ("s3fs", "moto")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"needs {', '.join(NEEDED)}"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS, VOCABULARY, FILES, DOCUMENTS = 48, 300, 7, 30
 SHRUNKEN = (
     f"model.shape={shape_yaml('neox', width=32, layers=2, heads=2, positions=64)}",
@@ -51,32 +44,23 @@ SHRUNKEN = (
 )
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    """A bucket with token files in nested folders."""
-    running = Service("s3")
+@pytest.fixture
+def kitchen(s3_service: Service, tmp_path: Path) -> Path:
+    """A folder with a tokenizer, and in the bucket token files said to be written with it."""
     chance = np.random.default_rng(5)
     for number in range(FILES):
         lengths = chance.integers(1, 200, DOCUMENTS)
         data = BytesIO()
         ids = chance.integers(20, 256, lengths.sum()).astype(np.uint16)
         np.savez(data, ids=ids, ends=np.cumsum(lengths))
-        running.put(f"corpus/year-{number // 3}/part/{number:05}.npz", data.getvalue())
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
-def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tokenizer that the files are said to be written with."""
-    folder = tmp_path_factory.mktemp("neox")
-    (folder / "tokenizer").mkdir()
+        s3_service.put(f"corpus/year-{number // 3}/part/{number:05}.npz", data.getvalue())
+    (tmp_path / "tokenizer").mkdir()
     codec = train_codec(["Onions and butter."] * 4, vocab_size=VOCABULARY, kind="bpe")
-    codec.save(folder / "tokenizer")
-    return folder
+    codec.save(tmp_path / "tokenizer")
+    return tmp_path
 
 
-def start(service: Service, kitchen: Path, name: str) -> subprocess.Popen[bytes]:
+def start(kitchen: Path, name: str) -> subprocess.Popen[bytes]:
     """Two processes of the preset; each run has a cache of its own, as a machine of its own has."""
     words = (
         f"run_dir=s3://pantry/runs/{name}",
@@ -87,10 +71,6 @@ def start(service: Service, kitchen: Path, name: str) -> subprocess.Popen[bytes]
     )
     environment = os.environ | {
         "TOQUE_CACHE": str(kitchen / name / "cache"),
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{service.port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
         "OMP_NUM_THREADS": "1",
     }
@@ -110,14 +90,8 @@ def hashes(run: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def saved_there(service: Service, name: str) -> bool:
-    """Whether the bucket holds the manifest of a checkpoint: it is whole there."""
-    listed = service.listed(f"runs/{name}/")
-    return any("/step-" in key and key.endswith("manifest.json") for key in listed)
-
-
-def test_killed_and_continued_from_the_bucket_to_the_same_bits(service, kitchen):
-    whole = start(service, kitchen, "whole")
+def test_killed_and_continued_from_the_bucket_to_the_same_bits(s3_service, kitchen):
+    whole = start(kitchen, "whole")
     assert whole.wait() == 0, (kitchen / "whole.log").read_text()[-4000:]
     log = (kitchen / "whole.log").read_text()
     assert "max_files is 5: the first 5 of its 7 files by name are read." in log
@@ -126,9 +100,10 @@ def test_killed_and_continued_from_the_bucket_to_the_same_bits(service, kitchen)
     names = [f"s3://pantry/corpus/year-{n // 3}/part/{n:05}.npz" for n in range(5)]
     assert [entry.path for entry in manifest.sources] == names
 
-    killed = start(service, kitchen, "killed")
+    killed = start(kitchen, "killed")
     deadline = time.monotonic() + 300
-    while not saved_there(service, "killed"):
+    # A checkpoint is whole in the bucket when its manifest is there.
+    while not any("/step-" in k and "manifest" in k for k in s3_service.listed("runs/killed/")):
         said = (kitchen / "killed.log").read_text()[-4000:]
         assert killed.poll() is None, said
         assert time.monotonic() < deadline, said
@@ -137,14 +112,9 @@ def test_killed_and_continued_from_the_bucket_to_the_same_bits(service, kitchen)
     for process in (launcher, *launcher.children(recursive=True)):  # it would start them again
         process.send_signal(signal.SIGKILL)
     killed.wait()
-    steps = _steps(run_folder(kitchen, "killed"))
-    assert max(steps) < STEPS, "it ended before it was killed"
+    lines = (run_folder(kitchen, "killed") / "metrics.jsonl").read_text().splitlines()
+    assert max(json.loads(line)["step"] for line in lines) < STEPS, "it ended before it was killed"
     shutil.rmtree(kitchen / "killed")  # a machine that is gone: the bucket is all there is
-    again = start(service, kitchen, "killed")
+    again = start(kitchen, "killed")
     assert again.wait() == 0, (kitchen / "killed.log").read_text()[-4000:]
     assert hashes(run_folder(kitchen, "killed")) == hashes(run_folder(kitchen, "whole"))
-
-
-def _steps(run: Path) -> list[int]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [line["step"] for line in lines if line["event"] == "step"]

@@ -25,8 +25,8 @@ from toque.models.lora.layers import attach
 from toque.runs.history import RunHistory
 from toque.training.callbacks import Goal
 from toque.units import Progress
+from toque.workflows.evaluate import Evaluation
 from toque.workflows.final_model import Finished, as_used, model_card
-from toque.workflows.score import Evaluation
 
 RECIPES = Provenance(form="recipes", max_new_tokens=256, tasks=["write"])
 SYSTEM = {
