@@ -63,14 +63,7 @@ class View:
 
 @final
 class Watcher:
-    """The runs at an address; safe to use from several threads.
-
-    Args:
-        finder: knows where runs are.
-        every: seconds between two looks at the files.
-        judge: gives the verdict on the run in a folder.
-        clock: seconds that pass.
-    """
+    """The runs that a finder knows, looked at `every` so many seconds; for several threads."""
 
     def __init__(
         self,
@@ -106,7 +99,13 @@ class Watcher:
             version = str(hash((self._trouble, versions)))
             if version == before:  # far cheaper to compare than the page
                 return None, version
-            return (self._view(shown, over, states) if states else self._empty()), version
+            if states:
+                return self._view(shown, over, states), version
+            address = self._finder.address
+            waits = f"No run is in {address} yet. One that begins there appears here."
+            words = self._trouble or waits
+            page = Page(PageHead(address, "Waiting for a run", words, state="waiting"), ())
+            return View(dict.fromkeys(SECTIONS, "") | page.parts(), "Waiting", words), version
 
     def _refresh(self) -> None:
         """Look at the files, unless the last look was a moment ago."""
@@ -131,17 +130,18 @@ class Watcher:
             name: self._runs.get(name) or RunRecord(place) for name, place in places.items()
         }
 
-    def _empty(self) -> View:
-        address = self._finder.address
-        words = self._trouble or f"No run is in {address} yet. One that begins there appears here."
-        page = Page(PageHead(address, "Waiting for a run", words, state="waiting"), ())
-        return View(dict.fromkeys(SECTIONS, "") | page.parts(), "Waiting", words)
-
     def _view(
         self, shown: str | None, over: Sequence[str] | None, states: Mapping[str, RunStatus]
     ) -> View:
         runs = self._runs
-        names = sorted(runs, key=lambda name: (*_rank(runs[name], states[name]), name))
+
+        def rank(name: str) -> tuple[int, float, str]:
+            # Runs that continue come first and keep their places; then the newest.
+            kind = states[name].kind
+            continues = kind in ("running", "scoring", "waiting")
+            return _ORDER.index(kind), 0 if continues else -(runs[name].written_at or 0), name
+
+        names = sorted(runs, key=rank)
         shown = shown if shown is not None and shown in runs else names[0]
         over = names[:MOST_OVER] if over is None else over
         # By name, so that a run keeps its colour while others end.
@@ -181,12 +181,6 @@ class Watcher:
         return verdict
 
 
-def _rank(run: RunRecord, state: RunStatus) -> tuple[int, float]:
-    """Runs that continue come first, then the newest; those that continue keep their places."""
-    continues = state.kind in ("running", "scoring", "waiting")
-    return _ORDER.index(state.kind), 0.0 if continues else -(run.written_at or 0.0)
-
-
 def _table(
     names: Sequence[str],
     runs: Mapping[str, RunRecord],
@@ -221,10 +215,8 @@ def _cells(run: RunRecord, state: RunStatus) -> list[str]:
 def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] | None) -> Gate:
     """The ASGI application.
 
-    Args:
-        watcher: of the runs.
-        token: secret that requests for metrics must bring; None for none.
-        hosts: names under which the server may be asked; None for any.
+    Requests for metrics must bring the `token`, unless it is None; `hosts` are the names under
+    which the server may be asked, None for any.
     """
 
     def looked(query: QueryParams) -> dict[str, object]:
@@ -245,15 +237,9 @@ def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    routes = [
-        *page_files(_LIVE, _SHARED),
-        Route("/api/page", page),
-        Route("/health", health),
-    ]
-    app = Starlette(
-        routes=routes,
-        exception_handlers={RequestError: _refused, HTTPException: _no_such_page},
-    )
+    routes = [*page_files(_LIVE, _SHARED), Route("/api/page", page), Route("/health", health)]
+    handlers = {RequestError: _refused, HTTPException: _no_such_page}
+    app = Starlette(routes=routes, exception_handlers=handlers)
     return Gate(app, token=token, hosts=hosts, paths=(), count=lambda *_: None, most=_MOST_READERS)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +37,12 @@ _PRIMARY: Final = ("loss", "bits_per_byte", "recipe_score")
 _NONE: Final = "-"
 _COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})
 """Numbers of evaluation.json that are no scores."""
+_COSTS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
+    ("updates", "steps", "{:,d}".format),
+    ("training time", "training_seconds", clock_text),
+    ("tokens", "tokens", "{:,d}".format),
+    ("GPU energy measured, Wh", "gpu_watt_hours", "{:,.1f}".format),
+)
 
 
 @dataclass(frozen=True)
@@ -172,23 +178,20 @@ class Comparison:
         """The page."""
         histories = {name: run.record.history for name, run in self.runs.items()}
         curves: list[Part] = [
-            *(
-                Sentence(f"{name}: {state_of(run.record).sentence}", "soft")
-                for name, run in self.runs.items()
-            ),
-            losses_over(histories),
+            Sentence(f"{name}: {state_of(run.record).sentence}", "soft")
+            for name, run in self.runs.items()
         ]
+        curves.append(losses_over(histories))
         if len(histories) > MOST_OVER:
             curves.append(Sentence(f"The first {MOST_OVER} runs are drawn.", "soft"))
+        curves.append(Figures(figures_over(histories)))
         names = list(self.runs)
         title = " and ".join(names) if len(names) == 2 else f"{len(names)} runs"
         sections = (
             Section("notes", "", [Sentence(note, "warn") for note in self.notes]),
             Section("tables", "", [*self._grids()]),
             Section("method", "", [Sentence(METHOD, "soft")]),
-            Section(
-                "curves", "Curves over each other", [*curves, Figures(figures_over(histories))]
-            ),
+            Section("curves", "Curves over each other", curves),
         )
         return Page(PageHead("Comparison", title, self.sentence), sections)
 
@@ -210,36 +213,24 @@ class Comparison:
             heads = ("measure", first, other, "difference", "95 % interval", "over", "")
             rows = [difference.row() for difference in found]
             yield Grid(heads, rows, title=f"{other} against {first}")
-        title = "Other final scores, each run on its own texts"
-        yield Grid(("", *names), self._final_rows(), title=title)
-        yield Grid(("", *names), self._cost_rows(), title="Cost")
-
-    def _final_rows(self) -> list[tuple[str, ...]]:
+        runs = list(self.runs.values())
         shown = [{d.measure for d in found} for found in self.differences.values()]
         covered = _COUNTS.union(set.intersection(*shown) if shown else ())
-        names = dict.fromkeys(name for run in self.runs.values() for name in run.scores)
-        rows = [
-            (_title(name), *(written(run.scores.get(name, _NONE)) for run in self.runs.values()))
-            for name in names
+        final = [
+            (_title(name), *(written(run.scores.get(name, _NONE)) for run in runs))
+            for name in dict.fromkeys(name for run in runs for name in run.scores)
             if name not in covered
         ]
-        best = [run.record.history.best for run in self.runs.values()]
+        best = [run.record.history.best for run in runs]
         lowest = [_NONE if b is None else f"{b[0]:.4f} at step {b[1]:,}" for b in best]
-        return [*rows, ("lowest held-out loss while training", *lowest)]
-
-    def _cost_rows(self) -> list[tuple[str, ...]]:
-        rows = {
-            "updates": ("steps", "{:,d}".format),
-            "training time": ("training_seconds", clock_text),
-            "tokens": ("tokens", "{:,d}".format),
-            "GPU energy measured, Wh": ("gpu_watt_hours", "{:,.1f}".format),
-        }
-        costs = [run.cost() for run in self.runs.values()]
-        states = [state_of(run.record).kind for run in self.runs.values()]
-        return [("state", *states)] + [
-            (label, *(_NONE if cost[name] is None else shown(cost[name]) for cost in costs))
-            for label, (name, shown) in rows.items()
-        ]
+        final.append(("lowest held-out loss while training", *lowest))
+        yield Grid(("", *names), final, title="Other final scores, each run on its own texts")
+        cost = [("state", *(state_of(run.record).kind for run in runs))]
+        costs = [run.cost() for run in runs]
+        for label, name, form in _COSTS:
+            known = (form(c[name]) if c[name] is not None else _NONE for c in costs)
+            cost.append((label, *known))
+        yield Grid(("", *names), cost, title="Cost")
 
     def _against(self, other: str) -> str:
         first = next(iter(self.runs))
@@ -287,7 +278,16 @@ def differences_of(first: ByText, other: ByText) -> tuple[list[ScoreDifference],
     texts = _paired(first.texts, other.texts, "prompts that texts were written for", notes)
     found: list[ScoreDifference] = []
     if examples is not None:
-        found += _differences(*examples, _losses_left_out(*examples, notes))
+        mine, its = (table.measures.get("loss") for table in examples)
+        left_out = "bits_per_byte"  # the same order by another unit
+        if mine is not None and its is not None and (mine.values != its.values)[:, 1].any():
+            # The loss is per token: of two tokenizers it says nothing, and bits per byte does.
+            left_out = "loss"
+            notes.append(
+                "The two count tokens, or weigh examples, differently: bits per byte stand in "
+                "place of the loss per token."
+            )
+        found += _differences(*examples, left_out)
     if texts is not None:
         found += _differences(*texts, "")
     order = {name: place for place, name in enumerate(_PRIMARY)}
@@ -312,18 +312,6 @@ def _paired(
         "same: `toque evaluate RUN my.yaml` with one configuration."
     )
     return None
-
-
-def _losses_left_out(first: TextTable, other: TextTable, notes: list[str]) -> str:
-    """The loss is per token: of two tokenizers it says nothing, and bits per byte does."""
-    mine, its = first.measures.get("loss"), other.measures.get("loss")
-    if mine is None or its is None or (mine.values[:, 1] == its.values[:, 1]).all():
-        return "bits_per_byte"  # the same order by another unit
-    notes.append(
-        "The two count tokens, or weigh examples, differently: bits per byte stand in place of the "
-        "loss per token."
-    )
-    return "loss"
 
 
 def _differences(first: TextTable, other: TextTable, left_out: str) -> Iterator[ScoreDifference]:

@@ -15,7 +15,6 @@ from toque.data.prepare.data_report import (
     ColumnReport,
     Excerpt,
     Histogram,
-    Lengths,
     Report,
     SourceReport,
     is_of_another_encoding,
@@ -69,12 +68,17 @@ _UNKNOWN: Final = "255"
 
 def store_page(folder: Path, report: Report) -> Page:
     """The page of a store."""
-    head = PageHead(
-        "Data report",
-        folder.resolve().name,
-        f"{report.counted()} No record is left uncounted.",
-        _facts(report),
-    )
+    counted = f"{report.counted()} No record is left uncounted."
+    facts = [
+        ("examples", f"{report.examples:,}"),
+        ("to train on", f"{report.train:,}"),
+        ("held out", f"{report.validation:,}"),
+        ("prompt tokens", f"{report.prompt_tokens:,}"),
+        ("target tokens", f"{report.target_tokens:,}"),
+        ("tokenizer", report.tokenizer),
+        ("prepared in", f"{report.seconds:,.1f} s"),
+    ]
+    head = PageHead("Data report", folder.resolve().name, counted, facts)
     kept = [_folded(excerpt) for excerpt in report.kept_examples]
     lost = [_folded(excerpt) for excerpt in report.dropped_examples]
     lengths = [
@@ -86,6 +90,7 @@ def store_page(folder: Path, report: Report) -> Page:
         for column in report.columns
         if column.known and (_is_counted(column) or column.name not in _LABELS)
     ]
+    left_out = list(report.left_out.items())
     repaired = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
     sections = (
         Section("warnings", "", [Sentence(text, "warn") for text in _warnings(report)]),
@@ -94,28 +99,12 @@ def store_page(folder: Path, report: Report) -> Page:
         Section("sources", "Sources", [_sources(report)]),
         Section("dropped", "Dropped", [_dropped(report)]),
         Section("notes", "Repaired or noted", [Grid(("what", "times"), repaired)]),
-        Section(
-            "left_out",
-            "Files left out",
-            [Grid(("file", "because"), list(report.left_out.items()))],
-        ),
+        Section("left_out", "Files left out", [Grid(("file", "because"), left_out)]),
         Section("lengths", "Lengths", [_lengths(report), Figures(lengths)]),
         Section("columns", "What the examples are like", [Figures(columns), _labels(report)]),
         Section("cut", "Cut and split", [*map(Sentence, (*report.losses(), report.splitting()))]),
     )
     return Page(head, sections, f"{folder}/report.json")
-
-
-def _facts(report: Report) -> list[tuple[str, str]]:
-    return [
-        ("examples", f"{report.examples:,}"),
-        ("to train on", f"{report.train:,}"),
-        ("held out", f"{report.validation:,}"),
-        ("prompt tokens", f"{report.prompt_tokens:,}"),
-        ("target tokens", f"{report.target_tokens:,}"),
-        ("tokenizer", report.tokenizer),
-        ("prepared in", f"{report.seconds:,.1f} s"),
-    ]
 
 
 def _warnings(report: Report) -> list[str]:
@@ -157,10 +146,15 @@ def _sources(report: Report) -> Grid:
             files = list(group)
             rows.append(_source_row(f"{_folder(files)}: {len(files):,} files", schema, files))
         note = f"{len(ordered):,} files, summed by source and schema; report.json lists them."
-    if len(report.source_rows) > 1:
-        note = " ".join([note, *_in_the_end(report)]).strip()
-    note = " ".join([note, *unused_in_words(report.sources)]).strip()
-    return Grid(heads, rows, note)
+    # The examples of each source once duplicates and limits are taken off.
+    used = []
+    for own in report.source_rows:
+        files = [s for s in report.sources if s.source == own.source]
+        name = Path(files[0].path).name if len(files) == 1 else _folder(files)
+        n = own.train + own.validation
+        used.append(f"{n:,} ({n / max(1, report.examples):.1%}) are from {name}")
+    said = [f"Of the examples, {', '.join(used)}."] if len(used) > 1 else []
+    return Grid(heads, rows, " ".join([note, *said, *unused_in_words(report.sources)]).strip())
 
 
 def _source_row(name: str, schema: str, files: Sequence[SourceReport]) -> tuple[str, ...]:
@@ -172,18 +166,6 @@ def _source_row(name: str, schema: str, files: Sequence[SourceReport]) -> tuple[
 def _folder(files: Sequence[SourceReport]) -> str:
     folders = [str(Path(file.path).parent) for file in files]
     return os.path.commonpath(folders) if len({Path(f).is_absolute() for f in folders}) == 1 else ""
-
-
-def _in_the_end(report: Report) -> list[str]:
-    """Sentences with the examples of each source once duplicates and limits are taken off."""
-    sentences = ["Of the examples,"]
-    for rows in report.source_rows:
-        files = [s for s in report.sources if s.source == rows.source]
-        name = Path(files[0].path).name if len(files) == 1 else _folder(files)
-        n = rows.train + rows.validation
-        sentences.append(f"{n:,} ({n / max(1, report.examples):.1%}) are from {name},")
-    sentences[-1] = sentences[-1].rstrip(",") + "."
-    return sentences
 
 
 def _dropped(report: Report) -> Grid:
@@ -201,16 +183,12 @@ def _dropped(report: Report) -> Grid:
 
 
 def _lengths(report: Report) -> Grid:
-    """Tokens per example of each side."""
-
-    def row(name: str, side: Lengths) -> tuple[str, ...]:
-        return (name, f"{side.mean:,.1f}", *(f"{n:,}" for n in (side.p50, side.p90, side.p99)),
-                f"{side.longest:,}")  # fmt: skip
-
-    return Grid(
-        ("tokens per example", "mean", "half below", "90 %", "99 %", "longest"),
-        [row("prompt", report.prompt_lengths), row("target", report.target_lengths)],
-    )
+    heads = ("tokens per example", "mean", "half below", "90 %", "99 %", "longest")
+    rows = []
+    for name, side in (("prompt", report.prompt_lengths), ("target", report.target_lengths)):
+        counts = (side.p50, side.p90, side.p99, side.longest)
+        rows.append((name, f"{side.mean:,.1f}", *(f"{n:,}" for n in counts)))
+    return Grid(heads, rows)
 
 
 def _labels(report: Report) -> Grid:
@@ -274,16 +252,12 @@ def _column(column: ColumnReport) -> Figure:
         )
         for value, count in _values(column)
     ]
-    named = [_origin(column.name, kind) for kind in origins]
+    words = _ORIGINS.get(column.name, ())
+    named = [words[int(k)] if int(k) < len(words) else f"origin {k}" for k in origins]
     drawn = bars(title, rows, of="examples", parts_named=named if parts else ())
     if len(named) == 1:
         note = f"All {named[0]}. {note}".strip()
     return Figure(title, drawn, note)
-
-
-def _origin(name: str, kind: str) -> str:
-    known = _ORIGINS.get(name, ())
-    return known[int(kind)] if int(kind) < len(known) else f"origin {kind}"
 
 
 def _label(value: str, labels: Sequence[str]) -> str:
