@@ -20,15 +20,8 @@ from watching.written_run import WrittenRun
 
 def test_reading_leaves_out_what_a_continued_session_undid(tmp_path):
     path = tmp_path / METRICS
-    events = [
-        ("start", 0),
-        ("step", 4),
-        ("save", 4),
-        ("step", 6),
-        ("warning", 6),
-        ("start", 4),
-        ("step", 6),
-    ]
+    events = [("start", 0), ("step", 4), ("save", 4), ("step", 6), ("warning", 6), ("start", 4),
+              ("step", 6)]  # fmt: skip
     path.write_text("".join(json.dumps({"event": e, "step": s}) + "\n" for e, s in events))
     kept = [(e["event"], e["step"]) for e in read_metrics(path)]
     assert kept == [e for e in events if e != ("step", 6)] + [("step", 6)]
@@ -37,6 +30,10 @@ def test_reading_leaves_out_what_a_continued_session_undid(tmp_path):
 @pytest.mark.parametrize(
     "line",
     [
+        "null",
+        "{}",
+        '{"event": "system", "step": 2, "gpus": 3}',
+        '{"event": "gradients", "step": 2, "groups": []}',
         '{"event": "step"}',
         '{"event": "step", "step": -5}',
         '{"event": "step", "step": true}',

@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 
+from fixtures.updates import update
 from toque.config.schema_methods import ProfileConfig
 from toque.runs.time_left import TimeLeft
 from toque.training.observers.metrics_log import StepWindow
@@ -131,18 +132,9 @@ def test_code_that_is_gone_before_the_trace_is_read_has_its_name(profile):
 
 
 def test_rates_and_the_time_left_pass_over_slowed_updates():
-    def info(n, seconds, *, slowed):
-        zero = torch.zeros(())
-        at = [Progress(step=n + i, seconds=float(n * 2 + i * seconds)) for i in (0, 1)]
-        return type("Info", (), {
-            "before": at[0], "progress": at[1], "n_targets": 50, "n_tokens": 100, "loss": zero,
-            "n_examples": 2, "n_computed": 100, "seconds": seconds, "data_wait_seconds": 0.0,
-            "parts": {}, "slowed": slowed,
-        })()  # fmt: skip
-
     window = StepWindow()
-    window.add(info(0, 2.0, slowed=False))
-    window.add(info(1, 8.0, slowed=True))
+    window.add(update(1, seconds=2.0))
+    window.add(update(2, seconds=8.0, slowed=True))
     assert (window.n_tokens, window.seconds, window.tokens_per_second) == (200, 10.0, 50.0)
     left = TimeLeft(Duration(10, "steps"))
     left.start(Progress())

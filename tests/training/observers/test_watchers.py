@@ -9,23 +9,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import torch
 
+from fixtures.updates import update
 from toque.config import load_config
 from toque.errors import ConfigError
-from toque.training.callbacks import Best, Requests, RunEnd, RunStart, StepInfo
+from toque.training.callbacks import Best, Requests, RunEnd, RunStart
 from toque.training.observers.watchers import Overfitting, UserCallback, Watchers
 from toque.training.observers.webhook import Webhook, body_for, describe, post_json
 from toque.units import Duration, Progress
 
 START = RunStart(Progress(), Duration(6, "steps"))
 END = RunEnd("finished", Progress(step=6, epoch=3.0), 60.0, Best(4, 1.5))
-
-
-def info(step, *, loss=2.0, per_epoch=2):
-    before, after = (Progress(step=s, epoch=s / per_epoch) for s in (step - 1, step))
-    zero = torch.zeros(())
-    return StepInfo(before, after, torch.tensor(loss), zero, 1e-3, 10, 20, 2, 20, 0.1)
 
 
 @pytest.fixture
@@ -52,9 +46,9 @@ def run_through(callback, steps=4):
     callback.on_fit_start(START)
     asked = []
     for step in range(1, steps + 1):
-        at = info(step).before
-        callback.on_before_step(at)
-        asked.append(callback.on_step(info(step)))
+        info = update(step, per_epoch=2)
+        callback.on_before_step(info.before)
+        asked.append(callback.on_step(info))
     callback.on_before_evaluate(Progress(step=steps))
     asked.append(callback.on_evaluate(Progress(step=steps), {"loss": 1.5}))
     callback.on_fit_end(END)
@@ -65,20 +59,11 @@ def test_all_methods_are_called_in_order(warn, warnings):
     notes = Notes()
     run_through(UserCallback(notes, name="notes", warn=warn), steps=3)
     assert notes.seen == [
-        ("train_begin", 0),
-        ("epoch_begin", 0),
-        ("step_begin", 0),
-        ("step_end", 1),
-        ("step_begin", 1),
-        ("step_end", 2),
-        ("epoch_end", 2),
-        ("epoch_begin", 2),
-        ("step_begin", 2),
-        ("step_end", 3),
-        ("evaluate_begin", 3),
-        ("evaluate_end", 3),
+        ("train_begin", 0), ("epoch_begin", 0), ("step_begin", 0), ("step_end", 1),
+        ("step_begin", 1), ("step_end", 2), ("epoch_end", 2), ("epoch_begin", 2),
+        ("step_begin", 2), ("step_end", 3), ("evaluate_begin", 3), ("evaluate_end", 3),
         ("train_end", 6),
-    ]
+    ]  # fmt: skip
     assert warnings == []
 
 
@@ -139,7 +124,7 @@ def test_overfitting_is_said_once_until_the_gap_closes(warn, warnings):
     watch = Overfitting(warn=warn)
     gaps = [(2.0, 2.5), (2.0, 2.7), (1.0, 1.5), (2.0, 2.5), (1.0, 1.5)]
     for step, (trained, held_out) in enumerate(gaps, start=1):
-        watch.on_step(info(step, loss=trained))
+        watch.on_step(update(step, loss=trained))
         watch.on_evaluate(Progress(step=step), {"loss": held_out})
     assert [step for step, _ in warnings] == [2, 5]
     assert "35%" in warnings[0][1]
@@ -147,9 +132,9 @@ def test_overfitting_is_said_once_until_the_gap_closes(warn, warnings):
 
 def test_overfitting_compares_the_same_updates_after_a_restart(warn, warnings):
     first, second = Overfitting(warn=warn), Overfitting(warn=warn)
-    first.on_step(info(1, loss=3.0))
+    first.on_step(update(1, loss=3.0))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    second.on_step(info(2, loss=1.0))
+    second.on_step(update(2, loss=1.0))
     second.on_evaluate(Progress(step=2), {"loss": 2.61})
     assert "(2.0000)" in warnings[0][1]  # of both updates
 
@@ -229,7 +214,7 @@ def test_a_webhook_that_hangs_delays_no_step_and_the_end_by_seconds(
     hook = Webhook(server.address, run="soup", warn=warn)
     hook.on_fit_start(START)
     for step in range(1, 101):
-        hook.on_step(info(step))
+        hook.on_step(update(step))
         hook.on_evaluate(Progress(step=step), {"loss": 1.0 / step})
     hook.on_fit_end(END)
     assert not server.hang.is_set()  # nobody waited for its answer
