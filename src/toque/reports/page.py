@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -171,14 +171,9 @@ class Page:
 
     def parts(self) -> dict[str, str]:
         """HTML of the head and of each section, by the id of its element."""
-        macros = _environment().get_template("parts.html").module
-        return {
-            "head": str(macros.head(self.head)).strip(),  # type: ignore[attr-defined]
-            **{
-                section.name: str(macros.section(section)).strip()  # type: ignore[attr-defined]
-                for section in self.sections
-            },
-        }
+        macros: Any = _environment().get_template("parts.html").module
+        sections = {one.name: str(macros.section(one)).strip() for one in self.sections}
+        return {"head": str(macros.head(self.head)).strip(), **sections}
 
 
 def write_page(target: Path, page: Page) -> int:

@@ -93,6 +93,12 @@ def run_page(
     )
     curves = figures_over(over) if over else figures_of(history)
     machine = machine_figures(history)
+    sessions = [
+        (f"{one.from_step:,}", "-", "-", "no end recorded")
+        if one.to_step is None
+        else (f"{one.from_step:,}", f"{one.to_step:,}", clock_text(one.seconds), one.reason)
+        for one in history.sessions
+    ]
     known = {k: v for k, v in history.start.items() if k not in _SHOWN_ELSEWHERE}
     environment = [(name.replace("_", " "), written(value)) for name, value in _flat(known)]
     configuration: Sentence | Folded = Sentence("The run folder holds no config.yaml.")
@@ -116,7 +122,9 @@ def run_page(
         Section("held-out", "Held-out metrics", [_evaluations(history)]),
         Section("scores", "Scores", score_grids(evaluation)),
         Section("data", "Data", _data(run)),
-        Section("sessions", "Sessions", [_sessions(history)]),
+        Section(
+            "sessions", "Sessions", [Grid(("from step", "to step", "time", "ended"), sessions)]
+        ),
         Section("environment", "Where it ran", [Grid(("what", "value"), environment)]),
         Section("configuration", "Configuration", [configuration]),
     )
@@ -216,9 +224,7 @@ def _limits(verdict: Verdict | None) -> list[Sentence | Grid]:
     """The verdict: its sentence, its lever, and the parts of the time."""
     if verdict is None:
         return []
-    rows = [
-        (share.name, clock_text(share.seconds), f"{share.share:.1%}") for share in verdict.shares
-    ]
+    rows = [(one.name, clock_text(one.seconds), f"{one.share:.1%}") for one in verdict.shares]
     return [
         Sentence(verdict.sentence),
         *(Sentence(advice(found)) for found in verdict.found[:1]),
@@ -259,16 +265,6 @@ def _losses_of(store: Path, _changed: int) -> tuple[str, ...]:
         return ()
     counts = f"{report.examples:,} examples from {report.read:,} records."
     return (" ".join([counts, *report.losses()]),)
-
-
-def _sessions(history: RunHistory) -> Grid:
-    rows = [
-        (f"{one.from_step:,}", "-", "-", "no end recorded")
-        if one.to_step is None
-        else (f"{one.from_step:,}", f"{one.to_step:,}", clock_text(one.seconds), one.reason)
-        for one in history.sessions
-    ]
-    return Grid(("from step", "to step", "time", "ended"), rows)
 
 
 def _flat(value: object, name: str = "", depth: int = _DEEPEST) -> list[tuple[str, object]]:

@@ -228,16 +228,13 @@ def _host(looks: Sequence[Event]) -> dict[str, float]:
     seconds = _sum(looks, "seconds")
     if seconds <= 0.0:
         return {}
-    beside = [look for look in looks if _value(look, "others_cores") > WORTH_WHILE]
-    waited = _sum(beside, "waiting_for_core_seconds")
     names = ("memory_stall_seconds", "throttled_seconds", "asleep_seconds", "major_faults")
-    return {name: _sum(looks, name) for name in names} | {
-        "seconds": seconds,
-        "others_cores": sum(_value(h, "others_cores") * _value(h, "seconds") for h in looks)
-        / seconds,
-        "waiting_beside_others": waited,
-        "waiting_alone": _sum(looks, "waiting_for_core_seconds") - waited,
-    }
+    found = {"seconds": seconds} | {name: _sum(looks, name) for name in names}
+    beside = [look for look in looks if _value(look, "others_cores") > WORTH_WHILE]
+    found["waiting_beside_others"] = waited = _sum(beside, "waiting_for_core_seconds")
+    found["waiting_alone"] = _sum(looks, "waiting_for_core_seconds") - waited
+    others = sum(_value(look, "others_cores") * _value(look, "seconds") for look in looks)
+    return found | {"others_cores": others / seconds}
 
 
 def _seconds(facts: Facts) -> dict[str, float]:
@@ -248,6 +245,19 @@ def _seconds(facts: Facts) -> dict[str, float]:
         computing, optimizer, host = computing + optimizer + host, 0.0, 0.0
     lost = _lost(facts, busy=computing + optimizer)
     kept = 1.0 - sum(lost.values()) / max(computing + optimizer, 1e-9)
+    computing *= kept
+    padding = computing * facts.pad_fraction if facts.computes_padding else 0.0
+    products = 0.0
+    if facts.utilisation is not None:
+        weights = facts.start_number("arithmetic", "products")
+        attention = facts.start_number("arithmetic", "attention")
+        of_products = 1.0
+        if weights is not None and attention is not None and weights > 0.0 <= attention:
+            of_products = weights / (weights + attention)
+        # The rate is that of updates which no profiler slowed: so are the seconds it is taken over.
+        apart = ("starting", "evaluation", "texts", "saving", "profiling", "uploads", "finishing")
+        unslowed = min(facts.update_seconds, facts.wall - facts.part(*apart))
+        products = min(facts.utilisation * unslowed * of_products, computing - padding)
     return {
         DATA: facts.part("data_wait"),
         OPTIMIZER: optimizer * kept,
@@ -261,7 +271,9 @@ def _seconds(facts: Facts) -> dict[str, float]:
         UPLOADS: facts.part("uploads"),
         FINISHING: facts.part("finishing"),
         **lost,
-        **_computing(facts, computing * kept),
+        PADDING: padding,
+        PRODUCTS: products,
+        COMPUTING: max(0.0, computing - padding - products),
     }
 
 
@@ -287,23 +299,3 @@ def _lost(facts: Facts, *, busy: float) -> dict[str, float]:
     total = scale * sum(lost.values())
     scale *= min(1.0, _MOST_LOST * busy / total) if total > 0.0 else 0.0
     return {name: value * scale for name, value in lost.items()}
-
-
-def _computing(facts: Facts, computing: float) -> dict[str, float]:
-    padding = computing * facts.pad_fraction if facts.computes_padding else 0.0
-    products = 0.0
-    if facts.utilisation is not None:
-        weights = facts.start_number("arithmetic", "products")
-        attention = facts.start_number("arithmetic", "attention")
-        of_products = 1.0
-        if weights is not None and attention is not None and weights > 0.0 <= attention:
-            of_products = weights / (weights + attention)
-        # The rate is that of updates which no profiler slowed: so are the seconds it is taken over.
-        apart = ("starting", "evaluation", "texts", "saving", "profiling", "uploads", "finishing")
-        unslowed = min(facts.update_seconds, facts.wall - facts.part(*apart))
-        products = min(facts.utilisation * unslowed * of_products, computing - padding)
-    return {
-        PADDING: padding,
-        PRODUCTS: products,
-        COMPUTING: max(0.0, computing - padding - products),
-    }

@@ -84,14 +84,10 @@ def test_scores_stand_in_the_event_and_texts_in_the_samples(kitchen) -> None:
 def test_the_log_holds_what_was_told(kitchen) -> None:
     log = (kitchen / "plain" / "training.log").read_text()
     for text in (
-        "uploads       none",
-        "3 texts for held-out prompts:",
-        "evaluations took",
-        "summary at step 4, over 4 updates:",
-        "asked as: Generate recipe for: healthy breakfast",
-        "The model is in plain/model",
-        "highest chrf",
-    ):
+        "uploads       none", "3 texts for held-out prompts:", "evaluations took",
+        "summary at step 4, over 4 updates:", "asked as: Generate recipe for: healthy breakfast",
+        "The model is in plain/model", "highest chrf",
+    ):  # fmt: skip
         assert text in log, text
 
 

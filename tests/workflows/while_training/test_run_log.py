@@ -14,8 +14,9 @@ LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  (.*)")
 
 
 def test_what_stays_is_kept_with_its_time_and_passed_on(tmp_path: Path) -> None:
-    watching = LogReporter(tmp_path / "shown")
-    logged = LoggedReporter(watching)
+    logged = LoggedReporter(LogReporter(tmp_path / "shown"))
+    assert logged.heard
+    assert not LoggedReporter(SILENT).heard  # a log alone watches nobody
     logged.notice("told before the folder was there")
     for _session in range(2):
         with logged.writing(tmp_path / "run"):
@@ -28,13 +29,6 @@ def test_what_stays_is_kept_with_its_time_and_passed_on(tmp_path: Path) -> None:
     assert told == ["told before the folder was there", "a line", "step 1", "a line", "step 1"]
     shown = (tmp_path / "shown").read_text().splitlines()
     assert shown == [told[0], "a line", "step 1", "a line", "step 1", "told afterwards"]
-
-
-def test_a_log_watches_nobody(tmp_path: Path) -> None:
-    assert not SILENT.heard
-    assert not LoggedReporter(SILENT).heard
-    assert LoggedReporter(LogReporter(tmp_path / "shown")).heard
-    assert LoggedReporter(SILENT).lost is None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

@@ -52,16 +52,17 @@ def tracker_values(
     >>> tracker_values({"event": "evaluation", "metrics": {"loss": 2.0}})
     {'val_loss': 2.0}
     """
+    found: Pairs = iter(())
     match record["event"]:
         case "step":
-            return _numbers(_step(record, stages))
+            found = _step(record, stages)
         case "evaluation":
-            return _numbers(_evaluation(record, recipe_scores))
+            found = _evaluation(record, recipe_scores)
         case "gradients":
-            return _numbers(_gradients(record))
+            found = _gradients(record)
         case "system":
-            return _numbers(_system(record))
-    return {}
+            found = _system(record)
+    return _numbers(found)
 
 
 def _step(record: Mapping[str, Any], stages: Stages) -> Pairs:
