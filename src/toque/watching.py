@@ -238,17 +238,14 @@ def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] 
         return JSONResponse({"status": "ok"})
 
     routes = [*page_files(_LIVE, _SHARED), Route("/api/page", page), Route("/health", health)]
-    handlers = {RequestError: _refused, HTTPException: _no_such_page}
+    handlers = {RequestError: _refused, HTTPException: _refused}
     app = Starlette(routes=routes, exception_handlers=handlers)
     return Gate(app, token=token, hosts=hosts, paths=(), count=lambda *_: None, most=_MOST_READERS)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        words = f"There is nothing at {request.scope['path'][:100]}."
+        return answer_to(RequestError(error.status_code, words, code="invalid_url"))
     assert isinstance(error, RequestError)
     return answer_to(error)
-
-
-async def _no_such_page(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    words = f"There is nothing at {request.scope['path'][:100]}."
-    return answer_to(RequestError(error.status_code, words, code="invalid_url"))

@@ -74,13 +74,8 @@ def run_page(
 ) -> Page:
     """The page of a run that was just read; whatever its folder lacks is left out.
 
-    Args:
-        run: the run.
-        name: of the run.
-        verdict: on what limits the run, once it is known.
-        label: line above the name.
-        trouble: reason why the run could not be read now.
-        over: runs whose curves are drawn over each other in place of this one's.
+    `label` stands above the name, `trouble` says why the run could not be read now, and the curves
+    of the runs in `over` are drawn over each other in place of this one's.
     """
     history, state, evaluation = run.history, state_of(run), run.evaluation()
     head = PageHead(

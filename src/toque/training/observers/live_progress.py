@@ -29,14 +29,10 @@ _SHOWN: Final = (("loss", ".4f"), ("perplexity", ".2f"), ("bits_per_byte", ".3f"
 
 
 class ConsoleProgress(Callback):
-    """Reports progress, evaluations, warnings and the end.
+    """Reports progress, evaluations, warnings and the end; a line stays `log_every` so often.
 
-    Args:
-        log_every: time between two lines that stay.
-        reporter: shows them.
-        warn: takes a warning, once, that something could not be shown.
-        time_left: expected time of the run; None counts updates alone.
-        clock: gives seconds that pass.
+    `warn` is told, once, that something could not be shown. Without an expected time of the run,
+    the time left counts updates alone.
     """
 
     def __init__(
@@ -164,18 +160,6 @@ class Summary(Callback):
 
     It reads no number of an update before a summary is due, so on CUDA it waits for the device
     only then.
-
-    Args:
-        every: time between two summaries.
-        reporter: prints them.
-        device: of the run.
-        compiled: True if the model is compiled.
-        micro_batch_rows: rows computed at once.
-        ranks: processes that share the run.
-        alone_seconds: of one rank's part of an update, timed before the first; None: not timed.
-        flops_per_token: forward and backward; None for no utilisation.
-        peak: of the ranks together; None for no utilisation.
-        uploads: outcome of the uploads so far, in words; None for none.
     """
 
     every: Duration
@@ -185,9 +169,13 @@ class Summary(Callback):
     micro_batch_rows: int
     ranks: int = 1
     alone_seconds: float | None = None
+    """Seconds of one rank's part of an update, timed before the first; None: not timed."""
     flops_per_token: float | None = None
+    """FLOPs of forward and backward; None for no utilisation."""
     peak: Peak | None = None
+    """Peak of the ranks together; None for no utilisation."""
     uploads: Callable[[], str] | None = None
+    """Outcome of the uploads so far, in words; None for none."""
     _gpu_percents: list[float] = field(default_factory=list)
     _first_lr: float | None = None
     _nats: Tensor | float = 0.0

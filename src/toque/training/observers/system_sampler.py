@@ -224,24 +224,17 @@ def gpus_here() -> tuple[Gpus | None, str]:
 
 @dataclass(eq=False)
 class SystemSampler(Callback):
-    """Looks at the machine at intervals, and once more at the end, as long as a session lasts.
-
-    Args:
-        record: writes the event.
-        every_seconds: between two looks.
-        warn: takes a sentence where the system, or its GPUs, cannot be looked at; once.
-        on_gpu: True if the run computes on a GPU; only then the machine's GPUs are looked at.
-        make_host: the rest of the machine.
-        spinning: torch's threads, where they wait for each other by spinning; a machine too busy
-            for them is named once.
-    """
+    """Looks at the machine at intervals, and once more at the end, as long as a session lasts."""
 
     record: Record
     every_seconds: float
     warn: Callable[[Progress, str], None]
+    """Takes a sentence where the system, or its GPUs, cannot be looked at; once."""
     on_gpu: bool = False
+    """True if the run computes on a GPU; only then the machine's GPUs are looked at."""
     make_host: Callable[[], Host] = Host
     spinning: int = 0
+    """Torch's threads that wait by spinning; a machine too busy for them is named once."""
     _at: Progress = field(default_factory=Progress)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None

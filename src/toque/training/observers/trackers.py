@@ -138,8 +138,8 @@ class TrackerFeed(Callback):
         name: of the tracker.
         open_tracker: connects to it; called in the background thread, where it may take long.
         warn: takes a sentence about what could not be delivered.
-        values: numbers of a record by their names in trackers.
-        samples: samples.jsonl of the run; None for no texts.
+        values: gives the numbers of a record by their names in trackers.
+        samples: file of the run's texts; None for no texts.
     """
 
     def __init__(

@@ -221,13 +221,8 @@ class Watchers:
     ) -> Self:
         """Everything that `observe` asks for, refused now if it cannot be had.
 
-        Args:
-            observe: names the watchers.
-            foreign: code of the configuration that nobody vouches for.
-            own: objects as observe.callbacks would make them, from Python.
-            run: folder of the run.
-            settings: all of the run's, for trackers.
-            scores: names of the domain's scores of texts.
+        `own` are objects as observe.callbacks would make them, `foreign` is code of the
+        configuration that nobody vouches for, `scores` are names of the domain's scores of texts.
 
         Raises:
             ConfigError: a class that cannot be imported or made or has no known method, a variable
