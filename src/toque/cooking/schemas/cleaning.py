@@ -192,9 +192,10 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
         parted = [step.partition(" ")[2] for step in parted]  # numbers without a point
     for text in parted:
         bare = text.strip()
-        for mark in (_BULLET, _STEP_NUMBER):
-            if found := mark.match(bare):
-                bare = bare[found.end() :]
+        if bullet := _BULLET.match(bare):
+            bare = bare[bullet.end() :]
+        if number := _STEP_NUMBER.match(bare):
+            bare = bare[number.end() :]
         if not _WORD.search(bare):
             notes["steps without a word"] += 1
             continue
