@@ -11,9 +11,9 @@ from toque.config.schema_methods import AdapterConfig
 from toque.models.forward import cpu_linear, varlen_attention
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.loss import (
-    add_in_pieces,
+    _add_in_pieces,
+    _input_gradient,
     cross_entropy_sum,
-    input_gradient,
     loss_sum,
 )
 from toque.models.forward.packed import position_bias
@@ -146,10 +146,10 @@ def test_pieces_of_the_head_sum_to_the_whole():
     slopes = torch.randn(3, 10_000, generator=made).to(torch.bfloat16)
     matrix = torch.randn(10_000, 8, generator=made).to(torch.bfloat16)
     whole = slopes.double() @ matrix.double()
-    torch.testing.assert_close(input_gradient(slopes, matrix).double(), whole, rtol=0, atol=1.5)
+    torch.testing.assert_close(_input_gradient(slopes, matrix).double(), whole, rtol=0, atol=1.5)
     total, part = torch.full((600_000, 4), torch.nan), torch.ones(600_000, 4, dtype=torch.bfloat16)
-    add_in_pieces(total, part, first=True)
-    add_in_pieces(total, 2 * part, first=False)
+    _add_in_pieces(total, part, first=True)
+    _add_in_pieces(total, 2 * part, first=False)
     assert bool((total == 3.0).all())
 
 

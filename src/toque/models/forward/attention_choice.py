@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from toque.batch import DecoderBatch
 from toque.models.families import family_of, head_size, unwrapped
@@ -55,11 +54,14 @@ def attention_of(model: nn.Module, device: torch.device) -> Choice:
     if device.type == "cpu":
         if asked == "flex":
             return Choice("flex")  # by its definition
-        return Choice("dense" if _is_compiled(core) else "segments")
-    if asked == "segments":
-        return Choice(
-            "dense", (f"attention by segments is not used: it needs a CPU, not {device}",)
+        # A compiled module would be compiled anew for every filling of a row.
+        compiled = torch.compiler.is_compiling() or any(
+            getattr(module, "_compiled_call_impl", None) is not None for module in core.modules()
         )
+        return Choice("dense" if compiled else "segments")
+    if asked == "segments":
+        note = f"attention by segments is not used: it needs a CPU, not {device}"
+        return Choice("dense", (note,))
     dtype = core.dtype
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
@@ -68,13 +70,6 @@ def attention_of(model: nn.Module, device: torch.device) -> Choice:
     if why is None:
         return Choice("flex")
     return Choice("dense", (f"attention without masks by flex is not used: {why}",))
-
-
-def _is_compiled(core: PreTrainedModel) -> bool:
-    """True for compiled modules, which would be compiled anew for every filling of a row."""
-    return torch.compiler.is_compiling() or any(
-        getattr(module, "_compiled_call_impl", None) is not None for module in core.modules()
-    )
 
 
 @cache

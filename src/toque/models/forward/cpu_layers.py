@@ -72,7 +72,6 @@ class _RmsNorm16:
     variance_epsilon: Any
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
         if not in_bf16(hidden_states):
             return cast("Tensor", super().forward(hidden_states))  # type: ignore[misc]
         normed: Tensor = _RmsNorm.apply(  # type: ignore[no-untyped-call]
@@ -81,19 +80,18 @@ class _RmsNorm16:
         return normed
 
 
-class LlamaRMSNorm16(_RmsNorm16, LlamaRMSNorm):
-    """Llama's norm."""
+class _LlamaRMSNorm16(_RmsNorm16, LlamaRMSNorm):
+    pass
 
 
-class T5LayerNorm16(_RmsNorm16, T5LayerNorm):
-    """T5's norm."""
+class _T5LayerNorm16(_RmsNorm16, T5LayerNorm):
+    pass
 
 
-class LayerNorm16(nn.LayerNorm):
+class _LayerNorm16(nn.LayerNorm):
     """`nn.LayerNorm`, to bfloat16 where autocast asks for it."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
-        """[..., D] -> [..., D]."""
         normed = super().forward(input)
         return normed.to(torch.bfloat16) if in_bf16(input) else normed
 
@@ -128,11 +126,8 @@ class _Gate(torch.autograd.Function):
         return back, None
 
 
-class LlamaMLP16(LlamaMLP):
-    """Llama's feed-forward layer."""
-
+class _LlamaMLP16(LlamaMLP):
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
         silu = isinstance(self.act_fn, (nn.SiLU, SiLUActivation))
         if not (in_bf16(x) and silu and is_plain(self.gate_proj, self.up_proj)):
             return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
@@ -140,11 +135,8 @@ class LlamaMLP16(LlamaMLP):
         return cast("Tensor", self.down_proj(_Gate.apply(both, False)))  # type: ignore[no-untyped-call]
 
 
-class T5DenseGatedActDense16(T5DenseGatedActDense):
-    """T5 v1.1's feed-forward layer."""
-
+class _T5DenseGatedActDense16(T5DenseGatedActDense):
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
         gelu = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
         if not (in_bf16(hidden_states) and gelu and is_plain(self.wi_0, self.wi_1, self.wo)):
             return cast("Tensor", super().forward(hidden_states))  # type: ignore[no-untyped-call]
@@ -197,11 +189,11 @@ def _rotated(product: Tensor, size: int, heads: int, embeddings: tuple[Tensor, T
     return turned
 
 
-class GPT2Attention16(GPT2Attention):
-    """GPT-2's attention in a packed forward; anything else is transformers' own."""
+# In a packed forward, [1, N, D] -> [1, N, D]; anything else is transformers' own.
 
+
+class _GPT2Attention16(GPT2Attention):
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
-        """[1, N, D] -> [1, N, D]."""
         plan = kwargs.get("plan")
         if plan is None or args or self.is_cross_attention or not in_bf16(hidden_states):
             return super().forward(hidden_states, *args, **kwargs)
@@ -212,11 +204,8 @@ class GPT2Attention16(GPT2Attention):
         return self.resid_dropout(self.c_proj(attended.view(1, len(product), -1))), None
 
 
-class GPTNeoXAttention16(GPTNeoXAttention):
-    """GPT-NeoX's attention in a packed forward; anything else is transformers' own."""
-
+class _GPTNeoXAttention16(GPTNeoXAttention):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """[1, N, D] -> [1, N, D]."""
         plan, layer = kwargs.get("plan"), self.query_key_value
         if plan is None or args or not (in_bf16(hidden_states) and type(layer) is CpuLinear):
             return super().forward(hidden_states, *args, **kwargs)
@@ -237,11 +226,8 @@ class GPTNeoXAttention16(GPTNeoXAttention):
         return self.dense(attended.view(1, len(product), -1)), None
 
 
-class LlamaAttention16(LlamaAttention):
-    """Llama's attention in a packed forward; anything else is transformers' own."""
-
+class _LlamaAttention16(LlamaAttention):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """[1, N, D] -> [1, N, D]."""
         plan, layers = kwargs.get("plan"), (self.q_proj, self.k_proj, self.v_proj)
         if plan is None or args or not (in_bf16(hidden_states) and is_plain(*layers)):
             return super().forward(hidden_states, *args, **kwargs)
@@ -250,17 +236,17 @@ class LlamaAttention16(LlamaAttention):
         turned = n_queries + n_keys
         packed = _rotated(product, self.head_dim, turned, kwargs["position_embeddings"])
         if n_keys < n_queries:
-            packed = packed.index_select(1, _every_head(n_queries, n_keys))
+            # The head of [queries, keys, values] that each query head reads: [3 * n_queries].
+            each = n_queries + torch.arange(n_keys).repeat_interleave(n_queries // n_keys)
+            heads = torch.cat((torch.arange(n_queries), each, n_keys + each))
+            packed = packed.index_select(1, heads)
         dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
         attended = attend_packed(self, packed, None, plan, scale=self.scaling, dropout=dropout)
         return self.o_proj(attended.view(1, len(product), -1)), None
 
 
-class T5Attention16(T5Attention):
-    """T5's attention in a packed forward; anything else is transformers' own."""
-
+class _T5Attention16(T5Attention):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """[1, N, D] -> [1, N, D]."""
         plan, states = kwargs.get("plan"), kwargs.get("key_value_states")
         plain = in_bf16(hidden_states) and is_plain(self.q, self.k, self.v)
         if plan is None or args or not plain:
@@ -284,39 +270,29 @@ class T5Attention16(T5Attention):
         return self.o(attended.view(1, len(product), -1)), kwargs["position_bias"], None
 
 
-def _every_head(n_queries: int, n_keys: int) -> Tensor:
-    """The head of [queries, keys, values] that each query head reads: [3 * n_queries]."""
-    each = torch.arange(n_keys).repeat_interleave(n_queries // n_keys)
-    return torch.cat((torch.arange(n_queries), n_queries + each, n_queries + n_keys + each))
-
-
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: CpuLinear,
     Conv1D: CpuConv1D,
-    LlamaRMSNorm: LlamaRMSNorm16,
-    T5LayerNorm: T5LayerNorm16,
-    nn.LayerNorm: LayerNorm16,
-    LlamaMLP: LlamaMLP16,
-    T5DenseGatedActDense: T5DenseGatedActDense16,
-    LlamaAttention: LlamaAttention16,
-    T5Attention: T5Attention16,
-    GPT2Attention: GPT2Attention16,
-    GPTNeoXAttention: GPTNeoXAttention16,
+    LlamaRMSNorm: _LlamaRMSNorm16,
+    T5LayerNorm: _T5LayerNorm16,
+    nn.LayerNorm: _LayerNorm16,
+    LlamaMLP: _LlamaMLP16,
+    T5DenseGatedActDense: _T5DenseGatedActDense16,
+    LlamaAttention: _LlamaAttention16,
+    T5Attention: _T5Attention16,
+    GPT2Attention: _GPT2Attention16,
+    GPTNeoXAttention: _GPTNeoXAttention16,
 }
 
 
 def use_cpu_layers(model: nn.Module) -> int:
-    """Exchange layers of a model on a CPU; returns how many. Nothing changes elsewhere.
-
-    Weights, names and what is saved stay the same. Frozen weights that are bfloat16 already need no
-    copy.
-    """
+    """Exchange a model's layers on a CPU, not its weights, names or files; returns how many."""
     found = 0
     for module in model.modules():
         other = _CLASSES.get(type(module))
         if other is not None and all(p.device.type == "cpu" for p in module.parameters()):
             if isinstance(module, nn.Linear) and module.weight.dtype != torch.float32:
-                continue
+                continue  # frozen weights that are bfloat16 already need no copy
             module.__class__ = other
             found += 1
     return found

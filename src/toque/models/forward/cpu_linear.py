@@ -45,11 +45,9 @@ def bf16_copy(weight: Tensor) -> Tensor:
     A change is known by the weight's version counter. Fused optimizers change weights without
     counting, so `Runtime.optimizer_step` counts for them.
     """
-    return (
-        weight.detach()
-        if weight.dtype == torch.bfloat16
-        else _kept(weight, _NAME, [weight], len(weight))
-    )
+    if weight.dtype == torch.bfloat16:
+        return weight.detach()
+    return _kept(weight, _NAME, [weight], len(weight))
 
 
 def padded_copy(weight: Tensor) -> Tensor:
@@ -73,7 +71,12 @@ def copies_of(module: nn.Module) -> list[Tensor]:
 
 def _kept(owner: Any, name: str, weights: Sequence[Tensor], rows: int) -> Tensor:
     """The weights one above the other in bfloat16, zeros below; kept until one of them changes."""
-    now = [_state_of(weight) for weight in weights]
+    # State that differs once the weight was changed or its memory exchanged: by the storage, not by
+    # its data's address, which a tensor without memory (`FakeTensor`) lacks.
+    now = [
+        (weight._version, weight.untyped_storage()._cdata)  # noqa: SLF001  # no public names
+        for weight in weights
+    ]
     held: tuple[list[tuple[int, int]], Tensor] | None = getattr(owner, name, None)
     if held is not None and held[0] == now:
         return held[1]
@@ -89,14 +92,6 @@ def _kept(owner: Any, name: str, weights: Sequence[Tensor], rows: int) -> Tensor
             part.copy_(weight)
     setattr(owner, name, (now, copy))
     return copy
-
-
-def _state_of(weight: Tensor) -> tuple[int, int]:
-    """State that differs once the weight was changed or its memory exchanged.
-
-    By the storage, not by its data's address, which a tensor without memory (`FakeTensor`) lacks.
-    """
-    return weight._version, weight.untyped_storage()._cdata  # noqa: SLF001  # no public names
 
 
 def in_bf16(tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -65,10 +65,7 @@ def encoder_decoder_masks(batch: EncoderDecoderBatch) -> tuple[BlockMasks, Block
     """The masks of a T5's encoder and decoder."""
     source, target = batch.source_segments, batch.target_segments
     own = _block_mask(target, target, causal=True)
-    return (
-        BlockMasks(_block_mask(source, source)),
-        BlockMasks(own, _block_mask(target, source)),
-    )
+    return BlockMasks(_block_mask(source, source)), BlockMasks(own, _block_mask(target, source))
 
 
 def _block_mask(queries: Tensor, keys: Tensor, *, causal: bool = False) -> BlockMask:
@@ -93,7 +90,7 @@ def _block_mask(queries: Tensor, keys: Tensor, *, causal: bool = False) -> Block
     return mask
 
 
-def attend_rows(
+def _attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -116,7 +113,7 @@ def attend_rows(
     return output.transpose(1, 2), None
 
 
-AttentionInterface.register(NAME, attend_rows)
+AttentionInterface.register(NAME, _attend)
 
 
 def attend(
@@ -203,9 +200,7 @@ def _mixed(number: Tensor) -> Tensor:
 def _kernel(query: Tensor) -> Callable[..., Any]:
     if query.device.type == "cpu":
         return reference
-    if torch.compiler.is_compiling():
-        return cast("Callable[..., Any]", flex_attention)
-    return _compiled(flex_attention)
+    return flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
 
 
 @cache

@@ -30,13 +30,8 @@ def loss_sum(
     """Cross-entropy of the batch's labels in nats, [] float32: summed, never averaged.
 
     The sum over a batch equals the sum over any split of it into micro-batches, and over its
-    examples alone, so the one division by the update's target tokens is left to the caller.
-
-    Args:
-        model: A transformers model of one of the families.
-        batch: On the model's device.
-        smoothing: Label smoothing, see `cross_entropy_sum`; 0 when evaluating.
-        chunk_rows: Positions whose logits exist at once; by default as many as are efficient.
+    examples alone, so the one division by the update's target tokens is left to the caller. The
+    arguments are those of `cross_entropy_sum`; smoothing is 0 when evaluating.
     """
     weight, bias = output_head(model)
     return cross_entropy_sum(
@@ -182,7 +177,7 @@ class _Gradients:
     _is_first: bool = True
 
     def add_bias(self, slope: Tensor) -> None:
-        """Add the bias's, of a chunk with this gradient of its logits [C, V]."""
+        """Add the bias's gradient, of a chunk with this gradient of its logits [C, V]."""
         if self.bias is not None:
             self.bias += slope.sum(0, dtype=self.bias.dtype)
 
@@ -202,7 +197,7 @@ class _Gradients:
         """
         if self.hidden is not None:
             if padded:
-                back = input_gradient(slope, matrix)[: len(rows)]
+                back = _input_gradient(slope, matrix)[: len(rows)]
             else:
                 back = _times(slope, matrix.T, fast=fast)
             self.hidden.index_copy_(0, rows, back.to(self.hidden.dtype))
@@ -210,7 +205,7 @@ class _Gradients:
             return
         if padded:
             self._product = torch.mm(slope.T, chunk, out=self._product)
-            add_in_pieces(self.weight, self._product[: len(self.weight)], first=self._is_first)
+            _add_in_pieces(self.weight, self._product[: len(self.weight)], first=self._is_first)
         elif slope.dtype == self.weight.dtype and not fast:
             # beta = 0 does not read what was there, not even a NaN (BLAS).
             self.weight.addmm_(slope.T, chunk, beta=0.0 if self._is_first else 1.0)
@@ -258,9 +253,16 @@ class _CrossEntropySum(torch.autograd.Function):
             rounded = kind == "cpu" and compute == torch.bfloat16 and smoothing == 0.0
             # Once, not once a chunk; on a CPU once an update.
             matrix = padded_copy(weight) if rounded else weight.to(compute)
-            labelled = _labelled(labels, n_labels)
+            # Ascending. With their count known, a GPU need not be waited for.
+            if kind == "cpu" or n_labels is None:
+                labelled = (labels != IGNORE).nonzero().squeeze(1)
+            else:
+                labelled = (labels == IGNORE).to(torch.uint8).argsort(stable=True)[:n_labels]
             if rounded:
-                chunk_rows = even_chunks(len(labelled), _CHUNKS * chunk_rows)
+                # Even ones, at most a quarter larger than usual: a last chunk of few rows would
+                # cost a pass over the weight's whole gradient for next to no products.
+                chunks = max(1, -(-len(labelled) // (_CHUNKS * chunk_rows * 5 // 4)))
+                chunk_rows = max(1, -(-len(labelled) // chunks))
             longest = min(chunk_rows, len(labelled))
             room = padded_length(longest) if rounded else 0 if fast else longest
             products = matrix.new_empty(room, len(matrix))
@@ -268,7 +270,7 @@ class _CrossEntropySum(torch.autograd.Function):
                 chunk = hidden.index_select(0, rows).to(compute)
                 targets = labels.index_select(0, rows)
                 if rounded:
-                    part, chunk, slope = loss_and_slopes(
+                    part, chunk, slope = _loss_and_slopes(
                         chunk, matrix, targets, products, bias=bias, vocabulary=len(weight)
                     )
                     grad_logits = slope[:, : len(weight)]
@@ -304,13 +306,6 @@ class _CrossEntropySum(torch.autograd.Function):
 _uncompiled_sum: Any = torch.compiler.disable(_CrossEntropySum.apply)  # type: ignore[no-untyped-call]
 
 
-def _labelled(labels: Tensor, count: int | None) -> Tensor:
-    """Positions with a label, ascending. With their count known, a GPU need not be waited for."""
-    if labels.device.type == "cpu" or count is None:
-        return (labels != IGNORE).nonzero().squeeze(1)
-    return (labels == IGNORE).to(torch.uint8).argsort(stable=True)[:count]
-
-
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """The sum in nats, and its gradient p - (1 - e) * onehot - e/V, [C, V], in place of `logits`.
 
@@ -337,20 +332,7 @@ def _times(left: Tensor, right: Tensor, *, fast: bool, out: Tensor | None = None
     return product(left, right) if fast else torch.mm(left, right.T, out=out)
 
 
-def even_chunks(n: int, usual: int) -> int:
-    """Rows of a chunk when `n` are divided evenly; at most a quarter more than `usual`.
-
-    A last chunk of few rows would cost a pass over the whole gradient of the weight for next to no
-    products.
-
-    >>> even_chunks(2272, 2176), even_chunks(2272, 1344), even_chunks(5, 1344)
-    (2272, 1136, 5)
-    """
-    chunks = max(1, -(-n // (usual + usual // 4)))
-    return max(1, -(-n // chunks))
-
-
-def loss_and_slopes(
+def _loss_and_slopes(
     chunk: Tensor,
     matrix: Tensor,
     targets: Tensor,
@@ -359,19 +341,11 @@ def loss_and_slopes(
     bias: Tensor | None,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy of a chunk, and its gradient by the logits: softmax minus one at the target.
+    """The loss of a chunk [C, D] with a matrix [P, D], both in bfloat16, and its gradient.
 
-    Args:
-        chunk: [C, D] bfloat16, the head's inputs.
-        matrix: [P, D] bfloat16; rows from V on are zero.
-        targets: [C] int64.
-        products: [at least `padded_length(C)`, P] bfloat16, overwritten.
-        bias: [V] or None.
-        vocabulary: V.
-
-    Returns:
-        [] float32, the sum in nats; [R, D] the chunk with zeros below, as many rows as the slopes;
-        [R, P] the slopes in `products`, zero below the chunk's own and beside the vocabulary.
+    Three tensors: [] float32, the sum in nats; [R, D] the chunk with zeros below; [R, P] the
+    gradient by the logits, softmax minus one at the target, in `products` [at least R, P], zero
+    below the chunk's own rows and beside the V tokens of the vocabulary.
     """
     n = len(chunk)
     padded = F.pad(chunk, (0, 0, 0, padded_length(n) - n))
@@ -395,16 +369,16 @@ def loss_and_slopes(
     return loss, padded, slopes
 
 
-def input_gradient(slopes: Tensor, matrix: Tensor) -> Tensor:
+def _input_gradient(slopes: Tensor, matrix: Tensor) -> Tensor:
     """`slopes @ matrix`, [R, P] and [P, D] to [R, D] float32."""
     parts = (torch.split(slopes, _COLUMNS, 1), torch.split(matrix, _COLUMNS))
     total = slopes.new_empty(len(slopes), matrix.shape[1], dtype=torch.float32)
     for i, (slope, rows) in enumerate(zip(*parts, strict=True)):
-        add_in_pieces(total, torch.mm(slope, rows), first=i == 0)
+        _add_in_pieces(total, torch.mm(slope, rows), first=i == 0)
     return total
 
 
-def add_in_pieces(total: Tensor, part: Tensor, *, first: bool) -> None:
+def _add_in_pieces(total: Tensor, part: Tensor, *, first: bool) -> None:
     """`total += part`, float32 and bfloat16 of one shape; the first part sets it.
 
     By pieces that a cache keeps: torch would first copy all of `part` to float32, for GPT-2's head

@@ -52,24 +52,18 @@ class CausalDecoding:
         # Padding stands on the right, where causality hides it: no mask, the fused kernels.
         # Embeddings instead of tokens: without a mask GPT-2 would look for padding among them.
         tokens = padded(prompts, self.pad_id, self.core.device)
+        # transformers 5.24 calls it `cache`, earlier ones `past_key_values`, which 5.40 drops.
+        takes = inspect.signature(type(self.core.base_model).forward).parameters
         self.core.base_model(
             inputs_embeds=self.core.get_input_embeddings()(tokens),
             use_cache=True,
-            **self._cache_argument(prefilled),
+            **{"cache" if "cache" in takes else "past_key_values": prefilled},
         )
         for number, layer in enumerate(cast("list[DynamicLayer]", prefilled.layers)):
             for i, (row, columns) in enumerate(places):
                 length = columns.stop - columns.start
                 keys, values = cast("Tensor", layer.keys), cast("Tensor", layer.values)
                 self.cache.store(number, row, columns, keys[i, :, :length], values[i, :, :length])
-
-    def _cache_argument(self, cache: DynamicCache) -> dict[str, DynamicCache]:
-        """The cache under the name that this version's stock forward gives it.
-
-        transformers 5.24 calls it `cache`, earlier ones `past_key_values`, which 5.40 drops.
-        """
-        takes = inspect.signature(type(self.core.base_model).forward).parameters
-        return {"cache" if "cache" in takes else "past_key_values": cache}
 
     def step(self, tokens: Tensor) -> Tensor:
         """One decoding step: a token of every live row [n] to the output head's input [n, D]."""
@@ -92,7 +86,7 @@ Step = Callable[[PreTrainedModel, KVCache, Tensor, Tensor, Windows], Tensor]
 """(model, cache, tokens [n], positions [n], windows) -> hidden states [n, D]."""
 
 
-def gpt2(
+def _gpt2(
     core: PreTrainedModel, cache: KVCache, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
     """GPT2Model.forward for one token a row."""
@@ -110,7 +104,7 @@ def gpt2(
     return cast("Tensor", base.ln_f(hidden))
 
 
-def neox(
+def _neox(
     core: PreTrainedModel, cache: KVCache, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
     """GPTNeoXModel.forward for one token a row."""
@@ -135,7 +129,7 @@ def neox(
     return cast("Tensor", base.final_layer_norm(hidden))
 
 
-def llama(
+def _llama(
     core: PreTrainedModel, cache: KVCache, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
     """LlamaModel.forward for one token a row; also Mistral's and Qwen's (RMSNorm of heads)."""
@@ -160,7 +154,7 @@ def llama(
     return cast("Tensor", base.norm(hidden))
 
 
-_STEPS: dict[str, Step] = {"gpt2": gpt2, "neox": neox, "llama": llama}
+_STEPS: dict[str, Step] = {"gpt2": _gpt2, "neox": _neox, "llama": _llama}
 
 
 def _rotation(base: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

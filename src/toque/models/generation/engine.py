@@ -24,8 +24,6 @@ from toque.models.generation.packed_products import with_packed_products
 from toque.models.onednn import has_fast_bf16
 from toque.reporter import Count, uncounted
 
-OnToken = Callable[[int, int | None], object]
-
 MOST_ROWS: Final = {"cpu": 160, "cuda": 256}
 """More rows gain nothing on a CPU (measured); the number for CUDA is a guess.
 
@@ -43,7 +41,7 @@ def generate(
     pad_id: int,
     constraint: FormConstraint | None = None,
     on_progress: Count = uncounted,
-    on_token: OnToken | None = None,
+    on_token: Callable[[int, int | None], object] = lambda *_: None,
     on_notice: Callable[[str], object] = lambda _: None,
 ) -> list[list[int]]:
     """The tokens a model writes after each prompt, without the end token.
@@ -75,18 +73,19 @@ def generate(
     if longest is None:
         raise ConfigError(f"{argument('max_new_tokens')} is missing; it must be at least 1.")
     limits = _limits(core, prompts, longest)
-    orders = [
-        Order(prompt, limit, options, number)
-        for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
-    ]
-    answers = _Answers(limits, on_progress, on_token)
+    pairs = enumerate(zip(prompts, limits, strict=True))
+    orders = [Order(prompt, limit, options, number) for number, (prompt, limit) in pairs]
+    answers: list[list[int]] = [[] for _ in limits]
+    done = covered = 0
+    on_progress(0, len(answers), 0.0)
     with torch.inference_mode(), compile_disabled(model), evaluating(model):
         core = with_packed_products(core, precision_here(options.precision, core))
         n_rows = options.batch_rows
         if n_rows is None:
             most = MOST_ROWS["cuda" if core.device.type == "cuda" else "cpu"]
-            most = min(most, affordable_rows(core, prompts, longest))
-            n_rows = evened(most, len(prompts))
+            most = min(most, _affordable_rows(core, prompts, longest))
+            # The most that fill every batch alike: 300 prompts go as 150 + 150.
+            n_rows = -(-len(prompts) // -(-len(prompts) // most)) if prompts else most
         begin = partial(
             LiveRows,
             core,
@@ -95,9 +94,18 @@ def generate(
             pad_id=pad_id,
             constraint=constraint,
         )
-        for news in _written(begin, orders, answers.ids, min(n_rows, len(prompts) or 1), on_notice):
-            answers.take(news)
-    return answers.ids
+        for news in _written(begin, orders, answers, min(n_rows, len(prompts) or 1), on_notice):
+            for new in news:
+                number, answer = new.order.number, answers[new.order.number]
+                covered += 1 if new.end is None else limits[number] - len(answer)
+                if new.end != "stop":
+                    answer.append(new.token)
+                    on_token(number, new.token)
+                if new.end is not None:
+                    done += 1
+                    on_token(number, None)
+            on_progress(done, len(answers), covered / sum(limits))
+    return answers
 
 
 def precision_here(asked: Precision, model: PreTrainedModel) -> Literal["bf16", "float32"]:
@@ -115,30 +123,6 @@ def emulates_bf16(asked: Precision, model: PreTrainedModel) -> bool:
     return precision_here(asked, model) == "bf16" and not has_fast_bf16(model.device)
 
 
-class _Answers:
-    """The answers as they grow, and who is told of them."""
-
-    def __init__(self, limits: Sequence[int], on_progress: Count, on_token: OnToken | None) -> None:
-        self.ids: list[list[int]] = [[] for _ in limits]
-        self._limits, self._on_progress = limits, on_progress
-        self._on_token = on_token or (lambda *_: None)
-        self._done, self._covered = 0, 0
-        on_progress(0, len(limits), 0.0)
-
-    def take(self, news: Sequence[NewToken]) -> None:
-        """Add what one step wrote."""
-        for new in news:
-            number, answer = new.order.number, self.ids[new.order.number]
-            self._covered += 1 if new.end is None else self._limits[number] - len(answer)
-            if new.end != "stop":
-                answer.append(new.token)
-                self._on_token(number, new.token)
-            if new.end is not None:
-                self._done += 1
-                self._on_token(number, None)
-        self._on_progress(self._done, len(self.ids), self._covered / sum(self._limits))
-
-
 def _written(
     begin: Callable[..., LiveRows],
     orders: Sequence[Order],
@@ -151,7 +135,7 @@ def _written(
     They are admitted several at a time: a prefill of one costs about as much as one of a few.
     Where memory runs out, half as many rows go on with the answers as far as they are.
     """
-    rows, waiting = begin(rows=n_rows), _longest_first(orders)
+    rows, waiting = begin(rows=n_rows), sorted(orders, key=_shortest_last)
     while waiting or rows.orders:
         try:
             free = n_rows - len(rows.orders)
@@ -173,7 +157,7 @@ def _written(
                 f"({argument('max_new_tokens')}), or end what else uses the memory."
             )
         unfinished = [replace(o, begun=tuple(answers[o.number])) for o in rows.orders]
-        waiting = _longest_first([*unfinished, *waiting])
+        waiting = sorted([*unfinished, *waiting], key=_shortest_last)
         on_notice(
             f"Memory ran out while {n_rows} texts were written at a time ({reason}). From here on "
             f"{n_rows // 2} are: the texts stay the same."
@@ -183,8 +167,8 @@ def _written(
         release_memory()
 
 
-def _longest_first(orders: Sequence[Order]) -> list[Order]:
-    return sorted(orders, key=lambda order: -len(order.prompt))
+def _shortest_last(order: Order) -> int:
+    return -len(order.prompt)
 
 
 @contextmanager
@@ -199,20 +183,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def evened(rows: int, prompts: int) -> int:
-    """The most rows, up to `rows`, that fill every batch alike: 300 prompts go as 150 + 150.
-
-    >>> evened(64, 65)
-    33
-    """
-    return -(-prompts // -(-prompts // rows)) if prompts else rows
-
-
-def affordable_rows(model: nn.Module, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> int:
+def _affordable_rows(
+    core: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> int:
     """Rows to generate at once: their memory may take BESIDE_TRAINING of what is free."""
     if not prompts:
         return 1
-    core = unwrapped(model)
     layers, heads, size = cache_shape(core)
     columns = _longest(core, prompts, _limits(core, prompts, max_new_tokens))
     if family_of(core.config).is_encoder_decoder:

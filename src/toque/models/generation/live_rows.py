@@ -98,6 +98,7 @@ class LiveRows:
         self._weight, self._bias = output_head(core)
         on_cpu = core.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         self._buffer = self._weight.new_empty(rows, len(self._weight)) if on_cpu else None
+        self._can_bound = constraint is None and supports_int8(self._weight, self._bias)
         self._bounds: Int8Argmax | None = None
         self.orders: list[Order] = []
         """Orders of the live rows, one each."""
@@ -108,19 +109,14 @@ class LiveRows:
     def admit(self, orders: Sequence[Order]) -> None:
         """Prefill the prompts of new rows; with the live ones, at most `rows`."""
         orders = sorted(orders, key=lambda order: -len(order.prompt))  # neighbours of like length
-        if self._bounds is None and any(map(self._pays_bounds, orders)):
+        greedy = any(
+            order.options.is_greedy and order.most_tokens >= WORTHWHILE_STEPS for order in orders
+        )
+        if greedy and self._bounds is None and self._can_bound:
             self._bounds = Int8Argmax(self._weight, rows=self.rows)
         self._tokens += self._decoding.admit([order.prompt for order in orders])
         self.orders += orders
         self._answers += [[] for _ in orders]
-
-    def _pays_bounds(self, order: Order) -> bool:
-        return (
-            self._constraint is None
-            and order.options.is_greedy
-            and order.most_tokens >= WORTHWHILE_STEPS
-            and supports_int8(self._weight, self._bias)
-        )
 
     @torch.inference_mode()
     def step(self) -> list[NewToken]:
@@ -179,7 +175,10 @@ class LiveRows:
                     answers = [self._answers[row] for row in rows]
                     logits = self._constraint(logits, prompts=numbers, answers=answers)
                 chosen = self._chosen(logits, rows)
-                shares |= self._shares(logits, rows, chosen)
+                for place, row in enumerate(rows):
+                    n_likeliest = self.orders[row].n_likeliest
+                    if n_likeliest is not None:
+                        shares[row] = _share(logits[place], chosen[place], n_likeliest)
             for row, token in zip(rows, chosen, strict=True):
                 tokens[row] = token
         return tokens, shares
@@ -198,26 +197,18 @@ class LiveRows:
 
     def _chosen(self, logits: Tensor, rows: Sequence[int]) -> list[int]:
         """Tokens of rows that choose in the same way."""
-        options = self.orders[rows[0]].options
-        if options.is_greedy:
+        how = self.orders[rows[0]].options
+        if how.is_greedy:
             return logits.argmax(-1).tolist()
         draws = [
             uniform(self.orders[r].options.seed, self.orders[r].number, len(self._answers[r]))
             for r in rows
         ]
-        how = options.temperature, options.top_k, options.top_p
-        return sampled(logits, draws, *how).tolist()
+        return sampled(logits, draws, how.temperature, how.top_k, how.top_p).tolist()
 
-    def _shares(
-        self, logits: Tensor, rows: Sequence[int], chosen: Sequence[int]
-    ) -> dict[int, Share]:
-        found: dict[int, Share] = {}
-        for place, (row, token) in enumerate(zip(rows, chosen, strict=True)):
-            n = self.orders[row].n_likeliest
-            if n is None:
-                continue
-            logs = logits[place].float().log_softmax(-1)
-            best = logs.topk(min(n, len(logs)))
-            pairs = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-            found[row] = (float(logs[token]), pairs)
-        return found
+
+def _share(logits: Tensor, token: int, n_likeliest: int) -> Share:
+    logs = logits.float().log_softmax(-1)
+    best = logs.topk(min(n_likeliest, len(logs)))
+    pairs = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return float(logs[token]), pairs
