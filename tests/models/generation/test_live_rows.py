@@ -19,13 +19,13 @@ NEW = 8
 def buffers(monkeypatch):
     """Every buffer that a KV cache has allocated."""
     made = []
-    buffer_pair = kv_cache.buffer_pair
 
-    def noted(*arguments, **named):
-        made.extend(buffer_pair(*arguments, **named))
-        return made[-2], made[-1]
+    class Noted(kv_cache.Columns):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
 
-    monkeypatch.setattr(kv_cache, "buffer_pair", noted)
+    monkeypatch.setattr(kv_cache, "Columns", Noted)
     return made
 
 

@@ -45,14 +45,9 @@ class Spelling:
 
 
 class FormConstraint:
-    """Holds each text to its form. One object serves one call of `generate`.
+    """Holds each text to its form, one for each prompt; an object serves one call of `generate`.
 
-    Args:
-        forms: One for each prompt, in their order.
-        spelling: Of the model that writes.
-
-    Raises:
-        ConfigError: llguidance is not installed, or does not read this tokenizer.
+    Raises ConfigError where llguidance is not installed, or does not read this tokenizer.
     """
 
     def __init__(self, forms: Sequence[Form], spelling: Spelling) -> None:
@@ -70,12 +65,9 @@ class FormConstraint:
     def __call__(
         self, logits: Tensor, *, prompts: Sequence[int], answers: Sequence[Sequence[int]]
     ) -> Tensor:
-        """The logits [n, V], minus infinity where a token may not be; written into them.
+        """The logits [n, V], minus infinity written where a token may not be.
 
-        Args:
-            logits: [n, V].
-            prompts: The rows' prompt numbers.
-            answers: The tokens that each row has so far; they only grow between calls.
+        Of each row its prompt's number, and the answer's tokens so far: they only grow.
         """
         from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 
@@ -172,12 +164,7 @@ def _tokens_of(spelling: Spelling) -> LLTokenizer:
 
 
 class _Pieces:
-    """A vocabulary by the bytes of its tokens, the longest first; llguidance names the attributes.
-
-    Args:
-        tokens: Tells the bytes.
-        spelling: Tells the marker of a line break.
-    """
+    """A vocabulary by the bytes of its tokens; llguidance names the attributes."""
 
     def __init__(self, tokens: LLTokenizer, spelling: Spelling) -> None:
         every = range(tokens.vocab_size)

@@ -42,11 +42,7 @@ def can_gather(device: torch.device) -> bool:
 
 
 def whole_tiles(columns: slice) -> slice:
-    """The columns of all tiles that these columns touch.
-
-    >>> whole_tiles(slice(40, 65))
-    slice(32, 96, None)
-    """
+    """The columns of all tiles that these touch: slice(32, 96) of slice(40, 65)."""
     return slice(columns.start // TILE * TILE, -(-columns.stop // TILE) * TILE)
 
 
@@ -64,11 +60,7 @@ class Tiles:
 
     A tile is zeroed when its first column is used: the others are masked, and must not hold a NaN.
     So the memory may be such as a process kept (`glibc_malloc.py`): fresh pages of a cache take 6 %
-    of the time of 96 texts of 400 tokens (T5 mini, two Zen 5 cores).
-
-    Args:
-        shape: R, H, W and d.
-        keys: True if it holds keys.
+    of the time of 96 texts of 400 tokens (T5 mini, two Zen 5 cores). `shape` is R, H, W and d.
     """
 
     def __init__(self, shape: tuple[int, int, int, int], *, keys: bool) -> None:
@@ -131,9 +123,7 @@ class _Reads:
 class Gather:
     """The columns that the first n rows of a cache read at a step; one serves all layers.
 
-    Args:
-        columns: Of the window; `self.columns` are those of all tiles that they touch.
-        used: Of each row, the columns it reads; others of their tiles are masked.
+    `columns` are the window's, `used` those that each row reads; others of their tiles are masked.
     """
 
     def __init__(self, columns: slice, used: Sequence[slice]) -> None:
@@ -148,15 +138,11 @@ class Gather:
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
     ) -> Tensor:
-        """softmax(scale * q @ k.T + mask) @ v, [n, H * G * d].
+        """softmax(scale * q @ k.T + mask) @ v of whole buffers, [n, H * G * d].
 
-        Args:
-            query: [n, H * G, d] float32; the query heads of one key-value head are neighbours.
-            keys: The buffer [R, W / T, H, d, T] in DTYPE.
-            values: The buffer [R, W / T, H, T, d] in DTYPE.
-            mask: Added to the scores, [n or 1, H or 1, 1, K] float32; -inf where a row's tiles
-                hold columns that it does not read, and where it has no tile. None for nothing.
-            scale: Of the products.
+        Queries are [n, H * G, d] float32, the query heads of one key-value head neighbours. The
+        mask [n or 1, H or 1, 1, K] is float32 and -inf where a row's tiles hold columns that it
+        does not read, and where it has no tile.
         """
         heads, size = keys.shape[2:4]
         n, n_queries = query.shape[:2]

@@ -123,7 +123,7 @@ class Columns:
     def __init__(
         self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.data = zeroed(shape, dtype, device)  # a masked column must not hold a NaN
+        self.data = _zeroed(shape, dtype, device)  # a masked column must not hold a NaN
 
     def append(self, column: int, new: Tensor) -> None:
         """Write one column of the first n rows, [n, H, d]."""
@@ -146,7 +146,7 @@ class Columns:
         self.data[:rows, :, at : at + length] = taken.clone() if other is self.data else taken
 
 
-def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; on a CPU, pages take time and memory only when first touched.
 
     `torch.zeros` writes all of them. NumPy's ask for huge pages, and a short row in a buffer made
@@ -181,23 +181,16 @@ class AttentionWindow:
         if self.gather is not None:
             return self.gather.attend(query, keys, values, self.mask, scale)
         keys, values = (part[self.rows, :, self.columns] for part in (keys, values))
-        return attend(query, keys, values, self.mask, scale)
+        return _attend(query, keys, values, self.mask, scale)
 
 
-def attend(
+def _attend(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """One token of each row against its keys: softmax(scale * q @ k.T + mask) @ v.
+    """One token of each row against its keys: softmax(scale * q @ k.T + mask) @ v, [n, H * G * d].
 
-    Args:
-        query: [n, H * G, d]; the query heads of one key-value head are neighbours.
-        keys: [n, H, K, d].
-        values: [n, H, K, d].
-        mask: Added to the scores, [n or 1, H or 1, 1, K]; None for nothing.
-        scale: Of the products.
-
-    Returns:
-        [n, H * G * d].
+    Queries are [n, H * G, d], the query heads of one key-value head neighbours; keys and values
+    [n, H, K, d]; the mask is added to the scores, [n or 1, H or 1, 1, K].
     """
     n, heads, columns, size = keys.shape
     # Query heads that share keys are so many queries at one position: nothing is repeated.
@@ -234,14 +227,10 @@ def _flat(part: Tensor) -> Tensor:
 class KVCache:
     """Keys and values of every layer for the live rows; nothing is allocated before the first.
 
-    Args:
-        shape: Layers, key-value heads and head size.
-        rows: The most rows that can live at once.
-        columns: What the longest row will need, where known: growing a buffer copies it.
-        dtype: Of keys and values; where they are gathered, as `Gather` takes them.
-        device: Of masks.
-        devices: Of each layer's keys and values, where a model lies on several.
-        gathers: Attention reads its columns as `Gather` does; only on a CPU.
+    `shape` is layers, key-value heads and head size, `rows` the most that can live at once,
+    `columns` what the longest row will need, where known: growing a buffer copies it. Masks are on
+    `device`, each layer on its own of `devices`, where a model lies on several. With `gathers`,
+    only on a CPU, attention reads its columns as `Gather` does, which decides the dtype.
     """
 
     def __init__(
@@ -408,7 +397,13 @@ class KVCache:
         shape = (rows, heads, self._width, size)
         old, self._layers = self._layers, []
         for device in self._devices:
-            self._layers.append(buffer_pair(shape, self._dtype, device, gathers=self._gathers))
+            keys, values = (
+                Tiles(shape, keys=are_keys)
+                if self._gathers
+                else Columns(shape, self._dtype, device)
+                for are_keys in (True, False)
+            )
+            self._layers.append((keys, values))
         for new, before in zip(self._buffers(), itertools.chain(*old), strict=False):
             new.take(before.data, len(self.starts), source, at)
         dtype = torch.float32 if self._gathers else self._dtype
@@ -421,12 +416,3 @@ class KVCache:
     def _mask_row(self, row: int) -> None:
         self._blocked[row] = 0.0
         self._blocked[row, : self.starts[row]] = -torch.inf
-
-
-def buffer_pair(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, *, gathers: bool
-) -> tuple[Columns | Tiles, Columns | Tiles]:
-    """A layer's keys and values; in tiles where they are gathered."""
-    if gathers:
-        return Tiles(shape, keys=True), Tiles(shape, keys=False)
-    return Columns(shape, dtype, device), Columns(shape, dtype, device)

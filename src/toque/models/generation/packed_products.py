@@ -40,13 +40,10 @@ def with_packed_products(
 ) -> PreTrainedModel:
     """The model with `PackedLinear` in place of every linear layer but the output head.
 
-    The model itself is left as it is, and shares all that is no linear layer.
-
-    Args:
-        core: A model of one of the families. An adapter that is active now stays active in the
-            result, whatever is made active later.
-        precision: Of the products. float32 gives the model itself where packing does not pay.
-        packs: Keeps what is packed, so that adapters on one base share its copy.
+    The model itself is left as it is, and shares all that is no linear layer. An adapter that is
+    active now stays active in the result, whatever is made active later. float32 gives the model
+    itself where packing does not pay. `packs` keeps what is packed, so that adapters on one base
+    share its copy.
     """
     if precision == "float32":
         if not _pays_float32(core):

@@ -46,17 +46,11 @@ def sampled(
     top_k: int | None = None,
     top_p: float = 1.0,
 ) -> Tensor:
-    """One token id a row, the cumulative distribution inverted at the row's random number.
+    """One token id a row of logits [n, V], the cumulative distribution inverted at its draw.
 
-    A row's token depends on its logits and its number alone, so neither the neighbours nor the
-    batch size change it.
-
-    Args:
-        logits: [n, V].
-        draws: The rows' random numbers, each in [0, 1): `uniform` of seed, prompt, position.
-        temperature: As in `GenerationOptions`, above 0.
-        top_k: As there.
-        top_p: As there.
+    A row's token depends on its logits and its draw alone, so neither the neighbours nor the batch
+    size change it. Draws are in [0, 1): `uniform` of seed, prompt, position. The other arguments
+    are those of `GenerationOptions`, the temperature above 0.
     """
     logits = logits.float() / temperature
     ids: Tensor | None = None
@@ -107,15 +101,13 @@ def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:
 
 
 class Int8Argmax:
-    """`argmax(hidden @ weight.T)` over the vocabulary; the first of equals."""
+    """`argmax(hidden @ weight.T)` over the vocabulary; the first of equals.
+
+    The weight [V, D] is float32 on the CPU and stays as it is beside a copy a quarter its size;
+    `rows` are the most of a step.
+    """
 
     def __init__(self, weight: Tensor, *, rows: int) -> None:
-        """Quantize the weights once.
-
-        Args:
-            weight: [V, D] float32 on the CPU; kept as it is beside a copy a quarter its size.
-            rows: The most rows of a step.
-        """
         self.weight = weight
         size = weight.shape[1]
         blocks = -(-len(weight) // BLOCK)
@@ -125,26 +117,24 @@ class Int8Argmax:
         self._errors = torch.empty(blocks)
         self._lengths = torch.empty(blocks)
         for first in range(0, blocks, _AT_ONCE):
-            self._quantize(slice(first, min(first + _AT_ONCE, blocks)), int8)
+            some = slice(first, min(first + _AT_ONCE, blocks))
+            tokens = slice(some.start * BLOCK, some.stop * BLOCK)
+            part = weight[tokens]
+            if missing := tokens.stop - tokens.start - len(part):
+                part = torch.cat([part, weight[-1:].expand(missing, -1)])
+            part = part.view(-1, BLOCK, size)
+            scale = _scale(part, (1, 2))
+            whole = (part / scale).round_()
+            int8[tokens] = whole.flatten(0, 1).to(torch.int8)
+            whole = whole.mul_(scale)
+            self._scales[some] = scale.flatten()
+            self._errors[some] = (part - whole).norm(dim=2).amax(1)
+            self._lengths[some] = whole.norm(dim=2).amax(1)
         # In the order in which oneDNN reads it.
         self._packed = torch.ops.onednn.qlinear_prepack(int8, [rows, size])
         self._ones = torch.ones(len(int8))
         self._zeros = torch.zeros(len(int8), dtype=torch.int32)
         self._is_finite = bool(self._lengths.isfinite().all())
-
-    def _quantize(self, blocks: slice, int8: Tensor) -> None:
-        tokens = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
-        part = self.weight[tokens]
-        if missing := tokens.stop - tokens.start - len(part):
-            part = torch.cat([part, self.weight[-1:].expand(missing, -1)])
-        part = part.view(-1, BLOCK, part.shape[-1])
-        scale = _scale(part, (1, 2))
-        whole = (part / scale).round_()
-        int8[tokens] = whole.flatten(0, 1).to(torch.int8)
-        whole = whole.mul_(scale)
-        self._scales[blocks] = scale.flatten()
-        self._errors[blocks] = (part - whole).norm(dim=2).amax(1)
-        self._lengths[blocks] = whole.norm(dim=2).amax(1)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[n, D] float32 -> [n] tokens."""
@@ -170,7 +160,12 @@ class Int8Argmax:
         row, token = row[place], block[place] * BLOCK + within
         token = token.clamp_(max=len(self.weight) - 1)
         logits = (hidden[row] * self.weight[token]).sum(1)
-        return is_doubtful.nonzero()[:, 0], _first_largest(logits, row, token, n)
+        # The largest of each row, and the smallest token of equals.
+        largest = logits.new_full((n,), -torch.inf).scatter_reduce_(0, row, logits, "amax")
+        is_largest = logits == largest[row]
+        tokens = token.new_full((n,), torch.iinfo(token.dtype).max)
+        tokens.scatter_reduce_(0, row[is_largest], token[is_largest], "amin")
+        return is_doubtful.nonzero()[:, 0], tokens
 
     def _bounds(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Int8 products [n, B, BLOCK], their unit [n, B] and error bound [n, B].
@@ -179,7 +174,13 @@ class Int8Argmax:
         """
         scale = _scale(hidden, 1)
         whole = (hidden / scale).round_()
-        products = self._products(whole)
+        # Signed numbers take oneDNN's slow path. A sum above 2**24 is rounded, by far less than is
+        # allowed for sums below. `torch._int_mm` lays the weights anew each time, which takes a
+        # quarter longer and empties the caches: steps of 96 texts take 4 to 6 % longer (T5 mini).
+        shifted = (whole + _ZERO).to(torch.uint8)
+        inputs = (shifted, 1.0, _ZERO, self._packed, self._ones, self._zeros)
+        plain: tuple[object, ...] = (None, 1.0, 0, torch.float32, "none", [], "")
+        products: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs, *plain)
         error = (hidden - whole.mul_(scale)).norm(dim=1, keepdim=True)
         length = hidden.norm(dim=1, keepdim=True)
         # The last term is what summing D products in float32 may round away.
@@ -187,30 +188,8 @@ class Int8Argmax:
         doubt = length * (self._errors + slack * self._lengths) + error * self._lengths
         return products.view(len(hidden), -1, BLOCK), scale * self._scales, doubt.mul_(_ROUNDING)
 
-    def _products(self, whole: Tensor) -> Tensor:
-        """Integers [n, D] times the quantized weights: [n, V], in float32.
-
-        A sum above 2**24 is rounded, by far less than `_bounds` allows for sums. `torch._int_mm`
-        lays the weights anew each time, which takes a quarter longer and empties the caches: steps
-        of 96 texts take 4 to 6 % longer by it (T5 mini).
-        """
-        shifted = (whole + _ZERO).to(torch.uint8)  # signed numbers take oneDNN's slow path
-        inputs = (shifted, 1.0, _ZERO, self._packed, self._ones, self._zeros)
-        plain: tuple[object, ...] = (None, 1.0, 0, torch.float32, "none", [], "")
-        product: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs, *plain)
-        return product
-
 
 def _scale(values: Tensor, axis: int | tuple[int, ...]) -> Tensor:
     """Quantization step: the largest absolute value along the axis or axes becomes 127."""
     scale = values.abs().amax(axis, keepdim=True) / _INT8_MAX
     return torch.where(scale > 0, scale, 1.0)
-
-
-def _first_largest(logits: Tensor, row: Tensor, token: Tensor, n: int) -> Tensor:
-    """[n] the token of each row's largest logit; the smallest token of equals."""
-    largest = logits.new_full((n,), -torch.inf).scatter_reduce_(0, row, logits, "amax")
-    is_largest = logits == largest[row]
-    last = torch.iinfo(token.dtype).max
-    first = token.new_full((n,), last)
-    return first.scatter_reduce_(0, row[is_largest], token[is_largest], "amin")
