@@ -55,11 +55,7 @@ MODEL_TYPES = frozenset(name for family in FAMILIES.values() for name in family.
 
 
 def family_named(name: str) -> Family:
-    """The family called `name` in a configuration.
-
-    Raises:
-        ConfigError: there is no such family.
-    """
+    """The family called `name` in a configuration; ConfigError if there is none."""
     if name not in FAMILIES:
         raise ConfigError(
             f"model.family is {name!r}, which is not a family this project trains. "
@@ -69,11 +65,7 @@ def family_named(name: str) -> Family:
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """The family of a model's config, by its `model_type`.
-
-    Raises:
-        ConfigError: no family holds this type, or it uses an attention we cannot isolate.
-    """
+    """The family of a model's config; ConfigError if none holds its type and attention."""
     model_type = config.model_type
     for family in FAMILIES.values():
         if model_type in family.model_types:

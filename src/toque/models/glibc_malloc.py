@@ -16,28 +16,22 @@ _TRIM_BYTES, _MMAP_BYTES, _MMAPS = 128 << 10, 128 << 10, 65536
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc reuse freed tensors instead of handing them back to the system.
+    """Let glibc reuse freed tensors instead of handing them back to the system; True if it does.
 
     Every large tensor is otherwise mapped anew, and its first touch is a page fault that clears
     4 KiB: a third of a small T5's step on a CPU. Existing mappings stay. Results do not
-    change.
-
-    Returns:
-        Whether the C library took the settings; only glibc has them.
+    change. Other C libraries have no such settings.
     """
     return _set((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20))
 
 
 def return_freed_memory() -> bool:
-    """Let glibc hand the memory of freed tensors back to the system, also what was kept before.
+    """Let glibc hand the memory of freed tensors back, also what was kept before; True if it does.
 
     For runs divided to fit into memory: between the parts that stay, the holes that gathered
     weights leave are seldom of use to the next, and the process grows by about a whole model. A
     fixed threshold, because glibc's own rises to 32 MiB with the sizes freed. Results do not
     change.
-
-    Returns:
-        Whether the C library took the settings; only glibc has them.
     """
     taken = _set(
         (_M_MMAP_MAX, _MMAPS),

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
-_INTEL: Final = "GenuineIntel"
 _KERNELS: Final = "256"
 _KERNEL_CACHES: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """oneDNN's cache of compiled products and torch's above it."""
@@ -46,7 +45,7 @@ def onednn_is_faster() -> bool:
     return (
         torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and _vendor() not in {None, _INTEL}
+        and _vendor() not in {None, "GenuineIntel"}
     )
 
 
@@ -80,11 +79,7 @@ def packed(weight: Tensor, usual_rows: int) -> Tensor:
 class PackedLinear(nn.Module):
     """A linear layer [..., in] -> [..., out] whose product has a precision of its own.
 
-    Args:
-        weight: [out, in]; left as it is beside a copy.
-        bias: [out], if any.
-        dtype: Of the product; the output has the input's.
-        is_packed: Lay the weight as oneDNN reads it, once.
+    The weight [out, in] is left as it is beside a copy, which lies as oneDNN reads it if packed.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -200,7 +200,9 @@ def _mixed(number: Tensor) -> Tensor:
 def _kernel(query: Tensor) -> Callable[..., Any]:
     if query.device.type == "cpu":
         return reference
-    return flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
+    if torch.compiler.is_compiling():
+        return cast("Callable[..., Any]", flex_attention)
+    return _compiled(flex_attention)
 
 
 @cache

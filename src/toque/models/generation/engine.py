@@ -41,7 +41,7 @@ def generate(
     pad_id: int,
     constraint: FormConstraint | None = None,
     on_progress: Count = uncounted,
-    on_token: Callable[[int, int | None], object] = lambda *_: None,
+    on_token: Callable[[int, int | None], object] | None = None,
     on_notice: Callable[[str], object] = lambda _: None,
 ) -> list[list[int]]:
     """The tokens a model writes after each prompt, without the end token.
@@ -76,7 +76,7 @@ def generate(
     pairs = enumerate(zip(prompts, limits, strict=True))
     orders = [Order(prompt, limit, options, number) for number, (prompt, limit) in pairs]
     answers: list[list[int]] = [[] for _ in limits]
-    done = covered = 0
+    done, covered, tell = 0, 0, on_token or (lambda *_: None)
     on_progress(0, len(answers), 0.0)
     with torch.inference_mode(), compile_disabled(model), evaluating(model):
         core = with_packed_products(core, precision_here(options.precision, core))
@@ -100,10 +100,10 @@ def generate(
                 covered += 1 if new.end is None else limits[number] - len(answer)
                 if new.end != "stop":
                     answer.append(new.token)
-                    on_token(number, new.token)
+                    tell(number, new.token)
                 if new.end is not None:
                     done += 1
-                    on_token(number, None)
+                    tell(number, None)
             on_progress(done, len(answers), covered / sum(limits))
     return answers
 

@@ -40,9 +40,7 @@ def write_gguf(
 ) -> None:
     """Write a model on the CPU that `suit` has seen, and its tokenizer as training read it.
 
-    Raises:
-        ConfigError: llama.cpp computes no such model, or has no such tokenizer.
-        OSError: it cannot be written.
+    Raises ConfigError where llama.cpp computes no such model, or has no such tokenizer.
     """
     config: Any = model.config
     arch = architecture_of(config)
@@ -66,11 +64,7 @@ def write_gguf(
 
 
 def read_weights(model: PreTrainedModel, path: Path) -> None:
-    """Fill a model that `suit` has seen with the weights of a file that was written from its like.
-
-    Raises:
-        CheckpointError: it holds other weights than the model.
-    """
+    """Fill a model that `suit` has seen with the weights of a file of its like."""
     reader = gguf.GGUFReader(path)
     found = {tensor.name: tensor for tensor in reader.tensors}
     wanted = list(places(model))

@@ -73,9 +73,8 @@ def export_gguf(
         prompts: to compare by, as ids.
         files: texts of further files, by name.
 
-    Raises:
-        ConfigError: llama.cpp computes no such model, or has no such tokenizer.
-        CheckpointError: `to` is taken or cannot be written, or another model was read back.
+    Raises ConfigError where llama.cpp computes no such model, or has no such tokenizer;
+    CheckpointError where `to` is taken or cannot be written, or another model was read back.
     """
     refuse_taken(to)
     adapted = is_adapter_folder(source)

@@ -56,8 +56,7 @@ def write_vocabulary(
 ) -> None:
     """Write the fields `tokenizer.*`; rows of the embedding without a token count as unused.
 
-    Raises:
-        ConfigError: llama.cpp has no tokenizer of this kind.
+    Raises ConfigError where llama.cpp has no tokenizer of this kind.
     """
     state = json.loads(tokenizer_json)
     model = state["model"]
@@ -83,7 +82,9 @@ def write_vocabulary(
         writer.add_tokenizer_pre("default")
         writer.add_add_space_prefix(True)
         writer.add_remove_extra_whitespaces(True)
-        _write_charsmap(writer, state["normalizer"])
+        for step in _steps(state["normalizer"]):  # SentencePiece's own table of replacements
+            if step["type"] == "Precompiled":
+                writer.add_precompiled_charsmap(base64.b64decode(step["precompiled_charsmap"]))
     else:
         raise _unknown(f"{model['type']} over {', '.join(steps) or 'whole texts'}")
     in_bytes = bool(model.get("byte_fallback"))
@@ -135,13 +136,6 @@ def _merge_scores(model: dict[str, Any], rows: int) -> list[float]:
         if piece in model["vocab"]:
             scores[model["vocab"][piece]] = -float(rank)
     return scores
-
-
-def _write_charsmap(writer: gguf.GGUFWriter, normalizer: Any) -> None:
-    """SentencePiece's own table of replacements."""
-    for step in _steps(normalizer):
-        if step["type"] == "Precompiled":
-            writer.add_precompiled_charsmap(base64.b64decode(step["precompiled_charsmap"]))
 
 
 def _tokens(

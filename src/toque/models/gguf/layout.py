@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import gguf
@@ -69,11 +70,7 @@ class Place:
 
 
 def architecture_of(config: PretrainedConfig) -> gguf.MODEL_ARCH:
-    """llama.cpp's architecture for a model.
-
-    Raises:
-        ConfigError: llama.cpp has none that computes the same.
-    """
+    """llama.cpp's architecture for a model; ConfigError if none computes the same."""
     kind = config.model_type
     if kind not in ARCHITECTURES:
         raise ConfigError(
@@ -129,40 +126,25 @@ def places(model: PreTrainedModel) -> Iterator[Place]:
 def _turns(config: Any, name: str) -> tuple[Turn, Turn]:
     kind = config.model_type
     if kind == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
-        return _transposed, _transposed
+        return (lambda t: t.T), (lambda t: t.T)
     if kind in ("llama", "mistral") and (".q_proj." in name or ".k_proj." in name):
-        is_query = ".q_proj." in name
-        heads = config.num_attention_heads if is_query else config.num_key_value_heads
-        return (lambda t: _pairs(t, heads)), (lambda t: _halves(t, heads))
+        queries = ".q_proj." in name
+        heads = config.num_attention_heads if queries else config.num_key_value_heads
+        # Rotary halves of each head to neighbours, and back.
+        return partial(_swapped, outer=(heads, 2), at=1), partial(
+            _swapped, outer=(heads, -1, 2), at=1
+        )
     if kind == "gpt_neox" and ".query_key_value." in name:
         heads = config.num_attention_heads
-        return (lambda t: _swapped(t, (heads, 3))), (lambda t: _swapped(t, (3, heads)))
-    return _same, _same
+        return partial(_swapped, outer=(heads, 3), at=0), partial(_swapped, outer=(3, heads), at=0)
+    return (lambda t: t), (lambda t: t)
 
 
-def _same(weight: Tensor) -> Tensor:
-    return weight
-
-
-def _transposed(weight: Tensor) -> Tensor:
-    return weight.T
-
-
-def _swapped(weight: Tensor, outer: tuple[int, ...]) -> Tensor:
-    """Rows numbered by (a, b, ...) in the order (b, a, ...)."""
-    grouped = weight.reshape(*outer, -1, *weight.shape[1:])
-    return grouped.transpose(0, 1).reshape(weight.shape)
-
-
-def _pairs(weight: Tensor, heads: int) -> Tensor:
-    """Rotary halves of each head to neighbours."""
-    grouped = weight.reshape(heads, 2, -1, *weight.shape[1:])
-    return grouped.transpose(1, 2).reshape(weight.shape)
-
-
-def _halves(weight: Tensor, heads: int) -> Tensor:
-    grouped = weight.reshape(heads, -1, 2, *weight.shape[1:])
-    return grouped.transpose(1, 2).reshape(weight.shape)
+def _swapped(weight: Tensor, outer: tuple[int, ...], at: int) -> Tensor:
+    """Rows numbered by (a, b, ...) with the numbers at `at` and after it swapped."""
+    rest = () if -1 in outer else (-1,)
+    grouped = weight.reshape(*outer, *rest, *weight.shape[1:])
+    return grouped.transpose(at, at + 1).reshape(weight.shape)
 
 
 @torch.no_grad()

@@ -82,10 +82,8 @@ def device_map(parts: Parts, memory: Mapping[torch.device, int]) -> dict[str, to
 def placement_of(found: CheckedFolder, memory: Mapping[torch.device, int]) -> Placement | None:
     """Placement in which a stored model fits; None: the first device takes all of it.
 
-    float32 over all devices goes before bf16 on fewer: it writes the same texts.
-
-    Raises:
-        ConfigError: it fits in neither.
+    float32 over all devices goes before bf16 on fewer: it writes the same texts. ConfigError where
+    it fits in neither.
     """
     with torch.device("meta"):
         model = construct(found.family, config_in(found.folder))

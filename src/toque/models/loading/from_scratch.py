@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -63,14 +63,11 @@ def build_model(
     (`dropout_rate`) and GPT-2 (`resid_pdrop`, `embd_pdrop`, `attn_pdrop`), 0 for NeoX and Llama.
     A T5's decoder starts from `pad_id`. With `tie_word_embeddings: false` a T5 is what v1.1 is:
     a head of its own and unscaled outputs; transformers alone would silently share the weights.
-    `shape` holds arguments of the family's Hugging Face config, e.g. `{"d_model": 256}`.
-
-    Raises:
-        ConfigError: an unknown family or argument, or values that make no model.
+    `shape` holds arguments of the family's Hugging Face config, e.g. `{"d_model": 256}`; an unknown
+    family or argument, or values that make no model, raise ConfigError.
     """
     found = family_named(family)
-    _check_names(found, shape)
-    _check_sizes(found, shape)
+    _check_shape(found, shape)
     own_head = found.name == "t5" and shape.get("tie_word_embeddings") is False
     arguments: dict[str, Any] = {
         **shape,
@@ -82,8 +79,14 @@ def build_model(
     if found.is_encoder_decoder:
         arguments["decoder_start_token_id"] = pad_id
     try:
-        config = found.config_class(**arguments)
-        _check_heads(config)
+        config: Any = found.config_class(**arguments)
+        heads = config.num_attention_heads
+        shared = getattr(config, "num_key_value_heads", None) or heads
+        if heads % shared != 0:  # Llama's own config would fail only in the first forward
+            raise ConfigError(
+                f"model.shape.num_attention_heads is {heads}, which num_key_value_heads, {shared}, "
+                "does not divide. Use a divisor, or leave num_key_value_heads out."
+            )
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(seed)
             model = construct(found, config)
@@ -95,7 +98,11 @@ def build_model(
             f"model.shape does not make a {found.name} model: {reason} See the arguments of "
             f"transformers' {found.config_class.__name__}."
         ) from error
-    set_token_ids(model, pad_id=pad_id, eos_id=eos_id, bos_id=bos_id)
+    config, generation = model.config, cast("Any", model.generation_config)
+    for settings in (config, generation):
+        settings.pad_token_id, settings.eos_token_id, settings.bos_token_id = pad_id, eos_id, bos_id
+        if config.is_encoder_decoder:
+            settings.decoder_start_token_id = pad_id
     fuse_activations(model)
     return model
 
@@ -115,24 +122,10 @@ def give_own_head(model: PreTrainedModel, weight: torch.Tensor | None = None) ->
     config.tie_word_embeddings = False
 
 
-def set_token_ids(model: PreTrainedModel, *, pad_id: int, eos_id: int, bos_id: int | None) -> None:
-    """Write the tokenizer's special tokens into the model's configs."""
-    config = model.config
-    config.pad_token_id, config.eos_token_id, config.bos_token_id = pad_id, eos_id, bos_id
-    generation: Any = model.generation_config
-    generation.pad_token_id, generation.eos_token_id = pad_id, eos_id
-    generation.bos_token_id = bos_id
-    if config.is_encoder_decoder:
-        config.decoder_start_token_id = generation.decoder_start_token_id = pad_id
-
-
 def outline_of(folder: Path) -> PreTrainedModel:
     """The model that a folder's config.json describes, with fresh weights in place of its own.
 
-    Under `FakeTensorMode`, which it is for, these take no memory.
-
-    Raises:
-        ConfigError: not a model config, or of no family that works here.
+    Under `FakeTensorMode`, which it is for, these take no memory. Raises what `config_in` raises.
     """
     check_config(read_config_json(folder), folder / "config.json", None)
     config = config_in(folder)
@@ -150,9 +143,8 @@ def outline_of(folder: Path) -> PreTrainedModel:
 def config_in(folder: Path) -> PretrainedConfig:
     """The config in a model's folder.
 
-    Raises:
-        ConfigError: it is of a kind that transformers does not know.
-        CheckpointError: of a known kind, and not one that transformers can read.
+    Raises ConfigError for a kind that transformers does not know, CheckpointError for a known kind
+    that it cannot read.
     """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
@@ -175,13 +167,14 @@ def construct(family: Family, config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def _check_names(family: Family, shape: Mapping[str, Any]) -> None:
+def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
+    """Checked before anything is allocated: a default size can mean tens of gigabytes."""
     known = {f.name for f in dataclasses.fields(family.config_class)}
     base = {f.name for f in dataclasses.fields(PretrainedConfig)}
     own = (known - base) | {"tie_word_embeddings", *family.config_class.attribute_map}
     own |= set(_OLDER_NAMES) if "rope_parameters" in known else set()
     own -= {*_FROM_TOKENIZER, "use_cache", "is_decoder", "is_encoder_decoder"}
-    for name in shape:
+    for name, value in shape.items():
         if name in _FROM_TOKENIZER:
             raise ConfigError(
                 f"model.shape.{name} is set by the tokenizer and must not be given. Remove it; "
@@ -194,11 +187,6 @@ def _check_names(family: Family, shape: Mapping[str, Any]) -> None:
                 f"model.shape.{name} is not an argument of a {family.name} model. {hint}"
                 f"Allowed: {', '.join(sorted(own))}."
             )
-
-
-def _check_sizes(family: Family, shape: Mapping[str, Any]) -> None:
-    """Checked before anything is allocated: a default size can mean tens of gigabytes."""
-    for name, value in shape.items():
         if _SIZE.fullmatch(name) and type(value) is int and value < 1:
             raise ConfigError(f"model.shape.{name} is {value}; it must be at least 1.")
     unsaid = [name for name in _MUST_SAY if name not in shape]
@@ -208,17 +196,6 @@ def _check_sizes(family: Family, shape: Mapping[str, Any]) -> None:
             f"model.shape lacks {', '.join(unsaid)}. A {family.name} model from scratch must say "
             f"them, for the defaults are those of {name}, {size} of weights alone. A small start: "
             "hidden_size=256, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8."
-        )
-
-
-def _check_heads(config: Any) -> None:
-    """Grouped-query attention: Llama's own config would fail only in the first forward."""
-    heads = config.num_attention_heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    if heads % shared != 0:
-        raise ConfigError(
-            f"model.shape.num_attention_heads is {heads}, which num_key_value_heads, {shared}, "
-            "does not divide. Use a divisor, or leave num_key_value_heads out."
         )
 
 
@@ -272,10 +249,7 @@ KNOWN: Final[Mapping[str, dict[str, Any]]] = {
 
 
 def known_model(name: str) -> PreTrainedModel | None:
-    """A model of that checkpoint's shape with fresh weights; None where it is not known.
-
-    Under `FakeTensorMode`, which it is for, these take no memory.
-    """
+    """A fresh model of that checkpoint's shape, for `FakeTensorMode`; None if it is not known."""
     if name not in KNOWN:
         return None
     return build_model(**KNOWN[name], pad_id=0, eos_id=1, bos_id=None, seed=0)

@@ -36,21 +36,18 @@ def resolve_folder(
             f"{setting} is {path}, and there is no such folder. Name a Hugging Face folder, "
             'or a hub name such as "google/flan-t5-small".'
         )
-    patterns = [*needs, *also]
-    cached = _cached(path, patterns)
-    if cached is not None and all(any(cached.glob(pattern)) for pattern in needs):
-        return cached
-    return _downloaded(path, patterns, f"{setting} is {path}: there is no such folder", error)
-
-
-def _cached(name: str, patterns: list[str]) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    patterns = [*needs, *also]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
+        cached = Path(snapshot_download(path, allow_patterns=patterns, local_files_only=True))
     except LocalEntryNotFoundError:
-        return None
+        pass
+    else:
+        if all(any(cached.glob(pattern)) for pattern in needs):
+            return cached
+    return _downloaded(path, patterns, f"{setting} is {path}: there is no such folder", error)
 
 
 def _downloaded(name: str, patterns: list[str], missing: str, error: type[ToqueError]) -> Path:
@@ -88,8 +85,7 @@ _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def refuse_push(name: str) -> None:
     """Refuse what cannot be pushed to, before anything is written; nothing is sent.
 
-    Raises:
-        ConfigError: not a repository's name, no network wanted, or nobody logged in.
+    ConfigError for what is no repository's name, without a network, or without a login.
     """
     from huggingface_hub import constants, get_token
 
@@ -108,8 +104,7 @@ def refuse_push(name: str) -> None:
 def push(folder: Path, name: str) -> None:
     """Copy a folder into a repository, which is made private where it does not exist.
 
-    Raises:
-        ConfigError: the hub does not take it, or cannot be reached.
+    ConfigError where the hub does not take it, or cannot be reached.
     """
     from huggingface_hub import HfApi, constants
 

@@ -49,13 +49,11 @@ def save_model(
     Args:
         model: A transformers model, adapters merged.
         codec_folder: A tokenizer folder, whose files are copied; None where `files` has them.
-        folder: Where to; a model that is already there is replaced at the last moment.
+        folder: Where to; a model that is already there is replaced at the last moment. Raises
+            CheckpointError where it cannot be written, or holds something other than a model.
         card: The text of README.md.
         files: Texts of further files, by their place in the folder; they replace copied ones.
         max_new_tokens: Longest text that `model.generate` writes when not told otherwise.
-
-    Raises:
-        CheckpointError: it cannot be written, or `folder` holds something other than a model.
     """
     write = partial(_write_model, model, max_new_tokens=max_new_tokens)
     _write_folder(folder, write, codec_folder, {**files, "README.md": card})
@@ -180,10 +178,8 @@ def export_model(
 ) -> Exported:
     """Write the model or adapter of `source` as a whole model, read it back and compare.
 
-    What is read back must compute what the source computes with its weights rounded to `dtype`.
-
-    Raises:
-        CheckpointError: something lies in `to`, or another model was read back; then it is removed.
+    What is read back must compute what the source computes with its weights rounded to `dtype`;
+    else it is removed. Raises CheckpointError then, and where something lies in `to`.
     """
     refuse_taken(to)
     adapted = is_adapter_folder(source)
@@ -207,11 +203,7 @@ def export_model(
 
 
 def refuse_taken(to: Path) -> None:
-    """Refuse a folder in which something lies.
-
-    Raises:
-        CheckpointError: there is something.
-    """
+    """Refuse, with a CheckpointError, a folder in which something lies."""
     if to.exists() and any(to.iterdir()):
         raise CheckpointError(
             f"{to} exists and is not empty. Name another folder with {argument('to')}."
@@ -219,7 +211,6 @@ def refuse_taken(to: Path) -> None:
 
 
 def _apart(after: Tensor, before: Tensor) -> float:
-    """Largest difference of logits, in shares of the largest of `before`."""
     return float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
 
 

@@ -23,9 +23,9 @@ from toque.storage.array_headers import check_safetensors_header
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_BYTES: Final = 8 << 20
+_MOST_BYTES: Final = 8 << 20
 """Largest config.json in bytes; with a name for each of 20,000 classes one has about 1 MiB."""
-MOST_LAYERS: Final = 1_000
+_MOST_LAYERS: Final = 1_000
 _LARGEST: Final = (1 << 31) - 1
 _SIZE = re.compile(r"(?:.*_)?(?:n|num|d)_.*|.*_(?:size|dim|positions)|max_position_embeddings")
 _LAYERS = re.compile(r"n_layer|num_(?:hidden_|decoder_)?layers")
@@ -35,17 +35,13 @@ _AGAIN: Final = "It is damaged or made to harm: copy the model from its source a
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
-    """The object in a model's config.json.
-
-    Raises:
-        CheckpointError: it cannot be read, or is none.
-    """
+    """The object in a model's config.json; CheckpointError where there is none to be read."""
     file = folder / "config.json"
     try:
-        if file.stat().st_size > MOST_BYTES:
+        if file.stat().st_size > _MOST_BYTES:
             raise CheckpointError(
                 f"{file} is {file.stat().st_size:,} bytes long; no model's is above "
-                f"{MOST_BYTES:,}. {_AGAIN}"
+                f"{_MOST_BYTES:,}. {_AGAIN}"
             )
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
@@ -58,8 +54,7 @@ def read_config_json(folder: Path) -> dict[str, Any]:
 def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> None:
     """Refuse sizes and shares that no model has, and more weights than its files hold.
 
-    Raises:
-        CheckpointError: naming the entry of `file`, what it is and what is allowed.
+    The CheckpointError names the entry of `file`, what it is and what is allowed.
     """
     if raw.get("quantization_config") is not None:
         raise CheckpointError(
@@ -70,7 +65,7 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
     values = _own_entries(raw)
     for name, value in values.items():
         if _SIZE.fullmatch(name) and value is not None:
-            most = MOST_LAYERS if _LAYERS.fullmatch(name) else _LARGEST
+            most = _MOST_LAYERS if _LAYERS.fullmatch(name) else _LARGEST
             if type(value) is not int or not 1 <= value <= most:
                 raise _outside(file, name, value, f"a whole number from 1 to {most:,}")
         elif _SHARE.fullmatch(name) and not _is_between(value, 0, 1):
@@ -81,7 +76,7 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
             raise _outside(file, name, value, "a finite number")
     if not values:
         return
-    needed = least_weights(values)
+    needed = _least_weights(values)
     if n_weights is not None and needed > n_weights:
         raise CheckpointError(
             f"{file} describes a model of at least {needed:,} weights ({needed * 4 / 1e9:,.1f} GB "
@@ -93,20 +88,20 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
 def _check_tokens(raw: Mapping[str, Any], file: Path) -> None:
     """The entries that count what is outside the model: its tokens, and names of classes."""
     labels = raw.get("num_labels", 1)
-    if not (type(labels) is int and 0 <= labels <= MOST_BYTES):
-        raise _outside(file, "num_labels", labels, f"a whole number from 0 to {MOST_BYTES:,}")
+    if not (type(labels) is int and 0 <= labels <= _MOST_BYTES):
+        raise _outside(file, "num_labels", labels, f"a whole number from 0 to {_MOST_BYTES:,}")
     for name in (name for name in raw if name.endswith("_token_id")):
         ids = raw[name] if isinstance(raw[name], list) else [raw[name]]
         if not all(i is None or (type(i) is int and -1 <= i <= _LARGEST) for i in ids):
             raise _outside(file, name, raw[name], f"null or a number of a token below {_LARGEST:,}")
 
 
-def least_weights(values: Mapping[str, Any]) -> int:
+def _least_weights(values: Mapping[str, Any]) -> int:
     """Weights that a model of these sizes has at least: embeddings and matrices, no head.
 
     Of the 124,439,808 weights of GPT-2 (Radford et al. 2019) only biases and norms are left out:
 
-    >>> least_weights({"n_embd": 768, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024})
+    >>> _least_weights({"n_embd": 768, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024})
     124318464
     """
 
@@ -189,11 +184,7 @@ class StoredWeights:
         return next((name for name in names if name in self.files), None)
 
     def float32(self, name: str) -> Tensor:
-        """A tensor in float32 and memory of its own.
-
-        Raises:
-            CheckpointError: its file is damaged, or gone since its header was read.
-        """
+        """A tensor in float32 and memory of its own; CheckpointError if its file is damaged."""
         import torch  # answering a mistake in a config.json does without
 
         file = self.files[name]
@@ -208,8 +199,7 @@ class StoredWeights:
 def stored_weights(folder: Path) -> StoredWeights:
     """Weights of a model folder; headers and lengths are checked, no tensor is read.
 
-    Raises:
-        CheckpointError: a file is missing or damaged, or there are only pickles.
+    Raises CheckpointError where a file is missing or damaged, or there are only pickles.
     """
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}

@@ -72,12 +72,22 @@ Place = Callable[[CheckedFolder], Placement | None]
 def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
     """The folder behind a path or hub name, its config and headers checked, no weight read.
 
-    Raises:
-        ConfigError: no such model, of another family than `family`, or of none that works here.
-        CheckpointError: the folder is incomplete, damaged or holds only pickles.
+    Raises ConfigError where there is no such model, one of another family than `family`, or of none
+    that works here; CheckpointError where it is incomplete, damaged or holds only pickles.
     """
     folder = resolve_folder(path)
-    raw = _read_config(folder)
+    file = folder / "config.json"
+    if (folder / ADAPTER_CONFIG).exists() and not file.exists():
+        raise ConfigError(
+            f"{folder} holds an adapter, not a model. Name the model it was trained on in "
+            "model.start_from."
+        )
+    if not file.exists():
+        raise ConfigError(
+            f"{folder} has no config.json, so it is not a Hugging Face model folder. Name the "
+            "folder that holds config.json and model.safetensors."
+        )
+    raw = read_config_json(folder)
     model_type = str(raw.get("model_type"))
     if family != "auto" and model_type not in family_named(family).model_types:
         raise ConfigError(
@@ -87,7 +97,7 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
     if model_type not in MODEL_TYPES:
         raise unknown_type(model_type, has_code="auto_map" in raw)
     stored = stored_weights(folder)
-    check_config(raw, folder / "config.json", stored.n_weights)
+    check_config(raw, file, stored.n_weights)
     own_head = raw.get("tie_word_embeddings") is False and "lm_head.weight" in stored.files
     return CheckedFolder(folder, family_of(config_in(folder)), stored, own_head)
 
@@ -102,17 +112,10 @@ def load_model(
     """A pretrained model in float32 on the CPU, in evaluation mode, dropout as its config says.
 
     Only safetensors are read: a pickle can run code while it loads. The weights must be all there
-    and have the config's shapes; transformers alone would draw missing ones at random.
-
-    Args:
-        path: A folder, or a hub name.
-        family: t5, gpt2, neox or llama to insist on one; auto takes what the checkpoint is.
-        vocab_size: Rows the embedding must have at least, see `grow_vocabulary`.
-        place: Where it goes instead, without a copy on the CPU.
-
-    Raises:
-        ConfigError: no such model, of another family, or of none that works here.
-        CheckpointError: the folder is incomplete, damaged or holds only pickles.
+    and have the config's shapes; transformers alone would draw missing ones at random. `family`
+    insists on t5, gpt2, neox or llama; `vocab_size` are the embedding's fewest rows, see
+    `grow_vocabulary`; `place` says where it goes instead, without a copy on the CPU. Raises what
+    `check_folder` raises.
     """
     found = check_folder(path, family=family)
     placed = None if place is None else place(found)
@@ -132,11 +135,9 @@ def load_model(
 def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
     """The base that an adapter's folder names with the adapter in it, in float32, to evaluate.
 
-    With `merge` a plain model, the adapter added into its weights.
-
-    Raises:
-        ConfigError: the base is not there, or none that works here.
-        CheckpointError: a folder is damaged, or the base is another than the adapter was made on.
+    With `merge` a plain model, the adapter added into its weights. Raises ConfigError where the
+    base is not there, or none that works here; CheckpointError where a folder is damaged, or the
+    base is another than the adapter was made on.
     """
     config = read_config(folder)
     base = config.base_model_name_or_path
@@ -171,21 +172,6 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
         # A tied table is filled twice, with the same numbers.
         for table in (embedding(model), _head(model)):
             table[old:] = table[:old].mean(0)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    if (folder / ADAPTER_CONFIG).exists() and not file.exists():
-        raise ConfigError(
-            f"{folder} holds an adapter, not a model. Name the model it was trained on in "
-            "model.start_from."
-        )
-    if not file.exists():
-        raise ConfigError(
-            f"{folder} has no config.json, so it is not a Hugging Face model folder. Name the "
-            "folder that holds config.json and model.safetensors."
-        )
-    return read_config_json(folder)
 
 
 def _read_weights(folder: Path, family: Family, placed: Placement | None) -> PreTrainedModel:
@@ -223,16 +209,13 @@ def _head(model: PreTrainedModel) -> Tensor:
     return model.get_parameter("lm_head.weight")
 
 
-_META: Final = torch.device("meta")
-
-
 def load_frame(found: CheckedFolder) -> PreTrainedModel | None:
     """The frame of the model in a checked folder, in float32 on the CPU, in evaluation mode.
 
     None where the files' names or shapes are not the model's own: transformers knows how to read
     some older ones, and how to refuse the others (`load_model`).
     """
-    with _META:
+    with torch.device("meta"):
         model = construct(found.family, config_in(found.folder))
         if found.has_own_head and model.get_parameter("lm_head.weight") is embedding(model):
             give_own_head(model, embedding(model).detach().clone())

@@ -43,11 +43,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def provenance_of(folder: Path) -> Provenance | None:
-    """The record of a model folder; None where there is not one.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """The record of a model folder; None without one, CheckpointError if it cannot be read."""
     path = folder / FOLDER / _NAME
     if not path.is_file():
         return None
@@ -64,11 +60,7 @@ def provenance_of(folder: Path) -> Provenance | None:
 
 
 def tokenizer_files_in(folder: Path) -> Path:
-    """The folder that holds a model's tokenizer as training read it: its own, or `folder`.
-
-    Raises:
-        CheckpointError: the record cannot be read.
-    """
+    """The folder of a model's tokenizer as training read it: its own, or `folder`."""
     own, portable = folder / FOLDER, folder / "tokenizer.json"
     if not (own / "tokenizer.json").is_file() or not portable.is_file():
         return folder

@@ -28,34 +28,17 @@ from toque.models.lora.quantised import form_named
 class SpecialTokens(Protocol):
     """Facts of a tokenizer that a model is made for."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding."""
-
-    @property
-    def pad_id(self) -> int:
-        """Id of padding."""
-
-    @property
-    def eos_id(self) -> int:
-        """Id of the end of a text."""
-
-    @property
-    def bos_id(self) -> int | None:
-        """Id of the begin of a text, if there is one."""
-
-    @property
-    def newline_id(self) -> int | None:
-        """Id of the marker that stands for a line break, if there is one."""
+    vocab_size: int
+    """Rows of the embedding."""
+    pad_id: int
+    eos_id: int
+    bos_id: int | None
+    newline_id: int | None
+    """Id of the marker that stands for a line break, if there is one."""
 
 
 def family_to_train(model: ModelConfig) -> Family:
-    """The family of the run's model, before any weight is read.
-
-    Raises:
-        ConfigError: no such model, or none of a family that works here.
-        CheckpointError: its folder is damaged.
-    """
+    """The family of the run's model, before any weight is read; raises as `check_folder` does."""
     if model.start_from == "scratch":
         return family_named(model.family)
     return check_folder(model.start_from, family=model.family).family
@@ -98,11 +81,8 @@ def placed_model(
 
     Frozen matrices are read one by one in the format they are held in, that of the run's products
     (`dtype`) or quantised; only DoRA, which computes with them in float32, and files with older
-    names are read whole first.
-
-    Raises:
-        ConfigError: no such model, or a package is missing that its format needs.
-        CheckpointError: its files are damaged.
+    names are read whole first. Raises as `check_folder` does, and where a package is missing that
+    the format needs.
     """
     if adapter is None:
         model = model_to_train(section, None, tokens, seed=seed)
@@ -135,9 +115,6 @@ def add_adapter(
 
     The rows of tokens that the base has no use for are trained besides: those of an embedding
     that had to grow, and of the marker that stands for a line break.
-
-    Raises:
-        ConfigError: unknown target modules.
     """
     marker = () if tokens.newline_id is None else (tokens.newline_id,)
     new = sorted({*marker, *range(base_rows, tokens.vocab_size)})

@@ -55,10 +55,7 @@ def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Te
 
 
 def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> None:
-    """Write the two files of the adapter into `folder`, which exists.
-
-    Equal adapters are equal files.
-    """
+    """Write an adapter's two files into `folder`, which exists; equal adapters are equal files."""
     config: Any = copy.deepcopy(model.peft_config[ADAPTER])
     config.inference_mode = True
     for name, value in vars(config).items():
@@ -74,11 +71,9 @@ def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -
     """Load the adapter of `folder` into `model`, beside any others, and make it the active one.
 
     The base is in float32 on the CPU and is changed in place. Adapters of other names stay, and
-    `use_adapter` goes back to one of them: the base is read once for all.
-
-    Raises:
-        ConfigError: it is of a kind that is not LoRA, or belongs to a model of other shapes.
-        CheckpointError: the folder is damaged, or its base is not this one.
+    `use_adapter` goes back to one of them: the base is read once for all. ConfigError for one that
+    is no LoRA, or belongs to a model of other shapes; CheckpointError for a damaged folder, or
+    another base.
     """
     peft, config = _peft(), read_config(folder)
     tensors, metadata = _read(folder / WEIGHTS)
@@ -126,11 +121,7 @@ def _fill(own: dict[str, Tensor], tensors: dict[str, Tensor], *, where: Path) ->
 
 
 def use_adapter(model: PreTrainedModel, name: str | None) -> None:
-    """Make the loaded adapter `name` the active one; None for the base alone.
-
-    Raises:
-        ConfigError: no adapter of that name is loaded.
-    """
+    """Make the loaded adapter `name` the active one; None for the base alone."""
     loaded = getattr(model, "peft_config", {})
     if name is not None and name not in loaded:
         there = ", ".join(loaded) or "none"
@@ -140,29 +131,22 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
 
     for module in model.modules():
         if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
-            if name is None or not _holds(module, name):
-                module.enable_adapters(False)
-            else:
+            inner: Any = getattr(module, "token_adapter", module)
+            parts = (getattr(inner, kind, ()) for kind in ("lora_A", "trainable_tokens_delta"))
+            if name is not None and any(name in part for part in parts):
                 module.enable_adapters(True)
                 module.set_adapter(name)
+            else:
+                module.enable_adapters(False)
     for parameter in model.parameters():
         parameter.requires_grad_(False)  # set_adapter makes it trainable
-
-
-def _holds(module: Any, name: str) -> bool:
-    """True if a layer of peft's holds the adapter `name`."""
-    inner = getattr(module, "token_adapter", module)
-    parts = (getattr(inner, kind, ()) for kind in ("lora_A", "trainable_tokens_delta"))
-    return any(name in part for part in parts)
 
 
 def merged(model: PreTrainedModel) -> PreTrainedModel:
     """`model` with its adapter merged into the weights, in place: a plain model again.
 
-    W + s B A (Hu et al. 2021, section 4.1), on float32 weights only.
-
-    Raises:
-        ConfigError: weights of fewer bits, which merging would round.
+    W + s B A (Hu et al. 2021, section 4.1), on float32 weights only; a ConfigError otherwise, as
+    merging would round others.
     """
     if not is_adapted(model):
         return model
@@ -184,30 +168,21 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
         if ".token_adapter" in f".{path}":
             continue  # its wrapper unpacks it
         if id(module) not in plain:
-            plain[id(module)] = _unpacked(module)
+            if hasattr(module, "unload_and_optionally_merge_module"):
+                plain[id(module)] = module.unload_and_optionally_merge_module(
+                    merge=True, safe_merge=True, adapter_names=None
+                )
+            else:
+                module.merge(safe_merge=True)
+                plain[id(module)] = module.get_base_layer()
         parent, _, last = path.rpartition(".")
         setattr(model.get_submodule(parent), last, plain[id(module)])
     del model.peft_config
     return model
 
 
-def _unpacked(module: Any) -> Any:
-    """The base layer inside one of peft's, with the active adapter merged into its weights."""
-    if hasattr(module, "unload_and_optionally_merge_module"):
-        return module.unload_and_optionally_merge_module(
-            merge=True, safe_merge=True, adapter_names=None
-        )
-    module.merge(safe_merge=True)
-    return module.get_base_layer()
-
-
 def read_config(folder: Path) -> Any:
-    """The adapter's configuration.
-
-    Raises:
-        ConfigError: it is not one of LoRA's.
-        CheckpointError: the file cannot be read.
-    """
+    """The adapter's configuration; ConfigError if it is not one of LoRA's."""
     file = folder / CONFIG
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))

@@ -50,13 +50,7 @@ def base_sha256(model: PreTrainedModel) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Name in the base of an adapted model's parameter.
-
-    Attaching moves a layer's weights into a part called base_layer, and changes nothing.
-
-    >>> plain_name("encoder.q.base_layer.weight")
-    'encoder.q.weight'
-    """
+    """Name in the base of an adapted model's parameter: `q.weight` of `q.base_layer.weight`."""
     return name.replace(".token_adapter", "").replace(".base_layer", "")
 
 

@@ -48,16 +48,10 @@ def attach(
 ) -> None:
     """Freeze `model` and put an adapter into it; the same seed gives the same A.
 
-    Args:
-        model: Changed in place.
-        adapter: Its settings; r auto is 16, and 8 for a model of 3B parameters or more.
-        base: What adapter_config.json says it was trained on: a folder or hub name.
-        seed: Of the matrices A, which are drawn as `nn.Linear` draws its weights.
-        tokens: Ids that are new to the model, whose embedding (and output) rows are trained too.
-            A T5 with an output head of its own cannot train single rows; there they stay.
-
-    Raises:
-        ConfigError: no linear layer bears a name of `target_modules`; those that exist are named.
+    A is drawn as `nn.Linear` draws its weights. `base` is what adapter_config.json says it was
+    trained on: a folder or hub name. `tokens` are ids that are new to the model, whose embedding
+    (and output) rows are trained too; a T5 with an output head of its own cannot train single rows;
+    there they stay. An unknown name of `target_modules` raises a ConfigError with those there are.
     """
     peft, family = _peft(), family_of(model.config)
     large = sum(p.numel() for p in model.parameters()) >= LARGE
@@ -91,10 +85,7 @@ def refuse_unreached(model: nn.Module) -> None:
     """Refuse an adapter whose parameters get no gradient in the first update.
 
     Called between backward and update. A's gradient is zero at first, since B is zero, so it must
-    only exist; B's must be nonzero somewhere.
-
-    Raises:
-        ConfigError: naming the parameters without a gradient.
+    only exist; B's must be nonzero somewhere. The ConfigError names those without a gradient.
     """
     dead = [
         name

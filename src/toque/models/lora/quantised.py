@@ -60,7 +60,16 @@ class Nf4:
     """4 bits: one scale for each block of 64 weights, held in 8 bits."""
 
     def __init__(self) -> None:
-        self._functional = _bitsandbytes()
+        silence_bitsandbytes()
+        try:
+            from bitsandbytes import functional as found
+        except ImportError as error:
+            raise ConfigError(
+                "adapter.quantize_base is nf4, and the package bitsandbytes, which computes it, is "
+                "not installed. Install it with `pip install 'toque[quant]'`, or take int8, which "
+                "needs no package, or null for a base of 16 bits."
+            ) from error
+        self._functional: Any = found
 
     def held(self, matrix: Tensor) -> dict[str, Tensor]:
         """Codes uint8 [O I / 2], scales uint8 [O I / 64], and the scales' own scales."""
@@ -105,11 +114,12 @@ class Outlined:
         """Tensors without content."""
         n, rows = matrix.numel(), len(matrix)
         if self._name == "int8":
-            return {"codes": _bytes(n), "scales": torch.empty(rows, 1)}
+            codes = torch.empty(n, dtype=torch.uint8)
+            return {"codes": codes, "scales": torch.empty(rows, 1)}
         blocks = -(-n // BLOCK)
         return {
-            "codes": _bytes(-(-n // 2)),
-            "scales": _bytes(blocks),
+            "codes": torch.empty(-(-n // 2), dtype=torch.uint8),
+            "scales": torch.empty(blocks, dtype=torch.uint8),
             "nested": torch.empty(-(-blocks // NESTED)),
             "code_book": torch.empty(256),
             "mean": torch.empty(()),
@@ -121,16 +131,8 @@ class Outlined:
         return torch.empty(shape, dtype=dtype, device=scales.device)
 
 
-def _bytes(n: int) -> Tensor:
-    return torch.empty(n, dtype=torch.uint8)
-
-
 def form_named(name: FormName) -> Form:
-    """The form called `name` in a configuration.
-
-    Raises:
-        ConfigError: the package that it needs is not installed.
-    """
+    """The form called `name` in a configuration; ConfigError without the package it needs."""
     return Int8() if name == "int8" else Nf4()
 
 
@@ -141,7 +143,7 @@ class QuantisedLinear(nn.Module):
     """
 
     def __init__(self, matrix: Tensor, bias: nn.Parameter | None, form: Form) -> None:
-        """Args: the matrix [O, I] as it was read, the frozen bias [O], and the form."""
+        """Hold a matrix [O, I] as it was read, and the frozen bias [O], in the form."""
         super().__init__()
         self.shape, self.form, self.bias = matrix.shape, form, bias
         held = form.held(matrix)
@@ -193,16 +195,3 @@ def quantised_layers(model: nn.Module) -> Iterator[tuple[str, QuantisedLinear]]:
 def silence_bitsandbytes() -> None:
     """Let its import, which is also peft's, not speak of a kernel that nothing here calls."""
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-
-
-def _bitsandbytes() -> Any:
-    silence_bitsandbytes()
-    try:
-        from bitsandbytes import functional as found
-    except ImportError as error:
-        raise ConfigError(
-            "adapter.quantize_base is nf4, and the package bitsandbytes, which computes it, is not "
-            "installed. Install it with `pip install 'toque[quant]'`, or take int8, which needs no "
-            "package, or null for a base of 16 bits."
-        ) from error
-    return found

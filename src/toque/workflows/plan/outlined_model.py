@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _TRAINED = "trained:"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Vocabulary:
     """Facts of a tokenizer that is not here; a codec has them as well."""
 
