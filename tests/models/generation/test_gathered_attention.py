@@ -40,17 +40,29 @@ def both(shape, rows, columns=0):
     ]
 
 
+def assert_agree(written, *, rows, layers=1, columns=0):
+    """What `written(cache)` attends to is the same by products and by sums."""
+    outputs = []
+    for cache in both((layers, 2, 8), rows, columns):
+        torch.manual_seed(0)
+        outputs.append(list(written(cache)))
+    for want, got in zip(*outputs, strict=True):
+        torch.testing.assert_close(got, want, **CLOSE)
+
+
 def stepped(cache, *, group=1, scale=0.5, bias=None):
-    """The attention of one step of drawn numbers."""
+    """The attention of one step of drawn numbers, in every layer."""
     n, (_, heads, size) = len(cache.starts), cache._shape
-    query = torch.randn(n, heads * group, size)
     windows = cache.begin()
     if bias is not None:
         windows = [with_bias(part, bias) for part in windows]
-    cache.append(0, *torch.randn(2, n, heads, size))
-    seen = cache.attend(0, query, windows=windows, scale=scale)
+    seen = []
+    for layer in range(len(cache._layers)):
+        cache.append(layer, *torch.randn(2, n, heads, size))
+        query = torch.randn(n, heads * group, size)
+        seen.append(cache.attend(layer, query, windows=windows, scale=scale))
     cache.advance()
-    return seen
+    return torch.stack(seen)
 
 
 def with_bias(window, bias):
@@ -66,22 +78,23 @@ def filled(cache, lengths):
     """Rows whose prompts are drawn numbers."""
     heads, size = cache._shape[1:]
     for length, (row, columns) in zip(lengths, cache.admit(lengths), strict=True):
-        if length:
-            cache.store(0, row, columns, *torch.randn(2, heads, length, size))
+        for layer in range(len(cache._layers) if length else 0):
+            cache.store(layer, row, columns, *torch.randn(2, heads, length, size))
 
 
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("lengths", [[70, 61, 33, 32, 1], [5], [TILE] * 2])
 @pytest.mark.parametrize("biased", [False, True])
 def test_it_is_that_of_the_products(group, lengths, biased):
-    outputs = []
-    for cache in both((1, 2, 8), len(lengths)):
-        torch.manual_seed(0)
+    """In two layers: what is read is found once a step, what stands there is each layer's own."""
+
+    def written(cache):
         bias = torch.randn(2, 200) if biased else None
         filled(cache, lengths)
-        outputs.append([stepped(cache, group=group, scale=0.3, bias=bias) for _ in range(40)])
-    for got, want in zip(*reversed(outputs), strict=True):
-        torch.testing.assert_close(got, want, **CLOSE)
+        for _ in range(40):
+            yield stepped(cache, group=group, scale=0.3, bias=bias)
+
+    assert_agree(written, rows=len(lengths), layers=2)
 
 
 def test_sums_are_exact_before_they_are_rounded():
@@ -97,23 +110,6 @@ def test_sums_are_exact_before_they_are_rounded():
     torch.testing.assert_close(
         seen, torch.full((1, 64), (6.0 * (2 * TILE - 1) + 1006) / (2 * TILE))
     )
-
-
-def test_one_window_serves_layers_of_other_buffers():
-    """What is read is found once a step; what stands there is each layer's own."""
-    outputs = []
-    for cache in both((2, 2, 8), 3):
-        torch.manual_seed(3)
-        for (row, columns), length in zip(cache.admit([40, 9, 3]), [40, 9, 3], strict=True):
-            for layer in (0, 1):
-                cache.store(layer, row, columns, *torch.randn(2, 2, length, 8))
-        windows = cache.begin()
-        for layer in (0, 1):
-            cache.append(layer, *torch.randn(2, 3, 2, 8))
-            query = torch.randn(3, 2, 8)
-            outputs.append(cache.attend(layer, query, windows=windows, scale=1.0))
-    for want, got in zip(outputs[:2], outputs[2:], strict=True):
-        torch.testing.assert_close(got, want, **CLOSE)
 
 
 def test_what_is_read_is_found_once_a_tile():
@@ -134,55 +130,47 @@ def test_what_is_read_is_found_once_a_tile():
     assert window.gather is not beyond[0]
 
 
-def test_a_cache_gathers_what_it_would_multiply():
-    """Rows of three lengths that join, leave and outgrow the buffer."""
-    outputs = []
-    for cache in both((1, 2, 8), 4):
-        torch.manual_seed(1)
-        seen = []
+def test_rows_of_three_lengths_join_leave_and_outgrow_the_buffer():
+    def written(cache):
         for lengths, steps in (([40, 39, 3], 70), ([5], 3), ([200], 9)):
             filled(cache, lengths)
-            seen += [stepped(cache) for _ in range(steps)]
+            for _ in range(steps):
+                yield stepped(cache)
             cache.drop(0)
-        outputs.append(seen)
-    for got, want in zip(*reversed(outputs), strict=True):
-        torch.testing.assert_close(got, want, **CLOSE)
+
+    assert_agree(written, rows=4)
 
 
 def test_rows_move_to_the_left_in_their_buffers_tile_by_tile():
     """Short texts that come and go for long, in a cache made for long ones."""
-    outputs = []
-    for cache in both((1, 2, 8), 4, columns=600):
-        torch.manual_seed(2)
-        seen, ends = [], []
+
+    def written(cache):
+        ends, first = [], None
         for number in range(120):
             filled(cache, [1 + 7 * number % 12])
-            if number == 0:
-                first = [buffer.data.data_ptr() for buffer in cache._layers[0]]
+            places = [buffer.data.data_ptr() for buffer in cache._layers[0]]
+            first = first or places
             for _ in range(5):
-                seen.append(stepped(cache))
+                yield stepped(cache)
                 ends.append(cache.end)
             while len(cache.starts) == 4 or (number % 50 == 49 and cache.starts):
                 cache.drop(cache.starts.index(cache.first))
         assert 2 * max(ends) < 120 * 5
         assert sum(later < end for end, later in itertools.pairwise(ends)) > 2
-        assert [buffer.data.data_ptr() for buffer in cache._layers[0]] == first
-        outputs.append(seen)
-    for got, want in zip(*reversed(outputs), strict=True):
-        torch.testing.assert_close(got, want, **CLOSE)
+        assert places == first
+
+    assert_agree(written, rows=4, columns=600)
 
 
 def test_rows_without_a_prompt_begin_anywhere_in_a_tile():
     """A T5's answers, which begin where those that are being written stand."""
-    outputs = []
-    for cache in both((1, 2, 8), 3, columns=80):
-        torch.manual_seed(3)
-        seen = []
+
+    def written(cache):
         for number in range(40):
             filled(cache, [0] * ((3 if number else 1) - len(cache.starts)))
-            seen += [stepped(cache) for _ in range(1 + 11 * number % 9)]
+            for _ in range(1 + 11 * number % 9):
+                yield stepped(cache)
             if number:
                 cache.drop(number % 3)
-        outputs.append(seen)
-    for got, want in zip(*reversed(outputs), strict=True):
-        torch.testing.assert_close(got, want, **CLOSE)
+
+    assert_agree(written, rows=3, columns=80)
