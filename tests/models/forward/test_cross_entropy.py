@@ -33,21 +33,11 @@ def inputs(dtype=torch.float32, n=N, v=V):
 def test_equals_cross_entropy(smoothing, chunk_rows, with_bias):
     hidden, weight, bias, labels = inputs()
     wrt = (hidden, weight, bias) if with_bias else (hidden, weight)
-    ours = cross_entropy_sum(
-        hidden,
-        weight,
-        labels,
-        bias=bias if with_bias else None,
-        smoothing=smoothing,
-        chunk_rows=chunk_rows,
-    )
-    theirs = F.cross_entropy(
-        F.linear(hidden, weight, bias if with_bias else None),
-        labels,
-        label_smoothing=smoothing,
-        reduction="sum",
-        ignore_index=IGNORE,
-    )
+    bias = bias if with_bias else None
+    how = {"smoothing": smoothing, "chunk_rows": chunk_rows}
+    ours = cross_entropy_sum(hidden, weight, labels, bias=bias, **how)
+    logits, stock = F.linear(hidden, weight, bias), {"reduction": "sum", "ignore_index": IGNORE}
+    theirs = F.cross_entropy(logits, labels, label_smoothing=smoothing, **stock)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     for mine, other in zip(
         torch.autograd.grad(3.0 * ours, wrt), torch.autograd.grad(3.0 * theirs, wrt), strict=True
@@ -56,8 +46,8 @@ def test_equals_cross_entropy(smoothing, chunk_rows, with_bias):
 
 
 def test_a_kept_graph_gives_its_gradients_again():
-    hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
-    loss = cross_entropy_sum(hidden, weight, torch.arange(5)) / 3.0
+    hidden, weight, _, labels = inputs()
+    loss = cross_entropy_sum(hidden, weight, labels) / 3.0
     first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
     second = torch.autograd.grad(loss, (hidden, weight))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

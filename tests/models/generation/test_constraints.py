@@ -68,16 +68,8 @@ def test_texts_match_their_forms_whatever_shares_the_batch(family, way, tokenize
     def write(rows: int, *, held: bool) -> list[str]:
         spelt = spelling_of(codec)
         constraint = FormConstraint([form(words) for words in asked], spelt) if held else None
-        found = generate(
-            model,
-            prompts,
-            max_new_tokens=120,
-            eos_id=codec.eos_id,
-            pad_id=codec.pad_id,
-            batch_rows=rows,
-            constraint=constraint,
-            **way,
-        )
+        how = {"max_new_tokens": 120, "batch_rows": rows, "constraint": constraint, **way}
+        found = generate(model, prompts, eos_id=codec.eos_id, pad_id=codec.pad_id, **how)
         return [codec.decode(tokens) for tokens in found]
 
     texts = write(6, held=True)
@@ -92,12 +84,7 @@ def test_texts_match_their_forms_whatever_shares_the_batch(family, way, tokenize
 def test_what_no_token_can_write_is_an_error(tokenizers_at):
     codec = load_codec(tokenizers_at["encoder-decoder"])
     constraint = FormConstraint([form(("爆",))], spelling_of(codec))
+    model, how = model_of("t5", vocab=codec.vocab_size), {"constraint": constraint}
+    how |= {"max_new_tokens": 30, "eos_id": codec.eos_id, "pad_id": codec.pad_id}
     with pytest.raises(ConfigError, match="prompt 0 cannot be held to its form"):
-        generate(
-            model_of("t5", vocab=codec.vocab_size),
-            [codec.encode("salt")],
-            max_new_tokens=30,
-            eos_id=codec.eos_id,
-            pad_id=codec.pad_id,
-            constraint=constraint,
-        )
+        generate(model, [codec.encode("salt")], **how)

@@ -41,12 +41,9 @@ def test_filters_keep_what_transformers_keeps(top_k, top_p):
     assert (got - expected).abs().max() < 0.025
 
 
-def test_top_k_zero_keeps_all():
+def test_top_k_zero_keeps_all_and_impossible_tokens_are_never_drawn():
     row = logits()
     assert torch.equal(shares(row, 1.0, 0), shares(row, 1.0, None))
-
-
-def test_impossible_tokens_are_never_drawn():
     row = torch.full((1, 5), -torch.inf)
     row[0, 2], row[0, 3] = 1.0, 1.0
     got = shares(row, 1.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -16,7 +18,7 @@ from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, ConfigError
 from toque.models.gguf import gguf_export as exporting
 from toque.models.gguf.file import TYPES, read_weights, write_gguf
-from toque.models.gguf.gguf_export import export_gguf
+from toque.models.gguf.gguf_export import ExportedGguf, export_gguf
 from toque.models.gguf.gguf_vocabulary import Asking
 from toque.models.gguf.layout import places, suit
 from toque.models.loading.model_export import save_model
@@ -40,39 +42,55 @@ def saved(model: PreTrainedModel, to: Path) -> Path:
     return to
 
 
+@pytest.fixture
+def export(tokenizer_json: str, tmp_path: Path) -> Callable[..., ExportedGguf]:
+    """Exports a model to the folder soup."""
+
+    def exporting(source: Path, kind: str, **more: Any) -> ExportedGguf:
+        how = {"tokenizer_json": tokenizer_json, "asking": ASKING, "prompts": PROMPTS}
+        return export_gguf(source, tmp_path / "soup", kind=kind, **how, **more)
+
+    return exporting
+
+
+@pytest.fixture
+def write(tokenizer_json: str, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a model's file."""
+
+    def writing(model: PreTrainedModel, kind: str = "f32", **more: Any) -> Path:
+        how = {"tokenizer_json": tokenizer_json, "asking": ASKING} | more
+        write_gguf(model, tmp_path / "model.gguf", name="x", kind=kind, **how)
+        return tmp_path / "model.gguf"
+
+    return writing
+
+
 @pytest.mark.parametrize("stored", ["f32", "f16", "q8_0"])
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_every_kind_is_written_read_back_and_compared(
-    kind: str, stored: str, tokenizer_json: str, tmp_path: Path
+    kind: str, stored: str, export: Callable[..., ExportedGguf], tmp_path: Path
 ) -> None:
     source = saved(make(kind), tmp_path / "model")
-    done = export_gguf(
-        source, tmp_path / "soup", kind=stored, tokenizer_json=tokenizer_json, asking=ASKING,
-        prompts=PROMPTS, files={"README.md": "# Soup\n"},
-    )  # fmt: skip
+    done = export(source, stored, files={"README.md": "# Soup\n"})
     assert sorted(p.name for p in (tmp_path / "soup").iterdir()) == ["README.md", done.file]
     assert done.file == f"soup-{stored.upper()}.gguf"
     assert done.prompts == 20
     assert done.unchanged == 20 or stored != "f32"
     with pytest.raises(CheckpointError, match="not empty"):
-        export_gguf(
-            source, tmp_path / "soup", kind=stored, tokenizer_json=tokenizer_json, asking=ASKING,
-            prompts=PROMPTS,
-        )  # fmt: skip
+        export(source, stored)
 
 
 @pytest.mark.parametrize("kind", READ_BY_TRANSFORMERS)
 def test_transformers_reads_the_file_as_the_same_model(
-    kind: str, tokenizer_json: str, tmp_path: Path
+    kind: str, write: Callable[..., Path]
 ) -> None:
     """A reader that shares no line with ours: names, the order of rows, and sizes."""
     model = make(kind)
     suit(model)
-    file = tmp_path / "model.gguf"
-    write_gguf(model, file, name=kind, kind="f32", tokenizer_json=tokenizer_json, asking=ASKING)
+    file = write(model)
     known = {} if READ_BY_TRANSFORMERS[kind] else {"config": model.config}
     read = AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file=file.name, dtype=torch.float32, **known
+        file.parent, gguf_file=file.name, dtype=torch.float32, **known
     ).eval()
     tokens = torch.tensor(PROMPTS)
     with torch.no_grad():
@@ -107,18 +125,15 @@ def test_a_scaled_t5_gets_a_head_that_holds_the_factor() -> None:
 
 
 @pytest.mark.parametrize("stored", TYPES)
-def test_quantised_rows_and_plain_vectors(stored: str, tokenizer_json: str, tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    write_gguf(
-        make("gpt2"), file, name="x", kind=stored, tokenizer_json=tokenizer_json, asking=ASKING
-    )
-    held = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
+def test_quantised_rows_and_plain_vectors(stored: str, write: Callable[..., Path]) -> None:
+    read = gguf.GGUFReader(write(make("gpt2"), stored))
+    held = {tensor.name: tensor.tensor_type.name for tensor in read.tensors}
     assert held["blk.0.attn_qkv.weight"] == held["token_embd.weight"] == stored.upper()
     assert held["blk.0.attn_qkv.bias"] == held["position_embd.weight"] == "F32"
 
 
 def test_a_file_that_computes_something_else_is_not_kept(
-    tokenizer_json: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    export: Callable[..., ExportedGguf], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = saved(make("gpt2"), tmp_path / "model")
 
@@ -128,10 +143,7 @@ def test_a_file_that_computes_something_else_is_not_kept(
 
     monkeypatch.setattr(exporting, "read_weights", of_another)
     with pytest.raises(CheckpointError, match="writes other tokens than the model"):
-        export_gguf(
-            source, tmp_path / "soup", kind="f16", tokenizer_json=tokenizer_json, asking=ASKING,
-            prompts=PROMPTS,
-        )  # fmt: skip
+        export(source, "f16")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
 
@@ -147,35 +159,25 @@ def test_a_file_that_computes_something_else_is_not_kept(
     ],
 )
 def test_what_llama_cpp_does_not_compute_is_refused(
-    kind: str, setting: str, value: object, said: str, tokenizer_json: str, tmp_path: Path
+    kind: str, setting: str, value: object, said: str, write: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = make(kind)
     setattr(model.config, setting, value)
     with pytest.raises(ConfigError, match=said):
-        write_gguf(
-            model, tmp_path / "x", name="x", kind="f16", tokenizer_json=tokenizer_json,
-            asking=ASKING,
-        )  # fmt: skip
-    assert not (tmp_path / "x").exists()
-
-
-def fields(file: Path) -> dict[str, object]:
-    return {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
+        write(model)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_vocabulary_of_a_unigram_spells_its_line_break(
-    tokenizers_at: dict[str, Path], tmp_path: Path
+    tokenizers_at: dict[str, Path], write: Callable[..., Path]
 ) -> None:
     codec = load_codec(tokenizers_at["encoder-decoder"])
     model = make("t5")
     model.resize_token_embeddings(codec.vocab_size + 3)
     suit(model)
-    file = tmp_path / "x.gguf"
     asking = replace(ASKING, unk=codec.unk_id, newline=codec.newline_id, ends_with_eos=True)
-    write_gguf(
-        model, file, name="x", kind="f32", tokenizer_json=codec.tokenizer_json, asking=asking
-    )
-    found = fields(file)
+    read = gguf.GGUFReader(write(model, tokenizer_json=codec.tokenizer_json, asking=asking))
+    found = {name: field.contents() for name, field in read.fields.items()}
     tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     assert found["tokenizer.ggml.model"] == "t5"
     assert tokens[codec.newline_id] == "\n"
@@ -188,11 +190,11 @@ def test_the_vocabulary_of_a_unigram_spells_its_line_break(
     assert len(found["tokenizer.ggml.scores"]) == len(tokens) == codec.vocab_size + 3
 
 
-def test_a_tokenizer_llama_cpp_lacks_is_refused(tokenizer_json: str, tmp_path: Path) -> None:
+def test_a_tokenizer_llama_cpp_lacks_is_refused(
+    tokenizer_json: str, write: Callable[..., Path]
+) -> None:
     odd = tokenizer_json.replace('"type":"ByteLevel","add_prefix_space":false', '"type":"Digits"')
     odd = odd.replace('"type": "ByteLevel", "add_prefix_space": false', '"type": "Digits"')
     assert odd != tokenizer_json
     with pytest.raises(ConfigError, match="tokenizer is BPE over Digits"):
-        write_gguf(
-            make("gpt2"), tmp_path / "x", name="x", kind="f16", tokenizer_json=odd, asking=ASKING
-        )
+        write(make("gpt2"), tokenizer_json=odd)

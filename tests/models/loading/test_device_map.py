@@ -27,6 +27,7 @@ from written import generate
 A, B, C = (torch.device("cuda", number) for number in range(3))
 PARTS = Parts({"wte": 10, "ln_f": 2}, {f"h.{n}": 5 for n in range(4)})
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [7]]
+each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_no_map_where_there_is_no_room(memory):
     assert device_map(PARTS, memory) is None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_every_weight_has_a_part_and_counts_once(family):
     model = model_of(family)
     parts = parts_of(model, torch.float32)
@@ -60,10 +61,15 @@ def test_every_weight_has_a_part_and_counts_once(family):
     assert all(any(n.startswith(f"{part}.") for part in named) for n in model.state_dict())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_precision_and_devices_go_by_the_memory_there_is(family, tmp_path):
+@pytest.fixture
+def folder(family, tmp_path):
     save_model(model_of(family), None, tmp_path / "model", card="", files={})
-    found = check_folder(str(tmp_path / "model"))
+    return str(tmp_path / "model")
+
+
+@each_family
+def test_precision_and_devices_go_by_the_memory_there_is(family, folder):
+    found = check_folder(folder)
     whole = parts_of(model_of(family), torch.float32)
     rest = sum(whole.rest.values())
     assert placement_of(found, {A: whole.bytes}) is None
@@ -79,13 +85,12 @@ def test_precision_and_devices_go_by_the_memory_there_is(family, tmp_path):
         placement_of(found, {A: rest // 2, B: 1})
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_is_read_to_its_devices_in_its_precision(family, tmp_path):
-    save_model(model_of(family), None, tmp_path / "model", card="", files={})
+@each_family
+def test_a_model_is_read_to_its_devices_in_its_precision(family, folder):
     parts = parts_of(model_of(family), torch.bfloat16)
     cpu = dict.fromkeys([*parts.rest, *parts.blocks], torch.device("cpu"))
     placed = Placement(cpu, torch.bfloat16)
-    model = load_model(str(tmp_path / "model"), place=lambda _found: placed)
+    model = load_model(folder, place=lambda _found: placed)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     wanted = model_of(family).to(torch.bfloat16).state_dict()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
@@ -95,20 +100,17 @@ def test_a_model_is_read_to_its_devices_in_its_precision(family, tmp_path):
     assert placement_note(model_of(family)) is None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_texts_through_the_hooks_are_those_without(family):
     plain, hooked = model_of(family), model_of(family)
     parts = parts_of(hooked, torch.float32)
     devices = dict.fromkeys([*parts.rest, *parts.blocks], "cpu")
     dispatch_model(hooked, devices, main_device="cpu", force_hooks=True)
-    texts = [
-        generate(model, PROMPTS, max_new_tokens=12, eos_id=EOS, pad_id=PAD)
-        for model in (plain, hooked)
-    ]
-    assert texts[0] == texts[1]
+    how = {"max_new_tokens": 12, "eos_id": EOS, "pad_id": PAD}
+    assert generate(plain, PROMPTS, **how) == generate(hooked, PROMPTS, **how)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_a_step_and_its_cache_follow_the_layers(family):
     """The device meta computes nothing, and refuses tensors of another all the same."""
     model = model_of(family, shape=shape_of(family, layers=3))

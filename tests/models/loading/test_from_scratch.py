@@ -35,13 +35,9 @@ def test_the_seed_decides_the_weights_and_nothing_else_moves(family_kind, tiny):
 
 def test_the_tokenizers_ids_are_everywhere(family_kind, tiny):
     model = tiny(family_kind)
-    for settings in (model.config, model.generation_config):
-        assert settings.pad_token_id == 0
-        assert settings.eos_token_id == 1
-        assert settings.bos_token_id is None
-    if model.config.is_encoder_decoder:
-        assert model.config.decoder_start_token_id == 0
-        assert model.generation_config.decoder_start_token_id == 0
+    for config in (model.config, model.generation_config):
+        assert (config.pad_token_id, config.eos_token_id, config.bos_token_id) == (0, 1, None)
+        assert not model.config.is_encoder_decoder or config.decoder_start_token_id == 0
     assert model.config.vocab_size == 61
     assert model.get_input_embeddings().weight.shape[0] == 61
 
@@ -68,10 +64,8 @@ def test_a_t5_asked_for_a_head_of_its_own_has_one(tiny):
 
 
 def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
-    model = build_model(family="t5", shape=SMALL_T5, **IDS)
-    assert model.encoder.dropout.p == 0.1
-    model = build_model(family="t5", shape={**SMALL_T5, "dropout_rate": 0.0}, **IDS)
-    assert model.encoder.dropout.p == 0.0
+    for shape, share in ((SMALL_T5, 0.1), ({**SMALL_T5, "dropout_rate": 0.0}, 0.0)):
+        assert build_model(family="t5", shape=shape, **IDS).encoder.dropout.p == share
 
 
 @pytest.mark.parametrize(

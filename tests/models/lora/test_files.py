@@ -19,12 +19,9 @@ from toque.storage.array_headers import with_sorted_metadata
 from toque.storage.atomic import sha256_of
 
 WRITE = """
-import sys
-from pathlib import Path
-
+import pathlib, sys
 from models.lora.test_files import write
-
-write(Path(sys.argv[1]))
+write(pathlib.Path(sys.argv[1]))
 """
 
 
