@@ -69,11 +69,11 @@ def test_source_tokens_pass_the_encoder_and_cross_keys_target_tokens_the_rest():
     target = products_of(model, source_share=0.0)
     into, out, up, down = 6 * 160, 6 * 160, 6 * 384, 6 * 384
     assert source == {
-        (16, 10): (3 + 2 * 2) * into, (10, 16): out, (16, 24): up, (24, 16): down, (16, 61): 0,
+        (16, 10): (3 + 2 * 2) * into, (10, 16): out, (16, 24): up, (24, 16): down, (16, 61): 0
     }  # fmt: skip
     assert target == {
         (16, 10): 2 * 4 * into, (10, 16): 2 * 2 * out, (16, 24): 2 * up, (24, 16): 2 * down,
-        (16, 61): 6 * 16 * 61,
+        (16, 61): 6 * 16 * 61
     }  # fmt: skip
 
 

@@ -48,13 +48,10 @@ def flops_per_token(
     PaLM, appendix B). Norms, activations and the optimizer are not counted. Activation
     checkpointing recomputes without doing more, so it never counts.
 
-    Args:
-        model: A model of one of the families.
-        context: Keys a target token attends on average: half the length of causal examples.
-        labelled_share: Tokens with a label as a share of the decoder's tokens, in [0, 1].
-        source_share: Source tokens as a share of all tokens, in [0, 1]; 0 for decoder-only models.
-        source_context: Source tokens a source token attends. By default `context`.
-        cross_context: Source tokens a target token attends, across. By default `source_context`.
+    `context` are the keys a target token attends on average, half the length of causal examples;
+    `source_context` those a source token attends, by default as many; `cross_context` the source
+    tokens a target token attends, by default as many again. `source_share` is the share of source
+    tokens among all, 0 for decoder-only models.
 
     GPT-NeoX 1.2B at 2048 tokens: 6 * (1.208e9 + 1.03e8) + 12 * 24 * 2048 * 1024 = 8.47e9.
     """
@@ -81,9 +78,9 @@ def products_of(
     6 for each weight the token passes: 2 forward, 2 for the input's gradient and 2 for the
     weight's, which a frozen one does not need. That the layers below the first adapter need no
     gradient at all is ignored, so with adapters this is an upper bound. The output head counts for
-    the tokens with a label only (not a prompt's); looking up an embedding costs nothing. In an
-    encoder-decoder a token passes one side only: source tokens the encoder and the decoder's
-    cross-attention keys and values, target tokens the rest of the decoder and the head.
+    the decoder's tokens with a label only, `labelled_share` (not a prompt's); looking up an
+    embedding costs nothing. In an encoder-decoder a token passes one side only: source tokens the
+    encoder and the decoder's cross-attention keys and values, target tokens all else.
     """
     found: dict[tuple[int, int], float] = {}
     for name, module in unwrapped(model).named_modules():

@@ -10,12 +10,7 @@ import torch
 from toque.config.schema_methods import AdapterConfig
 from toque.models.forward import cpu_linear, varlen_attention
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.loss import (
-    _add_in_pieces,
-    _input_gradient,
-    cross_entropy_sum,
-    loss_sum,
-)
+from toque.models.forward.loss import _add_in_pieces, _input_gradient, cross_entropy_sum, loss_sum
 from toque.models.forward.packed import position_bias
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.layers import attach

@@ -101,8 +101,7 @@ def test_an_adapter_writes_as_its_merged_model(kind, tiny):
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
 @pytest.mark.parametrize(
-    "settings",
-    [{"temperature": 1.0}, {"top_k": 9, "top_p": 0.8, "temperature": 0.7}],
+    "settings", [{"temperature": 1.0}, {"top_k": 9, "top_p": 0.8, "temperature": 0.7}]
 )
 def test_a_draw_depends_on_seed_prompt_and_position_alone(kind, settings, tiny):
     model = tiny(kind)

@@ -136,7 +136,7 @@ def test_llama_cpp_cuts_and_writes_what_toque_does(
     model = build_model(
         family=family, shape=shape_of(family, width=64, inner=96, positions=256, **wide),
         vocab_size=codec.vocab_size, pad_id=codec.pad_id, eos_id=codec.eos_id,
-        bos_id=codec.bos_id, seed=4,
+        bos_id=codec.bos_id, seed=4
     ).eval()  # fmt: skip
     if encoder:
         with torch.no_grad():
@@ -150,7 +150,7 @@ def test_llama_cpp_cuts_and_writes_what_toque_does(
     suit(model)
     asking = Asking(
         begin=None if encoder else codec.bos_id, eos=codec.eos_id, pad=codec.pad_id,
-        unk=codec.unk_id, newline=codec.newline_id, ends_with_eos=encoder, template=None,
+        unk=codec.unk_id, newline=codec.newline_id, ends_with_eos=encoder, template=None
     )  # fmt: skip
     file = tmp_path / "model.gguf"
     write_gguf(

@@ -126,16 +126,8 @@ LOST = "transformer.h.1.ln_1.weight"
             CheckpointError,
             r"pytorch_model\.bin, a pickle",
         ),
-        (
-            lambda f: (f / "model.safetensors").unlink(),
-            CheckpointError,
-            r"no model\.safetensors",
-        ),
-        (
-            lambda f: (f / "config.json").write_text("{"),
-            CheckpointError,
-            "cannot be read as JSON",
-        ),
+        (lambda f: (f / "model.safetensors").unlink(), CheckpointError, r"no model\.safetensors"),
+        (lambda f: (f / "config.json").write_text("{"), CheckpointError, "cannot be read as JSON"),
         (lambda f: (f / "config.json").write_text("[]"), CheckpointError, "holds a list"),
         (lambda f: configured(f, model_type="bert"), ConfigError, 'model_type "bert"'),
     ],

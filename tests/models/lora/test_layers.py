@@ -26,12 +26,7 @@ from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
 from toque.models.loading.model_export import export_model, sample_logits, save_adapter, save_model
 from toque.models.loading.pretrained import load_model, load_with_adapter
-from toque.models.lora.adapter_files import (
-    WEIGHTS,
-    load_adapter,
-    merged,
-    use_adapter,
-)
+from toque.models.lora.adapter_files import WEIGHTS, load_adapter, merged, use_adapter
 from toque.models.lora.frozen import base_sha256, hold_frozen
 from toque.models.lora.layers import attach, refuse_unreached
 
@@ -103,7 +98,7 @@ def test_the_sizes_of_flan_t5_large_and_xl(width, inner, heads, r):
     with torch.device("meta"):
         config = T5Config(
             d_model=width, d_kv=64, d_ff=inner, num_layers=24, num_heads=heads, vocab_size=32128,
-            feed_forward_proj="gated-gelu",
+            feed_forward_proj="gated-gelu"
         )  # fmt: skip
         model = T5ForConditionalGeneration(config)
         attach(model, AdapterConfig(), base="nowhere", seed=1)

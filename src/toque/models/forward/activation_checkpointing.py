@@ -16,7 +16,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from toque.models.forward.compile import blocks
-from toque.models.forward.varlen_attention import attending_with, attention_names, configs_of
+from toque.models.forward.varlen_attention import attending_by, configs_of
 
 
 def recompute_blocks(model: nn.Module, *, offload: bool = False) -> int:
@@ -58,10 +58,10 @@ def _recomputed(
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not (block.training and torch.is_grad_enabled()):
             return original(*args, **kwargs)
-        chosen = attention_names(configs)
+        chosen = configs[0]._attn_implementation  # noqa: SLF001  # one for all parts
 
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-            return nullcontext(), attending_with(configs, chosen)
+            return nullcontext(), attending_by(configs, chosen)
 
         # All that a block reads waits there: for a T5 also the bias and the encoder's states.
         with save_on_cpu(pin_memory=args[0].is_cuda) if offload else nullcontext():

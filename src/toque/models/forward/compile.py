@@ -11,11 +11,7 @@ from torch import nn
 
 
 def compile_blocks(model: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> int:
-    """Compile every transformer block in place; returns their number.
-
-    Parameter names and checkpoints stay. All between the blocks (embeddings, masks, the head) is
-    eager.
-    """
+    """Compile every transformer block in place, and nothing between them; returns their number."""
     found = list(blocks(model))
     for block in found:
         block.compile(backend=backend)

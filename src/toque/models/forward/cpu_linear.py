@@ -105,10 +105,7 @@ def in_bf16(tensor: Tensor) -> bool:
 
 
 def one_product(owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
-    """Outputs of plain layers for `values` [..., I], side by side: [..., sum of O] in bfloat16.
-
-    Their copy is held by `owner`, the module they belong to.
-    """
+    """Outputs of plain layers of `owner`, side by side: [..., I] to [..., sum of O] in bfloat16."""
     weights = [layer.weight for layer in layers]
     copy = _kept(owner, _NAME, weights, sum(map(len, weights)))
     return _product(values, copy, None, weights)

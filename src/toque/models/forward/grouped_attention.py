@@ -170,11 +170,7 @@ def _groups_of(examples: Sequence[Example], *, causal: bool) -> _Groups:
 
 
 def rounded(length: int) -> int:
-    """A length rounded up to a multiple of `MULTIPLE`.
-
-    >>> rounded(33), rounded(64)
-    (64, 64)
-    """
+    """A length rounded up to a multiple of `MULTIPLE`: 33 to 64, 64 to 64."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
@@ -220,18 +216,11 @@ def attend_packed(
 ) -> Tensor:
     """softmax(scale * q @ k.T + bias) @ v within each example of a flat row, [N, H, d].
 
-    Sums and softmax are in float32.
-
-    Args:
-        module: The layer, which says whether later keys are hidden.
-        packed: [N, 3 * H, d] in bfloat16: the heads' queries, keys and values; in cross-attention
-            [N, H, d], the queries alone.
-        others: In cross-attention [M, 2 * H, d], keys and values; else None.
-        plan: Of all tokens that attend.
-        scale: Of the scores.
-        dropout: Share of attention weights set to zero.
-        bias: [1, H, T, S] added to the scores of each example from its first token on, or None; not
-            read in cross-attention, where T5 has none.
+    Sums and softmax are in float32. `packed` is [N, 3 * H, d] in bfloat16, the heads' queries, keys
+    and values; in cross-attention [N, H, d], the queries alone, beside `others` [M, 2 * H, d]. The
+    module says whether later keys are hidden. `dropout` is the share of attention weights set to
+    zero. The bias [1, H, T, S] is added to the scores of each example from its first token on; in
+    cross-attention, where T5 has none, it is not read.
     """
     causal = bool(module.is_causal) and others is None
     groups = plan.causal_groups if causal else plan.groups if others is None else plan.across_groups

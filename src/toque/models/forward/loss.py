@@ -65,10 +65,7 @@ def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def nats_by_example(model: nn.Module, batch: Batch) -> list[list[float]]:
-    """The loss of each example alone, by row in the order of `batch.example_ids`, in nats.
-
-    Their sum is `loss_sum` but for rounding.
-    """
+    """Loss of each example alone in nats, by row in the order of `batch.example_ids`."""
     segments = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
     nats = -log_probabilities(model, batch)
     n_segments = max(map(len, batch.example_ids), default=0)
@@ -125,22 +122,12 @@ def cross_entropy_sum(
     Positions without a label cost nothing: they are removed before the matrix product. Gradients
     are computed with the loss, chunk by chunk, and only for inputs that require one. Under autocast
     the products run in its dtype; softmax, loss and the weight's gradient sum are float32. On a GPU
-    the host waits for the number of labels, unless it is told.
+    the host waits for the number of labels, unless `n_labels` says it.
 
-    Args:
-        hidden: [..., D], the output head's input.
-        weight: [V, D].
-        labels: [...] int64, a token id or IGNORE.
-        bias: [V] or None.
-        smoothing: e above, in [0, 1].
-        chunk_rows: Positions per chunk; by default as many as make chunks efficient.
-        n_labels: Positions with a label, where the host knows.
-
-    Returns:
-        [] float32 (float64 when `hidden` is). Zero, with zero gradients, without any label.
-
-    Raises:
-        ValueError: shapes that do not fit, or a smoothing outside [0, 1].
+    Hidden states are [..., D], the weight [V, D], the bias [V]; labels [...] int64 are token ids or
+    IGNORE. `chunk_rows` are the positions of a chunk, by default as many as make it efficient.
+    Returns [] float32 (float64 when `hidden` is): zero, with zero gradients, without any label.
+    Shapes that do not fit, or a smoothing outside [0, 1], raise ValueError.
     """
     if not 0.0 <= smoothing <= 1.0:
         raise ValueError(f"smoothing is {smoothing}; it must be in [0, 1]")
@@ -216,7 +203,7 @@ class _Gradients:
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """See `cross_entropy_sum`. The gradients are computed in forward and scaled in backward.
+    """The gradients are computed in forward and scaled in backward.
 
     So each chunk's logits are computed once. Recomputing them in backward would cost a third
     matrix product of the head's size for each of the two that a gradient needs.

@@ -23,7 +23,7 @@ from toque.models.families import family_of
 from toque.models.forward import varlen_attention as varlen
 from toque.models.forward.grouped_attention import AttentionPlan, Example
 from toque.models.forward.packed import decoder_rows, scale_decoder_outputs, t5_rows
-from toque.models.forward.varlen_attention import as_attended, attending_by
+from toque.models.forward.varlen_attention import as_attended, attending_by, configs_of
 
 NAME: Final = "toque_outline"
 """Name of the GPU's attention in transformers' registry."""
@@ -89,7 +89,7 @@ def outlined_hidden(
         masks = (torch.ones(rows.rows, 1, n, n, dtype=torch.bool) for n in longest if masked)
         read, write = masks if masked else (None, None)
     written = torch.zeros(shape[0], shape[1] * rows.target, dtype=torch.int64)
-    with attending_by(model, name):
+    with attending_by(configs_of(model), name):
         if not family_of(model.config).is_encoder_decoder:
             return decoder_rows(model, written, written, write)
         source = torch.zeros(shape[0], shape[1] * rows.source, dtype=torch.int64)

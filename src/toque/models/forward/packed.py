@@ -34,7 +34,7 @@ from toque.models.forward import varlen_attention as varlen
 from toque.models.forward.attention_choice import attention_of
 from toque.models.forward.cpu_linear import in_bf16, padded_length
 from toque.models.forward.grouped_attention import AttentionPlan
-from toque.models.forward.varlen_attention import attending_by, examples_in
+from toque.models.forward.varlen_attention import attending_by, configs_of, examples_in
 
 
 def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
@@ -42,10 +42,8 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
 
     Examples that share a row do not influence each other: in self- and cross-attention, tokens see
     only their own segment. It comes after the final norm, and for a T5 with scaled outputs after
-    the factor d_model ** -0.5, so that `output_head` applied to it gives the stock logits.
-
-    Raises:
-        TypeError: the batch is not of the kind that fits the family.
+    the factor d_model ** -0.5, so that `output_head` applied to it gives the stock logits. A batch
+    of the kind that does not fit the family raises TypeError.
     """
     core = unwrapped(model)
     family = family_of(core.config)
@@ -58,11 +56,7 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """The output head's weight [V, D] and bias [V], if it has one.
-
-    Raises:
-        ConfigError: the head is not a plain linear layer, so its weight alone is not the head.
-    """
+    """The output head's weight [V, D] and bias [V], if any; ConfigError if it is no plain layer."""
     head = unwrapped(model).get_submodule("lm_head")
     # peft's wrapper of a table of which some rows are trained: its weight is the whole table with
     # those rows in it, computed.
@@ -76,7 +70,7 @@ def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
-    """The factor between the last norm and the head that only some T5 models have.
+    """Hidden states times the factor before the head that only some T5 models have.
 
     T5 shares its embeddings with the head and scales by d_model ** -0.5; T5 v1.1 and FLAN-T5 do
     neither. transformers keeps the fact as `scale_decoder_outputs`, whatever the weights say.
@@ -95,16 +89,16 @@ def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tenso
             AttentionPlan(examples_in(targets), examples_in(targets, sources)),
         )
         tokens = source.taken(batch.source_tokens), target.taken(batch.target_tokens)
-        with attending_by(core, varlen.NAME):
+        with attending_by(configs_of(core), varlen.NAME):
             hidden = t5_rows(core, *tokens, plans, longest=(plans[0].longest, plans[1].longest))
         hidden = target.put_back(hidden)
     elif attention == "flex":
         tokens = batch.source_tokens, batch.target_tokens
-        with attending_by(core, flex.NAME):
+        with attending_by(configs_of(core), flex.NAME):
             masks = flex.encoder_decoder_masks(batch)
             hidden = t5_rows(core, *tokens, masks, longest=(sources.shape[1], targets.shape[1]))
     else:
-        with attending_by(core, "sdpa"):
+        with attending_by(configs_of(core), "sdpa"):
             read = core.get_submodule("encoder")(
                 input_ids=batch.source_tokens, attention_mask=same_segment(sources, sources)
             ).last_hidden_state
@@ -129,18 +123,18 @@ def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
     causal = fits and all(len(row) <= 1 for row in batch.example_ids)
     if attention == "segments" and not (causal and bool((batch.segments > 0).all())):
         real, plan = _RealTokens.of(batch.segments), AttentionPlan(examples_in(batch.segments))
-        with attending_by(core, varlen.NAME):
+        with attending_by(configs_of(core), varlen.NAME):
             hidden = decoder_rows(core, real.taken(batch.tokens), real.taken(batch.positions), plan)
         return real.put_back(hidden)
     if attention == "flex" and not causal:
-        with attending_by(core, flex.NAME):
+        with attending_by(configs_of(core), flex.NAME):
             return decoder_rows(core, batch.tokens, batch.positions, flex.decoder_masks(batch))
     # Embeddings instead of tokens: without a mask GPT-2 would look for padding among the tokens.
     masked: dict[str, Any] = {}
     if not causal:
         mask = same_segment(batch.segments, batch.segments).tril()
         masked = {"attention_mask": mask, "position_ids": batch.positions}
-    with attending_by(core, "sdpa"):
+    with attending_by(configs_of(core), "sdpa"):
         embeddings = core.get_input_embeddings()(batch.tokens)
         output = core.base_model(inputs_embeds=embeddings, use_cache=False, **masked)
     return cast("Tensor", output.last_hidden_state)

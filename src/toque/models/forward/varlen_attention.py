@@ -14,8 +14,8 @@ Letters: R rows, T queries and S keys of a row, N tokens of the flat one, H head
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -64,40 +64,26 @@ def _runs(segments: Tensor) -> dict[tuple[int, int], tuple[int, int]]:
     return runs
 
 
-Configs = Mapping[int, PretrainedConfig]
-"""The configs of a model's parts by id; encoder and decoder of a T5 have one each."""
-
-
-def configs_of(model: nn.Module) -> Configs:
-    """Every config that names an attention implementation."""
-    return {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
-
-
-def attention_names(configs: Configs) -> dict[int, str]:
-    """The attention implementation of each."""
-    return {key: config._attn_implementation for key, config in configs.items()}  # noqa: SLF001
+def configs_of(model: nn.Module) -> list[PretrainedConfig]:
+    """Every config that names an attention; encoder and decoder of a T5 have one each."""
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    return list({id(part.config): part.config for part in parts}.values())
 
 
 @contextmanager
-def attending_with(configs: Configs, names: Mapping[int, str]) -> Iterator[None]:
-    """A context in which the configs name these attention implementations."""
-    before = attention_names(configs)
-    try:
-        for key, config in configs.items():
-            config._attn_implementation = names[key]  # noqa: SLF001
-        yield
-    finally:
-        for key, config in configs.items():
-            config._attn_implementation = before[key]  # noqa: SLF001
-
-
-def attending_by(model: PreTrainedModel, name: str) -> AbstractContextManager[None]:
-    """A context in which the model's layers attend by a function of transformers' registry.
+def attending_by(configs: Sequence[PretrainedConfig], name: str) -> Iterator[None]:
+    """A context in which layers with these configs attend by a function of transformers' registry.
 
     By ours they take `plan=AttentionPlan(...)` (or of FlexAttention, `BlockMasks`) for masks.
     """
-    configs = configs_of(model)
-    return attending_with(configs, dict.fromkeys(configs, name))
+    before = [config._attn_implementation for config in configs]  # noqa: SLF001
+    try:
+        for config in configs:
+            config._attn_implementation = name  # noqa: SLF001
+        yield
+    finally:
+        for config, other in zip(configs, before, strict=True):
+            config._attn_implementation = other  # noqa: SLF001
 
 
 def _attend(

@@ -45,10 +45,7 @@ class Spelling:
 
 
 class FormConstraint:
-    """Holds each text to its form, one for each prompt; an object serves one call of `generate`.
-
-    Raises ConfigError where llguidance is not installed, or does not read this tokenizer.
-    """
+    """Holds each text to its form, one for each prompt; one object serves one `generate`."""
 
     def __init__(self, forms: Sequence[Form], spelling: Spelling) -> None:
         self._lib = _library()
@@ -65,10 +62,7 @@ class FormConstraint:
     def __call__(
         self, logits: Tensor, *, prompts: Sequence[int], answers: Sequence[Sequence[int]]
     ) -> Tensor:
-        """The logits [n, V], minus infinity written where a token may not be.
-
-        Of each row its prompt's number, and the answer's tokens so far: they only grow.
-        """
+        """The logits [n, V], minus infinity written where a token may not be; answers only grow."""
         from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 
         rows = [self._advanced(i, answer) for i, answer in zip(prompts, answers, strict=True)]

@@ -198,10 +198,5 @@ def _ends(lengths: Tensor, kind: torch.dtype) -> Tensor:
 def _sums(table: Tensor, rows: Tensor, ends: Tensor, weights: Tensor) -> Tensor:
     """Weighted sums of a table's rows, one between each two ends."""
     return functional.embedding_bag(
-        rows,
-        table,
-        ends,
-        mode="sum",
-        per_sample_weights=weights.view(-1),
-        include_last_offset=True,
+        rows, table, ends, mode="sum", per_sample_weights=weights.view(-1), include_last_offset=True
     )

@@ -70,14 +70,10 @@ class NewToken(NamedTuple):
 class LiveRows:
     """The rows that a model writes at present, one an order.
 
-    Args:
-        core: Without dropout, in evaluation mode, its matrix products as `packed_products` makes
-            them.
-        rows: The most rows.
-        columns: Tokens of the longest row, prompt included, for models that read both together.
-        eos_id: Ends an answer.
-        pad_id: As `engine.generate` takes it.
-        constraint: Takes away tokens that may not come next; it knows orders by their numbers.
+    The model is without dropout, in evaluation mode, its matrix products as `packed_products` makes
+    them. `rows` are the most, `columns` the tokens of the longest row, prompt included, for models
+    that read both together. `eos_id` ends an answer; `pad_id` is as `engine.generate` takes it. The
+    constraint takes away tokens that may not come next; it knows orders by their numbers.
     """
 
     @torch.inference_mode()

@@ -38,10 +38,7 @@ _PLAIN: Final = (_Type.F32, _Type.F16, _Type.BF16)
 def write_gguf(
     model: PreTrainedModel, path: Path, *, name: str, kind: str, tokenizer_json: str, asking: Asking
 ) -> None:
-    """Write a model on the CPU that `suit` has seen, and its tokenizer as training read it.
-
-    Raises ConfigError where llama.cpp computes no such model, or has no such tokenizer.
-    """
+    """Write a model on the CPU that `suit` has seen, and its tokenizer as training read it."""
     config: Any = model.config
     arch = architecture_of(config)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])

@@ -62,16 +62,9 @@ def export_gguf(
     """Write the model or adapter of `source` as a GGUF file, read it back and compare.
 
     The folder appears when its file has passed: what is read back must write, token by token, what
-    the source writes with its weights rounded as the file stores them.
-
-    Args:
-        source: a model folder or an adapter folder.
-        to: the folder; nothing may lie there.
-        kind: how weights are stored, one of `TYPES`.
-        tokenizer_json: as training read it.
-        asking: its special tokens and template.
-        prompts: to compare by, as ids.
-        files: texts of further files, by name.
+    the source writes after each of `prompts`, ids, with its weights rounded as the file stores
+    them. `kind` is one of `TYPES`, `asking` the tokenizer's special tokens and template, `files`
+    the texts of further files, by name.
 
     Raises ConfigError where llama.cpp computes no such model, or has no such tokenizer;
     CheckpointError where `to` is taken or cannot be written, or another model was read back.

@@ -54,10 +54,7 @@ class Asking:
 def write_vocabulary(
     writer: gguf.GGUFWriter, tokenizer_json: str, asking: Asking, *, rows: int
 ) -> None:
-    """Write the fields `tokenizer.*`; rows of the embedding without a token count as unused.
-
-    Raises ConfigError where llama.cpp has no tokenizer of this kind.
-    """
+    """Write the fields `tokenizer.*`; rows of the embedding without a token count as unused."""
     state = json.loads(tokenizer_json)
     model = state["model"]
     steps = {step["type"]: step for step in _steps(state["pre_tokenizer"])}

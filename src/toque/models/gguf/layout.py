@@ -47,10 +47,7 @@ _COMPUTED: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
         "hidden_act": ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
         "attention_bias": (True,),
     },
-    "t5": {
-        "feed_forward_proj": ("relu", "gated-gelu"),
-        "relative_attention_max_distance": (128,),
-    },
+    "t5": {"feed_forward_proj": ("relu", "gated-gelu"), "relative_attention_max_distance": (128,)},
 }
 """Entries that llama.cpp takes for granted and a config.json may change, by type."""
 

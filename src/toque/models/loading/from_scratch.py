@@ -38,10 +38,7 @@ _OLDER_NAMES = ("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")
 _SIZE = re.compile(r"(n|num|d)_.*|.*_(size|dim|positions|embeddings)")
 """Arguments that count something."""
 
-_DEFAULTS_TOO_LARGE = {
-    "neox": ("GPT-NeoX-20B", "80 GB"),
-    "llama": ("Llama-2-7B", "27 GB"),
-}
+_DEFAULTS_TOO_LARGE = {"neox": ("GPT-NeoX-20B", "80 GB"), "llama": ("Llama-2-7B", "27 GB")}
 """The model that a family's default config describes, and its size in float32."""
 
 _MUST_SAY = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

@@ -83,10 +83,7 @@ _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def refuse_push(name: str) -> None:
-    """Refuse what cannot be pushed to, before anything is written; nothing is sent.
-
-    ConfigError for what is no repository's name, without a network, or without a login.
-    """
+    """Refuse, with a ConfigError, what cannot be pushed to; nothing is written or sent."""
     from huggingface_hub import constants, get_token
 
     shown = argument(f"push_to={name}")

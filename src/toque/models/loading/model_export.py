@@ -46,14 +46,10 @@ def save_model(
     the config says `tie_word_embeddings: false`, and the head is in the file even when it equals
     the embedding: that flag is what every version of transformers decides the scaling by.
 
-    Args:
-        model: A transformers model, adapters merged.
-        codec_folder: A tokenizer folder, whose files are copied; None where `files` has them.
-        folder: Where to; a model that is already there is replaced at the last moment. Raises
-            CheckpointError where it cannot be written, or holds something other than a model.
-        card: The text of README.md.
-        files: Texts of further files, by their place in the folder; they replace copied ones.
-        max_new_tokens: Longest text that `model.generate` writes when not told otherwise.
+    The model's adapters are merged. Tokenizer files are copied from `codec_folder`; `files`, texts
+    by their place in the folder, replace them; `card` becomes README.md. `max_new_tokens` is what
+    `model.generate` writes when not told otherwise. A model that is already there is replaced at
+    the last moment; CheckpointError where that fails, or `folder` holds something else.
     """
     write = partial(_write_model, model, max_new_tokens=max_new_tokens)
     _write_folder(folder, write, codec_folder, {**files, "README.md": card})

@@ -52,10 +52,7 @@ def read_config_json(folder: Path) -> dict[str, Any]:
 
 
 def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> None:
-    """Refuse sizes and shares that no model has, and more weights than its files hold.
-
-    The CheckpointError names the entry of `file`, what it is and what is allowed.
-    """
+    """Refuse, by name, sizes and shares that no model has, and more weights than the files hold."""
     if raw.get("quantization_config") is not None:
         raise CheckpointError(
             f"{file} says that the weights are quantised (quantization_config), and only weights "
@@ -197,10 +194,7 @@ class StoredWeights:
 
 
 def stored_weights(folder: Path) -> StoredWeights:
-    """Weights of a model folder; headers and lengths are checked, no tensor is read.
-
-    Raises CheckpointError where a file is missing or damaged, or there are only pickles.
-    """
+    """Weights of a model folder, headers and lengths checked; CheckpointError if one is damaged."""
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(folder):

@@ -103,11 +103,7 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
 
 
 def load_model(
-    path: str,
-    *,
-    family: str = "auto",
-    vocab_size: int | None = None,
-    place: Place | None = None,
+    path: str, *, family: str = "auto", vocab_size: int | None = None, place: Place | None = None
 ) -> PreTrainedModel:
     """A pretrained model in float32 on the CPU, in evaluation mode, dropout as its config says.
 

@@ -92,12 +92,7 @@ def read_frozen(
 
 
 def _hold(
-    model: nn.Module,
-    path: str,
-    layer: Any,
-    weight: Tensor,
-    dtype: torch.dtype,
-    form: Form | None,
+    model: nn.Module, path: str, layer: Any, weight: Tensor, dtype: torch.dtype, form: Form | None
 ) -> None:
     # T5's `wo` is too coarse in float16 and in 8 bits (Dettmers et al. 2022 leave it out, as
     # transformers does); bfloat16, in which autocast computes it, it bears.

@@ -102,10 +102,7 @@ class Nf4:
 
 
 class Outlined:
-    """A form by the sizes of its tensors alone, for a plan: it computes nothing.
-
-    nf4: 4 bits a weight, 8 for each block of 64, and 32 for each 256 blocks (QLoRA, section 3).
-    """
+    """A form by the sizes of its tensors alone, for a plan; nf4's as QLoRA, section 3, has them."""
 
     def __init__(self, name: FormName) -> None:
         self._name = name
