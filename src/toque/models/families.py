@@ -68,9 +68,18 @@ def family_of(config: PretrainedConfig) -> Family:
     """The family of a model's config; ConfigError if none holds its type and attention."""
     model_type = config.model_type
     for family in FAMILIES.values():
-        if model_type in family.model_types:
-            _refuse_sliding_window(config)
-            return family
+        if model_type not in family.model_types:
+            continue
+        window = getattr(config, "sliding_window", None)
+        if window is not None and getattr(config, "use_sliding_window", True):
+            # Our masks give every layer full attention, so it would silently be ignored.
+            raise ConfigError(
+                f"This {model_type} checkpoint limits attention to a sliding window of {window} "
+                "tokens, which packed training here does not reproduce. Use a checkpoint without "
+                'one, or, when all rows are shorter than the window, set "sliding_window": null in '
+                "its config.json: the two are then the same model."
+            )
+        return family
     raise unknown_type(model_type)
 
 
@@ -82,18 +91,6 @@ def unknown_type(model_type: object, *, has_code: bool = False) -> ConfigError:
         f'The model\'s config.json says model_type "{model_type}", which no family here covers.'
         f"{code} Model types that work: {known}."
     )
-
-
-def _refuse_sliding_window(config: PretrainedConfig) -> None:
-    """Our masks give every layer full attention, so a window would silently be ignored."""
-    window = getattr(config, "sliding_window", None)
-    if window is not None and getattr(config, "use_sliding_window", True):
-        raise ConfigError(
-            f"This {config.model_type} checkpoint limits attention to a sliding window of {window} "
-            "tokens, which packed training here does not reproduce. Use a checkpoint without one, "
-            'or, when all rows are shorter than the window, set "sliding_window": null in its '
-            "config.json: the two are then the same model."
-        )
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:

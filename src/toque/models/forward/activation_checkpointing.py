@@ -6,7 +6,7 @@ runs (`varlen_attention.py`), and the recomputation in backward must choose as f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
+from transformers import PretrainedConfig
 
 from toque.models.forward.compile import blocks
 from toque.models.forward.varlen_attention import attending_by, configs_of
@@ -26,35 +27,32 @@ def recompute_blocks(model: nn.Module, *, offload: bool = False) -> int:
     repeats its draws. With `offload` these inputs wait in the machine's memory. Compile first, if
     at all: a compiled block is wrapped as such.
     """
-    found = list(blocks(model))
+    found, configs = list(blocks(model)), configs_of(model)
     for block in found:
         compiled = block._compiled_call_impl  # noqa: SLF001  # it has no public name
         if compiled is not None:
-            block._compiled_call_impl = _recomputed(model, block, compiled, offload=offload)  # noqa: SLF001
+            block._compiled_call_impl = _recomputed(configs, block, compiled, offload=offload)  # noqa: SLF001
         else:
-            block.forward = _recomputed(model, block, block.forward, offload=offload)
+            block.forward = _recomputed(configs, block, block.forward, offload=offload)
     return len(found)
 
 
 def stop_recomputing(model: nn.Module) -> None:
     """Undo `recompute_blocks`."""
     for block in blocks(model):
-        for name in ("forward", "_compiled_call_impl"):
-            wrapper = vars(block).get(name)
-            original = getattr(wrapper, "_toque_original", None)
-            if original is None:
-                continue
-            if name == "forward":
-                del block.forward
-            else:
-                block._compiled_call_impl = original  # noqa: SLF001
+        if hasattr(vars(block).get("forward"), "_toque_original"):
+            del block.forward
+        compiled = block._compiled_call_impl  # noqa: SLF001
+        block._compiled_call_impl = getattr(compiled, "_toque_original", compiled)  # noqa: SLF001
 
 
 def _recomputed(
-    model: nn.Module, block: nn.Module, original: Callable[..., Any], *, offload: bool
+    configs: Sequence[PretrainedConfig],
+    block: nn.Module,
+    original: Callable[..., Any],
+    *,
+    offload: bool,
 ) -> Callable[..., Any]:
-    configs = configs_of(model)
-
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not (block.training and torch.is_grad_enabled()):
             return original(*args, **kwargs)

@@ -46,10 +46,7 @@ def loss_sum(
 
 
 def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
-    """The log-probability in nats the model gives each label, [R, L] or [R, T]; 0 without a label.
-
-    Logits exist for some of the labelled positions at a time.
-    """
+    """Log-probability in nats of each label, [R, L] or [R, T], by chunks; 0 without a label."""
     weight, bias = output_head(model)
     hidden = hidden_states(model, batch)
     labelled = batch.labels != IGNORE

@@ -310,10 +310,7 @@ class KVCache:
         self._groups = []
 
     def begin(self) -> list[AttentionWindow]:
-        """Make room for one more token a row; returns the windows that end with it.
-
-        Their masks are [rows, 1, 1, K] of 0 and -inf.
-        """
+        """Make room for one more token a row; returns the windows that end with it."""
         kept = self.end - self.first
         # A move copies fewer columns than steps and prompts have left behind since the last one.
         if self.end == self._width or self.first >= kept + SPARE:

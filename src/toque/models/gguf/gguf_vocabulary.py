@@ -90,7 +90,16 @@ def write_vocabulary(
     writer.add_token_types(types)
     if scores is not None:
         writer.add_token_scores(scores)
-    _write_special(writer, asking)
+    # Left out, llama.cpp would take ids of its own for begin and end.
+    writer.add_bos_token_id(asking.eos if asking.begin is None else asking.begin)
+    writer.add_eos_token_id(asking.eos)
+    writer.add_pad_token_id(asking.pad)
+    if asking.unk is not None:
+        writer.add_unk_token_id(asking.unk)
+    writer.add_add_bos_token(asking.begin is not None)
+    writer.add_add_eos_token(asking.ends_with_eos)
+    if asking.template is not None:
+        writer.add_chat_template(asking.template)
 
 
 def _steps(step: Any) -> Iterator[dict[str, Any]]:
@@ -168,16 +177,3 @@ def _tokens(
         tokens.append(piece)
         types.append(kind)
     return tokens, types
-
-
-def _write_special(writer: gguf.GGUFWriter, asking: Asking) -> None:
-    # Left out, llama.cpp would take ids of its own for begin and end.
-    writer.add_bos_token_id(asking.eos if asking.begin is None else asking.begin)
-    writer.add_eos_token_id(asking.eos)
-    writer.add_pad_token_id(asking.pad)
-    if asking.unk is not None:
-        writer.add_unk_token_id(asking.unk)
-    writer.add_add_bos_token(asking.begin is not None)
-    writer.add_add_eos_token(asking.ends_with_eos)
-    if asking.template is not None:
-        writer.add_chat_template(asking.template)

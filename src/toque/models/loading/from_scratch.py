@@ -120,10 +120,7 @@ def give_own_head(model: PreTrainedModel, weight: torch.Tensor | None = None) ->
 
 
 def outline_of(folder: Path) -> PreTrainedModel:
-    """The model that a folder's config.json describes, with fresh weights in place of its own.
-
-    Under `FakeTensorMode`, which it is for, these take no memory. Raises what `config_in` raises.
-    """
+    """The model of a folder's config.json with fresh weights, to be made in `FakeTensorMode`."""
     check_config(read_config_json(folder), folder / "config.json", None)
     config = config_in(folder)
     family = family_of(config)
@@ -138,11 +135,7 @@ def outline_of(folder: Path) -> PreTrainedModel:
 
 
 def config_in(folder: Path) -> PretrainedConfig:
-    """The config in a model's folder.
-
-    Raises ConfigError for a kind that transformers does not know, CheckpointError for a known kind
-    that it cannot read.
-    """
+    """The config in a model's folder; ConfigError or CheckpointError if it cannot be read."""
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False

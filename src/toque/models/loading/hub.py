@@ -99,10 +99,7 @@ def refuse_push(name: str) -> None:
 
 
 def push(folder: Path, name: str) -> None:
-    """Copy a folder into a repository, which is made private where it does not exist.
-
-    ConfigError where the hub does not take it, or cannot be reached.
-    """
+    """Copy a folder into a repository, new ones private; ConfigError where the hub refuses it."""
     from huggingface_hub import HfApi, constants
 
     api = HfApi(endpoint=constants.ENDPOINT)

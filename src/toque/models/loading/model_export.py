@@ -64,10 +64,7 @@ def save_adapter(
     base_hash: str,
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write the adapter of `model`, tokenizer and card, as `save_model` does.
-
-    `base_hash` is `base_sha256` of the weights it was trained beside.
-    """
+    """Write an adapter, as `save_model` a model; `base_hash` is `base_sha256` of its base."""
     write = partial(write_adapter, model, base_hash=base_hash)
     _write_folder(folder, write, codec_folder, {**files, "README.md": card})
 
