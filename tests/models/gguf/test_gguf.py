@@ -23,6 +23,7 @@ from toque.models.gguf.gguf_vocabulary import Asking
 from toque.models.gguf.layout import places, suit
 from toque.models.loading.model_export import save_model
 
+Export, Write = Callable[..., ExportedGguf], Callable[..., Path]
 ASKING = Asking(
     begin=None, eos=EOS, pad=PAD, unk=None, newline=None, ends_with_eos=False, template=None
 )
@@ -43,7 +44,7 @@ def saved(model: PreTrainedModel, to: Path) -> Path:
 
 
 @pytest.fixture
-def export(tokenizer_json: str, tmp_path: Path) -> Callable[..., ExportedGguf]:
+def export(tokenizer_json: str, tmp_path: Path) -> Export:
     """Exports a model to the folder soup."""
 
     def exporting(source: Path, kind: str, **more: Any) -> ExportedGguf:
@@ -54,7 +55,7 @@ def export(tokenizer_json: str, tmp_path: Path) -> Callable[..., ExportedGguf]:
 
 
 @pytest.fixture
-def write(tokenizer_json: str, tmp_path: Path) -> Callable[..., Path]:
+def write(tokenizer_json: str, tmp_path: Path) -> Write:
     """Writes a model's file."""
 
     def writing(model: PreTrainedModel, kind: str = "f32", **more: Any) -> Path:
@@ -68,7 +69,7 @@ def write(tokenizer_json: str, tmp_path: Path) -> Callable[..., Path]:
 @pytest.mark.parametrize("stored", ["f32", "f16", "q8_0"])
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_every_kind_is_written_read_back_and_compared(
-    kind: str, stored: str, export: Callable[..., ExportedGguf], tmp_path: Path
+    kind: str, stored: str, export: Export, tmp_path: Path
 ) -> None:
     source = saved(make(kind), tmp_path / "model")
     done = export(source, stored, files={"README.md": "# Soup\n"})
@@ -81,9 +82,7 @@ def test_every_kind_is_written_read_back_and_compared(
 
 
 @pytest.mark.parametrize("kind", READ_BY_TRANSFORMERS)
-def test_transformers_reads_the_file_as_the_same_model(
-    kind: str, write: Callable[..., Path]
-) -> None:
+def test_transformers_reads_the_file_as_the_same_model(kind: str, write: Write) -> None:
     """A reader that shares no line with ours: names, the order of rows, and sizes."""
     model = make(kind)
     suit(model)
@@ -125,7 +124,7 @@ def test_a_scaled_t5_gets_a_head_that_holds_the_factor() -> None:
 
 
 @pytest.mark.parametrize("stored", TYPES)
-def test_quantised_rows_and_plain_vectors(stored: str, write: Callable[..., Path]) -> None:
+def test_quantised_rows_and_plain_vectors(stored: str, write: Write) -> None:
     read = gguf.GGUFReader(write(make("gpt2"), stored))
     held = {tensor.name: tensor.tensor_type.name for tensor in read.tensors}
     assert held["blk.0.attn_qkv.weight"] == held["token_embd.weight"] == stored.upper()
@@ -133,7 +132,7 @@ def test_quantised_rows_and_plain_vectors(stored: str, write: Callable[..., Path
 
 
 def test_a_file_that_computes_something_else_is_not_kept(
-    export: Callable[..., ExportedGguf], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = saved(make("gpt2"), tmp_path / "model")
 
@@ -159,7 +158,7 @@ def test_a_file_that_computes_something_else_is_not_kept(
     ],
 )
 def test_what_llama_cpp_does_not_compute_is_refused(
-    kind: str, setting: str, value: object, said: str, write: Callable[..., Path], tmp_path: Path
+    kind: str, setting: str, value: object, said: str, write: Write, tmp_path: Path
 ) -> None:
     model = make(kind)
     setattr(model.config, setting, value)
@@ -169,7 +168,7 @@ def test_what_llama_cpp_does_not_compute_is_refused(
 
 
 def test_the_vocabulary_of_a_unigram_spells_its_line_break(
-    tokenizers_at: dict[str, Path], write: Callable[..., Path]
+    tokenizers_at: dict[str, Path], write: Write
 ) -> None:
     codec = load_codec(tokenizers_at["encoder-decoder"])
     model = make("t5")
@@ -190,9 +189,7 @@ def test_the_vocabulary_of_a_unigram_spells_its_line_break(
     assert len(found["tokenizer.ggml.scores"]) == len(tokens) == codec.vocab_size + 3
 
 
-def test_a_tokenizer_llama_cpp_lacks_is_refused(
-    tokenizer_json: str, write: Callable[..., Path]
-) -> None:
+def test_a_tokenizer_llama_cpp_lacks_is_refused(tokenizer_json: str, write: Write) -> None:
     odd = tokenizer_json.replace('"type":"ByteLevel","add_prefix_space":false', '"type":"Digits"')
     odd = odd.replace('"type": "ByteLevel", "add_prefix_space": false', '"type": "Digits"')
     assert odd != tokenizer_json

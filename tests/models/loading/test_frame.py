@@ -102,18 +102,16 @@ def test_16_bit_files_too(tmp_path: Path) -> None:
     assert not any(".wo." in n for n in kept)
 
 
-def test_a_frame_has_no_memory_for_its_matrices(tmp_path: Path) -> None:
-    make("llama").save_pretrained(tmp_path / "m")
-    frame = load_frame(check_folder(str(tmp_path / "m")))
+def test_a_frame_has_no_memory_for_its_matrices_and_only_the_models_own_names(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "m"
+    make("llama").save_pretrained(path)
+    frame = load_frame(check_folder(str(path)))
     assert frame is not None
     matrices = frozen_matrices(frame)
     assert len(matrices) == 14
     assert {m.weight.untyped_storage().nbytes() for m in matrices.values()} == {4}  # type: ignore[union-attr]
-
-
-def test_what_is_not_the_models_own_is_left_to_transformers(tmp_path: Path) -> None:
-    path = tmp_path / "m"
-    make("llama").save_pretrained(path)
     tensors = load_file(path / "model.safetensors")
     lost = {n: t for n, t in tensors.items() if "layers.1.mlp.up" not in n}
     save_file(lost, path / "model.safetensors", {"format": "pt"})

@@ -1,17 +1,21 @@
-"""Hub names without a network: an answer in words, at once."""
+"""Hub names without a network, and the upload of a finished folder: what fails, in words."""
 
 from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
+from fixtures.hub import Hub
+from fixtures.hub import hub as hub_served
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError
 from toque.models.loading import hub
-from toque.models.loading.hub import resolve_folder
+from toque.models.loading.hub import push, refuse_push, resolve_folder
 
 NAME = "toque-tests/no-such-model"
 
@@ -75,3 +79,50 @@ def test_a_copy_in_the_cache_is_used_without_asking(monkeypatch, tmp_path):
 def test_what_can_only_be_a_folder_never_asks_the_hub(path):
     with pytest.raises(ConfigError, match="there is no such folder"):
         resolve_folder(path, setting="model.tokenizer")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with hub_served() as served:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        yield served
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "soup" / "toque").mkdir(parents=True)
+    (tmp_path / "soup" / "README.md").write_text("# Soup\n")
+    (tmp_path / "soup" / "toque" / "model.json").write_text("{}")
+    return tmp_path / "soup"
+
+
+def test_every_file_arrives_in_a_private_repository(server: Hub, folder: Path) -> None:
+    refuse_push("me/soup")
+    push(folder, "me/soup")
+    assert server.repositories == {"me/soup": True}
+    assert server.files == {"README.md": b"# Soup\n", "toque/model.json": b"{}"}
+    assert server.tokens == {"Bearer hf_secret"}
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_hub_that_refuses_or_is_away_is_a_paragraph_without_the_token(
+    server: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    server.refuses = True
+    if not is_there:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(
+        ConfigError, match=r"is written and whole, and .* did not take it as me/soup"
+    ) as found:
+        push(folder, "me/soup")
+    assert "hf_secret" not in str(found.value)
+    assert server.files == {}
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("name", ["soup", "../soup", "a/b/c", "me/", "https://x/y"])
+def test_only_a_repository_is_pushed_to(name: str) -> None:
+    with pytest.raises(ConfigError, match="names no repository"):
+        refuse_push(name)
