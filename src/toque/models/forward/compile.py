@@ -37,10 +37,7 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 
 def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:
-    """A context in which compiled blocks run as they were written.
-
-    For generation: every new token has another shape, and each would be compiled for itself.
-    """
+    """A context in which compiled blocks run as written: each new token has another shape."""
     # Asking for the stance loads the compiler, which takes a second: only where one is in use.
     if any(block._compiled_call_impl is not None for block in blocks(model)):  # noqa: SLF001
         stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
@@ -49,10 +46,7 @@ def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:
 
 
 class CompileSeconds:
-    """Seconds that compiling took since the last call.
-
-    A shape that is new is compiled where it comes up, in the midst of an update or an evaluation.
-    """
+    """Seconds that compiling took since the last call, as for a shape that is new."""
 
     def __init__(self) -> None:
         # It loads the compiler, which takes a second: only for a run that compiles.

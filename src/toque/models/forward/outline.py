@@ -73,10 +73,7 @@ def outlined_hidden(
     *,
     masked: bool = False,
 ) -> Tensor:
-    """The output head's input [1, N, D] (CPU) or [R, L, D]; call it under `FakeTensorMode`.
-
-    On a GPU `masked` means dense masks instead of kernels that need none; `plans` are a CPU's.
-    """
+    """The output head's input [1, N, D] (CPU) or [R, L, D], with dense masks if `masked`."""
     read: object
     write: object
     if where == "cpu":

@@ -3,7 +3,7 @@
 Stock transformers modules do the work; ours are the means that keep packed examples apart, one for
 each device: variable-length attention on a CPU (`varlen_attention.py`), FlexAttention on a GPU
 (`flex_attention.py`), masks where neither works. The logits of a whole batch never exist
-(`cross_entropy.py`).
+(`loss.py`).
 
 Variable-length attention does not care where a row ends, and every other layer works token by
 token. So on a CPU the padding is removed before the first layer and put back, as zeros, after the

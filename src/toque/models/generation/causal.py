@@ -164,10 +164,7 @@ def _rotation(base: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Ten
 
 
 def _rotated(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
-    """RoPE (Su et al. 2021, eq. 34) of the first columns of every head; the others stay.
-
-    GPT-NeoX rotates a part of each head and Llama all of it; NeoX's function does both.
-    """
+    """RoPE (Su et al. 2021, eq. 34) of the first columns of every head, of Llama's all."""
     near = cosine.to(query.device), sine.to(query.device)
     rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *near)  # type: ignore[no-untyped-call]
     return rotated

@@ -47,27 +47,24 @@ def generate(
     """The tokens a model writes after each prompt, without the end token.
 
     Continuous batching: prompts run together, longest first, and the next prompt takes the place
-    of a finished one, so the batch stays full while any wait.
-    A decoder-only model also stops where its positions end: a prompt of P tokens gets at most
-    `max_position_embeddings - P + 1` new ones.
+    of a finished one, so the batch stays full while any wait; at most MOST_ROWS of them where
+    `batch_rows` is None. A decoder-only model also stops where its positions end: a prompt of P
+    tokens gets at most `max_position_embeddings - P + 1` new ones. The model's dropout is off
+    meanwhile. An empty prompt, one that leaves no room, or too little memory for one row raises
+    ConfigError.
 
     Args:
-        model: Left in the mode it came in; dropout is off meanwhile.
+        model: Left in the mode it came in.
         prompts: Token ids as the store has them: [bos if any] + text for a decoder-only model,
             text + [eos] for an encoder-decoder.
-        options: How they are written; `max_new_tokens` is set. At most MOST_ROWS prompts are
-            written at a time where `batch_rows` is None.
+        options: How they are written; `max_new_tokens` is set.
         eos_id: Ends an answer.
         pad_id: Fills the short prompts of a batch; starts an encoder-decoder's answer.
         constraint: Takes away tokens that may not come next; see `constraints.py`.
-        on_progress: Called after every token with (finished prompts, all prompts, share of the
-            work); the share counts tokens, and every answer as the longest until it has ended.
-        on_token: Called with a prompt's number and its next token as soon as it is written, and
-            with None once the answer has ended.
+        on_progress: Told after every token of finished prompts, all prompts and the share of the
+            work, which counts tokens, and every answer as the longest until it has ended.
+        on_token: Told a prompt's number and its next token, and None once the answer has ended.
         on_notice: Told in a sentence where memory ran out and fewer rows are written at a time.
-
-    Raises:
-        ConfigError: an empty prompt, one that leaves no room, or too little memory for one row.
     """
     core, longest = unwrapped(model), options.max_new_tokens
     if longest is None:
@@ -173,7 +170,7 @@ def _shortest_last(order: Order) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off; afterwards every module is in the mode it came in."""
+    """A context with dropout off; afterwards every module is in the mode it came in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
-
-from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError
 from toque.models.families import max_positions
@@ -75,7 +74,8 @@ def export_gguf(
     architecture_of(model.config)
     room = max_positions(model.config)
     shown = [list(prompt if room is None else prompt[: max(1, room // 2)]) for prompt in prompts]
-    before = _greedy(model, shown, asking)
+    write = partial(generate, model, shown, _OPTIONS, eos_id=asking.eos, pad_id=asking.pad)
+    before = write()
     suit(model)
     file = gguf_name(to, kind)
     try:
@@ -85,11 +85,11 @@ def export_gguf(
                 model, path, name=to.name, kind=kind, tokenizer_json=tokenizer_json, asking=asking
             )
             round_weights(model, kind)
-            expected = _greedy(model, shown, asking)
+            expected = write()
             for weight in model.parameters():  # what is not read back is seen to be missing
                 weight.detach().fill_(float("nan"))
             read_weights(model, path)
-            found = _greedy(model, shown, asking)
+            found = write()
             if found != expected:
                 other = sum(a != b for a, b in zip(expected, found, strict=True))
                 raise CheckpointError(
@@ -108,9 +108,3 @@ def export_gguf(
 def gguf_name(to: Path, kind: str) -> str:
     """The file's name in its folder: soup-Q8_0.gguf."""
     return f"{to.name}-{kind.upper()}.gguf"
-
-
-def _greedy(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], asking: Asking
-) -> list[list[int]]:
-    return generate(model, prompts, _OPTIONS, eos_id=asking.eos, pad_id=asking.pad)

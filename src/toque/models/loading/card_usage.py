@@ -27,11 +27,7 @@ print(tokenizer.decode(written[0], skip_special_tokens=True))"""
 def with_usage(
     card: str, *, prompt: str | None, encoder: bool, max_new_tokens: int, portable: bool
 ) -> str:
-    """The card of a whole model with its usage section, in place of an older one.
-
-    Without an example of a prompt it has none. `portable`: plain transformers reads the model's
-    tokenizer as Toque does.
-    """
+    """A whole model's card with its usage section; without an example of a prompt it has none."""
     if prompt is None:
         return without_usage(card)
     if not portable:
@@ -53,10 +49,7 @@ def with_usage(
 def with_gguf_usage(
     card: str, *, file: str, prompt: str | None, ends: str, encoder: bool, max_new_tokens: int
 ) -> str:
-    """The card of a GGUF file, with its usage section in place of the older one.
-
-    `ends` is what ends a prompt. An encoder-decoder is shown in llama.cpp alone, Ollama runs none.
-    """
+    """A GGUF file's card with its usage section; Ollama runs no encoder-decoder."""
     if prompt is None:
         return without_usage(card)
     asked = prompt + ends.encode("unicode_escape").decode()

@@ -60,10 +60,7 @@ def parts_of(model: nn.Module, dtype: torch.dtype) -> Parts:
 
 
 def device_map(parts: Parts, memory: Mapping[torch.device, int]) -> dict[str, torch.device] | None:
-    """The device of each part, filled in order; None where they have no room.
-
-    `memory` is the bytes that weights may take on each; the first takes what is no block.
-    """
+    """Devices of the parts, filled in order, the first with what is no block; None without room."""
     devices = list(memory)
     first, room = devices[0], dict(memory)
     room[first] -= sum(parts.rest.values())

@@ -97,19 +97,6 @@ def _write_folder(
         ) from error
 
 
-def tensors_to_save(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's weights by name, one that two places share only once.
-
-    Of a shared weight the embedding's name is kept, which is the one transformers ties from.
-    """
-    tensors = {name: p.detach() for name, p in model.named_parameters()}  # shared: first name only
-    kept = set(model.state_dict())
-    tensors |= {name: b for name, b in model.named_buffers() if name in kept}
-    if not _scales_outputs(model):
-        tensors["lm_head.weight"] = model.get_parameter("lm_head.weight").detach().clone()
-    return {name: t.contiguous().cpu() for name, t in tensors.items()}
-
-
 def _write_model(model: PreTrainedModel, folder: Path, *, max_new_tokens: int | None) -> None:
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
@@ -123,7 +110,14 @@ def _write_model(model: PreTrainedModel, folder: Path, *, max_new_tokens: int | 
         if max_new_tokens is not None:
             generation.max_new_tokens = max_new_tokens
         generation.save_pretrained(folder)
-    save_file(tensors_to_save(model), folder / "model.safetensors", metadata={"format": "pt"})
+    # One that two places share only once, by the embedding's name, which transformers ties from.
+    tensors = {name: p.detach() for name, p in model.named_parameters()}
+    kept = set(model.state_dict())
+    tensors |= {name: b for name, b in model.named_buffers() if name in kept}
+    if not _scales_outputs(model):
+        tensors["lm_head.weight"] = model.get_parameter("lm_head.weight").detach().clone()
+    held = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _scales_outputs(model: PreTrainedModel) -> bool:

@@ -143,11 +143,7 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
 
 
 def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """`model` with its adapter merged into the weights, in place: a plain model again.
-
-    W + s B A (Hu et al. 2021, section 4.1), on float32 weights only; a ConfigError otherwise, as
-    merging would round others.
-    """
+    """`model` with its adapter merged into float32 weights, in place (Hu et al. 2021, 4.1)."""
     if not is_adapted(model):
         return model
     coarse = sorted({str(p.dtype) for p in model.parameters() if p.dtype != torch.float32})
