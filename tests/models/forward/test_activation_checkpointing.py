@@ -45,11 +45,11 @@ def same(one, other):
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("path", ["segments", "dense", "flex"])
 def test_gradients_are_the_same_to_the_bit_and_memory_is_less(
-    kind, path, precision, tiny, some_examples, packed
+    family_kind, path, precision, tiny, some_examples, packed
 ):
-    model, made = tiny(kind), some_examples(9)
+    model, made = tiny(family_kind), some_examples(9)
     use_attention(model, path)
-    batch = packed(kind, [made[:3], made[3:4], made[4:9]])
+    batch = packed(family_kind, [made[:3], made[3:4], made[4:9]])
     plain = computed(model, batch, precision)
     assert recompute_blocks(model) >= 2
     again = computed(model, batch, precision)

@@ -25,12 +25,12 @@ def test_the_share_and_the_mean(p, dtype):
     assert together == pytest.approx((1 - p) ** 2, abs=0.005)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (0, 4), (5, 7)])
-def test_ends_of_the_scale_and_odd_shapes(shape):
-    like = torch.ones(shape)
-    assert torch.equal(keep_mask(like, 0.0), like)
-    assert torch.equal(keep_mask(like, 1.0), torch.zeros(shape))
-    assert keep_mask(like, 0.3).shape == like.shape
+def test_ends_of_the_scale_and_odd_shapes():
+    for shape in ((), (1,), (3,), (0, 4), (5, 7)):
+        like = torch.ones(shape)
+        assert torch.equal(keep_mask(like, 0.0), like)
+        assert torch.equal(keep_mask(like, 1.0), torch.zeros(shape))
+        assert keep_mask(like, 0.3).shape == like.shape
     assert keep_mask(torch.ones(6, 4).t(), 0.3).shape == (4, 6)
 
 

@@ -15,7 +15,6 @@ from torch.nn.attention.flex_attention import create_block_mask
 from toque.batch import DecoderBatch
 from toque.models.forward import attention_choice
 from toque.models.forward import flex_attention as flex
-from toque.models.forward.attention_choice import attention_of, use_attention
 
 CPU = torch.device("cpu")
 
@@ -94,16 +93,6 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
         ours = torch.compile(torchs.flex_attention)(query, key, value, **how)
         true = flex.reference(query, key, value, **how)
     torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-5)
-
-
-def test_what_is_chosen(tiny):
-    model = tiny("gpt2")
-    for asked in ("flex", "dense", "segments"):
-        use_attention(model, asked)
-        assert attention_of(model, CPU).name == asked
-    found = attention_of(model, torch.device("cuda"))
-    assert found.name == "dense"
-    assert "needs a CPU" in found.notes[0]
 
 
 def test_the_probe_finds_a_kernel_that_sees_its_neighbours(monkeypatch):

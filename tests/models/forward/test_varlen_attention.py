@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from toque.models.forward.attention_choice import attention_of
+from toque.models.forward.attention_choice import attention_of, use_attention
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import same_segment
 from toque.models.forward.varlen_attention import AttentionPlan, _attend, examples_in
@@ -99,8 +99,15 @@ def test_a_torn_segment_is_refused():
         examples_in(torch.tensor([[1, 2, 1]]))
 
 
-def test_where_it_is_used(tiny, some_examples, packed):
+def test_what_is_chosen(tiny, some_examples, packed):
     model, cpu = tiny("gpt2"), torch.device("cpu")
+    for asked in ("flex", "dense", "segments"):
+        use_attention(model, asked)
+        assert attention_of(model, cpu).name == asked
+    found = attention_of(model, torch.device("cuda"))
+    assert found.name == "dense"
+    assert "needs a CPU" in found.notes[0]
+    use_attention(model, "auto")
     assert attention_of(model, cpu).name == "segments"
     assert attention_of(model, torch.device("meta")).name == "dense"
     loss_sum(model, packed("gpt2", [some_examples(3)]))

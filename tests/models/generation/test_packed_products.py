@@ -78,8 +78,10 @@ def test_a_text_parts_from_float32s_at_a_near_tie_alone(kind, tiny):
         assert last[b[at]] - last[a[at]] <= last.std() * 2.0**-4
 
 
-@pytest.mark.parametrize("adapter", ["lora", "dora", "rslora"])
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(
+    ("adapter", "precision"),
+    [("lora", "float32"), ("lora", "bf16"), ("dora", "bf16"), ("rslora", "float32")],
+)
 def test_an_adapter_writes_as_in_the_model(family_kind, tiny, adapter, precision, monkeypatch):
     if torch.backends.mkldnn.is_available():
         monkeypatch.setattr(packed_products, "onednn_is_faster", lambda: True)
