@@ -162,8 +162,7 @@ def _has_encoder(source: Path) -> bool:
 def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenance) -> ExportedGguf:
     kind = kind.lower()
     try:
-        from toque.models.gguf.file import TYPES
-        from toque.models.gguf.gguf_export import export_gguf, gguf_name
+        from toque.models.gguf.gguf_export import TYPES, export_gguf, gguf_name
         from toque.models.gguf.gguf_vocabulary import Asking
     except ModuleNotFoundError as error:
         raise ConfigError(

@@ -17,8 +17,7 @@ from tiny import EOS, EVERY_KIND, PAD, make
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, ConfigError
 from toque.models.gguf import gguf_export as exporting
-from toque.models.gguf.file import TYPES, read_weights, write_gguf
-from toque.models.gguf.gguf_export import ExportedGguf, export_gguf
+from toque.models.gguf.gguf_export import TYPES, ExportedGguf, export_gguf, read_weights, write_gguf
 from toque.models.gguf.gguf_vocabulary import Asking
 from toque.models.gguf.layout import places, suit
 from toque.models.loading.model_export import save_model

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tiny import shape_of
 from toque.data.tokenizer.codec import Codec, load_codec, prompt_ids
-from toque.models.gguf.file import write_gguf
+from toque.models.gguf.gguf_export import write_gguf
 from toque.models.gguf.gguf_vocabulary import Asking
 from toque.models.gguf.layout import suit
 from toque.models.loading.from_scratch import build_model
