@@ -11,14 +11,9 @@ import pytest
 from toque.reports.verdict import Verdict, advice, ladders, signs, verdict_of
 
 TRAIN = {
-    "pack": True,
-    "batch": "4096 tokens",
-    "micro_batch_rows": "auto",
-    "evaluate_every": "10 steps",
-    "save_every": "10 steps",
-    "keep_best": 1,
-    "readers": 1,
-}
+    "pack": True, "batch": "4096 tokens", "micro_batch_rows": "auto", "keep_best": 1, "readers": 1,
+    "evaluate_every": "10 steps", "save_every": "10 steps",
+}  # fmt: skip
 QUIET = {"seconds": 10.0, "own_cores": 2.0, "others_cores": 0.0, "waiting_for_core_seconds": 0.0,
          "asleep_seconds": 0.0, "memory_stall_seconds": 0.0, "major_faults": 0}  # fmt: skip
 PARTS = {"forward_backward": 9.0, "optimizer": 0.5, "clip": 0.2, "data_wait": 0.1, "observers": 0.2}
@@ -37,11 +32,7 @@ def events(
 ) -> list[dict[str, Any]]:
     """A run of 40 updates in 10 seconds, with nothing amiss but what is given."""
     first = {
-        "event": "start",
-        "step": 0,
-        "precision": "bf16",
-        "ranks": 1,
-        "micro_batch_rows": 8,
+        "event": "start", "step": 0, "precision": "bf16", "ranks": 1, "micro_batch_rows": 8,
         "row": {"source": 0, "target": 512},
         "hardware": {"device": "x86_64", "threads": 2, "cores": 2, "fast_bf16": True}
         | (hardware or {}),
@@ -52,16 +43,9 @@ def events(
         "train": TRAIN | (train or {}),
     } | (start or {})  # fmt: skip
     one = {
-        "event": "step",
-        "step": 40,
-        "loss": 2.0,
-        "grad_norm": 1.0,
-        "tokens": 160_000,
-        "seconds": 10.0,
-        "pad_fraction": 0.02,
-        "mfu": 0.6,
-        "parts": PARTS | (parts or {}),
-    } | step
+        "event": "step", "step": 40, "loss": 2.0, "grad_norm": 1.0, "tokens": 160_000,
+        "seconds": 10.0, "pad_fraction": 0.02, "mfu": 0.6, "parts": PARTS | (parts or {}),
+    } | step  # fmt: skip
     look = {"event": "system", "step": 40, "host": QUIET | (host or {}), "gpus": []}
     return [first, one, look, *(more or [])]
 
@@ -222,14 +206,10 @@ def test_padding_costs_where_it_is_computed(tmp_path: Path) -> None:
     assert next(s.seconds for s in verdict.shares if s.name == "padding") == pytest.approx(4.5)
 
 
-def test_on_a_gpu_the_parts_of_an_update_are_one(tmp_path: Path) -> None:
+def test_on_a_gpu_an_update_has_no_parts_and_idling_is_the_hosts_matter(tmp_path: Path) -> None:
     told = events(hardware={"device": "NVIDIA H200"}, parts={"observers": 5.0})
-    verdict = judged(tmp_path, told)
-    names = {share.name for share in verdict.shares}
+    names = {share.name for share in judged(tmp_path, told).shares}
     assert names == {"products", "computing, not told apart", "waiting for data"}
-
-
-def test_an_idle_gpu_is_the_hosts_matter(tmp_path: Path) -> None:
     gpu = {"index": 0, "utilisation_percent": 40, "throttled": ["heat"]}
     more = [{"event": "system", "step": 40, "gpus": [gpu]}]
     verdict = judged(tmp_path, events(hardware={"device": "NVIDIA H200"}, more=more))
