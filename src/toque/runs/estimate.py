@@ -343,15 +343,12 @@ def evenly(update_rows: int, at_most: int) -> int:
 def largest_rows(
     fits: Callable[[int], int | None], *, update_rows: int, room: Callable[[], float]
 ) -> int:
-    """The largest micro-batch that fits, by what one row and two rows take.
+    """The largest micro-batch that fits, by what one row and two rows take; at least 1 row.
 
     Args:
         fits: bytes that so many rows take, estimated or measured; None if they do not fit.
         update_rows: rows of an update; never more.
         room: bytes of the device that may be taken; asked once two rows were tried.
-
-    Returns:
-        At least 1, whether or not one row fits.
     """
     one = fits(1)
     two = fits(2) if update_rows > 1 else None
@@ -390,10 +387,7 @@ def _texts_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) -
 
 
 def _weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:
-    """Bytes of the weights: of quantised matrices and their constants, of the adapter, of the rest.
-
-    FLAN-T5-XXL in nf4: 8.86e9 weights in 4 bits are 4.13 GiB, their constants 0.13 GiB.
-    """
+    """Bytes of the weights: quantised matrices and their constants, the adapter, the rest."""
     held = [layer.held_bytes() for _, layer in quantised_layers(model)]
     parts = {
         "quantised matrices": sum(sizes["codes"] for sizes in held),
@@ -406,10 +400,8 @@ def _weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:
 
 
 def _host_bytes(config: RunConfig, model: PreTrainedModel) -> int:
-    """Bytes of the machine's own memory while the model is read: all of it in float32.
-
-    Beside an adapter the matrices are read one by one, so it is what is none, and the largest.
-    """
+    """Bytes of the machine's own memory while the model is read: all of it in float32."""
+    # Beside an adapter the matrices are read one by one, so it is what is none, and the largest.
     if config.adapter is None or config.adapter.kind == "dora":
         return 4 * parameter_counts(model).total
     matrices = [cast("Tensor", layer.weight) for layer in frozen_matrices(model).values()]

@@ -152,10 +152,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _found(self, wanted: Tensor) -> Tensor:
-        """Indices, which no shape tells: the first are those of the labels, and all have one.
-
-        What is looked for afterwards are exceptions, such as a share of next to nothing.
-        """
+        """Indices, which no shape tells: all labels have one, and exceptions after them none."""
         n = 0 if self._labels_found else wanted.numel()
         self._labels_found = True
         found = wanted.new_empty((n, wanted.dim()), dtype=torch.int64)
@@ -184,16 +181,12 @@ class OutlinedUpdate:
 
 @contextmanager
 def outlining() -> Iterator[FakeTensorMode]:
-    """A context in which tensors have shapes and no content.
-
-    A table that the process keeps is thrown away afterwards, so that none without content stays
-    behind for a training that follows.
-    """
+    """A context in which tensors have shapes and no content."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode
     finally:
-        causal_mask.cache_clear()
+        causal_mask.cache_clear()  # no mask without content stays for a training that follows
 
 
 def outline_update(

@@ -31,7 +31,7 @@ from toque.storage.download import cache_folder
 from toque.training.bottlenecks import memory_ladder
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.micro_batch import Probe, WorstBatch, least_of
-from toque.training.optim.factory import build_optimizer, state_bytes
+from toque.training.optim.factory import held_bytes
 from toque.training.placement import training_loss
 from toque.training.resources import Resources, earlier_choices
 from toque.training.runtime import Runtime
@@ -94,18 +94,9 @@ def fit_to_machine(
     """Choose the settings that are `auto`, and prepare the model accordingly.
 
     The worst batch is tried before step 1. Choices of an earlier session of the run are kept, and
-    those of an equal run on this machine too, so that equal runs have equal bits.
-
-    Args:
-        model: on its device; gradient checkpointing and torch.compile are applied to it as chosen.
-        stream: the training batches.
-        runtime: of this rank.
-        run: folder of the run.
-        train: settings, of which explicit ones are obeyed.
-        optim: settings.
-        in_step: True if ranks that hold parts of the weights compute together: none can measure.
-        found: the checkpoint that is continued from; its record goes before resources.json.
-        reporter: hears what takes time.
+    those of an equal run on this machine too, so that equal runs have equal bits. The record of the
+    checkpoint that is continued from, `found`, goes before resources.json. Ranks that hold parts of
+    the weights compute `in_step`: none can measure.
 
     Raises:
         ConfigError: not even one row fits; the message lists the bytes by part.
@@ -314,13 +305,11 @@ class _Fit:
     def _needs(self, rows: int) -> dict[str, int]:
         """Bytes of an update at so many rows by part, activations aside."""
         vocabulary, where = self.worst.vocab_size, self.runtime.device.type
-        parameters = list(self.model.parameters())
         quantised = [b for _, layer in quantised_layers(self.model) for b in layer.buffers()]
         return {
-            "weights": sum(t.nbytes for t in (*parameters, *quantised)),
-            "gradients": sum(p.nbytes for p in parameters if p.requires_grad),
-            "optimizer": state_bytes(build_optimizer(self.model, name=self.optim.name)),
+            "weights": sum(t.nbytes for t in (*self.model.parameters(), *quantised)),
             "logits": logits_bytes(vocabulary, where, positions=rows * self.worst.target),
+            **held_bytes(self.model, name=self.optim.name),
         }
 
     def _recompute(self, on: bool) -> None:  # noqa: FBT001 - the name is the argument

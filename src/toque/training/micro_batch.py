@@ -79,8 +79,7 @@ class Probe:
     def activation_bytes(self, rows: int, limit: int) -> int | None:
         """Bytes that autograd keeps of `rows` rows for backward; None if more than `limit`.
 
-        Counted during forward, which stops at the limit, so that measuring never runs out of
-        memory.
+        Forward stops at the limit, so that measuring never runs out of memory.
         """
         weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
         kept: dict[int, UntypedStorage] = {}
@@ -178,10 +177,7 @@ class OomFallback:
         return cls(rows, smaller, remember, callbacks, resources)
 
     def for_checkpoint(self, ranks: Ranks) -> State:
-        """The way updates are computed, for a checkpoint: it decides dropout masks and last bits.
-
-        A collective: every rank calls it.
-        """
+        """The way updates are computed, which decides their last bits; every rank calls it."""
         smaller_from = ranks.all_gather(self.smaller_from)
         if self.resources is None:
             return {}

@@ -31,7 +31,7 @@ from toque.models.loading.to_train import SpecialTokens, placed_model
 from toque.models.onednn import has_fast_bf16
 from toque.runs.outlined_update import peak_of
 from toque.training.distributed.sharing import LossFn, Replicated, Sharing
-from toque.training.optim.factory import build_optimizer, state_bytes
+from toque.training.optim.factory import held_bytes
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 
@@ -143,10 +143,9 @@ def strategy_of(
         return asked, ""
     # Bytes yet to be allocated by a rank that holds everything, activations left out, and those
     # that it may allocate: a machine's memory is shared by its ranks.
-    on_cpu, parameters = runtime.device.type == "cpu", list(model.parameters())
-    needed = 0 if on_cpu else sum(p.nbytes for p in parameters)
-    needed += sum(p.nbytes for p in parameters if p.requires_grad)
-    needed += state_bytes(build_optimizer(model, name=optimizer))
+    on_cpu = runtime.device.type == "cpu"
+    needed = 0 if on_cpu else sum(p.nbytes for p in model.parameters())
+    needed += sum(held_bytes(model, name=optimizer).values())
     sharers = _on_this_machine(ranks.world_size) if on_cpu else 1
     free = int(HEADROOM * free_bytes(runtime.device) / sharers)
     words = (

@@ -157,10 +157,8 @@ class Trainer:
     ) -> StepInfo:
         """One update; the same update for every micro-batch size (dropout aside) and world size.
 
-        Args:
-            planned: what the update sees.
-            batch: `planned.batch`, perhaps on the device already.
-            started: `perf_counter` when the update began, before waiting for its data.
+        `batch` is that of `planned`, perhaps on the device already; `started` is `perf_counter`
+        when the update began, before waiting for its data.
         """
         started = time.perf_counter() if started is None else started
         n_targets, own = planned.n_targets, batch or planned.batch

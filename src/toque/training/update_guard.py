@@ -49,19 +49,14 @@ class SkipStep:
 
     Each is its mean over the last `window` updates plus `sigma` standard deviations. There is no
     limit until half of the window has been seen. A value above its limit counts as the limit in
-    later means, so that a lasting change of level is accepted in the end.
-
-    Args:
-        sigma: standard deviations.
-        window: updates compared with.
-        roll_back_after: skipped in a row, after which the run goes back to a checkpoint.
+    later means, so that a lasting change of level is accepted in the end. After so many skipped in
+    a row the run goes back to a checkpoint.
     """
 
     sigma: float = 6.0
     window: int = 128
     roll_back_after: int = 4
-    skipped: int = 0
-    """Updates not applied, over the whole run."""
+    skipped: int = 0  # updates not applied, over the whole run
     in_a_row: int = 0
     rolled_back_at: int | None = None
     _seen: int = 0

@@ -98,6 +98,14 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(entry.nbytes for p in parameters for entry in _layout(optimizer, p).values())
 
 
+def held_bytes(model: nn.Module, *, name: str) -> dict[str, int]:
+    """Bytes of the gradients and of the optimizer's state once every weight was updated."""
+    return {
+        "gradients": sum(p.nbytes for p in model.parameters() if p.requires_grad),
+        "optimizer": state_bytes(build_optimizer(model, name=name)),
+    }
+
+
 def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
     """The state of `parameter` after an update, without its values: tensors on no device."""
     if isinstance(optimizer, WithAdamW):

@@ -86,11 +86,7 @@ def outlined_model(
 
 
 def plain_outline(config: RunConfig, store: TokenStore) -> PreTrainedModel:
-    """The run's model with the store's vocabulary, adapter and layers aside; inside `outlining`.
-
-    Raises:
-        ConfigError: as `outlined_model`.
-    """
+    """The run's model with the store's vocabulary, no adapter and stock layers; in `outlining`."""
     return _started(config, vocabulary_of(config, store))[0]
 
 
