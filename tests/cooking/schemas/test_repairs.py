@@ -59,48 +59,34 @@ def test_boilerplate_of_pages():
 @pytest.mark.parametrize(
     ("steps", "joined"),
     [
-        (["Freeze juice", "and", "berries.", "Serve."], ["Freeze juice and berries.", "Serve."]),
-        (["Bake for", "20 minutes.", "Cool."], ["Bake for 20 minutes.", "Cool."]),
-        (["Mix.", "1. Bake it", "2. Cool it."], ["Mix.", "1. Bake it", "2. Cool it."]),
-        (["mix it", "bake it", "eat it"], ["mix it", "bake it", "eat it"]),
-        (["bake for 1", "5 hours", "serve"], ["bake for 1.5 hours", "serve"]),
-        (["use a 9", "5 x 12 inch tin", "bake"], ["use a 9.5 x 12 inch tin", "bake"]),
-        (
-            ["add 2 tsp", "of oil to add more shine", "stir"],
-            ["add 2 tsp of oil to add more shine", "stir"],
-        ),
-        (["Bake it.", "Top with", "Pea Cream."], ["Bake it.", "Top with Pea Cream."]),
-        (
-            ["Ladle the soup evenly among all of the eight large", "bowls.", "Eat."],
-            ["Ladle the soup evenly among all of the eight large bowls.", "Eat."],
-        ),
-        (["You need:", "peas", "dill", "Boil."], ["You need:", "peas", "dill", "Boil."]),
-        (["Add 1.", "5 cups broth.", "Boil."], ["Add 1.5 cups broth.", "Boil."]),
-        (["Boil 30 sec.", "or until hot."], ["Boil 30 sec. or until hot."]),
-        (["Add 1 tsp.", "salt and stir."], ["Add 1 tsp. salt and stir."]),
-        (["bake at 350 deg", "f", "for 20 minutes"], ["bake at 350 deg f for 20 minutes"]),
-        (["Add the peas to the", "boiling broth."], ["Add the peas to the boiling broth."]),
-        (
-            ["Heat 5 min., then stir for about 25", "minutes."],
-            ["Heat 5 min., then stir for about 25 minutes."],
-        ),
-        (
-            ["Heat oven to 350", "mix the peas.", "Stir."],
-            ["Heat oven to 350", "mix the peas.", "Stir."],
-        ),
-        (["heat to 350", "in a bowl, mix peas"], ["heat to 350", "in a bowl, mix peas"]),
-        (
-            ["Boil 2 cups of peas,", "1/2 cup of rice.", "Stir."],
-            ["Boil 2 cups of peas,", "1/2 cup of rice.", "Stir."],
-        ),
-        (
-            ["Mix (well)", "then bake.", "Cool:", "wait."],
-            ["Mix (well)", "then bake.", "Cool:", "wait."],
-        ),
+        ("Freeze juice | and | berries. | Serve.", "Freeze juice and berries. | Serve."),
+        ("Bake for | 20 minutes. | Cool.", "Bake for 20 minutes. | Cool."),
+        ("bake for 1 | 5 hours | serve", "bake for 1.5 hours | serve"),
+        ("use a 9 | 5 x 12 inch tin | bake", "use a 9.5 x 12 inch tin | bake"),
+        ("add 2 tsp | of oil to add more shine | stir",
+         "add 2 tsp of oil to add more shine | stir"),
+        ("Bake it. | Top with | Pea Cream.", "Bake it. | Top with Pea Cream."),
+        ("Ladle the soup evenly among all of the eight large | bowls. | Eat.",
+         "Ladle the soup evenly among all of the eight large bowls. | Eat."),
+        ("Add 1. | 5 cups broth. | Boil.", "Add 1.5 cups broth. | Boil."),
+        ("Boil 30 sec. | or until hot.", "Boil 30 sec. or until hot."),
+        ("Add 1 tsp. | salt and stir.", "Add 1 tsp. salt and stir."),
+        ("bake at 350 deg | f | for 20 minutes", "bake at 350 deg f for 20 minutes"),
+        ("Add the peas to the | boiling broth.", "Add the peas to the boiling broth."),
+        ("Heat 5 min., then stir for about 25 | minutes.",
+         "Heat 5 min., then stir for about 25 minutes."),
+        ("Mix. | 1. Bake it | 2. Cool it.", ""),
+        ("mix it | bake it | eat it", ""),
+        ("You need: | peas | dill | Boil.", ""),
+        ("Heat oven to 350 | mix the peas. | Stir.", ""),
+        ("heat to 350 | in a bowl, mix peas", ""),
+        ("Boil 2 cups of peas, | 1/2 cup of rice. | Stir.", ""),
+        ("Mix (well) | then bake. | Cool: | wait.", ""),
     ],
-)
+)  # fmt: skip
 def test_sentences_split_in_the_middle(steps, joined):
-    assert rejoined(steps, Counter()) == joined
+    """Steps parted by bars; without anything beside them they stay as they are."""
+    assert " | ".join(rejoined(steps.split(" | "), Counter())) == (joined or steps)
 
 
 @pytest.mark.parametrize(
