@@ -13,6 +13,7 @@ from itertools import combinations
 
 import pytest
 
+from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.prompts import REQUESTS, write_prompt
 from toque.cooking.recipe import ParsedRecipe, Recipe, parse_text, to_text
 from toque.cooking.recipe_scores import (
@@ -242,44 +243,7 @@ def test_a_prompt_without_a_title():
     assert title_of("Once upon a time") == ""
 
 
-GOOD = [
-    Recipe(
-        "Lentil Soup",
-        ("1 cup red lentils", "2 carrots, diced", "1 onion, chopped", "4 cups vegetable broth",
-         "1 teaspoon cumin"),
-        ("Soften the onion and carrots in a pot for 5 minutes.", "Stir in the cumin and lentils.",
-         "Pour in the broth and simmer for 25 minutes until soft."),
-    ),
-    Recipe(
-        "Banana Pancakes",
-        ("2 ripe bananas", "2 eggs", "1/2 cup flour", "1 tablespoon butter"),
-        ("Mash the bananas in a bowl and whisk in the eggs and flour.",
-         "Melt the butter in a skillet over medium heat.",
-         "Cook spoonfuls of the batter for 2 minutes on each side."),
-    ),
-    Recipe(
-        "Roast Chicken",
-        ("1 whole chicken", "1 lemon, halved", "2 tablespoons butter, softened",
-         "4 sprigs thyme"),
-        ("Preheat the oven to 425 degrees.",
-         "Rub the chicken with the butter and fill it with the lemon and thyme.",
-         "Roast for 75 minutes and let rest for 10 minutes before carving."),
-    ),
-    Recipe(
-        "Oat Cookies",
-        ("1 1/2 cups oats", "3/4 cup sugar", "1/2 cup butter", "1 egg", "1 cup flour"),
-        ("Heat the oven to 350 degrees and line a tray.",
-         "Beat the butter with the sugar and egg, then fold in the oats and flour.",
-         "Drop spoonfuls on the tray and bake for 12 minutes."),
-    ),
-    Recipe(
-        "Tomato Omelette",
-        ("3 eggs", "1 tomato, chopped", "1 tablespoon butter", "1 pinch of chives"),
-        ("Whisk the eggs with the chives until foamy.",
-         "Melt the butter in a pan, pour in the eggs and stir until nearly set.",
-         "Spread the tomato over one half, fold, and slide the omelette onto a plate."),
-    ),
-]  # fmt: skip
+GOOD = list(recipes(8, seed=1))
 
 
 def changed(r: Recipe, *, lines: Sequence[str] = (), steps: Sequence[str] = ()) -> str:
@@ -332,7 +296,7 @@ def scored() -> list[tuple[str, str, int, float]]:
     for recipe in GOOD:
         prompt = write_prompt(recipe.title, recipe.ingredients)
         for name, (bad, text_of) in {"good": (0, to_text), **FAULTS}.items():
-            if name != "without its food" or foods_of_title(recipe.title):
+            if name != "without its food" or len(foods_of_title(recipe.title)) == 1:
                 score = text_metrics(prompt, text_of(recipe))["recipe_score"]
                 found.append((recipe.title, name, bad, score))
     return found
@@ -346,7 +310,7 @@ def test_recipes_are_ranked_as_a_cook_would_rank_them(scored):
         assert bad == 0 or score < min(good), (title, fault, score)
     pairs = [(a, b) for a, b in combinations(scored, 2) if a[2] != b[2]]
     in_order = sum((a[2] < b[2]) == (a[3] > b[3]) for a, b in pairs)
-    assert in_order / len(pairs) >= 0.9
+    assert in_order / len(pairs) >= 0.95
 
 
 @pytest.mark.parametrize("bad", [2, 3, 4])
