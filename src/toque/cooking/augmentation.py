@@ -115,10 +115,7 @@ def _divided(ids: Ids, begin: int | None, end: int | None) -> tuple[Ids, Ids, Id
 _FORMAT, _CONNECTION, _PARAPHRASE, _SUBSTITUTE, _TIP = range(5)
 _ASKS: Final = tuple(ASKS_FOR.split())
 _WITH: Final = tuple(WITH_INGREDIENTS.split())
-_FORMATS: Final = (
-    _ASKS,
-    *(tuple(form.partition("{text}")[0].split()) for form in PROMPT_FORMATS),
-)
+_FORMATS: Final = (_ASKS, *(tuple(form.partition("{text}")[0].split()) for form in PROMPT_FORMATS))
 _TARGET_BEGINS: Final = "Ingredients:"
 _STEPS_BEGIN: Final = "Instructions:"
 

@@ -81,8 +81,7 @@ _INGREDIENT_HEADERS = frozenset({"ingredients", "ingredient list"})
 _FORM_HEADERS = frozenset({"instructions", "steps"})
 _STEP_HEADERS = _FORM_HEADERS | {"directions", "method", "preparation", "cooking instructions"}
 _INLINE_HEADER = re.compile(
-    r"\W*(ingredients|instructions|steps|directions|method|preparation)\s*:\W*(?=\w)",
-    re.IGNORECASE,
+    r"\W*(ingredients|instructions|steps|directions|method|preparation)\s*:\W*(?=\w)", re.IGNORECASE
 )
 _BULLET = re.compile(r"\s*(?:[-*•·–]\s*)+")  # "--" too: a small model may stutter
 _NUMBER = re.compile(r"\s*(?:step\s*)?\d{1,3}\s*[.):](?!\d)\s*", re.IGNORECASE)

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.schemas.cleaning import (
-    clean_ingredients,
-    clean_steps,
-    clean_text,
-    is_subheading,
-)
+from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean_text, is_subheading
 
 
 @pytest.mark.parametrize(

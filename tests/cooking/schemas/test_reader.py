@@ -7,10 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from toque.cooking.schemas.reader import (
-    RecipeReader,
-    reader_for,
-)
+from toque.cooking.schemas.reader import RecipeReader, reader_for
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import ConfigError, DataError

@@ -261,11 +261,7 @@ _MOST: Final = 40.0
 
 
 def servings_of(
-    reading: Reading,
-    known: Iterable[LineFacts],
-    *,
-    energy_kcal: float,
-    usual_kcal: float,
+    reading: Reading, known: Iterable[LineFacts], *, energy_kcal: float, usual_kcal: float
 ) -> float:
     """Servings of a recipe: stated, or estimated as described above.
 

@@ -11,13 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from toque.cooking.schemas.columns import Shape, shape_of
-from toque.cooking.schemas.list_fields import (
-    BrokenListError,
-    lines_in,
-    printed,
-    text_of,
-    words_in,
-)
+from toque.cooking.schemas.list_fields import BrokenListError, lines_in, printed, text_of, words_in
 from toque.cooking.schemas.repairs import (
     only_a_link,
     rejoined,

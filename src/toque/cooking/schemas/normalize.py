@@ -17,12 +17,7 @@ from typing import Any, Final, Literal, TypeVar, get_args
 from toque.cooking.ingredients.parser import MAX_CHARS
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
 from toque.cooking.recipe_scores import MIN_CHARS
-from toque.cooking.schemas.cleaning import (
-    clean_ingredients,
-    clean_steps,
-    clean_text,
-    clean_title,
-)
+from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean_text, clean_title
 from toque.cooking.schemas.credits import without_credits
 from toque.cooking.schemas.repairs import without_misprints
 from toque.cooking.schemas.sections import without_sections

@@ -12,12 +12,7 @@ from typing import Self, cast
 from toque.cooking.examples import examples_of
 from toque.cooking.prompts import TASKS, Task
 from toque.cooking.recipe import Recipe
-from toque.cooking.schemas.columns import (
-    ROLES,
-    refuse_cut_schema,
-    schema_of_records,
-    shape_of,
-)
+from toque.cooking.schemas.columns import ROLES, refuse_cut_schema, schema_of_records, shape_of
 from toque.cooking.schemas.fields import UNUSED, records_of
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.schema_org import is_page, page_blocks, page_records
