@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.kitchens import tiny_config
 from fixtures.pages import blocks
 from toque.cli import main
+from toque.config import to_yaml
 from toque.cooking.cookbook.recipes import write_cookbook
-
-MY_YAML = """
-run_dir: runs/mine
-model: {family: gpt2, tokenizer: "trained:512",
-  shape: {n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512}}
-data: {sources: [{path: my-recipes.jsonl.gz}], store: stores/mine, max_prompt_tokens: 64,
-  max_target_tokens: 256, tasks: [write, nutrition, difficulty]}
-optim: {warmup: "1 steps"}
-train: {stop_after: "3 steps", batch: "1024 tokens", precision: float32}
-evaluation: {max_examples: 4, generate: 1}
-"""
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +21,10 @@ def untouched_kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         write_cookbook(folder / "my-recipes.jsonl.gz", n=60, seed=3)
-        (folder / "my.yaml").write_text(MY_YAML)
+        sources = {"sources": [{"path": "my-recipes.jsonl.gz"}], "store": "stores/mine"}
+        data = {**sources, "tasks": ["write", "nutrition", "difficulty"]}
+        mine = tiny_config(run_dir="runs/mine", data=data, evaluation={"generate": 1})
+        (folder / "my.yaml").write_text(to_yaml(mine))
         for name, page in (
             ("mymodule", "evaluate-and-compare.md"),
             ("mywatch", "callbacks-and-trackers.md"),

@@ -25,7 +25,7 @@ ENVIRONMENT = {
 def words(kitchen, tmp_path) -> list[str]:
     """The command of a short run of its own."""
     run = ["train", str(kitchen / "run.yaml"), f"run_dir={tmp_path / 'run'}"]
-    return [sys.executable, "-m", "toque", *run, "evaluation.generate=1"]
+    return [sys.executable, "-m", "toque", *run]
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ def reading_one_line(words: list[str], **more: Any) -> tuple[bytes, int]:
 
 
 def test_fault_62_the_reader_goes_away(words, tmp_path):
-    line, code = reading_one_line(words)
+    line, code = reading_one_line([*words, "evaluation.generate=1"])
     assert line
     assert code == 0
     assert_whole(tmp_path / "run")

@@ -60,12 +60,11 @@ class OutputLostError(Exception):
     """Standard output takes nothing any more; `__cause__` says why."""
 
 
-class ObservedStream(io.TextIOBase):
+class _ObservedStream(io.TextIOBase):
     """A text stream over another that may fail at any write.
 
-    Args:
-        stream: gives the stream to write to; asked at every write, as `sys.stderr` may be replaced.
-        drop: drop what cannot be written and continue; otherwise raise `OutputLostError`.
+    `stream` is asked at every write, as `sys.stderr` may be replaced. What cannot be written is
+    dropped, or raises `OutputLostError`.
     """
 
     def __init__(self, stream: Callable[[], TextIO | None], *, drop: bool) -> None:
@@ -76,31 +75,26 @@ class ObservedStream(io.TextIOBase):
     def lost(self) -> str | None:
         """Reason why something was dropped; None while everything could be written."""
         inner = self._stream()
-        return inner.lost if isinstance(inner, ObservedStream) else self._lost
+        return inner.lost if isinstance(inner, _ObservedStream) else self._lost
 
     def write(self, text: str) -> int:
-        """Write, or drop."""
         self._do(lambda stream: stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush, if that can be done."""
         self._do(lambda stream: stream.flush())
 
     def isatty(self) -> bool:
-        """True for a terminal's stream."""
         stream = self._stream()
         return stream is not None and not stream.closed and stream.isatty()
 
     def fileno(self) -> int:
-        """Descriptor of the stream below."""
         stream = self._stream()
         if stream is None:
             raise io.UnsupportedOperation("fileno")
         return stream.fileno()
 
     def writable(self) -> bool:
-        """True: whatever is written is taken."""
         return True
 
     def __getattribute__(self, name: str) -> Any:
@@ -148,8 +142,8 @@ def standard_streams(*, working: bool) -> Iterator[None]:
         OutputLostError: where `working` is false: a result could not be written.
     """
     out, errors = sys.stdout, sys.stderr
-    sys.stdout = cast("TextIO", ObservedStream(lambda: out, drop=working))
-    sys.stderr = cast("TextIO", ObservedStream(lambda: errors, drop=True))
+    sys.stdout = cast("TextIO", _ObservedStream(lambda: out, drop=working))
+    sys.stderr = cast("TextIO", _ObservedStream(lambda: errors, drop=True))
     try:
         yield
         sys.stdout.flush()
@@ -199,9 +193,9 @@ class ConsoleReporter(Reporter):
         quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._out = ObservedStream(lambda: sys.stdout, drop=True)
+        self._out = _ObservedStream(lambda: sys.stdout, drop=True)
         # The stream below the proxy that rich installs while something live is drawn.
-        self._errors = ObservedStream(
+        self._errors = _ObservedStream(
             lambda: getattr(sys.stderr, "rich_proxied_file", sys.stderr), drop=True
         )
         self._console = console or Console(file=cast("TextIO", self._errors))

@@ -203,12 +203,8 @@ def lengthened(old: RunConfig, new: RunConfig, at: Progress) -> str | None:
     """Sentence about continuing to another `train.stop_after`; None where that is not allowed.
 
     A run that came to its end can continue under every schedule. One that did not can be made
-    longer where all it did so far is what the longer run would have done.
-
-    Args:
-        old: what the run was begun with.
-        new: the same, apart from its length.
-        at: where the run is.
+    longer where all it did so far is what the longer run would have done. `old` and `new` differ
+    in their length alone.
     """
     then, now = old.train.stop_after, new.train.stop_after
     if then == now or now.reached(at):

@@ -149,13 +149,7 @@ def explain_unknown(path: Path, origin: Origin) -> str:
 
 
 def explain(error: ValidationError, given: Mapping[str, Any], origin: Origin) -> str:
-    """One paragraph about the first thing that is wrong, and how many more there are.
-
-    Args:
-        error: what pydantic found.
-        given: the values that were checked.
-        origin: where the value at a path is written.
-    """
+    """One paragraph about the first thing wrong in `given`, and how many more there are."""
     details = error.errors(include_url=False)
     places = {_setting(detail["loc"]) for detail in details}
     more = f" ({len(places) - 1} more to correct after this.)" if len(places) > 1 else ""

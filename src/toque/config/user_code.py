@@ -60,11 +60,7 @@ def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
 def refuse_foreign_code(
     foreign: ForeignCode, settings: Sequence[str] = tuple(CODE_SETTINGS)
 ) -> None:
-    """Refuse to run what a run's own file names, before anything of it is imported.
-
-    Args:
-        foreign: code of the configuration that nobody vouches for.
-        settings: names of the settings whose code is about to be imported.
+    """Refuse to run what a run's own file names, before anything of these settings is imported.
 
     Raises:
         ConfigError: it names code, and nobody has said that it may run.
@@ -84,11 +80,7 @@ def refuse_foreign_code(
 def imported(foreign: ForeignCode, path: str, *, setting: str, wanted: str) -> Any:
     """The object that `path` names, "module:name"; the working directory is looked in, too.
 
-    Args:
-        foreign: code of the configuration that nobody vouches for.
-        path: as written in the configuration.
-        setting: where it is written, for the message.
-        wanted: what should be there, for the message.
+    `wanted` ends the message and says what should be there.
 
     Raises:
         ConfigError: it cannot be imported, or must not be.

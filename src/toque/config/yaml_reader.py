@@ -86,11 +86,7 @@ class Document:
 
 
 def read_yaml(text: str, name: str) -> Document:
-    """Read one YAML document.
-
-    Args:
-        text: the YAML.
-        name: what to call it in messages.
+    """Read one YAML document; messages call it `name`.
 
     Raises:
         ConfigError: the text is not YAML, or uses a part of YAML that is not allowed here.

@@ -98,10 +98,8 @@ class ServedModel:
     def most_tokens(self, prompt: Sequence[int], most: int | None, *, param: str) -> int:
         """Tokens of the longest answer to a prompt, as far as the positions go.
 
-        Args:
-            prompt: ids.
-            most: the longest that was asked for; None for the length the model was trained on.
-            param: the request's field that holds the prompt.
+        `most` is what was asked for, None for the length the model was trained on; `param` the
+        request's field that holds the prompt.
 
         Raises:
             RequestError: the prompt is empty, too long, or holds ids that are not the model's.
@@ -166,15 +164,12 @@ class Ticket:
 class Batcher:
     """Writes for all requests, between `start` and `close`; the event loop calls its methods.
 
-    Args:
-        models: what may be asked.
-        rows: the most orders that are written at a time, over all models.
-        queue: the most orders that may wait beside them.
+    At most `rows` orders are written at a time, over all models, and `queue` wait beside them.
     """
 
     def __init__(self, models: ServedModels, *, rows: int, queue: int) -> None:
         self.rows, self.queue = rows, queue
-        self.metrics = Metrics(self)
+        self.metrics = _Metrics(self)
         self._active: dict[PreTrainedModel, str | None] = {}
         self._models = models
         self._packs: Packs = {}
@@ -355,7 +350,7 @@ class Batcher:
             self._active[served.model] = served.adapter
 
 
-class Metrics:
+class _Metrics:
     """Counts and times of requests and of a batcher's queue and rows, for Prometheus."""
 
     def __init__(self, batcher: Batcher) -> None:
@@ -378,11 +373,9 @@ class Metrics:
         gauge("toque_live_texts", "Texts being written.").set_function(lambda: batcher.n_live)
 
     def count_answer(self, path: str, status: int) -> None:
-        """Count an answer."""
         self._answers.labels(path, status).inc()
 
     def page(self) -> bytes:
-        """All of them in the text format."""
         return generate_latest(self._registry)
 
 

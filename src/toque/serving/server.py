@@ -247,12 +247,8 @@ class _TimedProtocol(H11Protocol):
     """HTTP/1.1 that closes a connection whose next request's head takes too long.
 
     uvicorn's own timer runs between requests only, and any byte stops it. Its own limit refuses
-    good requests when the silent are many; here they make room.
-
-    Args:
-        head_seconds: time from the connection, or the last answer, to the whole head.
-        opened: the open connections, the oldest first; one dictionary for all.
-        most: connections that may be open.
+    good requests when the silent are many; here they make room. `opened` holds the open
+    connections, the longest silent first; one dictionary for all.
     """
 
     def __init__(
@@ -352,11 +348,7 @@ def _openable(wanted: int) -> int:
 def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str, ...] | None:
     """Names under which a server at `host` may be asked; None for any.
 
-    Args:
-        host: address to listen on.
-        port: to listen on.
-        token: that requests must bring; None for none.
-        risk: what others could do without one, after "so anyone could".
+    `risk` is what others could do without a token, after "so anyone could".
 
     Raises:
         ConfigError: other machines reach the address and there is no token, or no such port.
