@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 
-import fixtures.buckets
 import fixtures.proxy
 import fixtures.remote_parts
 from fixtures.buckets import Service
@@ -35,12 +34,6 @@ train: {{stop_after: "{steps} steps", batch: "1024 tokens", evaluate_every: "5 s
 evaluation: {{max_examples: 4, generate: 0}}
 observe: {{log_every: "1 step"}}
 """
-
-
-@pytest.fixture(scope="session")
-def buckets() -> ModuleType:
-    """What the tests of sources use: free ports, and lines that break."""
-    return fixtures.buckets
 
 
 @pytest.fixture(scope="session")

@@ -216,9 +216,9 @@ def test_a_damaged_manifest_there_is_passed_over_when_runs_are_compared(remote, 
         fetch_run(remote, tmp_path / "b", say=print)
 
 
-def test_a_line_that_breaks_is_repeated(service, buckets, monkeypatch, tmp_path, parts):
+def test_a_line_that_breaks_is_repeated(service, proxy, monkeypatch, tmp_path, parts):
     parts.made(tmp_path / "a", 4)
-    with buckets.breaking(service.port, cut_after=100, cuts=4) as line:
+    with proxy.behind(service.port, cut_after=100, cuts=4) as line:
         monkeypatch.setenv(service.variable, f"http://127.0.0.1:{line.port}")
         remote = open_bucket(parts.address(service, "tests/broken"), RUNS, deadline=60.0)
         up = parts.upload(tmp_path / "a", remote)

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import toque
-from fixtures.buckets import Service, breaking
+from fixtures.buckets import Service
+from fixtures.proxy import behind
 from store_checks import READER
 from toque.config import load_config
 from toque.data.prepare.pipeline import prepare
@@ -143,7 +144,7 @@ def test_a_partial_file_is_resumed_and_a_wrong_one_is_not_believed(service):
 
 def test_a_line_that_breaks_is_repeated_from_where_it_broke(service, monkeypatch):
     monkeypatch.setattr(download, "CHUNK_BYTES", 50_000)
-    with breaking(service.port, cut_after=30_000, cuts=2) as line:
+    with behind(service.port, cut_after=30_000, cuts=2) as line:
         monkeypatch.setenv(service.variable, f"http://127.0.0.1:{line.port}")
         found, said = fetched(f"{service.scheme}://pantry/dumps/big.bin")
         assert line.cuts_left == 0
