@@ -7,23 +7,15 @@ from hypothesis import strategies as st
 from toque.errors import ConfigError
 from toque.units import UNITS, Duration, Progress
 
+PARSED = [
+    ("3 epochs", 3, "epochs"), ("1 epoch", 1, "epochs"), ("0.5 EPOCHS", 0.5, "epochs"),
+    ("200steps", 200, "steps"), ("1_000 examples", 1000, "examples"), ("5e6 tokens", 5e6, "tokens"),
+    ("10%", 10, "%"), (" 10 % ", 10, "%"), ("30 minutes", 30, "minutes"),
+    ("1 second", 1, "seconds"), ("90 seconds", 90, "seconds"),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("text", "amount", "unit"),
-    [
-        ("3 epochs", 3, "epochs"),
-        ("1 epoch", 1, "epochs"),
-        ("0.5 EPOCHS", 0.5, "epochs"),
-        ("200steps", 200, "steps"),
-        ("1_000 examples", 1000, "examples"),
-        ("5e6 tokens", 5e6, "tokens"),
-        ("10%", 10, "%"),
-        (" 10 % ", 10, "%"),
-        ("30 minutes", 30, "minutes"),
-        ("1 second", 1, "seconds"),
-        ("90 seconds", 90, "seconds"),
-    ],
-)
+
+@pytest.mark.parametrize(("text", "amount", "unit"), PARSED)
 def test_parse(text, amount, unit):
     assert Duration.parse(text) == Duration(amount, unit)
 

@@ -125,8 +125,9 @@ class LogReporter(Reporter):
         self.path = path
 
     def line(self, text: str) -> None:
-        """Append it."""
-        with open(self.path, "a", encoding="utf-8", opener=_itself) as file:
+        """Append it to the file itself, never to what a link leads to."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        with os.fdopen(os.open(self.path, flags, 0o666), "a", encoding="utf-8") as file:
             file.write(f"{text}\n")
 
     notice = line
@@ -135,8 +136,3 @@ class LogReporter(Reporter):
         """Append it if it is to be kept."""
         if keep:
             self.line(text)
-
-
-def _itself(path: str, flags: int) -> int:
-    """A descriptor of the file, never of what a link leads to."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
