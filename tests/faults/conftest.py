@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-import fixtures.proxy
-import fixtures.remote_parts
+from fixtures import remote_parts
 from fixtures.buckets import Service
 from toque.cli import main
 from toque.cooking.cookbook.recipes import write_cookbook
@@ -81,20 +79,8 @@ def whole_run(kitchen: Path) -> Path:
     return run
 
 
-@pytest.fixture(scope="session")
-def parts() -> ModuleType:
-    """Small checkpoints, and a session that uploads them."""
-    return fixtures.remote_parts
-
-
-@pytest.fixture(scope="session")
-def proxy() -> ModuleType:
-    """Lines to a store that misbehave on purpose."""
-    return fixtures.proxy
-
-
 @pytest.fixture
-def remote(service, request, parts) -> Bucket:
+def remote(service, request) -> Bucket:
     """A folder of a bucket for this test alone."""
     name = f"tests/{request.node.name}"
-    return open_bucket(parts.address(service, name), RUNS, deadline=5.0)
+    return open_bucket(remote_parts.address(service, name), RUNS, deadline=5.0)

@@ -11,19 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.kitchens import StopAt
 from toque.cli import main
 from toque.config import load_config
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.workflows.train import train
-
-
-class StopAt:
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, run):
-        if run.step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fixtures import remote_parts as parts
 from toque.errors import CheckpointError
 from toque.storage.bucket_access import BucketError, Retry
 from toque.training.checkpoint.fetch import fetch_run
@@ -18,7 +19,7 @@ def weights(folder):
     return load_file(folder / "model.safetensors")["w"]
 
 
-def with_best(parts, folder, *, loss, value, step=2):
+def with_best(folder, *, loss, value, step=2):
     """A run of a few steps with a best model."""
     store = parts.made(folder, step)
     model = {"w": torch.full((300,), value)}
@@ -26,9 +27,9 @@ def with_best(parts, folder, *, loss, value, step=2):
     return store
 
 
-def test_fault_60_a_damaged_best_model_there_leaves_the_one_here(remote, tmp_path, parts):
-    with_best(parts, tmp_path / "here", loss=1.0, value=7.0)
-    with_best(parts, tmp_path / "there", loss=1.0, value=8.0)
+def test_fault_60_a_damaged_best_model_there_leaves_the_one_here(remote, tmp_path):
+    with_best(tmp_path / "here", loss=1.0, value=7.0)
+    with_best(tmp_path / "there", loss=1.0, value=8.0)
     parts.made(tmp_path / "there", 4)
     parts.upload(tmp_path / "there", remote)
     data = bytearray(remote.read("best/step-00000002/model.safetensors"))
@@ -42,11 +43,11 @@ def test_fault_60_a_damaged_best_model_there_leaves_the_one_here(remote, tmp_pat
 
 
 def test_fault_60_a_line_that_breaks_leaves_all_as_it_was_and_the_next_start_fetches_all(
-    remote, tmp_path, parts, monkeypatch
+    remote, tmp_path, monkeypatch
 ):
-    here = with_best(parts, tmp_path / "here", loss=2.0, value=7.0)
+    here = with_best(tmp_path / "here", loss=2.0, value=7.0)
     (tmp_path / "here" / "config.yaml").write_text("mine\n")
-    with_best(parts, tmp_path / "there", loss=1.0, value=8.0, step=4)
+    with_best(tmp_path / "there", loss=1.0, value=8.0, step=4)
     parts.upload(tmp_path / "there", remote)
     whole = remote.files.get_file
 
@@ -68,7 +69,7 @@ def test_fault_60_a_line_that_breaks_leaves_all_as_it_was_and_the_next_start_fet
     assert (tmp_path / "here" / "config.yaml").read_text() == "seed: 1\n"
 
 
-def test_fault_60_a_damaged_checkpoint_here_is_fetched_again(remote, tmp_path, parts):
+def test_fault_60_a_damaged_checkpoint_here_is_fetched_again(remote, tmp_path):
     store = parts.made(tmp_path / "a", 2, 4)
     parts.upload(tmp_path / "a", remote)
     path = store.folder / "step-00000004" / "model.safetensors"
@@ -77,7 +78,7 @@ def test_fault_60_a_damaged_checkpoint_here_is_fetched_again(remote, tmp_path, p
     assert store.newest_valid().step == 4
 
 
-def test_fault_60_a_run_further_on_that_is_another_one_replaces_nothing(remote, tmp_path, parts):
+def test_fault_60_a_run_further_on_that_is_another_one_replaces_nothing(remote, tmp_path):
     parts.made(tmp_path / "there", 8)
     parts.upload(tmp_path / "there", remote)
     store = parts.made(tmp_path / "here")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fixtures import remote_parts as parts
 from toque.cli import main
 from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
@@ -135,7 +136,7 @@ def test_a_launchers_restart_does_not_go_back_twice(again, tmp_path, monkeypatch
     assert start["step"] == 10
 
 
-def test_in_a_bucket_the_newer_ones_are_set_aside_too(remote, tmp_path, parts):
+def test_in_a_bucket_the_newer_ones_are_set_aside_too(remote, tmp_path):
     run = tmp_path / "run"
     parts.made(run, 2, 4, 6, keep_last=3)
     for step in (2, 4, 6):  # a session that uploads takes the newest alone
@@ -163,7 +164,7 @@ def test_in_a_bucket_the_newer_ones_are_set_aside_too(remote, tmp_path, parts):
         named_step("6", new, remote)
 
 
-def test_what_waits_to_be_uploaded_is_set_aside_too(remote, tmp_path, parts):
+def test_what_waits_to_be_uploaded_is_set_aside_too(remote, tmp_path):
     run = tmp_path / "run"
     parts.made(run, 2, 4, keep_last=2)
     for kind, step in (("checkpoints", 2), ("checkpoints", 4), ("best", 4)):
@@ -175,7 +176,7 @@ def test_what_waits_to_be_uploaded_is_set_aside_too(remote, tmp_path, parts):
     assert fetch_run(remote, tmp_path / "another", say=lambda _sentence: None) == 2
 
 
-def test_a_sharded_checkpoint_goes_to_a_bucket_and_comes_back(remote, tmp_path, parts):
+def test_a_sharded_checkpoint_goes_to_a_bucket_and_comes_back(remote, tmp_path):
     run, alone = tmp_path / "run", {"w": torch.arange(40.0).reshape(8, 5)}
     saves = Saves(parts.made(run), Callbacks([]), Ranks(), "sharded")
     saves.save(Progress(2), {"model": alone}, {"progress": {"step": 2}}, final=True)

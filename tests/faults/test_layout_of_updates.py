@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fixtures.kitchens import StopAt
 from toque.config import load_config
 from toque.errors import CheckpointError
 from toque.storage.atomic import sha256_of
@@ -24,15 +24,6 @@ from toque.workflows.train import train
 
 AUTO = ("train.micro_batch_rows=auto", "train.batch=2048 tokens")
 LORA = ("adapter.kind=lora", "adapter.r=2", "adapter.dropout=0.2")
-
-
-class StopAt:
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, run) -> None:
-        if run.step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.fixture(params=["whole", "lora"])

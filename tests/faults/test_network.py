@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from fixtures import proxy
+from fixtures import remote_parts as parts
 from fixtures.proxy import UNAVAILABLE
 from toque.errors import CheckpointError
 from toque.storage.bucket import open_bucket
@@ -27,7 +29,7 @@ STEP = "checkpoints/step-00000004"
 
 
 @pytest.fixture
-def line(service, proxy, monkeypatch, request, parts):
+def line(service, monkeypatch, request):
     """`line(*faults)`: a folder of a bucket at the end of a line with these faults."""
     lines = []
 
@@ -66,7 +68,7 @@ with BucketLock(remote, settle=0.01) as lock:
 """
 
 
-def uploading(service, proxy, remote, run, *faults):
+def uploading(service, remote, run, *faults):
     """A process that uploads `run` behind a line; the faults may kill it."""
     line = proxy.FaultProxy(service.port, *faults)
     environment = os.environ | {
@@ -81,12 +83,12 @@ def uploading(service, proxy, remote, run, *faults):
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["model.safetensors", "state.json", "config.yaml"])
 def test_fault_03_killed_while_uploading_leaves_no_checkpoint_there(
-    service, proxy, remote, parts, tmp_path, ending
+    service, remote, tmp_path, ending
 ):
     parts.made(tmp_path / "a", 4)
     lives = []
     fault = proxy.Fault(proxy.writes(ending), then=lambda: lives[0].send_signal(signal.SIGKILL))
-    line, process = uploading(service, proxy, remote, tmp_path / "a", fault)
+    line, process = uploading(service, remote, tmp_path / "a", fault)
     lives.append(process)
     assert process.wait(60) == -signal.SIGKILL
     line.close()
@@ -97,16 +99,14 @@ def test_fault_03_killed_while_uploading_leaves_no_checkpoint_there(
 
 
 @pytest.mark.slow
-def test_fault_04_killed_between_the_manifest_and_our_own_books(
-    service, proxy, remote, parts, tmp_path
-):
+def test_fault_04_killed_between_the_manifest_and_our_own_books(service, remote, tmp_path):
     parts.made(tmp_path / "a", 4)
     lives = []
     fault = proxy.Fault(
         proxy.writes(f"{STEP}/manifest.json"),
         then=lambda: lives[0].send_signal(signal.SIGKILL),
     )
-    line, process = uploading(service, proxy, remote, tmp_path / "a", fault)
+    line, process = uploading(service, remote, tmp_path / "a", fault)
     lives.append(process)
     assert process.wait(60) == -signal.SIGKILL
     line.close()
@@ -135,7 +135,7 @@ MODEL, MANIFEST = f"{STEP}/model.safetensors", f"{STEP}/manifest.json"
     ids=["busy", "busy-at-the-end", "damaged", "unanswered-at-the-end", "unanswered"],
 )
 def test_faults_31_and_37_a_write_that_is_refused_damaged_or_unanswered_is_repeated(
-    proxy, parts, line, tmp_path, ending, times, what
+    line, tmp_path, ending, times, what
 ):
     parts.made(tmp_path / "a", 4)
     fault = proxy.Fault(proxy.writes(ending), times, **what)
@@ -146,7 +146,7 @@ def test_faults_31_and_37_a_write_that_is_refused_damaged_or_unanswered_is_repea
 
 
 @pytest.mark.slow
-def test_fault_31_training_is_not_held_up_by_a_store_that_hangs(proxy, parts, line, tmp_path):
+def test_fault_31_training_is_not_held_up_by_a_store_that_hangs(line, tmp_path):
     store = parts.made(tmp_path / "a", 4)
     fault = proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), stall=2.0)
     remote = line(fault)
@@ -162,9 +162,7 @@ def test_fault_31_training_is_not_held_up_by_a_store_that_hangs(proxy, parts, li
 
 
 @pytest.mark.slow
-def test_fault_35_rights_that_end_while_training_keep_what_is_here(
-    service, proxy, parts, line, tmp_path
-):
+def test_fault_35_rights_that_end_while_training_keep_what_is_here(service, line, tmp_path):
     parts.made(tmp_path / "a", 4)
     fault = proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), 99, answer=proxy.FORBIDDEN)
     up = parts.upload(tmp_path / "a", line(fault))
@@ -187,14 +185,14 @@ def test_fault_36_two_that_take_one_place_at_once(service, line):
     assert first.read("lock.json") == b"mine"
 
 
-def test_fault_37_a_lost_answer_to_new_is_ours_and_not_anothers(proxy, line):
+def test_fault_37_a_lost_answer_to_new_is_ours_and_not_anothers(line):
     fault = proxy.Fault(proxy.writes("lock.json"), lose_answer=True)
     assert line(fault).put("lock.json", b"mine", new=True)
     assert fault.struck == 1
 
 
 @pytest.mark.slow  # the libraries' own patience comes before ours
-def test_fault_33_a_store_that_stays_away_ends_in_words(proxy, line):
+def test_fault_33_a_store_that_stays_away_ends_in_words(line):
     remote = line(proxy.Fault(lambda *_: True, 10**6, answer=UNAVAILABLE), deadline=0.5)
     with pytest.raises(BucketError, match="does not answer as it should") as caught:
         remote.put("a", b"1")

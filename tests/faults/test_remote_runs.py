@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +14,9 @@ import pytest
 from safetensors.torch import load_file
 from torch import ones
 
+from fixtures import proxy
+from fixtures import remote_parts as parts
+from fixtures.kitchens import StopAt
 from toque.cli import main
 from toque.config import load_config
 from toque.errors import CheckpointError
@@ -24,15 +26,6 @@ from toque.storage.bucket_lock import LOCK, BucketLock
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads
 from toque.workflows.train import train
-
-
-class StopAt:
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, run):
-        if run.step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run(kitchen, name, *words, stop_at=None):
@@ -46,7 +39,7 @@ def last(folder):
 
 
 @pytest.mark.slow
-def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, service, parts):
+def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, service):
     whole, at = f"whole-{service.scheme}", parts.address(service, "runs/a")
     assert run(kitchen, whole).reason == "finished"
     first = f"first-{service.scheme}"
@@ -69,7 +62,7 @@ def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, serv
 
 
 @pytest.mark.slow
-def test_a_run_folder_may_be_an_address(kitchen, service, monkeypatch, tmp_path, parts):
+def test_a_run_folder_may_be_an_address(kitchen, service, monkeypatch, tmp_path):
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "one"))
     at = parts.address(service, "runs/b")
     assert run(kitchen, at, stop_at=4).interrupted
@@ -80,9 +73,7 @@ def test_a_run_folder_may_be_an_address(kitchen, service, monkeypatch, tmp_path,
 
 
 @pytest.mark.parametrize("service", ["s3"], indirect=True)
-def test_all_that_may_be_made_again_lies_below_toque_cache(
-    kitchen, service, monkeypatch, tmp_path, parts
-):
+def test_all_that_may_be_made_again_lies_below_toque_cache(kitchen, service, monkeypatch, tmp_path):
     cache, home = tmp_path / "cache", tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -106,7 +97,7 @@ def test_all_that_may_be_made_again_lies_below_toque_cache(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cache", "home", "store"]
 
 
-def test_content_without_a_manifest_is_no_checkpoint_and_is_swept(remote, tmp_path, parts):
+def test_content_without_a_manifest_is_no_checkpoint_and_is_swept(remote, tmp_path):
     parts.made(tmp_path / "a", 4)
     parts.upload(tmp_path / "a", remote)
     remote.put("checkpoints/step-00000006/model.safetensors", b"half")
@@ -117,7 +108,7 @@ def test_content_without_a_manifest_is_no_checkpoint_and_is_swept(remote, tmp_pa
     assert (tmp_path / "b" / "config.yaml").read_text() == "seed: 1\n"
 
 
-def test_a_damaged_object_is_named_and_the_one_before_it_used(remote, tmp_path, parts):
+def test_a_damaged_object_is_named_and_the_one_before_it_used(remote, tmp_path):
     store = parts.made(tmp_path / "a", 2)
     parts.upload(tmp_path / "a", remote)
     parts.made(tmp_path / "a", 4)
@@ -205,7 +196,7 @@ def test_fault_59_a_living_process_of_another_machine_of_this_name_is_never_take
         assert json.loads(remote.read(LOCK))["id"] == "x"
 
 
-def test_a_damaged_manifest_there_is_passed_over_when_runs_are_compared(remote, tmp_path, parts):
+def test_a_damaged_manifest_there_is_passed_over_when_runs_are_compared(remote, tmp_path):
     parts.made(tmp_path / "a", 2, 4)
     parts.upload(tmp_path / "a", remote)
     remote.put("checkpoints/step-00000006/manifest.json", b"{}")
@@ -216,7 +207,7 @@ def test_a_damaged_manifest_there_is_passed_over_when_runs_are_compared(remote, 
         fetch_run(remote, tmp_path / "b", say=print)
 
 
-def test_a_line_that_breaks_is_repeated(service, proxy, monkeypatch, tmp_path, parts):
+def test_a_line_that_breaks_is_repeated(service, monkeypatch, tmp_path):
     parts.made(tmp_path / "a", 4)
     with proxy.behind(service.port, cut_after=100, cuts=4) as line:
         monkeypatch.setenv(service.variable, f"http://127.0.0.1:{line.port}")
@@ -229,7 +220,7 @@ def test_a_line_that_breaks_is_repeated(service, proxy, monkeypatch, tmp_path, p
     assert fetch_run(open_bucket(remote.address, RUNS), tmp_path / "b", say=print) == 4
 
 
-def test_while_the_store_is_down_a_ring_waits_and_then_goes(remote, tmp_path, monkeypatch, parts):
+def test_while_the_store_is_down_a_ring_waits_and_then_goes(remote, tmp_path, monkeypatch):
     store = parts.made(tmp_path / "a", keep_last=1)
     down = threading.Event()
     down.set()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from fixtures import remote_parts as parts
 from toque.storage.bucket import Bucket
 
 
 def test_a_step_is_never_in_the_bucket_without_the_best_models_before_it(
-    remote, tmp_path, parts, monkeypatch
+    remote, tmp_path, monkeypatch
 ):
     """Found by `bench/kills.py --upload`: same weights, another finished model."""
     store = parts.made(tmp_path / "a", 4, 6)

@@ -52,20 +52,6 @@ class RowsAtOnce:
     rows: int
     on_notice: Callable[[str], object] = lambda _: None
 
-    def halve(self, reason: str) -> None:
-        """Memory ran out, for the reason that torch gives; ConfigError with a single row."""
-        if self.rows == 1:
-            raise ConfigError(
-                f"One row of held-out examples does not fit into memory: {reason} Cut the examples "
-                "(data.max_target_tokens), or end what else uses the memory."
-            )
-        release_memory()
-        self.on_notice(
-            f"Memory ran out with {self.rows} rows of held-out examples at once ({reason}). From "
-            f"here on {self.rows // 2} are computed at once: the loss is the same."
-        )
-        self.rows //= 2
-
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -254,7 +240,17 @@ class HeldOut:
                 place += len(some)
                 continue
             # Here what the failed try had computed, which the exception held, is freed.
-            at_once.halve(reason)
+            if at_once.rows == 1:
+                raise ConfigError(
+                    f"One row of held-out examples does not fit into memory: {reason} Cut the "
+                    "examples (data.max_target_tokens), or end what else uses the memory."
+                )
+            release_memory()
+            at_once.on_notice(
+                f"Memory ran out with {at_once.rows} rows of held-out examples at once ({reason}). "
+                f"From here on {at_once.rows // 2} are computed at once: the loss is the same."
+            )
+            at_once.rows //= 2
 
     def _batches(self) -> list[tuple[float, Sequence[Sequence[int]]]]:
         """The rows of each batch, with their weight."""

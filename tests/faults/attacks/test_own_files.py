@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from fixtures import remote_parts as parts
 from toque.config import load_config
 from toque.errors import CheckpointError
 from toque.runs.places import FolderPlace
@@ -33,7 +34,7 @@ def sent(remote):
     return b"".join(remote.read(name) for name in remote.names())
 
 
-def test_only_a_runs_own_files_leave_its_folder(remote, tmp_path, parts, key):
+def test_only_a_runs_own_files_leave_its_folder(remote, tmp_path, key):
     run = tmp_path / "run"
     parts.made(run, 2)
     for name in ("credentials.txt", "core", "model/credentials.txt", "model/config.json"):
@@ -61,9 +62,7 @@ def test_only_a_runs_own_files_leave_its_folder(remote, tmp_path, parts, key):
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
-def test_a_link_in_a_checkpoint_is_never_sent(
-    hard_links, remote, tmp_path, parts, key, monkeypatch
-):
+def test_a_link_in_a_checkpoint_is_never_sent(hard_links, remote, tmp_path, key, monkeypatch):
     def refuse(*_):
         raise OSError("no hard links here")
 
@@ -81,7 +80,7 @@ def test_a_link_in_a_checkpoint_is_never_sent(
     assert SECRET not in sent(remote)
 
 
-def test_what_grows_is_sent_as_it_was_when_it_was_opened(remote, tmp_path, parts, monkeypatch):
+def test_what_grows_is_sent_as_it_was_when_it_was_opened(remote, tmp_path, monkeypatch):
     run = tmp_path / "run"
     parts.made(run, 2)
     log, send = run / "metrics.jsonl", remote.files.put_file
@@ -99,7 +98,7 @@ def test_what_grows_is_sent_as_it_was_when_it_was_opened(remote, tmp_path, parts
     assert 1 <= len(lines) < len(log.read_text().splitlines())
 
 
-def test_only_a_runs_own_files_come_from_a_bucket(remote, tmp_path, parts):
+def test_only_a_runs_own_files_come_from_a_bucket(remote, tmp_path):
     parts.made(tmp_path / "there", 2)
     parts.upload(tmp_path / "there", remote)
     for name in ("report.html", "torch.py", "resources-rank1.json.py", ".bashrc", "toque/x.py"):
@@ -116,7 +115,7 @@ def test_only_a_runs_own_files_come_from_a_bucket(remote, tmp_path, parts):
 @pytest.mark.parametrize(
     "name", ["config.yaml", "checkpoints/step-00000002/manifest.json", "lock.json"]
 )
-def test_a_small_file_that_is_not_small_is_not_fetched(name, remote, tmp_path, parts):
+def test_a_small_file_that_is_not_small_is_not_fetched(name, remote, tmp_path):
     parts.made(tmp_path / "there", 2)
     parts.upload(tmp_path / "there", remote)
     remote.put(name, LARGE)
@@ -128,9 +127,7 @@ def test_a_small_file_that_is_not_small_is_not_fetched(name, remote, tmp_path, p
     assert [path for path in (tmp_path / "here").rglob("*") if path.is_file()] == []
 
 
-def test_an_object_larger_than_its_manifest_says_is_not_fetched(
-    remote, tmp_path, parts, monkeypatch
-):
+def test_an_object_larger_than_its_manifest_says_is_not_fetched(remote, tmp_path, monkeypatch):
     parts.made(tmp_path / "there", 2)
     parts.upload(tmp_path / "there", remote)
     parts.made(tmp_path / "there", 4)

@@ -162,6 +162,8 @@ def test_srun_names_the_ranks():
         "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
         "MASTER_ADDR": "gpu07",
     }  # fmt: skip
+    for nodes, first in (("gpu[07-09,12],fat1", "gpu07"), ("a,b", "a")):
+        assert ranks_of_srun(SRUN | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
     uneven = ranks_of_srun(SRUN | {"SLURM_STEP_TASKS_PER_NODE": "5,3"})
     assert "LOCAL_WORLD_SIZE" not in uneven
     assert ranks_of_srun(SRUN | {"SLURM_PROCID": "6"})["MASTER_PORT"] == port

@@ -213,10 +213,9 @@ class Saves:
             tensors = gathered(tensors, keep=self.ranks.is_main)
             if not self.ranks.is_main:
                 return
-        parent = self.store.here
         if self.background and not final:
             self.tell(at)
-            if any(save.kind == parent.name for save in self._under_way):
+            if any(save.kind == self.store.here.name for save in self._under_way):
                 self.counts.skipped += 1
                 if self.counts.skipped == 1:
                     self._warn(
@@ -228,14 +227,13 @@ class Saves:
                 return
         else:
             self.settle(at)
-        failed = self._begin(at, parent, tensors, state, metrics={}, final=final)
+        failed = self._begin(at, tensors, state, metrics={}, final=final)
         if failed is not None and final:
             raise failed
 
     def save_best(self, at: Progress, model: nn.Module, metrics: dict[str, float]) -> None:
         """Keep the model apart when its loss is among the lowest. Never skipped."""
-        parent = self.store.best_folder
-        if any(save.kind == parent.name for save in self._under_way):
+        if any(save.kind == self.store.best_folder.name for save in self._under_way):
             self.settle(at)  # the one before it decides what the lowest are
         is_main = self.ranks.is_main
         if not self.ranks.broadcast(is_main and self.store.is_among_best(at.step, metrics)):
@@ -245,7 +243,7 @@ class Saves:
             tensors = gathered(tensors, keep=is_main)
             if not is_main:
                 return
-        self._begin(at, parent, tensors, {"progress": asdict(at)}, metrics=metrics)
+        self._begin(at, tensors, {"progress": asdict(at)}, metrics=metrics)
 
     def _written(self, save: _Save) -> float:
         """Ranks whose part of a save is written."""
@@ -254,7 +252,6 @@ class Saves:
     def _begin(
         self,
         at: Progress,
-        parent: Path,
         tensors: Tensors,
         state: Mapping[str, Any],
         *,
@@ -263,6 +260,7 @@ class Saves:
     ) -> SaveError | None:
         """Have the tensors written; why the save failed, if it is known to have."""
         started = time.perf_counter()
+        parent = self.store.best_folder if metrics else self.store.here
         state = json.loads(json.dumps(state, allow_nan=False))  # as it is now
 
         def write(tensors: Tensors) -> Saved:

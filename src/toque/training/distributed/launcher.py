@@ -228,33 +228,24 @@ def ranks_of_srun(environ: Mapping[str, str]) -> dict[str, str]:
     has the variables of its job, but is no step of it.
 
     >>> ranks_of_srun({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1",
-    ...                "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "5"})["MASTER_ADDR"]
-    'gpu07'
+    ...                "SLURM_STEP_NODELIST": "r[1-2]n[3,5]", "SLURM_JOB_ID": "5"})["MASTER_ADDR"]
+    'r1n3'
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks == "1" or "SLURM_PROCID" not in environ or "WORLD_SIZE" in environ:
         return {}
     job, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
+    host = _FIRST_HOST.match(environ.get("SLURM_STEP_NODELIST", "localhost"))
+    assert host is not None, "it matches any text"
     found = {
         "WORLD_SIZE": tasks,
         "RANK": environ["SLURM_PROCID"],
         # A task that sees its own GPU alone has it under the number 0.
         "LOCAL_RANK": "0" if "SLURM_GPUS_PER_TASK" in environ else environ["SLURM_LOCALID"],
-        "MASTER_ADDR": first_host(environ.get("SLURM_STEP_NODELIST", "localhost")),
+        "MASTER_ADDR": _HOST_NUMBERS.sub(r"\1", host[0]),
         "MASTER_PORT": str(_FIRST_PORT + (31 * int(job) + int(step)) % _PORTS),
     }
     each = _TASKS_EACH.match(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if each is not None:  # as many on every machine
         found["LOCAL_WORLD_SIZE"] = each[1]
     return {name: value for name, value in found.items() if name not in environ}
-
-
-def first_host(nodes: str) -> str:
-    """The first of Slurm's list of hosts.
-
-    >>> first_host("gpu[07-09,12],fat1"), first_host("r[1-2]n[3,5]"), first_host("a,b")
-    ('gpu07', 'r1n3', 'a')
-    """
-    first = _FIRST_HOST.match(nodes)
-    assert first is not None
-    return _HOST_NUMBERS.sub(r"\1", first[0])
