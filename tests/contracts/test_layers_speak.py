@@ -17,7 +17,7 @@ OTHER_PROGRAMS = {
     # nvidia-smi's, Docker's and pip's; and what the doctor calls this program with.
     "workflows/machine_checks.py": {"--query-gpu", "--format", "--shm-size", "--upgrade"},
     "training/distributed/process_group.py": {"--nproc-per-node", "--cpu", "--num_processes"},
-    "training/distributed/rank_failures.py": {"--max-restarts"},  # torchrun's, as those above
+    "training/distributed/collectives.py": {"--max-restarts"},  # torchrun's, as those above
 }
 """Flags of other programs, which a text may name."""
 TERMINAL = {"rich", "argparse", "cyclopts", "click"}

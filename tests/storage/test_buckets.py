@@ -391,52 +391,38 @@ class Failing:
         return "answer"
 
 
-@pytest.fixture
-def soon(monkeypatch):
+PASSING = (
+    ConnectionResetError("reset"),
+    TimeoutError(),
+    OSError("Slow Down: 503"),
+    MismatchError("a has 403 bytes in the bucket; 401 were sent"),
+    OSError("MD5 9f403ab2 differs"),
+)
+LASTING = (
+    FileNotFoundError("gone"),
+    PermissionError("Access Denied"),
+    OSError("Forbidden: https://host/o"),
+    OSError("An error occurred (403) when calling PutObject"),
+    ValueError("InvalidAccessKeyId"),
+)
+
+
+def test_what_may_pass_is_asked_again_after_waits_that_double(monkeypatch):
     monkeypatch.setattr(bucket_access, "FIRST_WAIT", 0.001)
-
-
-@pytest.mark.usefixtures("soon")
-def test_waits_double_and_are_counted():
-    ask, again = Failing(*[ConnectionResetError("x")] * 4), Retry()
+    ask, again = Failing(*PASSING), Retry()
     assert again(ask, (OSError,)) == "answer"
-    assert ask.asked == 5
-    assert len(again.waits) == 4
+    assert ask.asked == len(again.waits) + 1 == len(PASSING) + 1
     for attempt, seconds in enumerate(again.waits):
         assert 0.0005 * 2**attempt <= seconds <= 0.001 * 2**attempt
 
 
-@pytest.mark.parametrize(
-    ("error", "transient"),
-    [
-        (ConnectionResetError("reset"), True),
-        (TimeoutError(), True),
-        (OSError("Slow Down: 503"), True),
-        (MismatchError("a has 403 bytes in the bucket; 401 were sent"), True),
-        (OSError("MD5 9f403ab2 differs"), True),
-        (FileNotFoundError("gone"), False),
-        (PermissionError("Access Denied"), False),
-        (OSError("Forbidden: https://host/o"), False),
-        (OSError("An error occurred (403) when calling PutObject"), False),
-        (ValueError("InvalidAccessKeyId"), False),
-    ],
-)
-@pytest.mark.usefixtures("soon")
-def test_only_what_may_pass_is_asked_again(error, transient):
-    ask, again = Failing(error), Retry()
-    if transient:
-        assert again(ask, (OSError, ValueError)) == "answer"
-        return
-    with pytest.raises(type(error)):
-        again(ask, (OSError, ValueError))
-    assert ask.asked == 1
-
-
-def test_a_deadline_or_a_stop_ends_it():
-    with pytest.raises(ConnectionResetError):
-        Retry(deadline=0.0)(Failing(ConnectionResetError()), (OSError,))
-    stopped, ask = Retry(), Failing(ConnectionResetError())
+def test_what_lasts_a_deadline_or_a_stop_ends_it():
+    stopped = Retry()
     stopped.stop.set()
-    with pytest.raises(ConnectionResetError):
-        stopped(ask, (OSError,))
-    assert ask.asked == 1
+    ends = [(Retry(), error) for error in LASTING]
+    ends += [(Retry(deadline=0.0), ConnectionResetError()), (stopped, ConnectionResetError())]
+    for retry, error in ends:
+        ask = Failing(error)
+        with pytest.raises(type(error)):
+            retry(ask, (OSError, ValueError))
+        assert ask.asked == 1

@@ -19,9 +19,8 @@ from toque.cli import main
 from toque.data.loader.batch_stream import Step
 from toque.errors import ConfigError, DataError, RankLost
 from toque.training.callbacks import Requests
-from toque.training.distributed.collectives import Ranks, weights_sum
+from toque.training.distributed.collectives import RankFailures, Ranks, weights_sum
 from toque.training.distributed.process_group import joined
-from toque.training.distributed.rank_failures import RankFailures
 from toque.training.runtime import set_deterministic
 from toque.units import Cursor
 
@@ -207,7 +206,7 @@ def test_what_does_not_fit_is_refused(monkeypatch, strategy, variables, words):
 @pytest.fixture
 def four_ranks(monkeypatch) -> list[RankFailures]:
     """Four ranks of this process, of which the first waits in vain for the others."""
-    monkeypatch.setattr("toque.training.distributed.rank_failures._ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("toque.training.distributed.collectives._ANSWER_SECONDS", 0.1)
     store = HashStore()
     ranks = [RankFailures(store, rank, 4, 60.0) for rank in range(4)]
     for each in ranks:

@@ -166,11 +166,9 @@ class _Session:
     def summary(self, seconds: float) -> str:
         """The sentence at the end."""
         counts = Counter(self.events + ["retry"] * len(self.bucket.retry.waits))
-        megabytes = sum(self.fetched) / 1e6
-        parts = [
-            f"{counts['fetched']:,} fetched ({megabytes:,.1f} MB in {seconds:.1f} s)",
-            f"{counts['whole']:,} already whole in {self.cache}",
-        ]
+        come = f"{sum(self.fetched) / 1e6:,.1f} MB in {seconds:.1f} s"
+        parts = [f"{counts['fetched']:,} fetched ({come})"]
+        parts += [f"{counts['whole']:,} already whole in {self.cache}"]
         for what, words in (
             ("resumed", "resumed where an earlier start stopped"),
             ("changed", "fetched again because they changed in the bucket"),

@@ -24,8 +24,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from toque.errors import ConfigError, RankLost, argument
-from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.rank_failures import RankFailures
+from toque.training.distributed.collectives import RankFailures, Ranks
 from toque.version import __version__
 
 Strategy = Literal["auto", "single", "ddp", "fsdp", "hsdp"]
