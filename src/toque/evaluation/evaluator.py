@@ -68,15 +68,7 @@ class Evaluator:
     Draws nothing at random, and leaves the model in the mode it was in: no training number depends
     on it.
 
-    Args:
-        sampler: writes for `n_held_out` prompts with references, then for the user's own.
-        context: in which the model can write.
-        scores: makes an empty collection of scores.
-        watched: metrics that the run goes by. Where one cannot be measured, because no text has it
-            or a function of the user's raised, it is NaN, which is no improvement.
-        known: names that metrics may have; the user's functions may give others.
-        reporter: hears how far it is.
-        interrupted: asked after every batch and every token whether to leave an evaluation.
+    The sampler writes for `n_held_out` prompts with references, then for the user's own.
     """
 
     heldout: HeldOut
@@ -86,13 +78,17 @@ class Evaluator:
     n_held_out: int
     ranks: Ranks
     context: WritingContext
+    """The context in which the model can write."""
     scores: Callable[[], TextScores]
     watched: Sequence[str] = ()
+    """Metrics that the run goes by. Where one cannot be measured, because no text has it or a
+    function of the user's raised, it is NaN, which is no improvement."""
     known: Sequence[str] = ()
+    """Names that metrics may have; the user's functions may give others."""
     reporter: Reporter = SILENT
     interrupted: Callable[[], bool] = bool
+    """Asked after every batch and every token whether to leave an evaluation."""
     last: Evaluated = Evaluated()
-    """Result of the newest call."""
 
     def __call__(self) -> dict[str, float]:
         """All metrics by name; raises Interrupted, with nothing measured, if any rank is."""

@@ -55,36 +55,28 @@ class RowsAtOnce:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A fixed set of held-out examples, packed once.
-
-    Args:
-        layout: how rows become tensors.
-        rows: the packed rows, as store rows.
-        loss_sum: (model, batch) -> nats summed over the batch's targets.
-        autocast: the run's precision.
-        device: where the model is.
-        rows_per_batch: rows of a batch; batches are what ranks share.
-        weights: of each row; None: 1. A batch holds rows of one weight.
-        at_once: rows that this process computes at once; None for a batch.
-        share: (rank, ranks): this process computes every ranks-th batch.
-        total: all-reduce over the ranks, a sum.
-        in_step: whether all ranks compute together: one that has a batch less computes one row
-            without labels in its place.
-        n_bytes: of all targets as text in UTF-8; 0 where they are no whole text.
-    """
+    """A fixed set of held-out examples, packed once; `rows` are packed rows of store rows."""
 
     layout: Layout
     rows: Sequence[Sequence[int]]
     loss_sum: Callable[[nn.Module, Batch], Tensor]
+    """(model, batch) -> nats summed over the batch's targets."""
     autocast: Callable[[], AbstractContextManager[object]]
     device: torch.device
     rows_per_batch: int = 8
+    """Rows of a batch; batches are what ranks share."""
     weights: Sequence[float] | None = None
+    """Weight of each row; None: 1. A batch holds rows of one weight."""
     at_once: RowsAtOnce | None = None
+    """Rows that this process computes at once; None for a batch."""
     share: tuple[int, int] = (0, 1)
+    """(rank, ranks): this process computes every ranks-th batch."""
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
+    """All-reduce over the ranks, a sum."""
     in_step: bool = False
+    """Whether all ranks compute together: one with a batch less computes a row without labels."""
     n_bytes: int = 0
+    """Bytes of all targets as text in UTF-8; 0 where they are no whole text."""
 
     @classmethod
     def from_settings(

@@ -93,11 +93,8 @@ def fetch(
 ) -> list[tuple[Path, str]]:
     """The places of the files in the cache, whole, and their SHA-256, in the order given.
 
-    A whole file is not fetched again: its size, tag and SHA-256 are compared.
-
-    Raises:
-        SourceBucketError: a name that would leave the cache, a full disk, a file that is not the
-            listed one any more, or requests that fail even after waiting; what has come is kept.
+    A whole file is not fetched again: its size, tag and SHA-256 are compared. After a
+    SourceBucketError what has come is kept.
     """
     cache = cache or cache_folder("sources")
     places, total = [place_of(file, cache) for file in files], sum(file.bytes for file in files)

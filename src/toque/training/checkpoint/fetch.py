@@ -55,9 +55,6 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
 
     The step fetched is given; None when what lies here is as new, or there is nothing. `say` is
     told what was fetched, and what could not be used.
-
-    Raises:
-        CheckpointError: the bucket holds another run, or checkpoints of which none can be used.
     """
     names, steps, here = _there_and_here(bucket, run)
     reasons: list[str] = []

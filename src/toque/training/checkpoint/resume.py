@@ -17,10 +17,12 @@ from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_write
 from toque.training.callbacks import Best, State
 from toque.training.checkpoint.saved import (
+    MANIFEST,
     SHARDED,
     Checkpoint,
+    read_manifest,
     verify_checkpoint,
-    verify_sizes,
+    verify_files,
 )
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import divided_like, own_part
@@ -162,7 +164,9 @@ def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) ->
     path, manifest = Path(told[0]), told[1]
     if manifest.format != SHARDED:
         return verify_checkpoint(path)
-    verify_sizes(path, manifest)  # rank 0 has hashed all of it, and each reads little of it
+    if read_manifest(path) != manifest:
+        raise CheckpointError(f"{path / MANIFEST} is not the one that rank 0 reads there.")
+    verify_files(path, manifest, hashed=False)  # rank 0 has hashed what each reads little of
     return Checkpoint(path, manifest)
 
 

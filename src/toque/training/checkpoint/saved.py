@@ -130,23 +130,15 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
     return manifest
 
 
-def verify_files(folder: Path, manifest: Manifest) -> None:
-    """Compare every listed file's size and SHA-256; CheckpointError where one differs."""
+def verify_files(folder: Path, manifest: Manifest, *, hashed: bool = True) -> None:
+    """Compare every listed file's size and, if `hashed`, SHA-256; else a CheckpointError."""
     most = min(len(manifest.files), os.cpu_count() or 1)
     with ThreadPoolExecutor(max(1, most)) as threads:  # hashing releases Python's lock
-        for _ in threads.map(partial(_verify_file, folder), manifest.files):
+        for _ in threads.map(partial(_verify_file, folder, hashed=hashed), manifest.files):
             pass
 
 
-def verify_sizes(folder: Path, manifest: Manifest) -> None:
-    """Compare every listed file's size, and that the manifest there is this one."""
-    if read_manifest(folder) != manifest:
-        raise CheckpointError(f"{folder / MANIFEST} is not the one that rank 0 reads there.")
-    for entry in manifest.files:
-        _verify_file(folder, entry, hashed=False)
-
-
-def _verify_file(folder: Path, entry: FileEntry, *, hashed: bool = True) -> None:
+def _verify_file(folder: Path, entry: FileEntry, *, hashed: bool) -> None:
     path = folder / entry.file
     try:
         if path.is_symlink() or not path.is_file():

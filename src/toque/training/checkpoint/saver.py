@@ -9,11 +9,10 @@ save of a session is written while the loop waits, so that the end, and an inter
 durable before anything says so. An error is a warning when training goes on, and never vanishes.
 
 In the layout "whole" rank 0 gathers and writes all tensors. In "sharded" every rank writes its own
-slices, and rank 0 makes one checkpoint of the files. What ranks must agree on (whether a save
-begins, whether all shards are written, what came of it) they agree on in the training loop, at the
-same place; threads exchange nothing. The folder has a temporary name until rank 0 knows every
-shard's SHA-256 and has written the manifest over them, so a kill between two ranks' writes leaves
-the checkpoint before it.
+slices, and rank 0 makes one checkpoint of the files. What ranks must agree on they agree on in the
+training loop, at the same place; threads exchange nothing. The folder has a temporary name until
+rank 0 knows every shard's SHA-256 and has written the manifest over them, so a kill between two
+ranks' writes leaves the checkpoint before it.
 """
 
 from __future__ import annotations
@@ -145,21 +144,15 @@ class _Save:
 @final
 @dataclass
 class Saves:
-    """The saves of one session; every method is called by all ranks at the same place.
-
-    Args:
-        store: where they go.
-        callbacks: of this rank; rank 0's are called after each.
-        ranks: the processes that share the run.
-        layout: whether rank 0 writes whole tensors, or every rank its slices.
-        background: write while training goes on; otherwise every save is waited for.
-    """
+    """The saves of one session; every method is called by all ranks at the same place."""
 
     store: CheckpointStore
     callbacks: Callbacks
+    """Callbacks of this rank; rank 0's are called after each save."""
     ranks: Ranks = field(default_factory=Ranks)
     layout: CheckpointLayout = "whole"
     background: bool = False
+    """Whether training goes on meanwhile; otherwise every save is waited for."""
     counts: SaveCounts = field(default_factory=SaveCounts)
     _pool: ThreadPoolExecutor | None = None
     _slots: dict[str, Slot] = field(default_factory=dict)

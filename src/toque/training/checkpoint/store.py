@@ -108,22 +108,16 @@ def run_lock(folder: Path) -> Iterator[Held]:
 
 @dataclass
 class CheckpointStore:
-    """The checkpoints of one run.
-
-    Args:
-        folder: where `step-*` folders lie; made when missing.
-        keep_last: how many of the newest to keep, at least 1.
-        keep_best: how many models with the best evaluation, by `best_by`, to keep apart, if any.
-        identity: of the run, written into every manifest.
-        after: called after every system call of a save with its name; for tests.
-    """
+    """The checkpoints of one run, in `step-*` folders below `folder`."""
 
     folder: Path
     keep_last: int = 2
     keep_best: int = 1
+    """Number of models with the best evaluation, by `best_by`, to keep apart."""
     best_by: Goal = LOSS
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
+    """Called after every system call of a save with its name; for tests."""
 
     @property
     def best_folder(self) -> Path:
@@ -165,13 +159,9 @@ class CheckpointStore:
     ) -> Saved:
         """Write a checkpoint and, once it is durable, remove those no longer kept.
 
-        What the file system refuses is a SaveError; the older checkpoints are untouched.
-
-        Args:
-            step: updates done.
-            tensors: file stem -> named tensors, e.g. {"model": ..., "optimizer": ...}.
-            state: JSON; its "progress" and "cursor" are repeated in the manifest.
-            metrics: what makes it one of the best models, kept apart; empty for a checkpoint.
+        `tensors` are by file stem and name; "progress" and "cursor" of the `state` are repeated in
+        the manifest; `metrics` make it one of the best models, kept apart. What the file system
+        refuses is a SaveError; the older checkpoints are untouched.
         """
         started = time.perf_counter()
         parent = self.best_folder if metrics else self.here
@@ -235,10 +225,7 @@ class CheckpointStore:
 
     @contextmanager
     def writing(self, parent: Path, step: int, needed: int) -> Iterator[FolderWriter]:
-        """A checkpoint's folder to fill; it appears in `parent` when the block ends well.
-
-        What the file system refuses, then or inside, is a SaveError.
-        """
+        """A checkpoint's folder to fill; it appears in `parent` when the block ends well."""
         lock = held(self.folder / LOCK)
         if lock is not None and not lock.is_mine():
             raise CheckpointError(  # no failed save, which a run survives

@@ -119,13 +119,13 @@ class RankFailures:
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         while True:
             silent = [rank for rank in others if not self.store.check([f"waiting/{rank}"])]
-            processes = {rank: self._process(rank) for rank in silent}
+            processes = [self._process(rank) for rank in silent]
             # Ranks that exchange nothing with a dead one notice last: they are not to blame.
-            gone = [f"{name} is gone" for name, alive in processes.values() if not alive]
+            gone = [f"{name} is gone" for name, alive in processes if not alive]
             if gone:
                 return "; ".join(gone) + ": killed, or out of memory"
             if not silent or time.monotonic() > deadline:
-                return "; ".join(f"{name} does not answer" for name, _ in processes.values())
+                return "; ".join(f"{name} does not answer" for name, _ in processes)
             time.sleep(0.05)
 
     def _process(self, rank: int) -> tuple[str, bool]:
@@ -148,17 +148,12 @@ class Ranks:
 
     Every method that exchanges something raises RankLost when another rank is gone or does not
     answer.
-
-    Args:
-        rank: which one; 0 is the main one: it alone writes files and prints.
-        world_size: how many there are.
-        local_rank: which one on this machine, and so which CUDA device.
-        failures: finds out which rank is missing when the others do not answer.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    """Number of this rank on its machine, and so of its CUDA device."""
     failures: RankFailures | None = None
 
     @property

@@ -51,18 +51,9 @@ _HOST_NUMBERS: Final = re.compile(r"\[(\w{1,32}+)[^]\[]*+\]")
 def launch(command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[str], None]) -> int:
     """Start the ranks, wait until they have ended, and start them again after a loss.
 
-    Args:
-        command: program and arguments of every rank.
-        gpus: number of ranks, one a GPU; without a GPU they share the CPU.
-        restarts: how often all start again from the newest checkpoint when one was lost.
-        say: takes a sentence for the user.
-
-    Returns:
-        the exit code of the command: what the ranks agree on, or that of the first that failed.
-
-    Raises:
-        ConfigError: numbers below their least, or more GPUs than this machine has.
-        RankLost: ranks were killed, and none was left to say so.
+    There is one rank a GPU; without a GPU they share the CPU. All start again from the newest
+    checkpoint, at most `restarts` times, when one was lost. The exit code is what the ranks agree
+    on, or that of the first that failed; RankLost if they were killed, and none is left to say so.
     """
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same

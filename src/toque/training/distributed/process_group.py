@@ -45,14 +45,8 @@ _KEPT: Final[list[ProcessGroup]] = []
 def joined(*, strategy: Strategy) -> Iterator[Ranks]:
     """Be one of the ranks while inside; leaving without an error waits for the others.
 
-    Args:
-        strategy: auto takes the processes there are; single wants one; ddp wants to have been
-            started as one of several, and fsdp and hsdp to be one of several.
-
-    Raises:
-        ConfigError: the strategy does not fit how the process was started, or its surroundings
-            make no sense.
-        RankLost: the others cannot be reached.
+    The strategy auto takes the processes there are; single wants one; ddp wants to have been
+    started as one of several, and fsdp and hsdp to be one of several.
     """
     world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
     if strategy == "single" and world_size > 1:

@@ -57,14 +57,9 @@ def mesh_shape(strategy: str, ranks: int, on_this_machine: int) -> tuple[int, in
 class Sharded(Sharing):
     """A model whose weights are divided among the ranks.
 
-    Args:
-        model: whole, on the CPU or on `device`; divided in place, onto `device`.
-        strategy: fsdp, or hsdp for copies on several machines.
-        ranks: the processes that share it.
-        device: of this rank.
-        dtype: of matrix products. On CUDA weights of blocks are gathered in it; elsewhere in their
-            own, and autocast rounds them.
-        on_this_machine: how many of the ranks.
+    The whole `model`, on the CPU or on `device`, is divided in place, onto `device`. On CUDA the
+    weights of blocks are gathered in `dtype`, that of matrix products; elsewhere in their own, and
+    autocast rounds them. `on_this_machine` counts ranks.
     """
 
     is_sharded = True
