@@ -14,7 +14,8 @@ import time
 import pytest
 
 from toque.errors import CheckpointError
-from toque.storage.locks import STALE, file_lock, is_shared, shared_lock
+from toque.storage import locks
+from toque.storage.locks import file_lock, is_shared, shared_lock
 from toque.training.checkpoint.store import CheckpointStore, run_lock
 
 HOLD = """
@@ -22,13 +23,12 @@ import sys
 import time
 from pathlib import Path
 import toque.storage.locks as locks
-from toque.training.checkpoint.store import run_lock
-locks.HEARTBEAT = 0.1
-with run_lock(Path(sys.argv[1])):
+locks.HEARTBEAT, folder = 0.1, Path(sys.argv[1])
+with locks.file_lock(folder / ".lock", print):
     print("held", flush=True)
     sys.stdin.read()
     time.sleep(0.3)
-    (Path(sys.argv[1]) / "done").touch()
+    (folder / "done").touch()
 """
 FLOCK = fcntl.flock
 NO_FLOCK = """
@@ -65,7 +65,7 @@ def no_flock(monkeypatch, tmp_path):
     (tmp_path / "site" / "sitecustomize.py").write_text(NO_FLOCK)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *sys.path]))
     exec(NO_FLOCK, {})  # noqa: S102
-    monkeypatch.setattr("toque.storage.locks.HEARTBEAT", 0.1)
+    monkeypatch.setattr(locks, "HEARTBEAT", 0.1)
     yield tmp_path / "run"
     fcntl.flock = FLOCK
 
@@ -87,7 +87,7 @@ def test_faults_36_and_66_a_second_process_is_refused_and_a_dead_one_is_forgotte
         first.wait()
         began = time.monotonic()
         with run_lock(run) as lock:
-            assert time.monotonic() - began < STALE  # not watched: it ran here
+            assert time.monotonic() - began < locks.STALE  # not watched: it ran here
             if lock.lease is not None:
                 assert "has no file locks (No locks available)" in lock.note
                 assert "renewed every" in lock.note
@@ -162,13 +162,12 @@ def elsewhere(path):
     """A lease of a process of another machine, which cannot be asked whether it lives."""
     path.unlink(missing_ok=True)
     path.write_text(
-        f"filelock/2\npid=1\nhost=another\nmode=lease\ntoken=x\nduration={float(STALE)!r}\n"
+        f"filelock/2\npid=1\nhost=another\nmode=lease\ntoken=x\nduration={float(locks.STALE)!r}\n"
     )
 
 
 def test_fault_66_a_lease_of_another_machine_is_watched_until_it_is_stale(no_flock, monkeypatch):
-    monkeypatch.setattr("toque.storage.locks.STALE", 0.5)
-    monkeypatch.setattr(f"{__name__}.STALE", 0.5)
+    monkeypatch.setattr(locks, "STALE", 0.5)
     no_flock.mkdir()
     elsewhere(no_flock / ".lock.lease")
     began = time.monotonic()
@@ -189,13 +188,12 @@ def test_fault_66_a_lease_of_another_machine_that_is_renewed_is_refused(no_flock
     began = time.monotonic()
     with pytest.raises(CheckpointError, match="in use by another"), run_lock(no_flock):
         pass
-    assert time.monotonic() - began < STALE
+    assert time.monotonic() - began < locks.STALE
     renewing.join()
 
 
 def test_fault_66_of_two_that_take_a_stale_lease_over_one_gets_it(no_flock, monkeypatch):
-    monkeypatch.setattr("toque.storage.locks.STALE", 0.5)
-    monkeypatch.setattr(f"{__name__}.STALE", 0.5)
+    monkeypatch.setattr(locks, "STALE", 0.5)
     no_flock.mkdir()
     elsewhere(no_flock / ".lock.lease")
     got, refused, done = [], [], threading.Event()
