@@ -179,12 +179,9 @@ def sample_on_all_ranks(
     with suppress(Interrupted):
         written = [asdict(sample) for sample in own(model, count)]
     shares = ranks.all_gather(written)
-    found: list[Sample | None] = [None] * len(sampler.prompts)
-    for rank, share in enumerate(shares):
-        if share is None:
-            raise Interrupted(LEFT)
-        found[rank :: ranks.world_size] = [Sample(**sample) for sample in share]
-    return [sample for sample in found if sample is not None]
+    if any(share is None for share in shares):
+        raise Interrupted(LEFT)
+    return [Sample(**shares[i % len(shares)][i // len(shares)]) for i in range(n)]
 
 
 def writing_in(model: nn.Module, runtime: Runtime) -> WritingContext:

@@ -103,12 +103,11 @@ class TrainerState:
 
     def refuse_other_data(self, batches: Batches, *, where: str) -> None:
         """Refuse a place that the data does not have, or that is elsewhere than the progress."""
+        why = ""
         try:
             after = batches.planned(self.cursor).epoch
         except (IndexError, ValueError, OverflowError) as error:
             after, why = math.nan, f" ({error})"
-        else:
-            why = ""
         # An update takes the run on, by one pass at most; fractions are rounded.
         if not -1e-6 <= after - self.progress.epoch <= 1.0 + 1e-6:
             raise CheckpointError(
