@@ -177,11 +177,7 @@ class Page:
 
 
 def write_page(target: Path, page: Page) -> int:
-    """Write a page, over an older page or nothing; its size in bytes.
-
-    Raises:
-        ConfigError: it cannot be written, or something else is there.
-    """
+    """Write a page where an older one or nothing is, or a ConfigError; its size in bytes."""
     html = page.html().encode("utf-8", "replace")  # JSON can hold halves of characters
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

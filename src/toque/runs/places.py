@@ -40,11 +40,7 @@ class FoundFile:
 
 
 def is_in_a_bucket(address: str) -> bool:
-    """True if a run's address is a bucket's, and no folder.
-
-    Raises:
-        ConfigError: it is of a kind that holds no runs.
-    """
+    """True if a run's address is a bucket's, and no folder; a ConfigError if it holds no runs."""
     try:
         return is_remote(address)
     except BucketError as error:
@@ -68,11 +64,7 @@ class FolderPlace:
         return str(self.folder)
 
     def look(self, name: str) -> FoundFile | None:
-        """State of a plain file; None for none, a link or a device.
-
-        Raises:
-            OSError: it cannot be looked at.
-        """
+        """State of a plain file, None for none, a link or a device; OSError if it fails."""
         try:
             found = (self.folder / name).lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -82,11 +74,7 @@ class FolderPlace:
         return FoundFile(found.st_size, f"{found.st_dev}:{found.st_ino}", found.st_mtime)
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """Bytes [start, end) of a file, fewer where it ends before.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Bytes [start, end) of a file, fewer where it ends before; OSError if it fails."""
         with open_plain(self.folder / name) as file:
             return os.pread(file.fileno(), end - start, start)
 
@@ -108,11 +96,7 @@ class BucketPlace:
         return f"{self.bucket.address}/{self.below}".rstrip("/")
 
     def look(self, name: str) -> FoundFile | None:
-        """State of a file as the service has it now; None for none.
-
-        Raises:
-            BucketError: it cannot be looked at.
-        """
+        """State of a file as the service has it now, None for none; BucketError if it fails."""
 
         def ask() -> FoundFile | None:
             try:
@@ -125,11 +109,7 @@ class BucketPlace:
         return self.bucket.request(f"look at {self.address}/{name}", ask)
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """Bytes [start, end) of a file, fewer where it ends before.
-
-        Raises:
-            BucketError: it cannot be read.
-        """
+        """Bytes [start, end) of a file, fewer where it ends before; BucketError if it fails."""
 
         def ask() -> bytes:
             file = self.bucket.info(self._key(name))
@@ -147,11 +127,7 @@ Place = FolderPlace | BucketPlace
 
 
 def content(place: Place, name: str) -> bytes | None:
-    """A small file whole; None when there is none.
-
-    Raises:
-        OSError, BucketError: it cannot be read.
-    """
+    """A small file whole, None when there is none; OSError or BucketError if it fails."""
     found = place.look(name)
     return None if found is None else place.read(name, 0, min(found.bytes, MOST_BYTES))
 
@@ -170,11 +146,7 @@ class RunFinder:
         return str(self.where) if isinstance(self.where, Path) else self.where.address
 
     def places(self) -> Mapping[str, Place]:
-        """The runs at this moment, by a short name.
-
-        Raises:
-            OSError, BucketError: the address cannot be listed.
-        """
+        """The runs at this moment, by a short name; OSError or BucketError if it cannot list."""
         where = self.where
         if isinstance(where, Bucket):
             names = where.names()

@@ -62,11 +62,7 @@ class Tail:
         return self.found is not None and self._at < self.found.bytes
 
     def lines(self) -> list[str]:
-        """New lines, from at most some megabytes.
-
-        Raises:
-            OSError, BucketError: the file cannot be read.
-        """
+        """New lines, from at most some megabytes; OSError or BucketError where reading fails."""
         before, self.found = self.found, self._place.look(self._name)
         now = self.found
         self.restarted = before is not None and (
@@ -104,11 +100,7 @@ class HolderWatch:
         self._unchanged_since = clock()
 
     def look(self) -> Holder:
-        """The newest holder.
-
-        Raises:
-            OSError, BucketError: the place cannot be read.
-        """
+        """The newest holder; OSError or BucketError where the place cannot be read."""
         is_local = self._place.folder is not None
         lease = f"{_LOCK}.lease" if is_local else BUCKET_LOCK
         if (found := self._place.look(lease)) is not None:
@@ -196,12 +188,7 @@ class RunRecord:
             return {}
 
     def read_whole(self) -> None:
-        """Take in all that the files hold.
-
-        Raises:
-            CheckpointError: a file cannot be read.
-            BucketError: the bucket cannot be read.
-        """
+        """Take in all that the files hold; a CheckpointError or BucketError where it fails."""
         try:
             self._look()
             while self._events.behind or self._samples.behind:

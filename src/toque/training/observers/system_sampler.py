@@ -73,11 +73,7 @@ class Host:
         self._use, self._schedules, self._totals = ProcessorUse.now(), _schedules(), _totals()
 
     def look(self) -> dict[str, Any]:
-        """Readings since the look before; a percent or a rate of None is not known.
-
-        Raises:
-            psutil.Error, OSError: the system does not let itself be looked at.
-        """
+        """Readings since the look before, None if unknown; psutil.Error or OSError if it fails."""
         used, schedules, totals = self._use, self._schedules, self._totals
         self._use, self._schedules, self._totals = ProcessorUse.now(), _schedules(), _totals()
         seconds = self._use.at - used.at

@@ -38,11 +38,7 @@ _MLFLOW_HOME: Final = "MLFLOW_TRACKING_URI"
 
 
 def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
-    """A function that connects the tracker `name` to the run in `folder` with its `settings`.
-
-    Raises:
-        ConfigError: its package is not installed.
-    """
+    """A function that connects a tracker to a run; a ConfigError if its package is missing."""
     make, extra = TRACKERS[name]
     spec = importlib.util.find_spec(name)
     # Without an origin it is a mere folder of that name, as W&B leaves one where it has run.

@@ -409,11 +409,7 @@ class StoreWatch(Callback):
     store: TokenStore
 
     def on_before_evaluate(self, at: Progress) -> None:
-        """Refuse, as `on_before_save` does, to continue with a store that was replaced or removed.
-
-        Raises:
-            DataError: it was.
-        """
+        """Refuse by a DataError, as `on_before_save` does, a store that was replaced or removed."""
         refuse_replaced(self.store)
 
     on_before_save = on_before_evaluate
