@@ -110,15 +110,6 @@ def test_several_runs_over_each_other_and_one_in_full(runs, showing):
         assert "checked" not in reader.parts["runs"]
 
 
-def test_runs_that_begin_later_appear(tmp_path, showing):
-    (tmp_path / "runs").mkdir()
-    with showing(tmp_path / "runs") as address:
-        reader = Reader(address)
-        assert "No run is in" in str(reader.next()["said"])
-        WrittenRun(tmp_path / "runs" / "new" / "deep").step(1)
-        assert str(reader.next()["said"]).startswith("new/deep: Running")
-
-
 def test_a_folder_is_waited_for_before_its_first_run(tmp_path):
     command = [sys.executable, "-m", "toque", "watch", "runs", "--port", "0"]
     watching = subprocess.Popen(
@@ -130,8 +121,8 @@ def test_a_folder_is_waited_for_before_its_first_run(tmp_path):
         assert rest == "shows runs.\n"
         reader = Reader(address)
         assert "No run is in runs yet" in str(reader.next()["said"])
-        WrittenRun(tmp_path / "runs" / "first").step(1)
-        assert str(reader.next()["said"]).startswith("first: Running")
+        WrittenRun(tmp_path / "runs" / "new" / "deep").step(1)
+        assert str(reader.next()["said"]).startswith("new/deep: Running")
     finally:
         watching.terminate()
         told = watching.communicate()[1]

@@ -70,16 +70,10 @@ def test_a_profiled_run_is_the_same(make_run, profile, tmp_path):
     slowed = [i.progress.step for i in watch.run.recorder.steps if i.slowed]
     assert slowed == [2, 3, 4, 6, 7, 8]
     assert len(watch.said) == 2
-
-
-def test_trace_and_table_hold_the_updates_and_their_phases(profile):
-    watch = profile(0, 1, 2, 1, steps=4)
-    watch.run.trainer.fit()
-    assert watch.spans("step-00000002").count("toque: backward") == 2
-    table = (watch.trace / "step-00000002-operations.txt").read_text()
-    assert "aten::" in table
-    assert "Self CPU time total" in table
-    assert "CPU Mem" in table
+    assert "toque: backward" in watch.spans("step-00000007")
+    table = (watch.trace / "step-00000003-operations.txt").read_text()
+    for text in ("aten::", "Self CPU time total", "CPU Mem"):
+        assert text in table
 
 
 def test_a_schedule_longer_than_the_run_is_said_and_what_there_is_is_kept(profile):
