@@ -9,7 +9,7 @@ import pytest
 from line_reader import LineReader
 from toque.data.prepare.pipeline import PrepareResult, prepare
 from toque.data.prepare.store_plan import PrepareSettings
-from toque.sources.records import Source
+from toque.sources.records import RecordReader, Source
 
 READER = LineReader()
 
@@ -20,8 +20,22 @@ def content(store: Path) -> dict[str, bytes]:
     return {str(p.relative_to(store)): p.read_bytes() for p in files if p.stem != "report"}
 
 
-def prepared(path: Path, store: Path, settings: PrepareSettings, **more: object) -> PrepareResult:
-    return prepare([Source(str(path), READER)], store=store, settings=settings, **more)
+def prepared(
+    path: Path,
+    store: Path,
+    settings: PrepareSettings,
+    *,
+    reader: RecordReader = READER,
+    **more: object,
+) -> PrepareResult:
+    return prepare([Source(str(path), reader)], store=store, settings=settings, **more)
+
+
+def continues(path: Path, store: Path, settings: PrepareSettings) -> None:
+    """Preparing again ends with the bytes of a store that was prepared at once."""
+    prepared(path, store, settings)
+    prepared(path, store.with_name("calm"), settings)
+    assert content(store) == content(store.with_name("calm"))
 
 
 def whole_shards(store: Path) -> list[Path]:

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import json
 
-from toque.cli import main
+from fixtures.recipe_files import pot as record
 from toque.data.prepare.data_report import Report
 from toque.data.store.store_manifest import read_manifest
-
-CONFIG = """
-run_dir: {folder}/run
-model: {{family: gpt2, tokenizer: "trained:512"}}
-data: {{sources: [{{path: "{folder}/a.jsonl"}}], store: "{folder}/store", max_prompt_tokens: 64,
-  max_target_tokens: 256}}
-"""
-
-
-def record(n, **more):
-    steps = ["Rinse the lentils in cold water.", f"Simmer for {n} minutes until soft, then serve."]
-    foods = [f"{n} cups lentils", "1/2 lemon"]
-    return {"title": f"Pot {n}", "ingredients": foods, "directions": steps, **more}
-
 
 LINES = [json.dumps(record(n)).encode() for n in range(40)]
 NASTY = {
@@ -41,17 +27,11 @@ STRANGE = {
 """What can still be read."""
 
 
-def prepared(folder, capfd):
+def test_faults_29_and_30_are_counted_with_their_lines(tmp_path, prepare_files):
     lines = [(NASTY | STRANGE).get(n, line) for n, line in enumerate(LINES, start=1)]
-    (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(lines) + b"\r\n")
-    (folder / "run.yaml").write_text(CONFIG.format(folder=folder))
-    code = main(["prepare", str(folder / "run.yaml")])
-    return code, " ".join("".join(capfd.readouterr()).split())
-
-
-def test_faults_29_and_30_are_counted_with_their_lines(tmp_path, capfd):
-    code, said = prepared(tmp_path, capfd)
-    assert code == 0, said
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(lines) + b"\r\n")
+    code, said, err = prepare_files(tmp_path / "a.jsonl")
+    assert code == 0, err
     manifest = read_manifest(tmp_path / "store")
     assert {reason: manifest.dropped[reason] for reason in sorted(manifest.dropped)} == {
         "no steps": 2,

@@ -124,21 +124,14 @@ def test_rows_with_too_few_or_too_many_fields(read_text):
     assert reading.one.title == "A"
 
 
-def test_a_quote_that_never_closes_costs_one_line(read_text):
-    good = [[f"Dish {n}", "2 eggs", STEPS] for n in range(40)]
-    lines = table(good).splitlines()
-    lines[10] = '"Damaged,2 eggs,' + STEPS
-    reading = read_text("\n".join(lines))
-    assert reading.dropped == {"unclosed quote": [11]}
-    assert reading.kept == 39
-
-
-def test_a_quote_that_swallows_rows_costs_one_line(read_text):
+@pytest.mark.parametrize("reason", ["unclosed quote", "wrong number of fields"])
+def test_a_quote_that_never_closes_or_swallows_rows_costs_one_line(read_text, reason):
     lines = table([[f"Dish {n}", "2 eggs", STEPS] for n in range(40)]).splitlines()
     lines[10] = '"Damaged,2 eggs,' + STEPS
-    lines[20] = 'Dish 19,"2 eggs",' + STEPS  # where the swallowing ends
+    if reason == "wrong number of fields":
+        lines[20] = 'Dish 19,"2 eggs",' + STEPS  # where the swallowing ends
     reading = read_text("\n".join(lines))
-    assert reading.dropped == {"wrong number of fields": [11]}
+    assert reading.dropped == {reason: [11]}
     assert reading.kept == 39
 
 

@@ -68,9 +68,8 @@ def test_a_large_file_comes_in_parts_that_lose_nothing(
     assert [block.last for block in blocks] == [False] * (len(blocks) - 1) + [True]
     assert all(len(block.payload) <= 65 + 40 for block in blocks)
     for block in blocks:
-        assert block.first_line == 1 + whole.encode().index(block.payload) * 0 + sum(
-            earlier.payload.count(b"\n") for earlier in blocks[: blocks.index(block)]
-        )
+        earlier = blocks[: blocks.index(block)]
+        assert block.first_line == 1 + sum(b.payload.count(b"\n") for b in earlier)
         (example,) = TextReader().examples(block).examples
         assert "\ufffd" not in example.target
         assert example.ends == block.last
@@ -81,20 +80,6 @@ def test_an_empty_document_is_dropped_with_its_line(tmp_path: Path) -> None:
     path.write_text(" \n\n\n")
     (given,) = read(path)
     assert (given.read, given.kept, given.dropped) == (1, 0, {"no text": [1]})
-
-
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.txt does not exist"):
-        list(TextReader().blocks(tmp_path / "absent.txt"))
-
-
-def test_a_text_compressed_with_zstd_is_one_document(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    path = tmp_path / "soup.txt.zst"
-    with arrow.CompressedOutputStream(str(path), "zstd") as file:
-        file.write(b"Boil the water.\n")
-    (block,) = TextReader().blocks(path)
-    assert block.payload == b"Boil the water.\n"
 
 
 MARKS = "\u0301\u0323\u0308\u0344\u0f71\u0f73\u0f75\u05b0\u3099\u0345\u1dca!e\u00e9 "
@@ -173,11 +158,7 @@ def test_pairs_are_the_same_whatever_their_case(tmp_path: Path) -> None:
     ("text", "kept", "dropped"),
     [
         ('{"prompt": "p", "target": "t"}\n\n{"prompt": "q"}\n', 1, {"no target": [3]}),
-        (
-            '{"prompt": "p", "target": "t"}{"prompt": "q"}\n\n{}',
-            0,
-            {"not JSON": [1], "no prompt": [3]},
-        ),
+        ('{"prompt": "p", "target": "t"}{}\n\n{}', 0, {"not JSON": [1], "no prompt": [3]}),
         ('{"prompt": "p", "target": "t"}\n{"prompt": "q", "targ', 1, {"not JSON": [2]}),
         ('{"prompt": "p", "target": "t"}\n[1]\n', 1, {"not an object": [2]}),
         ('{"prompt": "p", "target": "t\\ud800"}\r\n{"prompt": "a\\u0007", "target": NaN}', 2, {}),

@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from toque.data.prepare.pipeline import prepare
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import DataError
 from toque.sources import token_arrays as token_files
 from toque.sources.layouts import is_pickle
-from toque.sources.records import Source
 from toque.sources.token_arrays import TokenReader, is_array_file
 
 DOCUMENTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
@@ -77,17 +75,13 @@ def test_long_documents_are_read_in_parts_and_short_ones_together(tmp_path, monk
 
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
-def test_a_store_holds_the_ids_of_the_file(tmp_path, tokenizers_at, settings_for, family):
+def test_a_store_holds_the_ids_of_the_file(made, tmp_path, tokenizers_at, family):
     codec = load_codec(tokenizers_at[family])
     rng = np.random.default_rng(0)
     documents = [rng.integers(10, codec.vocab_size, n).astype(np.uint32) for n in (30, 5, 60)]
     marked = [np.append(d, codec.eos_id) for d in documents]
     path = saved(tmp_path, ids=np.concatenate(marked), ends=np.cumsum([len(d) for d in marked]))
-    result = prepare(
-        [Source(str(path), TokenReader())],
-        store=tmp_path / "store",
-        settings=settings_for(family, max_prompt_tokens=40, max_target_tokens=100),
-    )
+    result = made("store", family, of=path, reader=TokenReader(), max_target_tokens=100)
     shard = result.store.path / "shards" / "00000"
     prompts, targets = (
         np.split(np.load(shard / f"{side}_tokens.npy"), np.load(shard / f"{side}_ends.npy")[:-1])
@@ -102,10 +96,10 @@ def test_a_store_holds_the_ids_of_the_file(tmp_path, tokenizers_at, settings_for
         assert target[-2] != codec.eos_id  # the file's own mark is not doubled
 
 
-def test_ids_of_another_tokenizer_are_refused(tmp_path, settings_for):
+def test_ids_of_another_tokenizer_are_refused(made, tmp_path):
     path = saved(tmp_path, ids=np.array([3, 4, 50_000]), ends=np.array([1, 3]))
     with pytest.raises(DataError, match=r"tokens.npz holds the token id 50,000 \(document 2\)"):
-        prepare([Source(str(path), TokenReader())], store=tmp_path / "s", settings=settings_for())
+        made("s", of=path, reader=TokenReader())
 
 
 @pytest.mark.parametrize(

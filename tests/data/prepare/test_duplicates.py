@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store_checks import content, interrupted_after, prepared
+from fixtures.stores import Made
+from store_checks import content, continues, interrupted_after, prepared
 from toque.data.prepare import duplicates as near
 from toque.data.prepare.duplicates import (
     Division,
@@ -120,17 +121,15 @@ def near_lines(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("small_groups")
-def test_prepare_leaves_near_duplicates_out_and_counts_them(
-    tmp_path: Path, settings_for: Make
-) -> None:
+def test_prepare_leaves_near_duplicates_out_and_counts_them(made: Made, tmp_path: Path) -> None:
     path = near_lines(tmp_path)
-    result = prepared(path, tmp_path / "s", settings_for(dedup="near"))
+    result = made("s", of=path, dedup="near")
     assert result.report.dropped == {"duplicate": 5, "near duplicate": 5}
     assert result.report.kept == 15
     # The signatures were needed for preparing only.
     assert not list((tmp_path / "s").rglob("near*"))
-    assert prepared(path, tmp_path / "s", settings_for(dedup="near")).reused
-    assert prepared(path, tmp_path / "t", settings_for()).report.dropped == {"duplicate": 5}
+    assert made("s", of=path, dedup="near").reused
+    assert made("t", of=path).report.dropped == {"duplicate": 5}
 
 
 @pytest.mark.usefixtures("small_groups")
@@ -138,25 +137,21 @@ def test_near_duplicates_after_an_interruption_and_a_repair(
     tmp_path: Path, settings_for: Make
 ) -> None:
     path, settings = near_lines(tmp_path), settings_for(dedup="near")
-    prepared(path, tmp_path / "calm", settings)
     store = tmp_path / "s"
     interrupted_after(3, path, store, settings)
-    prepared(path, store, settings)
-    assert content(store) == content(tmp_path / "calm")
+    continues(path, store, settings)
     (store / "shards" / "00001" / "key.npy").write_bytes(b"short")
     assert not prepared(path, store, settings).reused
     assert content(store) == content(tmp_path / "calm")
 
 
-def test_a_kill_after_the_manifest_leaves_nothing_behind(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
+def test_a_kill_after_the_manifest_leaves_nothing_behind(made: Made, tmp_path: Path) -> None:
     store = tmp_path / "s"
-    prepared(lines_file, store, settings_for())
+    made(store)
     before = content(store)
     (store / "building.json").write_text("{}")
     (store / "shards" / "00000" / "near.npy").write_bytes(b"")
-    assert prepared(lines_file, store, settings_for()).reused
+    assert made(store).reused
     assert content(store) == before
 
 

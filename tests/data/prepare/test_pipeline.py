@@ -12,8 +12,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import toque
+from fixtures.stores import Made
 from line_reader import ForgetfulReader, LineReader, ReaderOfTasks
-from store_checks import READER, content, prepared
+from store_checks import READER, content
 from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings
@@ -27,8 +28,8 @@ Make = Callable[..., PrepareSettings]
 pytestmark = pytest.mark.usefixtures("small_groups")
 
 
-def test_read_is_kept_plus_dropped(lines_file: Path, tmp_path: Path, settings_for: Make) -> None:
-    report = prepared(lines_file, tmp_path / "s", settings_for()).report
+def test_read_is_kept_plus_dropped(made: Made) -> None:
+    report = made("s").report
     assert (report.read, report.kept) == (33, 30)
     assert report.dropped == {"duplicate": 1, "not JSON": 2}
     assert report.lines == {"not JSON": ["recipes.jsonl:8", "recipes.jsonl:33"]}
@@ -39,78 +40,66 @@ def test_read_is_kept_plus_dropped(lines_file: Path, tmp_path: Path, settings_fo
 
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
-def test_processes_change_nothing(
-    lines_file: Path, tmp_path: Path, settings_for: Make, family: str
-) -> None:
-    settings = settings_for(family)
-    alone = prepared(lines_file, tmp_path / "a", settings, workers=1)
-    several = prepared(lines_file, tmp_path / "b", settings, workers=2)
+def test_processes_change_nothing(made: Made, tmp_path: Path, family: str) -> None:
+    alone, several = (made(name, family, workers=n) for name, n in (("a", 1), ("b", 2)))
     assert len(alone.store.manifest.shards) > 20
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert alone.store.fingerprint == several.store.fingerprint
 
 
-def test_the_same_inputs_reuse_the_store(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    first = prepared(lines_file, tmp_path / "s", settings_for())
+def test_the_same_inputs_reuse_the_store(made: Made, lines_file: Path, tmp_path: Path) -> None:
+    first = made("s")
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*.npy")}
     moved = tmp_path / "elsewhere.jsonl"
     lines_file.rename(moved)
-    again = prepared(moved, tmp_path / "s", settings_for())
+    again = made("s", of=moved)
     assert (first.reused, again.reused) == (False, True)
     assert again.report == first.report
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*.npy")} == before
 
 
 def test_other_inputs_are_refused_with_what_differs(
-    lines_file: Path, tmp_path: Path, settings_for: Make
+    made: Made, lines_file: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "s"
-    prepared(lines_file, store, settings_for())
+    made(store)
     before = content(store)
     with pytest.raises(DataError, match=r"was 400 and is 99\. .* replace=True"):
-        prepared(lines_file, store, settings_for(max_target_tokens=99))
+        made(store, max_target_tokens=99)
     with pytest.raises(DataError, match="family_kind was decoder and is encoder-decoder"):
-        prepared(lines_file, store, settings_for("encoder-decoder"))
+        made(store, "encoder-decoder")
     with pytest.raises(DataError, match=r"its tokenizer was .*bpe and is trained:400"):
-        prepared(lines_file, store, settings_for(tokenizer="trained:400"))
+        made(store, tokenizer="trained:400")
     lines_file.write_text(
         lines_file.read_text() + "\n".join(lines_file.read_text().split("\n")[:1])
     )
     with pytest.raises(DataError, match=r"recipes\.jsonl is new or has changed since"):
-        prepared(lines_file, store, settings_for())
+        made(store)
     assert content(store) == before
-    assert not prepared(lines_file, store, settings_for(), replace=True).reused
+    assert not made(store, replace=True).reused
     assert content(store) != before
     TokenStore.open(store, verify=True)
 
 
-def test_a_folder_of_other_things_is_left_alone(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
+def test_a_folder_of_other_things_is_left_alone(made: Made, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(DataError, match="is not empty and holds no token store"):
-        prepared(lines_file, tmp_path / "mine", settings_for())
+        made("mine")
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["letter.txt"]
 
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
-def test_a_tokenizer_is_learnt_and_kept(
-    lines_file: Path, tmp_path: Path, settings_for: Make, family: str
-) -> None:
-    settings = settings_for(family, tokenizer="trained:420")
-    first = prepared(lines_file, tmp_path / "a", settings)
-    second = prepared(lines_file, tmp_path / "b", settings)
+def test_a_tokenizer_is_learnt_and_kept(made: Made, tmp_path: Path, family: str) -> None:
+    first, second = (made(name, family, tokenizer="trained:420") for name in "ab")
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert first.store.manifest.tokenizer.name == "trained:420"
     assert first.store.codec().vocab_size == second.store.manifest.tokenizer.vocab_size <= 420
-    assert prepared(lines_file, tmp_path / "a", settings).reused
+    assert made("a", family, tokenizer="trained:420").reused
     assert first.report.unknown.get("target", 0) == 0
 
 
-def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, settings_for: Make) -> None:
+def test_a_large_vocabulary_takes_four_bytes(made: Made, tmp_path: Path) -> None:
     words = {"</s>": 0} | {f"w{i}": i for i in range(1, 70_000)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="</s>"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -118,15 +107,12 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, settings_for: Make)
     tokenizer.save(str(tmp_path / "words" / "tokenizer.json"))
     path = tmp_path / "one.jsonl"
     path.write_text(json.dumps({"prompt": "w1", "target": "w69999 w2"}))
-    settings = settings_for(tokenizer=str(tmp_path / "words"))
-    store = prepared(path, tmp_path / "s", settings).store
+    store = made("s", of=path, tokenizer=str(tmp_path / "words")).store
     assert store.target(0).dtype == np.uint32
     assert store.target(0).tolist() == [69_999, 2, 0]
 
 
-def test_a_source_that_breaks_a_reader_of_ones_own_is_named(
-    tmp_path: Path, settings_for: Make
-) -> None:
+def test_a_source_that_breaks_a_reader_of_ones_own_is_named(made: Made, tmp_path: Path) -> None:
     class GzipReader(LineReader):
         def blocks(self, path: Path) -> Iterator[Block]:
             yield Block(0, str(path), 1, gzip.decompress(path.read_bytes()))
@@ -134,7 +120,7 @@ def test_a_source_that_breaks_a_reader_of_ones_own_is_named(
     path = tmp_path / "lines.gz"
     path.write_bytes(gzip.compress(b"stir the soup\n" * 5000, mtime=0)[:-20])
     with pytest.raises(DataError, match=r"lines\.gz cannot be read to its end"):
-        prepare([Source(str(path), GzipReader())], store=tmp_path / "s", settings=settings_for())
+        made("s", of=path, reader=GzipReader())
 
 
 def test_preparing_needs_neither_torch_nor_transformers() -> None:
@@ -162,21 +148,19 @@ def test_preparing_needs_neither_torch_nor_transformers() -> None:
     ],
 )
 def test_sources_that_give_nothing_are_refused(
-    tmp_path: Path, settings_for: Make, name: str, data: bytes | None, message: str
+    made: Made, tmp_path: Path, name: str, data: bytes | None, message: str
 ) -> None:
     if data is not None:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=message):
-        prepared(tmp_path / name, tmp_path / "s", settings_for())
+        made("s", of=tmp_path / name)
     assert not (tmp_path / "s" / "manifest.json").exists()
 
 
-def test_too_many_bad_lines_are_refused_with_their_places(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
+def test_too_many_bad_lines_are_refused_with_their_places(made: Made) -> None:
     with pytest.raises(DataError, match=r"2 not JSON \(first at recipes.jsonl:8, recipes.jsonl:33"):
-        prepared(lines_file, tmp_path / "s", settings_for(max_bad_share=0.01))
-    prepared(lines_file, tmp_path / "s", settings_for(max_bad_share=0.1))
+        made("s", max_bad_share=0.01)
+    made("s", max_bad_share=0.1)
 
 
 def test_folders_patterns_and_several_sources(tmp_path: Path, settings_for: Make) -> None:
@@ -212,64 +196,50 @@ def two_tasks(tmp_path: Path) -> Path:
     return path
 
 
-def test_records_and_examples_are_both_counted(tmp_path: Path, settings_for: Make) -> None:
-    report = prepared(two_tasks(tmp_path), tmp_path / "s", settings_for()).report
+def test_records_and_examples_are_both_counted(made: Made, tmp_path: Path) -> None:
+    report = made("s", of=two_tasks(tmp_path)).report
     assert (report.read, report.kept, report.examples) == (4, 2, 3)
     assert report.dropped == {"duplicate": 1, "no target": 1}
     assert report.notes == {"examples left out: no target": 1}
 
 
-def test_a_reader_is_given_the_tasks(tmp_path: Path, settings_for: Make) -> None:
-    source = Source(str(two_tasks(tmp_path)), ReaderOfTasks())
-    assert prepare([source], store=tmp_path / "s", settings=settings_for()).report.kept == 2
-
-
-def test_a_reader_that_loses_count_is_found(tmp_path: Path, settings_for: Make) -> None:
-    source = Source(str(two_tasks(tmp_path)), ForgetfulReader())
-    with pytest.raises(DataError, match="it lost count"):
-        prepare([source], store=tmp_path / "s", settings=settings_for())
-
-
-@pytest.mark.parametrize(
-    ("on_overlong", "kept", "cut"), [("truncate", 30, 30), ("auto", 30, 30), ("drop", 0, 0)]
-)
-def test_what_is_too_long_is_cut_or_dropped_and_counted(
-    lines_file: Path, tmp_path: Path, settings_for: Make, on_overlong: str, kept: int, cut: int
+def test_a_reader_is_given_the_tasks_and_found_if_it_loses_count(
+    made: Made, tmp_path: Path
 ) -> None:
-    settings = settings_for(max_target_tokens=10, on_overlong=on_overlong)
-    if not kept:
-        with pytest.raises(DataError, match="31 target over 10 tokens"):
-            prepared(lines_file, tmp_path / "s", settings)
-        return
-    result = prepared(lines_file, tmp_path / "s", settings)
+    path = two_tasks(tmp_path)
+    assert made("s", of=path, reader=ReaderOfTasks()).report.kept == 2
+    with pytest.raises(DataError, match="it lost count"):
+        made("t", of=path, reader=ForgetfulReader())
+
+
+@pytest.mark.parametrize("on_overlong", ["truncate", "auto"])
+def test_what_is_too_long_is_cut_and_counted(made: Made, on_overlong: str) -> None:
+    result = made("s", max_target_tokens=10, on_overlong=on_overlong)
     store = result.store
     assert store.target_lengths.max() == 10
     eos = store.codec().eos_id
     assert all(store.target(row)[-1] != eos for row in range(store.n_rows))
-    assert result.report.cut["targets"] == cut + 1  # the duplicate's too
+    assert result.report.cut["targets"] == 31  # the duplicate's too
     assert result.report.cut["target_tokens"] > 0
 
 
-def test_an_error_or_a_split_of_pairs_is_said(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    settings = settings_for(max_target_tokens=10, on_overlong="error")
+def test_dropping_all_an_error_or_a_split_of_pairs_is_said(made: Made) -> None:
+    with pytest.raises(DataError, match="31 target over 10 tokens"):
+        made("s", max_target_tokens=10, on_overlong="drop")
     with pytest.raises(DataError, match='target of "Dish 0…" has more than 10 tokens'):
-        prepared(lines_file, tmp_path / "s", settings)
+        made("s", max_target_tokens=10, on_overlong="error")
     with pytest.raises(ConfigError, match="the second half of a recipe has no prompt"):
-        prepared(lines_file, tmp_path / "t", settings_for(on_overlong="split"))
+        made("t", on_overlong="split")
 
 
-def test_poor_recipes_are_left_out(lines_file: Path, tmp_path: Path, settings_for: Make) -> None:
-    result = prepared(lines_file, tmp_path / "s", settings_for(min_quality=0.5))
+def test_poor_recipes_are_left_out(made: Made) -> None:
+    result = made("s", min_quality=0.5)
     assert result.report.dropped["quality below 0.5"] == 16  # 15 and the duplicate of one of them
     assert result.store.column("quality").min() >= 0.5
 
 
-def test_a_limit_on_examples_is_counted(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    result = prepared(lines_file, tmp_path / "s", settings_for(max_examples=12))
+def test_a_limit_on_examples_is_counted(made: Made) -> None:
+    result = made("s", max_examples=12)
     report = result.report
     # The fourth group holds the twelfth example and three more; the rest of the file is not read.
     assert (report.examples, report.dropped["beyond max_examples"], report.read) == (12, 3, 16)
@@ -280,13 +250,12 @@ def test_a_limit_on_examples_is_counted(
 
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
-def test_documents_become_pieces(tmp_path: Path, settings_for: Make, family: str) -> None:
+def test_documents_become_pieces(made: Made, tmp_path: Path, family: str) -> None:
     text = "\n".join(f"{i} stir the soup and add salt" for i in range(300))
     path = tmp_path / "book.txt.gz"
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
-    settings = settings_for(family, max_prompt_tokens=8, max_target_tokens=24)
-    source = Source(str(path), TextReader())
-    result = prepare([source], store=tmp_path / "s", settings=settings)
+    limits = {"max_prompt_tokens": 8, "max_target_tokens": 24}
+    result = made("s", family, of=path, reader=TextReader(), **limits)
     store, codec = result.store, result.store.codec()
     assert (result.report.read, result.report.kept) == (1, 1)
     assert store.n_rows > 32
@@ -308,10 +277,7 @@ def test_documents_and_recipes_in_one_store(
     lines_file: Path, tmp_path: Path, settings_for: Make
 ) -> None:
     (tmp_path / "book.txt").write_text("stir the soup\n" * 200)
-    sources = [
-        Source(str(lines_file), READER),
-        Source(str(tmp_path / "book.txt"), TextReader()),
-    ]
+    sources = [Source(str(lines_file), READER), Source(str(tmp_path / "book.txt"), TextReader())]
     settings = settings_for(max_target_tokens=200)
     result = prepare(sources, store=tmp_path / "s", settings=settings)
     quality = result.store.column("quality")

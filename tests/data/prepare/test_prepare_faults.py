@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fixtures.stores import Made
 from prepare_child import started
-from store_checks import content, interrupted_after, many_lines, prepared, whole_shards
+from store_checks import content, continues, interrupted_after, many_lines, prepared, whole_shards
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import DataError
 from toque.storage.atomic import save_array
@@ -24,18 +25,14 @@ Make = Callable[..., PrepareSettings]
 pytestmark = pytest.mark.usefixtures("small_groups")
 
 
-def test_a_damaged_store_is_repaired_shard_by_shard(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
+def test_a_damaged_store_is_repaired_shard_by_shard(made: Made, tmp_path: Path) -> None:
     store = tmp_path / "s"
-    prepared(lines_file, store, settings_for())
+    made(store)
     before = content(store)
     kept = (store / "shards" / "00000" / "key.npy").stat().st_mtime_ns
     (store / "shards" / "00001" / "target_tokens.npy").write_bytes(b"short")
     told: list[str] = []
-    again = prepared(
-        lines_file, store, settings_for(), progress=lambda _, __, message: told.append(message)
-    )
+    again = made(store, progress=lambda _, __, message: told.append(message))
     assert not again.reused
     assert any("repairing the store" in message for message in told)
     assert content(store) == before
@@ -47,7 +44,6 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     tmp_path: Path, settings_for: Make, workers: int
 ) -> None:
     path, settings = many_lines(tmp_path, 60), settings_for()
-    prepared(path, tmp_path / "calm", settings)
     store = tmp_path / "killed"
     for n_shards in (1, 6):
         process = started(path, store, settings, workers=workers)
@@ -59,8 +55,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     assert whole >= 6
     assert not (store / "manifest.json").exists()
     written = {p: p.stat().st_mtime_ns for p in whole_shards(store)}
-    prepared(path, store, settings)
-    assert content(store) == content(tmp_path / "calm")
+    continues(path, store, settings)
     kept = [p for p, at in written.items() if p.stat().st_mtime_ns == at]
     assert len(kept) == whole
 
@@ -107,9 +102,7 @@ def test_after_a_kill_shards_of_a_source_that_changed_are_written_again(
     path, settings = many_lines(tmp_path, 60), settings_for()
     interrupted_after(3, path, tmp_path / "s", settings)
     path.write_text(path.read_text().replace("Dish 0", "Salt alone"))
-    prepared(path, tmp_path / "s", settings)
-    prepared(path, tmp_path / "calm", settings)
-    assert content(tmp_path / "s") == content(tmp_path / "calm")
+    continues(path, tmp_path / "s", settings)
 
 
 @pytest.mark.parametrize(
@@ -122,17 +115,17 @@ def test_after_a_kill_shards_of_a_source_that_changed_are_written_again(
     ],
 )
 def test_what_a_start_leaves_does_not_make_the_folder_somebody_elses(
-    lines_file: Path, tmp_path: Path, settings_for: Make, name: str
+    made: Made, tmp_path: Path, name: str
 ) -> None:
     store = tmp_path / "s"
     store.mkdir()
     (store / name).touch()
-    prepared(lines_file, store, settings_for())
+    made(store)
     (tmp_path / "mine").mkdir()
     for foreign in (name, f"{name}.of.mine"):
         (tmp_path / "mine" / foreign).touch()
     with pytest.raises(DataError, match="is not empty and holds no token store"):
-        prepared(lines_file, tmp_path / "mine", settings_for())
+        made("mine")
 
 
 def test_a_disk_that_was_full_at_the_first_byte_is_no_obstacle_later(
@@ -185,9 +178,7 @@ def test_a_full_disk_is_one_paragraph_and_it_continues(
         if stage == "tokenizer":
             interrupted_after(2, path, store, settings)
     assert len(list(store.glob("shards/*"))) == 2  # whole ones only
-    prepared(path, store, settings)
-    prepared(path, tmp_path / "calm", settings)
-    assert content(store) == content(tmp_path / "calm")
+    continues(path, store, settings)
 
 
 def test_a_disk_that_fills_inside_an_array_is_known_by_its_number(tmp_path: Path) -> None:
@@ -201,23 +192,23 @@ def test_a_disk_that_fills_inside_an_array_is_known_by_its_number(tmp_path: Path
     assert caught.value.errno == errno.EFBIG  # numpy's tofile raises one without a number
 
 
-def test_no_permission_is_said(lines_file: Path, tmp_path: Path, settings_for: Make) -> None:
+def test_no_permission_is_said(made: Made, tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     (tmp_path / "closed").mkdir(mode=0o500)
     with pytest.raises(DataError, match="cannot be written"):
-        prepared(lines_file, tmp_path / "closed" / "s", settings_for())
+        made(tmp_path / "closed" / "s")
 
 
-def test_two_at_once_are_refused(lines_file: Path, tmp_path: Path, settings_for: Make) -> None:
+def test_two_at_once_are_refused(made: Made) -> None:
     def again(_: int, __: int, message: str) -> None:
         if message.endswith("examples"):
             with pytest.raises(
                 DataError, match=r"Another process is preparing .* \(id \d+ on .*\)"
             ):
-                prepared(lines_file, tmp_path / "s", settings_for())
+                made("s")
 
-    prepared(lines_file, tmp_path / "s", settings_for(), progress=again)
+    made("s", progress=again)
 
 
 @pytest.mark.parametrize("tokenizer", ["given", "trained:420"])
@@ -247,6 +238,4 @@ def test_a_killed_worker_is_named_and_the_next_start_ends_with_the_same_bytes(
     assert process.returncode == 3, out
     assert "A worker process ended, most likely killed by the system" in out
     assert whole_shards(store)
-    prepared(path, store, settings)
-    prepared(path, tmp_path / "calm", settings)
-    assert content(store) == content(tmp_path / "calm")
+    continues(path, store, settings)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store_checks import prepared
+from fixtures.stores import Made
 from toque.cli import main
 from toque.data.prepare.data_report import (
     Excerpt,
@@ -17,6 +17,7 @@ from toque.data.prepare.data_report import (
 )
 from toque.data.prepare.shards import SIDECAR, read_sidecar
 from toque.data.prepare.store_plan import PrepareSettings
+from toque.sources.documents import TextReader
 from toque.sources.records import MAX_CHARS, shortened
 
 Make = Callable[..., PrepareSettings]
@@ -30,18 +31,14 @@ def without_seconds(store: Path) -> dict[str, object]:
     return report
 
 
-def test_equal_stores_have_equal_reports(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
+def test_equal_stores_have_equal_reports(made: Made, tmp_path: Path) -> None:
     for name, workers in (("a", 1), ("b", 2)):
-        prepared(lines_file, tmp_path / name, settings_for(), workers=workers)
+        made(name, workers=workers)
     assert without_seconds(tmp_path / "a") == without_seconds(tmp_path / "b")
 
 
-def test_histograms_count_every_example(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    report = prepared(lines_file, tmp_path / "s", settings_for()).report
+def test_histograms_count_every_example(made: Made) -> None:
+    report = made("s").report
     for shape in (report.prompt_histogram, report.target_histogram):
         assert sum(shape.counts) == report.examples
     columns = {column.name: column for column in report.columns}
@@ -53,10 +50,8 @@ def test_histograms_count_every_example(
     assert rows.tokens == report.prompt_tokens + report.target_tokens
 
 
-def test_twenty_kept_examples_are_the_stores_own(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    result = prepared(lines_file, tmp_path / "s", settings_for())
+def test_twenty_kept_examples_are_the_stores_own(made: Made, lines_file: Path) -> None:
+    result = made("s")
     targets = {
         json.loads(x)["target"]
         for x in lines_file.read_text().splitlines()
@@ -68,34 +63,24 @@ def test_twenty_kept_examples_are_the_stores_own(
     assert {e.reason for e in kept} <= {"train", "validation"}
 
 
-def test_records_left_out_are_shown_with_their_reason(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    report = prepared(lines_file, tmp_path / "s", settings_for(min_quality=0.8)).report
+def test_records_left_out_are_shown_with_their_reason(made: Made, lines_file: Path) -> None:
+    report = made("s", min_quality=0.8).report
     reasons = [e.reason for e in report.dropped_examples]
     # The duplicate is of a poor record, so it is poor before it is a duplicate.
     assert set(reasons) == {"quality below 0.8"}
-    report = prepared(lines_file, tmp_path / "t", settings_for()).report
+    report = made("t").report
     (shown,) = report.dropped_examples  # this reader shows nothing of what is not JSON
     (first, second) = [x for x in lines_file.read_text().splitlines() if '"Dish 3"' in x]
     assert shown.reason == "duplicate"
     assert first == second
     assert shown.text == json.loads(first)["target"]
-    report = prepared(
-        lines_file, tmp_path / "u", settings_for(dedup="none", max_examples=12)
-    ).report
+    report = made("u", dedup="none", max_examples=12).report
     assert {e.reason for e in report.dropped_examples} <= {"beyond max_examples"}
 
 
-def test_documents_have_a_report_without_columns(tmp_path: Path, settings_for: Make) -> None:
-    from toque.data.prepare.pipeline import prepare
-    from toque.sources.documents import TextReader
-    from toque.sources.records import Source
-
-    path = tmp_path / "book.txt"
-    path.write_text("stir the soup and add salt\n" * 300)
-    source = Source(str(path), TextReader())
-    report = prepare([source], store=tmp_path / "s", settings=settings_for()).report
+def test_documents_have_a_report_without_columns(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("stir the soup and add salt\n" * 300)
+    report = made("s", of=tmp_path / "book.txt", reader=TextReader()).report
     assert (report.columns, report.dropped_examples) == ([], [])
     assert [source.schema for source in report.sources] == ["text"]
     assert report.kept_examples
@@ -155,10 +140,8 @@ def damaged(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
 
 
-def test_fault_67_a_flipped_high_bit_of_a_report_or_a_shard_is_damage(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    store = prepared(lines_file, tmp_path / "s", settings_for()).store.path
+def test_fault_67_a_flipped_high_bit_of_a_report_or_a_shard_is_damage(made: Made) -> None:
+    store = made("s").store.path
     sidecar = store / "shards" / "00000" / SIDECAR
     for file, read in (
         (store / "report.json", lambda: Report.read_from(store)),
@@ -170,13 +153,13 @@ def test_fault_67_a_flipped_high_bit_of_a_report_or_a_shard_is_damage(
             file.write_bytes(damaged(data, at))
             assert read() is None
         file.write_bytes(data)
-    prepared(lines_file, store, settings_for())  # with a damaged sidecar, too
+    made(store)  # with a damaged sidecar, too
 
 
 def test_fault_67_the_page_of_a_store_with_a_flipped_bit_names_the_file(
-    lines_file: Path, tmp_path: Path, settings_for: Make, capsys: pytest.CaptureFixture[str]
+    made: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = prepared(lines_file, tmp_path / "s", settings_for()).store.path
+    store = made("s").store.path
     for name in ("report.json", "manifest.json"):
         data = (store / name).read_bytes()
         (store / name).write_bytes(damaged(data, 40))

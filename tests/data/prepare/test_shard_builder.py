@@ -49,16 +49,6 @@ def test_wrap_is_what_it_would_be_row_by_row(
         assert wrapped.lost[i] == len(set(enumerate(whole[:-1])) - set(enumerate(expected)))
 
 
-def test_a_cut_target_has_no_end_and_a_cut_prompt_keeps_it() -> None:
-    rows = side([[5, 6], [7, 8, 9]])
-    target = wrap(rows, limit=3, begin=None, end=1, end_after_cut=False)
-    assert listed(target.side) == [[5, 6, 1], [7, 8, 9]]
-    assert (target.cut.tolist(), target.lost.tolist()) == ([False, True], [0, 0])
-    prompt = wrap(rows, limit=3, begin=None, end=1, end_after_cut=True)
-    assert listed(prompt.side) == [[5, 6, 1], [7, 8, 1]]
-    assert prompt.lost.tolist() == [0, 1]
-
-
 @given(rows=ROWS, keep=st.lists(st.booleans(), min_size=6, max_size=6))
 def test_select_keeps_the_chosen_rows(rows: list[list[int]], keep: list[bool]) -> None:
     chosen = np.array(keep[: len(rows)], np.bool_)
@@ -143,10 +133,9 @@ def test_token_files_keep_every_id_in_order(tmp_path, tokenizer, monkeypatch, pa
     monkeypatch.setattr(token_arrays, "PART_TOKENS", part)
     documents = [np.arange(n) % 200 + 20 for n in LENGTHS]
     ends = np.cumsum(LENGTHS)
-    (tmp_path / "nested" / "deep").mkdir(parents=True)
-    np.savez(tmp_path / "nested" / "deep" / "a.npz", ids=np.concatenate(documents), ends=ends)
-    files = str(tmp_path / "nested" / "deep" / "a.npz")
-    store = store_of(Source(files, TokenReader()), tmp_path / "store", tokenizer)
+    np.savez(tmp_path / "a.npz", ids=np.concatenate(documents), ends=ends)
+    source = Source(str(tmp_path / "a.npz"), TokenReader())
+    store = store_of(source, tmp_path / "store", tokenizer)
     end = store.codec().eos_id
     assert joined(store) == [int(i) for document in documents for i in (*document, end)]
     assert store.manifest.tokens.target == sum(LENGTHS) + len(LENGTHS)

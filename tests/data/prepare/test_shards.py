@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fixtures.stores import recipe_text
+from fixtures.stores import Made, recipe_text
 from prepare_child import started
 from store_checks import content, interrupted_after, many_lines, prepared
 from toque.data.prepare.shards import NOT_READ
@@ -41,8 +41,8 @@ def dump(tmp_path: Path) -> Path:
     return folder
 
 
-def test_reading_stops_and_files_take_turns(dump: Path, tmp_path: Path, settings_for: Make) -> None:
-    result = prepared(dump, tmp_path / "s", settings_for(max_examples=40))
+def test_reading_stops_and_files_take_turns(made: Made, dump: Path) -> None:
+    result = made("s", of=dump, max_examples=40)
     report = result.report
     assert report.examples == 40
     assert report.read < 120
@@ -65,13 +65,11 @@ def test_it_does_not_depend_on_workers_or_interruptions(
     assert content(tmp_path / "broken") == content(tmp_path / "calm")
 
 
-def test_a_limit_beyond_the_data_reads_everything(
-    dump: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    report = prepared(dump, tmp_path / "s", settings_for(max_examples=1000)).report
+def test_a_limit_beyond_the_data_reads_everything(made: Made, dump: Path) -> None:
+    report = made("s", of=dump, max_examples=1000).report
     assert (report.read, report.examples) == (240, 216)
     assert NOT_READ not in report.notes
-    exact = prepared(dump, tmp_path / "t", settings_for(max_examples=216)).report
+    exact = made("t", of=dump, max_examples=216).report
     assert exact.examples == 216
 
 
@@ -141,27 +139,22 @@ def test_what_fails_in_the_thread_fails_here() -> None:
 READERS = str(Path(__file__).parents[2])
 
 
-def test_without_ray_it_says_what_to_install(
-    lines_file: Path, tmp_path: Path, settings_for: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ray_it_says_what_to_install(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'toque\[ray\]'"):
-        prepared(lines_file, tmp_path / "s", settings_for(), engine="ray")
+        made("s", engine="ray")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_groups")
 @pytest.mark.filterwarnings("ignore")  # Ray's own, about its future defaults and open sockets
 def test_two_workers_of_a_cluster_write_the_same_bytes(
-    lines_file: Path,
-    tmp_path: Path,
-    settings_for: Make,
-    monkeypatch: pytest.MonkeyPatch,
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONPATH", READERS)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    prepared(lines_file, tmp_path / "calm", settings_for(dedup="near"))
+    made("calm", dedup="near")
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -170,16 +163,10 @@ def test_two_workers_of_a_cluster_write_the_same_bytes(
     )
     try:
         store = tmp_path / "s"
-        prepared(lines_file, store, settings_for(dedup="near"), engine="ray", workers=2)
+        made(store, dedup="near", engine="ray", workers=2)
         assert content(store) == content(tmp_path / "calm")
         # A worker's refusal arrives as it was written.
         with pytest.raises(DataError, match="has more than 10 tokens"):
-            prepared(
-                lines_file,
-                tmp_path / "t",
-                settings_for(max_target_tokens=10, on_overlong="error"),
-                engine="ray",
-                workers=2,
-            )
+            made("t", max_target_tokens=10, on_overlong="error", engine="ray", workers=2)
     finally:
         ray.shutdown()

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 import toque
-from store_checks import content, prepared
+from fixtures.stores import Made
+from store_checks import content
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.prepare import source_sample
-from toque.data.prepare.pipeline import PrepareResult, prepare
+from toque.data.prepare.pipeline import PrepareResult
 from toque.data.prepare.source_sample import every_nth_record
 from toque.data.prepare.store_plan import PrepareSettings
-from toque.data.tokenizer.codec import load_codec
 from toque.errors import DataError
 from toque.sources.documents import TextReader
-from toque.sources.records import Example, Source
+from toque.sources.records import Example
 
 Make = Callable[..., PrepareSettings]
 OPEN = {"max_prompt_tokens": None, "max_target_tokens": None}
@@ -50,10 +50,10 @@ def chosen(result: PrepareResult) -> tuple[int, int]:
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
 def test_the_limit_is_the_99th_percentile_of_the_data(
-    long_file: Path, tmp_path: Path, settings_for: Make, family: str
+    made: Made, long_file: Path, family: str
 ) -> None:
-    result = prepared(long_file, tmp_path / "s", settings_for(family, **OPEN))
-    codec = load_codec(settings_for(family).tokenizer)
+    result = made("s", family, of=long_file, **OPEN)
+    codec = result.store.codec()
     records = map(json.loads, long_file.read_text().splitlines())
     lengths = [len(codec.encode(record["target"])) + 1 for record in records]
     ninety_nine = int(np.percentile(lengths, 99, method="higher"))
@@ -64,54 +64,36 @@ def test_the_limit_is_the_99th_percentile_of_the_data(
     assert "512 would cut " in said
 
 
-def test_the_choice_depends_on_the_data_alone(
-    long_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    one = prepared(long_file, tmp_path / "a", settings_for(**OPEN), workers=1)
-    two = prepared(long_file, tmp_path / "b", settings_for(**OPEN), workers=2)
+def test_the_choice_depends_on_the_data_alone(made: Made, long_file: Path, tmp_path: Path) -> None:
+    one = made("a", of=long_file, **OPEN, workers=1)
+    two = made("b", of=long_file, **OPEN, workers=2)
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert one.store.fingerprint == two.store.fingerprint
-    again = prepared(long_file, tmp_path / "a", settings_for(**OPEN))
+    again = made("a", of=long_file, **OPEN)
     assert again.reused
 
 
-def test_a_number_and_the_choice_of_it_make_one_store(
-    long_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    first = prepared(long_file, tmp_path / "s", settings_for(**OPEN))
-    prompt, target = chosen(first)
-    given = settings_for(max_prompt_tokens=prompt, max_target_tokens=target)
-    assert prepared(long_file, tmp_path / "s", given).reused
+def test_a_number_and_the_choice_of_it_make_one_store(made: Made, long_file: Path) -> None:
+    prompt, target = chosen(made("s", of=long_file, **OPEN))
+    assert made("s", of=long_file, max_prompt_tokens=prompt, max_target_tokens=target).reused
     with pytest.raises(DataError, match=f"max_target_tokens was {target} and is 100"):
-        prepared(
-            long_file, tmp_path / "s", settings_for(max_prompt_tokens=prompt, max_target_tokens=100)
-        )
-
-
-def test_numbers_that_were_given_are_not_the_choice(
-    long_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    prepared(long_file, tmp_path / "own", settings_for(max_prompt_tokens=64, max_target_tokens=99))
+        made("s", of=long_file, max_prompt_tokens=prompt, max_target_tokens=100)
+    made("own", of=long_file, max_prompt_tokens=64, max_target_tokens=99)
     with pytest.raises(DataError, match="max_target_tokens was 99 and is auto"):
-        prepared(long_file, tmp_path / "own", settings_for(**OPEN))
+        made("own", of=long_file, **OPEN)
 
 
-def test_the_model_has_room_for_what_is_chosen(
-    long_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    result = prepared(long_file, tmp_path / "s", settings_for(**OPEN, room=513))
-    prompt, target = chosen(result)
-    assert (prompt, target) == (64, 449)
+def test_the_model_has_room_for_what_is_chosen(made: Made, long_file: Path) -> None:
+    result = made("s", of=long_file, **OPEN, room=513)
+    assert chosen(result) == (64, 449)
     assert "The model has room for no more" in " ".join(result.report.limits)
-    wider = settings_for(**OPEN, room=1025)
     with pytest.raises(DataError, match="the model's room in tokens was 513 and is 1025"):
-        prepared(long_file, tmp_path / "s", wider)
+        made("s", of=long_file, **OPEN, room=1025)
 
 
-def test_documents_are_split_as_ever(tmp_path: Path, settings_for: Make) -> None:
+def test_documents_are_split_as_ever(made: Made, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" ".join(WORDS * 400))
-    source = Source(str(tmp_path / "a.txt"), TextReader())
-    result = prepare([source], store=tmp_path / "s", settings=settings_for(**OPEN))
+    result = made("s", of=tmp_path / "a.txt", reader=TextReader(), **OPEN)
     assert chosen(result) == (256, 512)
     assert result.report.cut["target_tokens"] == 0
 
@@ -131,21 +113,21 @@ def foreign(tmp_path: Path, share: float) -> Path:
     return path
 
 
-def test_many_unknown_tokens_are_told_with_what_to_do(tmp_path: Path, settings_for: Make) -> None:
+def test_many_unknown_tokens_are_told_with_what_to_do(made: Made, tmp_path: Path) -> None:
     path = foreign(tmp_path, 0.12)
-    report = prepared(path, tmp_path / "s", settings_for("encoder-decoder")).report
+    report = made("s", "encoder-decoder", of=path).report
     notice = report.unknown_notice()
     assert notice is not None
     named = re.search(r"'щ' \(cyrillic small letter shcha\) (\d+)%", notice)
     assert named is not None
     assert int(named[1]) > 50  # the rest are letters of "Dish", which this vocabulary lacks
     assert "model.tokenizer=trained:8192" in notice
-    assert prepared(path, tmp_path / "bytes", settings_for()).report.unknown_notice() is None
+    assert made("bytes", of=path).report.unknown_notice() is None
 
 
-def test_a_store_of_unknown_tokens_is_refused(tmp_path: Path, settings_for: Make) -> None:
+def test_a_store_of_unknown_tokens_is_refused(made: Made, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"of all tokens are unknown.*Above 25% no store"):
-        prepared(foreign(tmp_path, 0.9), tmp_path / "s", settings_for("encoder-decoder"))
+        made("s", "encoder-decoder", of=foreign(tmp_path, 0.9))
     assert not (tmp_path / "s" / "manifest.json").exists()
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from store_checks import prepared
+from fixtures.stores import Made
 from toque.cooking.schemas.reader import RecipeReader
+from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings, plan_of, store_differences
-from toque.data.store.store_manifest import SourceEntry, StoreManifest
+from toque.data.store.store_manifest import SourceEntry
 from toque.errors import DataError
 from toque.sources.documents import DocumentReader, PairReader, TextReader
 from toque.sources.records import RecordReader, Source
@@ -20,37 +21,26 @@ from toque.sources.token_arrays import TokenReader
 
 Make = Callable[..., PrepareSettings]
 READERS: list[tuple[RecordReader, str, str]] = [
-    (
-        RecipeReader(version=3),
-        "toque.cooking.formats:recipe_reader",
-        "f0b2b8b414e6a77cee546211f46a14adf0c15e354837841e876027d9053f0bed",
-    ),
+    (RecipeReader(version=3), "toque.cooking.formats:recipe_reader", "f0b2b8b414e6a77cee546211"),
     (
         RecipeReader({"title": "Naïve: name", "steps": "how, exactly"}, version=3),
         'toque.cooking.formats:columns={"steps": "how, exactly", "title": "Na\\u00efve: name"}',
-        "a228fe6e74b624fa45260e7d0d776e88d5d4cba2dca8b8b58ac01fe62deff5d9",
+        "a228fe6e74b624fa45260e7d",
     ),
     (
         DocumentReader("body of it"),
         "toque.cooking.formats:text=body of it",
-        "50955f602c23d94d3174a0e02958d0fc3a1a64d1f8fe5010e1a7e5a364051794",
+        "50955f602c23d94d3174a0e0",
     ),
     (
         PairReader("question", "réponse"),
         'toque.cooking.formats:pairs={"prompt": "question", "target": "r\\u00e9ponse"}',
-        "00b3da5ef54b17b4040084e9601bc6ec99ec941c69a28cf555c11fdcf7d63915",
+        "00b3da5ef54b17b4040084e9",
     ),
-    (
-        TextReader(),
-        "toque.data.text:text_reader",
-        "339e3cd99878587f15ebc95ea26f2443117bfc882223ac44641e668ef2db38b0",
-    ),
-    (
-        TokenReader(),
-        "toque.data.token_files:token_reader",
-        "7b732b1052fbca3c6dea5b6bd53bdbdc27719553ea505f6d7b35a23f260e8cf7",
-    ),
+    (TextReader(), "toque.data.text:text_reader", "339e3cd99878587f15ebc95e"),
+    (TokenReader(), "toque.data.token_files:token_reader", "7b732b1052fbca3c6dea5b6b"),
 ]
+"""Readers, their recorded names, and the beginnings of a plan's fingerprint with each."""
 
 
 @pytest.mark.parametrize(("reader", "name", "fingerprint"), READERS)
@@ -63,7 +53,7 @@ def test_names_and_fingerprints_stay_and_readers_travel_to_workers(
     path.write_bytes(b"one source of fixed bytes\n")
     settings = PrepareSettings(family_kind="decoder", tokenizer="trained:400")
     plan = plan_of([Source(str(path), reader)], tmp_path / "s", settings)
-    assert plan.fingerprint(settings) == fingerprint
+    assert plan.fingerprint(settings).startswith(fingerprint)
 
 
 SOUP = (
@@ -73,8 +63,6 @@ SOUP = (
 
 
 def test_a_store_of_another_version_of_a_reader_is_refused_and_named(tmp_path: Path) -> None:
-    from toque.data.prepare.pipeline import prepare
-
     path, store = tmp_path / "soups.jsonl", tmp_path / "s"
     path.write_bytes(b"".join(SOUP.replace(b"ten", b"%d" % n) for n in range(40)))
     settings = PrepareSettings(family_kind="decoder", tokenizer="trained:300")
@@ -95,13 +83,9 @@ def test_a_store_of_another_version_of_a_reader_is_refused_and_named(tmp_path: P
 
 
 @pytest.fixture
-def manifest(lines_file: Path, tmp_path: Path, settings_for: Make) -> StoreManifest:
-    return prepared(lines_file, tmp_path / "s", settings_for()).store.manifest
-
-
-@pytest.fixture
-def differing(manifest: StoreManifest, tmp_path: Path, settings_for: Make):
+def differing(made: Made, tmp_path: Path, settings_for: Make):
     """Differences of a store prepared from these (source, path) and sources that are away."""
+    manifest = made("s").store.manifest
 
     def find(files: list[tuple[int, str]], *paths: str, then=None, now: tuple = ()) -> list[str]:
         entries = [SourceEntry(path, "reader", number, "0" * 64, 9, 1, 1) for number, path in files]
@@ -130,15 +114,11 @@ def differing(manifest: StoreManifest, tmp_path: Path, settings_for: Make):
 )
 def test_what_is_away_is_compared_by_name_and_nothing_is_fetched(differing, asked, file):
     assert differing([(0, file)], asked) == []
-    for other in ("gs://pantry/b.jsonl", "hf:org/recipe", "dumps-away-2", "dumps/away"):
+    others = ("gs://pantry/b.jsonl", "gs://pantry/dum", "hf:org/recipes:test", "dumps-away-2")
+    for other in (*others, "hf:org/recipe", "dumps/away"):
         (said,) = differing([(0, file)], other)
         assert f"data.sources[0] is {other}" in said
         assert file in said
-
-
-def test_a_split_or_a_folder_of_a_similar_name_is_another(differing):
-    assert differing([(0, "hf:org/recipes:test/a.arrow")], "hf:org/recipes:train") != []
-    assert differing([(0, "gs://pantry/dumps2/a.jsonl")], "gs://pantry/dumps") != []
 
 
 def test_order_and_number_count(differing):
@@ -176,11 +156,8 @@ def test_files_count_by_content_reader_and_order(tmp_path: Path, settings_for: M
         sources = [Source(str(folder / f"[{''.join(names)}].txt"), reader)]
         return plan_of(sources, store, settings).differences(manifest)
 
-    from toque.data.prepare.pipeline import prepare
-
-    manifest = prepare(
-        [Source(str(folder), TextReader())], store=store, settings=settings, workers=1
-    ).store.manifest
+    sources = [Source(str(folder), TextReader())]
+    manifest = prepare(sources, store=store, settings=settings, workers=1).store.manifest
     assert found(TextReader(), "a", "b") == []
     (said,) = found(TextReader(), "a")
     assert "b.txt, which it was prepared from, is not there any more" in said

@@ -9,24 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from line_reader import LineReader
+from fixtures.stores import Made
 from toque.cli import main
-from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_column import mapped_array
 from toque.data.store.token_store import TokenStore
 from toque.errors import DataError
-from toque.sources.records import Source
 from toque.storage.json_files import sealed
-
-READER = LineReader()
-Make = Callable[..., PrepareSettings]
 
 
 @pytest.fixture
-def store(tmp_path: Path, lines_file: Path, settings_for: Make) -> TokenStore:
-    source = Source(str(lines_file), READER)
-    return prepare([source], store=tmp_path / "store", settings=settings_for()).store
+def store(made: Made) -> TokenStore:
+    return made("store").store
+
+
+@pytest.fixture
+def folder(store: TokenStore) -> Path:
+    return store.path
 
 
 def records(path: Path) -> dict[str, str]:
@@ -91,7 +89,9 @@ def test_a_folder_without_a_store_is_said(tmp_path: Path) -> None:
         ("[]", "is of format None"),
         ('{"format": 2}', "is of format 2; this toque reads up to 1"),
         ('{"format": 1}', "is not a token store's description"),
+        ('{"format": 1, "fingerprint": ' + "[" * 100_000, "is not a token store's description"),
     ],
+    ids=["cut", "a list", "newer", "empty", "endless brackets"],
 )
 def test_a_damaged_or_newer_manifest_is_said(store: TokenStore, text: str, message: str) -> None:
     (store.path / "manifest.json").write_text(text)
@@ -155,39 +155,31 @@ def test_many_rows_at_once_are_the_rows_one_by_one(store: TokenStore) -> None:
         joined = [i for ids in expected for i in ids]
         assert pieces.joined([(5, 2)]).tolist() == [*joined, 0, 0]
         assert pieces.last().tolist() == [ids[-1] for ids in expected]
-    with pytest.raises(IndexError):
-        store.sides(np.array([0, -1]))
-    with pytest.raises(IndexError):
-        store.sides(np.array([store.n_rows]))
-
-
-@pytest.mark.parametrize("damage", ["descending", "short"])
-def test_ends_that_are_none_are_refused(store: TokenStore, damage: str) -> None:
-    path = store.path / "shards" / "00000" / "target_ends.npy"
-    ends = np.load(path, allow_pickle=False)
-    np.save(path, ends[::-1] if damage == "descending" else ends[:-1])
-    with pytest.raises(DataError, match=r"target_ends.npy does not say where \d+ rows end"):
-        _ = TokenStore(store.path, store.manifest).target_lengths
-
-
-def test_ids_of_another_store_are_refused(store: TokenStore) -> None:
-    path = store.path / "shards" / "00000" / "target_tokens.npy"
-    np.save(path, np.load(path, allow_pickle=False).astype(np.uint32))
-    with pytest.raises(DataError, match="holds uint32 and the store's first ids are uint16"):
-        TokenStore(store.path, store.manifest).target(0)
-
-
-def test_fewer_ids_than_rows_have_are_refused(store: TokenStore) -> None:
-    path = store.path / "shards" / "00000" / "target_tokens.npy"
-    np.save(path, np.load(path, allow_pickle=False)[:-1])
-    with pytest.raises(DataError, match=r"target_tokens.npy holds \d+ ids and its rows have"):
-        TokenStore(store.path, store.manifest).target(0)
-
-
-def test_a_row_that_is_not_there(store: TokenStore) -> None:
-    for row in (-1, store.n_rows):
+    for absent in (-1, store.n_rows):
         with pytest.raises(IndexError):
-            store.prompt(row)
+            store.sides(np.array([0, absent]))
+        with pytest.raises(IndexError):
+            store.prompt(absent)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("ends", lambda a: a[::-1], r"target_ends.npy does not say where \d+ rows end"),
+        ("ends", lambda a: a[:-1], r"target_ends.npy does not say where \d+ rows end"),
+        ("tokens", lambda a: a.astype("u4"), "holds uint32 and the store's first ids are uint16"),
+        ("tokens", lambda a: a[:-1], r"target_tokens.npy holds \d+ ids and its rows have"),
+    ],
+    ids=["descending ends", "short ends", "ids of another store", "fewer ids"],
+)
+def test_an_array_that_does_not_fit_the_others_is_refused(
+    folder: Path, name: str, change: Callable[..., Any], message: str
+) -> None:
+    path = folder / "shards" / "00000" / f"target_{name}.npy"
+    np.save(path, change(np.load(path, allow_pickle=False)))
+    reseal(folder)
+    with pytest.raises(DataError, match=message):
+        TokenStore.open(folder).target(0)
 
 
 @pytest.mark.parametrize("bit", [0, 3, 6, 7])  # a byte with bit 7 is no UTF-8
@@ -203,24 +195,7 @@ def test_every_flipped_bit_of_the_manifest_is_found(store: TokenStore, bit: int)
     TokenStore.open(store.path)
 
 
-def test_a_manifest_of_endless_brackets_is_damage(store: TokenStore) -> None:
-    path = store.path / "manifest.json"
-    path.write_bytes(b'{"format": 1, "fingerprint": ' + b"[" * 100_000)
-    with pytest.raises(DataError, match=r"manifest\.json is not a token store's description"):
-        TokenStore.open(store.path)
-
-
 # Stores with hashes that fit and arrays, columns or a report that cannot be: named.
-
-
-@pytest.fixture
-def folder(tmp_path: Path, lines_file: Path, settings_for: Callable[..., Any]) -> Path:
-    source = Source(str(lines_file), LineReader())
-    return prepare(
-        [source],
-        store=tmp_path / "store",
-        settings=settings_for(),
-    ).store.path
 
 
 def reseal(folder: Path, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:

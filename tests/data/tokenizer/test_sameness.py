@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
-from store_checks import prepared
-from toque.data.prepare.store_plan import PrepareSettings
+from fixtures.stores import Made
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.portable import tokenizer_differences
 from toque.data.tokenizer.tokenizer_folder import hash_of_folder
@@ -44,29 +42,10 @@ def with_swapped_words(source: Path, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_saved_again_is_the_same(
-    kind: str, tokenizers_at: dict[str, Path], tmp_path: Path
-) -> None:
-    one, other = (
-        load_codec(f)
-        for f in (tokenizers_at[kind], saved_again(tokenizers_at[kind], tmp_path / "x"))
-    )
-    assert one.sha256 != other.sha256
-    assert tokenizer_differences(one, other) == []
-
-
 @pytest.mark.parametrize("name", REAL)
 def test_real_ones_saved_again_are_the_same(name: str, shared: Path, tmp_path: Path) -> None:
     again = saved_again(shared / name, tmp_path / "x")
     assert tokenizer_differences(load_codec(shared / name), load_codec(again)) == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_swapped_words_are_told(kind: str, tokenizers_at: dict[str, Path], tmp_path: Path) -> None:
-    other = with_swapped_words(tokenizers_at[kind], tmp_path / "x")
-    found = tokenizer_differences(load_codec(tokenizers_at[kind]), load_codec(other))
-    assert found[0].startswith("2 of ")
 
 
 def test_another_end_token_is_told(tokenizers_at: dict[str, Path], tmp_path: Path) -> None:
@@ -80,31 +59,29 @@ def test_another_end_token_is_told(tokenizers_at: dict[str, Path], tmp_path: Pat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_is_reused_with_its_tokenizer_saved_again(
-    kind: str, tokenizers_at: dict[str, Path], tmp_path: Path, lines_file: Path,
-    settings_for: Callable[..., PrepareSettings],
-) -> None:  # fmt: skip
-    first = prepared(lines_file, tmp_path / "s", settings_for(kind))
+    made: Made, kind: str, tokenizers_at: dict[str, Path], tmp_path: Path
+) -> None:
+    first = made("s", kind)
     again = saved_again(tokenizers_at[kind], tmp_path / "again")
-    result = prepared(lines_file, tmp_path / "s", settings_for(kind, tokenizer=str(again)))
+    result = made("s", kind, tokenizer=str(again))
     assert result.reused
     assert result.store.fingerprint == first.store.fingerprint
     other = with_swapped_words(tokenizers_at[kind], tmp_path / "other")
     with pytest.raises(DataError, match=r"its tokenizer was .* and is .*other \(2 of .* entries"):
-        prepared(lines_file, tmp_path / "s", settings_for(kind, tokenizer=str(other)))
+        made("s", kind, tokenizer=str(other))
 
 
 def test_one_that_changed_in_its_place_is_said_to_have_changed(
-    tokenizers_at: dict[str, Path], tmp_path: Path, lines_file: Path,
-    settings_for: Callable[..., PrepareSettings],
-) -> None:  # fmt: skip
+    made: Made, tokenizers_at: dict[str, Path], tmp_path: Path
+) -> None:
     """Not "its tokenizer was X and is X"."""
     own = tmp_path / "own"
     shutil.copytree(tokenizers_at["decoder"], own)
-    prepared(lines_file, tmp_path / "s", settings_for(tokenizer=str(own)))
+    made("s", tokenizer=str(own))
     changed = with_swapped_words(own, tmp_path / "changed")
     shutil.rmtree(own)
     changed.rename(own)
     with pytest.raises(DataError) as refused:
-        prepared(lines_file, tmp_path / "s", settings_for(tokenizer=str(own)))
+        made("s", tokenizer=str(own))
     assert f"its tokenizer {own} has changed since (2 of " in str(refused.value)
     assert " and is " not in str(refused.value)

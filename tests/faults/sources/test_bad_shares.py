@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from toque.cli import main
+from fixtures.recipe_files import Prepare
 from toque.data.prepare.data_report import Report
 from toque.data.store.store_manifest import read_manifest
 
@@ -19,45 +19,21 @@ STEPS = [
 
 
 def lines(n: int) -> list[str]:
-    return [
-        json.dumps(
-            {
-                "title": f"Soupe à l'oignon {i}",
-                "ingredients": [f"{i} oignons", "crème"],
-                "directions": STEPS,
-            },
-            ensure_ascii=False,
-        )
+    records = [
+        {"title": f"Soupe à l'oignon {i}", "ingredients": [f"{i} oignons", "crème"]}
         for i in range(1, n + 1)
     ]
-
-
-Run = Callable[..., tuple[int, str, str]]
+    return [json.dumps(record | {"directions": STEPS}, ensure_ascii=False) for record in records]
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    def prepared(*words: str, verb: str = "prepare") -> tuple[int, str, str]:
-        (tmp_path / "run.yaml").write_text(
-            json.dumps(
-                {
-                    "run_dir": str(tmp_path / "run"),
-                    "model": {"family": "gpt2", "tokenizer": "trained:512"},
-                    "data": {
-                        "sources": [{"path": str(tmp_path / "a")}],
-                        "store": f"{tmp_path}/store",
-                    },
-                }
-            )
-        )
-        code = main([verb, str(tmp_path / "run.yaml"), *words])
-        said = capsys.readouterr()
-        return code, " ".join(said.out.split()), " ".join(said.err.split())
-
-    return prepared
+def run(prepare_files: Prepare, tmp_path: Path) -> Prepare:
+    return partial(prepare_files, tmp_path / "a", f"run_dir={tmp_path}/run")
 
 
-def test_more_than_half_bad_is_refused_until_the_share_is_raised(tmp_path: Path, run: Run) -> None:
+def test_more_than_half_bad_is_refused_until_the_share_is_raised(
+    tmp_path: Path, run: Prepare
+) -> None:
     (tmp_path / "a").write_text("\n".join([*lines(20), *['{"title": }'] * 30]))
     code, _, err = run()
     assert code == 3
@@ -89,7 +65,7 @@ def test_more_than_half_bad_is_refused_until_the_share_is_raised(tmp_path: Path,
     ],
 )
 def test_an_old_encoding_is_read_when_it_is_named(
-    encoding: str, form: str, tmp_path: Path, run: Run, tokenizers_at: dict[str, Path]
+    encoding: str, form: str, tmp_path: Path, run: Prepare, tokenizers_at: dict[str, Path]
 ) -> None:
     own = f"model.tokenizer={tokenizers_at['decoder']}"  # one learnt samples by bytes of the file
     records = lines(20)
@@ -128,7 +104,7 @@ def test_an_old_encoding_is_read_when_it_is_named(
     assert one.fingerprint != other.fingerprint
 
 
-def test_bytes_that_the_encoding_lacks_are_counted(tmp_path: Path, run: Run) -> None:
+def test_bytes_that_the_encoding_lacks_are_counted(tmp_path: Path, run: Prepare) -> None:
     raw = [line.encode("cp1252") for line in lines(20)]
     raw[4] = raw[4].replace(b"oignons", b"oign\x81ns")  # no character of cp1252
     (tmp_path / "a").write_bytes(b"\n".join(raw))
@@ -140,7 +116,7 @@ def test_bytes_that_the_encoding_lacks_are_counted(tmp_path: Path, run: Run) -> 
     assert report.lines == {"not UTF-8": ["a:5"]}
 
 
-def test_training_wants_the_encoding_of_its_store(tmp_path: Path, run: Run) -> None:
+def test_training_wants_the_encoding_of_its_store(tmp_path: Path, run: Prepare) -> None:
     (tmp_path / "a").write_bytes("\n".join(lines(20)).encode("latin-1"))
     assert run("data.encoding=latin-1")[0] == 0
     code, _, err = run("model.shape={n_embd: 32, n_layer: 1, n_head: 2}", verb="train")
@@ -149,7 +125,7 @@ def test_training_wants_the_encoding_of_its_store(tmp_path: Path, run: Run) -> N
 
 
 @pytest.mark.parametrize("name", ["klingon", "rot13", "base64", ""])
-def test_an_unknown_encoding_is_refused(name: str, run: Run) -> None:
+def test_an_unknown_encoding_is_refused(name: str, run: Prepare) -> None:
     code, _, err = run(f"data.encoding={name}")
     assert code == 2
     assert "data.encoding" in err

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fixtures.recipe_files import as_lines
 from toque.cli import main
 from toque.config import SourceConfig
 from toque.cooking.schemas.reader import reader_for
@@ -23,10 +23,6 @@ ALPACA = {"instruction": "Say it in German.", "input": "bread", "output": "Brot"
 SQUAD = {"question": "Who bakes?", "context": "Anna bakes.", "answers": {"text": ["Anna", "she"]}}
 
 
-def as_lines(records: Sequence[Record]) -> bytes:
-    return "".join(f"{json.dumps(record)}\n" for record in records).encode()
-
-
 def read_in(path: Path, columns: Record | None = None) -> BlockExamples:
     """What the first block of a file gives, by the reader that `auto` finds for it."""
     source = SourceConfig.model_validate({"path": str(path), "columns": columns or {}})
@@ -34,8 +30,13 @@ def read_in(path: Path, columns: Record | None = None) -> BlockExamples:
     return found.reader.examples(next(iter(found.reader.blocks(path))))
 
 
+def given(folder: Path, *records: Record) -> BlockExamples:
+    """What a file of these records gives."""
+    (folder / "data").write_bytes(as_lines(records))
+    return read_in(folder / "data")
+
+
 def test_the_parts_of_a_prompt_stand_in_the_usual_order(tmp_path: Path) -> None:
-    path = tmp_path / "data"
     system = {"system": "Be brief.", "question": "Who?", "context": "Anna bakes.", "answer": "Anna"}
     for record, prompt in (
         (ALPACA, "Say it in German.\n\nbread"),
@@ -44,36 +45,29 @@ def test_the_parts_of_a_prompt_stand_in_the_usual_order(tmp_path: Path) -> None:
         (SQUAD, "Who bakes?\n\nAnna bakes."),
         (system, "Be brief.\n\nWho?\n\nAnna bakes."),
     ):
-        path.write_bytes(as_lines([record] * 2))
-        assert [e.prompt for e in read_in(path).examples] == [prompt] * 2
+        assert [e.prompt for e in given(tmp_path, record, record).examples] == [prompt] * 2
 
 
 def test_only_the_first_of_several_answers_is_read_and_the_others_are_counted(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "data"
-    path.write_bytes(as_lines([SQUAD, SQUAD | {"answers": {"text": []}}]))
-    found = read_in(path)
+    found = given(tmp_path, SQUAD, SQUAD | {"answers": {"text": []}})
     assert [e.target for e in found.examples] == ["Anna"]
     assert found.notes["answers beside a question's first left out"] == 1
     assert found.dropped == {"no target": [2]}
 
 
 def test_a_record_whose_context_is_no_text_is_dropped_and_counted(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    path.write_bytes(as_lines([ALPACA, ALPACA | {"input": {"de": "Brot"}}]))
-    found = read_in(path)
+    found = given(tmp_path, ALPACA, ALPACA | {"input": {"de": "Brot"}})
     assert len(found.examples) == 1
     assert found.dropped == {"input holds no text": [2]}
 
 
 def test_a_field_that_comes_late_is_named_and_of_many_the_first_hundred(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    late: list[Record] = [{"prompt": "p", "target": "t"}] * 40
-    path.write_bytes(as_lines([*late, {"prompt": "p", "target": "t", "aside": "x", "empty": ""}]))
-    assert read_in(path).unused == {"aside": 1}
-    path.write_bytes(as_lines([late[0] | {f"k{n}": n for n in range(300)}, late[0] | {"k7": 1}]))
-    unused = read_in(path).unused
+    pair: Record = {"prompt": "p", "target": "t"}
+    late = pair | {"aside": "x", "empty": ""}
+    assert given(tmp_path, *[pair] * 40, late).unused == {"aside": 1}
+    unused = given(tmp_path, pair | {f"k{n}": n for n in range(300)}, pair | {"k7": 1}).unused
     assert (len(unused), unused["k7"], unused["(others)"]) == (101, 2, 1)
 
 
@@ -127,9 +121,7 @@ def test_of_two_columns_with_one_name_both_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_empty_everywhere_is_not_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    path.write_bytes(as_lines([ALPACA | {"history": [], "system": ""}]))
-    found = read_in(path)
+    found = given(tmp_path, ALPACA | {"history": [], "system": ""})
     assert [e.prompt for e in found.examples] == ["Say it in German.\n\nbread"]
     assert found.unused == {}
 

@@ -8,18 +8,19 @@ of `report`.
 from __future__ import annotations
 
 import csv
-import gzip
 import html
 import io
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fixtures.recipe_files import as_lines
 from toque.cli import main
 from toque.data.store.token_store import TokenStore
 
@@ -56,16 +57,8 @@ def as_csv(records: Sequence[Record], delimiter: str = ",") -> bytes:
     return file.getvalue().encode()
 
 
-def as_lines(records: Sequence[Record]) -> bytes:
-    return "".join(f"{json.dumps(record)}\n" for record in records).encode()
-
-
 def as_json(records: Sequence[Record]) -> bytes:
     return json.dumps(records).encode()
-
-
-def as_gzip(records: Sequence[Record]) -> bytes:
-    return gzip.compress(as_lines(records))
 
 
 def as_parquet(records: Sequence[Record]) -> bytes:
@@ -102,32 +95,32 @@ class Form:
     columns: Mapping[str, Any] | None = None
 
 
-TITLE = ("title", "ingredients", "directions")
+def dish(written: Any, names: str, named: str = "", *, printed: bool = False, **more: Any) -> Form:
+    """A form of recipes with these columns."""
+    record = partial(recipe, printed=printed)
+    return Form(written, lambda n: record(n, *names.split()), tuple(named.split()), **more)
+
+
+def worded(written: Any, names: str, named: str = "", **more: Any) -> Form:
+    """A form of texts with these columns."""
+    return Form(written, lambda n: texts(n, *names.split()), tuple(named.split()), **more)
+
+
+TITLE = "title ingredients directions"
 SCHEMA_ORG = ("name", "recipeIngredient", "recipeInstructions", "description", "keywords",
               "recipeCategory", "headline")  # fmt: skip
 NODE = {"@type": "Recipe", "author": {"@type": "Person", "name": "jettymark"}}
 FORMS = {
-    "recipes in csv": Form(
-        as_csv,
-        lambda n: recipe(n, *TITLE, "description", "notes", printed=True),
-        ("description", "notes"),
+    "recipes in csv": dish(
+        as_csv, f"{TITLE} description notes", "description notes", printed=True
     ),
-    "recipes in json": Form(as_json, lambda n: recipe(n, *TITLE, "notes"), ("notes",)),
-    "recipes in json lines": Form(
-        as_lines,
-        lambda n: recipe(n, *TITLE, "tags", "cuisine", "source", "notes"),
-        ("tags", "cuisine", "source", "notes"),
+    "recipes in json": dish(as_json, f"{TITLE} notes", "notes"),
+    "recipes in json lines": dish(
+        as_lines, f"{TITLE} tags cuisine source notes", "tags cuisine source notes"
     ),
-    "recipes in gz": Form(as_gzip, lambda n: recipe(n, *TITLE, "story"), ("story",)),
-    "recipes in parquet": Form(as_parquet, lambda n: recipe(n, *TITLE, "story"), ("story",)),
-    "two columns of steps": Form(
-        as_lines, lambda n: recipe(n, *TITLE, "method", "recipe"), ("method", "recipe")
-    ),
-    "recipenlg": Form(
-        as_csv,
-        lambda n: recipe(n, *TITLE, "link", "source", "NER", printed=True),
-        ("link", "source", "NER"),
-    ),
+    "recipes in parquet": dish(as_parquet, f"{TITLE} story", "story"),
+    "two columns of steps": dish(as_lines, f"{TITLE} method recipe", "method recipe"),
+    "recipenlg": dish(as_csv, f"{TITLE} link source NER", "link source NER", printed=True),
     "food.com": Form(
         as_csv,
         lambda n: recipe(
@@ -152,68 +145,52 @@ FORMS = {
         as_lines, lambda n: recipe(n, *SCHEMA_ORG) | NODE, (*SCHEMA_ORG[3:], "author")
     ),
     "web page": Form(as_page, lambda n: recipe(n, *SCHEMA_ORG) | NODE, (*SCHEMA_ORG[3:], "author")),
-    "spoonacular": Form(
-        as_lines,
-        lambda n: recipe(n, "title", "extendedIngredients", "instructions", "summary"),
-        ("summary",),
-    ),
-    "own column names": Form(
+    "spoonacular": dish(as_lines, "title extendedIngredients instructions summary", "summary"),
+    "own column names": dish(
         as_csv,
-        lambda n: recipe(n, "dish", "needs", "how", "story", printed=True),
-        ("story",),
-        {"title": "dish", "ingredients": "needs", "steps": "how"},
+        "dish needs how story",
+        "story",
+        printed=True,
+        columns={"title": "dish", "ingredients": "needs", "steps": "how"},
     ),
-    "alpaca": Form(as_json, lambda n: texts(n, "instruction", "input", "output")),
-    "alpaca with the whole text": Form(
-        as_parquet, lambda n: texts(n, "instruction", "input", "output", "text"), ("text",)
-    ),
-    "dolly": Form(
-        as_lines,
-        lambda n: texts(n, "instruction", "context", "response", "category"),
-        ("category",),
-    ),
+    "alpaca": worded(as_json, "instruction input output"),
+    "alpaca with the whole text": worded(as_parquet, "instruction input output text", "text"),
+    "dolly": worded(as_lines, "instruction context response category", "category"),
     "squad": Form(
         as_parquet,
         lambda n: texts(n, "question", "context", "id", "title")
         | {"answers": {"text": [f"{mark(4)} {n}"], "answer_start": [n]}},
         ("id", "title"),
     ),
-    "squad, flat": Form(as_csv, lambda n: texts(n, "context", "question", "answer")),
-    "system, prompt, response": Form(as_lines, lambda n: texts(n, "system", "prompt", "response")),
-    "text and label": Form(as_csv, lambda n: texts(n, "text", "label"), ("label",)),
+    "squad, flat": worded(as_csv, "context question answer"),
+    "system, prompt, response": worded(as_lines, "system prompt response"),
+    "text and label": worded(as_csv, "text label", "label"),
     "text and a number": Form(
         as_lines, lambda n: texts(n, "text") | {"label": n % 2}, ("label",)
     ),
-    "documents in parquet": Form(as_parquet, lambda n: texts(n, "text", "url"), ("url",)),
-    "prompt and completion": Form(
-        as_lines, lambda n: texts(n, "prompt", "completion", "topic"), ("topic",)
-    ),
-    "pairs in tsv": Form(
-        lambda records: as_csv(records, "\t"),
-        lambda n: texts(n, "source", "target", "note"),
-        ("note",),
-    ),
-    "pairs in arrow": Form(as_arrow, lambda n: texts(n, "input", "output", "topic"), ("topic",)),
-    "columns for prompts": Form(
+    "documents in parquet": worded(as_parquet, "text url", "url"),
+    "pairs in tsv": worded(partial(as_csv, delimiter="\t"), "source target note", "note"),
+    "pairs in arrow": worded(as_arrow, "input output topic", "topic"),
+    "columns for prompts": worded(
         as_lines,
-        lambda n: texts(n, "rules", "ask", "facts", "reply", "topic"),
-        ("topic",),
-        {"prompt": ["rules", "ask", "facts"], "target": "reply"},
+        "rules ask facts reply topic",
+        "topic",
+        columns={"prompt": ["rules", "ask", "facts"], "target": "reply"},
     ),
-    "told to leave the input": Form(
+    "told to leave the input": worded(
         as_lines,
-        lambda n: texts(n, "instruction", "input", "output"),
-        ("input",),
-        {"prompt": "instruction", "target": "output"},
+        "instruction input output",
+        "input",
+        columns={"prompt": "instruction", "target": "output"},
     ),
     "plain texts in a folder": Form(
         lambda records: [str(record["line"]).encode() for record in records],
         lambda n: {"line": f"It was a {mark(0)} night, number {n}, and nobody slept."},
     ),
-    "recipes in a folder": Form(
+    "recipes in a folder": dish(
         lambda records: [json.dumps(record).encode() for record in records],
-        lambda n: recipe(n, *TITLE, "story"),
-        ("story",),
+        f"{TITLE} story",
+        "story",
     ),
 }  # fmt: skip
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from toque.cli import main
+from fixtures.recipe_files import STEPS, Prepare, as_lines
+from fixtures.recipe_files import pot as record
 from toque.cooking.recipe import Recipe
 from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.data_report import Report
@@ -16,23 +17,13 @@ from toque.errors import DataError
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import TextScores
 
-STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
-
-
-def record(n: int, **more: object) -> dict[str, object]:
-    foods = [f"{n} cups lentils", "1/2 lemon"]
-    return {"title": f"Pot {n}", "ingredients": foods, "directions": STEPS, **more}
-
-
 HOSTILE = {
     "a million": record(3, ingredients=["1,000,000 grains of rice", "1 egg"]),
     "nested brackets": record(4, ingredients=["1 cup rice " + "(" * 500 + "a" + ")" * 500]),
     "brackets in a row": record(5, ingredients=["1 cup rice" + " (a)" * 2000]),
     "a character of 5,000 digits": record(6, directions=[*STEPS, "Bake at 350&#" + "9" * 5000]),
     "5,000 digits": record(7, ingredients=["9" * 5000 + " 1/2 cups rice", "9" * 5000 + " eggs"]),
-    "5,000 digits of hours": record(
-        8, minutes="9" * 5000 + " hours", cook_time="P" + "9" * 5000 + "D"
-    ),
+    "days": record(8, minutes="9" * 5000 + " hours", cook_time="P" + "9" * 5000 + "D"),
     "deep": record(9, nutrition=json.loads("[" * 900 + "]" * 900)),
     "deep tags": record(10, tags=json.loads("[" * 900 + '"a"' + "]" * 900)),
     "a field of a megabyte": record(11, title="Pot " + "a" * (1 << 20)),
@@ -53,7 +44,7 @@ def test_fault_54_a_hostile_record_is_read_or_dropped(name: str, tmp_path: Path)
 
 
 def test_fault_54_whatever_raises_is_dropped_with_its_place_and_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare_files: Prepare
 ) -> None:
     from toque.cooking import examples
 
@@ -64,38 +55,33 @@ def test_fault_54_whatever_raises_is_dropped_with_its_place_and_line(
 
     whole = examples.read
     monkeypatch.setattr(examples, "read", spoilt)
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(record(n)) for n in range(20)))
-    words = [f"data.sources=[{{path: {tmp_path}/a.jsonl}}]", f"data.store={tmp_path}/store"]
-    (tmp_path / "run.yaml").write_text("model: {family: gpt2, tokenizer: 'trained:512'}")
-    assert main(["prepare", str(tmp_path / "run.yaml"), *words]) == 0
+    (tmp_path / "a.jsonl").write_bytes(as_lines([record(n) for n in range(20)]))
+    code, said, err = prepare_files(tmp_path / "a.jsonl")
+    assert code == 0, err
     report = Report.read_from(tmp_path / "store")
     assert report is not None
     reason = "raised RecursionError in toque.cooking.examples.examples_of"
     assert report.dropped[reason] == 1
     assert report.lines[reason] == ["a.jsonl:8"]
     assert report.read == report.kept + sum(report.dropped.values())
-    said = capsys.readouterr().out
     assert "raised RecursionError" in said
     assert any("Pot 7" in shown.text for shown in report.dropped_examples)
 
 
 def test_fault_54_a_reader_that_raises_between_records_is_refused_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare_files: Prepare,
+    tokenizers_at: dict[str, Path],
 ) -> None:
     def spoilt(*_: object) -> object:
         raise ZeroDivisionError("a fault of ours")
 
     monkeypatch.setattr(RecipeReader, "examples", spoilt)
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(record(n)) for n in range(20)))
-    words = [f"data.sources=[{{path: {tmp_path}/a.jsonl}}]", f"data.store={tmp_path}/store"]
-    (tmp_path / "run.yaml").write_text("model: {family: gpt2}")
-    from fixtures.stores import LINE
-    from toque.data.tokenizer.tokenizer_training import train_codec
-
-    train_codec([LINE] * 20, vocab_size=300, kind="bpe").save(tmp_path / "tokenizer")
-    words.append(f"model.tokenizer={tmp_path}/tokenizer")
-    assert main(["prepare", str(tmp_path / "run.yaml"), *words]) == DataError.exit_code
-    said = capsys.readouterr().err
+    (tmp_path / "a.jsonl").write_bytes(as_lines([record(n) for n in range(20)]))
+    own = f"model.tokenizer={tokenizers_at['decoder']}"
+    code, _, said = prepare_files(tmp_path / "a.jsonl", own)
+    assert code == DataError.exit_code
     assert "raised ZeroDivisionError on the block from line 1" in said
     assert "Traceback" not in said
 

@@ -6,35 +6,26 @@ import csv
 import gzip
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fixtures.recipe_files import STEPS, Prepare, as_lines, pot
 from toque.cli import main
 from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.data_report import Report
 from toque.data.store.store_manifest import read_manifest
 from toque.sources.documents import PairReader, TextReader
 
-STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
 README = "# Recipes\n\nTen recipes, with thanks to everyone.\n"
 LICENCE = "Copyright nobody. Do as you like, at your own risk.\n"
 NOTES = "Remember to buy lentils, and to call the baker about the bread of last week.\n"
 
 
-def record(n: int) -> dict[str, object]:
-    return {
-        "title": f"Pot {n}",
-        "ingredients": [f"{n} cups lentils", "1/2 lemon"],
-        "directions": STEPS,
-    }
-
-
-def recipes(folder: Path, name: str = "m.jsonl", first: int = 1) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("\n".join(json.dumps(record(first + n)) for n in range(10)))
+def recipes(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "m.jsonl").write_bytes(as_lines([pot(n) for n in range(1, 11)]))
 
 
 def table(path: Path) -> None:
@@ -42,28 +33,12 @@ def table(path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(["title", "ingredients", "directions"])
         for n in range(10):
-            one = record(100 + n)
+            one = pot(100 + n)
             writer.writerow([one["title"], json.dumps(one["ingredients"]), json.dumps(STEPS)])
 
 
-Prepared = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Prepared:
-    def run(source: Path, *words: str, **more: str) -> tuple[int, str, str]:
-        (tmp_path / "run.yaml").write_text("model: {family: gpt2, tokenizer: 'trained:512'}")
-        given = json.dumps([{"path": str(source), **more}])
-        words = (f"data.sources={given}", f"data.store={tmp_path}/store", *words)
-        code = main(["prepare", str(tmp_path / "run.yaml"), *words])
-        said = capsys.readouterr()
-        return code, " ".join(said.out.split()), " ".join(said.err.split())
-
-    return run
-
-
 def test_fault_53_documentation_and_pictures_stay_beside_the_recipes(
-    tmp_path: Path, prepared: Prepared
+    tmp_path: Path, prepare_files: Prepare
 ) -> None:
     folder = tmp_path / "dump"
     recipes(folder)
@@ -82,7 +57,7 @@ def test_fault_53_documentation_and_pictures_stay_beside_the_recipes(
     (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + noise.randbytes(500))
     (folder / "b.jpg").write_bytes(noise.randbytes(3000))
     (folder / "c").write_bytes(noise.randbytes(120))
-    code, out, err = prepared(folder)
+    code, out, err = prepare_files(folder)
     assert code == 0, err
     manifest = read_manifest(tmp_path / "store")
     assert {Path(s.path).name: (s.reader, s.kept) for s in manifest.sources} == {
@@ -91,30 +66,32 @@ def test_fault_53_documentation_and_pictures_stay_beside_the_recipes(
     }
     report = Report.read_from(tmp_path / "store")
     assert report is not None
-    left_out = {Path(name).name: why for name, why in report.left_out.items()}
-    assert left_out == dict.fromkeys(
-        ("README.md", "LICENSE", "CHANGELOG.txt", "about.md", "LICENSE-html.html"), "documentation"
-    ) | dict.fromkeys(("a.png", "b.jpg", "c"), "no text, such as a picture") | dict.fromkeys(
-        ("A-README", "notes.txt"), "plain text beside files of records"
-    )
-    assert report.notes["files left out: documentation"] == 5
-    assert report.notes["files left out: no text, such as a picture"] == 3
-    assert report.notes["files left out: plain text beside files of records"] == 2
+    left_out: dict[str, set[str]] = {}
+    for name, why in report.left_out.items():
+        left_out.setdefault(why, set()).add(Path(name).name)
+    assert left_out == {
+        "documentation": {
+            "README.md", "LICENSE", "CHANGELOG.txt", "about.md", "LICENSE-html.html"
+        },
+        "no text, such as a picture": {"a.png", "b.jpg", "c"},
+        "plain text beside files of records": {"A-README", "notes.txt"},
+    }  # fmt: skip
+    for why, names in left_out.items():
+        assert report.notes[f"files left out: {why}"] == len(names)
     assert "a.png, b.jpg, c (no text, such as a picture)" in err
     assert "To train on such a text too, name it as a source of its own." in err
     assert "files left out: documentation" in out
-    assert any(name.endswith("notes.txt") for name in report.left_out)
 
 
 @pytest.mark.parametrize("form", ["recipes", "auto"])
 def test_fault_53_the_order_of_names_does_not_matter(
-    form: str, tmp_path: Path, prepared: Prepared
+    form: str, tmp_path: Path, prepare_files: Prepare
 ) -> None:
     for name in ("README.md", "ZZZ.md"):
         folder = tmp_path / name
         recipes(folder)
         (folder / name).write_text(README)
-        code, _, err = prepared(folder, f"data.store={tmp_path}/of-{name}", format=form)
+        code, _, err = prepare_files(folder, f"data.store={tmp_path}/of-{name}", format=form)
         assert code == 0, err
     one, other = (read_manifest(tmp_path / f"of-{name}") for name in ("README.md", "ZZZ.md"))
     assert one.fingerprint == other.fingerprint
@@ -122,17 +99,14 @@ def test_fault_53_the_order_of_names_does_not_matter(
 
 
 def test_fault_53_files_of_several_kinds_are_each_read_by_their_own_reader(
-    tmp_path: Path, prepared: Prepared
+    tmp_path: Path, prepare_files: Prepare
 ) -> None:
     folder = tmp_path / "dump"
     recipes(folder)
-    pairs = [
-        {"question": f"Is dish {n} hot, or has it long gone cold?", "answer": "Yes."}
-        for n in range(4)
-    ]
-    (folder / "qa.jsonl").write_text("\n".join(map(json.dumps, pairs)))
-    (folder / "b.json.gz").write_bytes(gzip.compress(json.dumps([record(50)]).encode()))
-    code, _, err = prepared(folder)
+    asked = [f"Is dish {n} hot, or has it long gone cold?" for n in range(4)]
+    (folder / "qa.jsonl").write_bytes(as_lines([{"question": q, "answer": "Yes."} for q in asked]))
+    (folder / "b.json.gz").write_bytes(gzip.compress(json.dumps([pot(50)]).encode()))
+    code, _, err = prepare_files(folder)
     assert code == 0, err
     manifest = read_manifest(tmp_path / "store")
     assert {Path(s.path).name: (s.reader, s.kept) for s in manifest.sources} == {
@@ -140,20 +114,20 @@ def test_fault_53_files_of_several_kinds_are_each_read_by_their_own_reader(
         "m.jsonl": (RecipeReader().recorded_name, 10),
         "qa.jsonl": (PairReader("question", "answer").recorded_name, 4),
     }
-    code, out, err = prepared(folder)
+    code, out, err = prepare_files(folder)
     assert code == 0, err
     assert "Reused" in out
 
 
 def test_a_folder_of_text_stays_plain_text_with_its_readme(
-    tmp_path: Path, prepared: Prepared
+    tmp_path: Path, prepare_files: Prepare
 ) -> None:
     folder = tmp_path / "books"
     folder.mkdir()
     for name in ("one.txt", "two.txt", "README"):
         (folder / name).write_text((name + " " + NOTES) * 20)
     (folder / "cover.jpg").write_bytes(bytes(range(256)) * 4)
-    code, _, err = prepared(folder)
+    code, _, err = prepare_files(folder)
     assert code == 0, err
     manifest = read_manifest(tmp_path / "store")
     assert {Path(s.path).name for s in manifest.sources} == {"README", "one.txt", "two.txt"}
@@ -161,32 +135,32 @@ def test_a_folder_of_text_stays_plain_text_with_its_readme(
     assert "cover.jpg (no text, such as a picture)" in err
 
 
-def test_a_picture_alone_is_refused(tmp_path: Path, prepared: Prepared) -> None:
+def test_a_picture_alone_is_refused(tmp_path: Path, prepare_files: Prepare) -> None:
     picture = tmp_path / "a.txt"
     picture.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(100))
-    code, _, err = prepared(picture)
+    code, _, err = prepare_files(picture)
     assert code == 3
     assert "is no text, such as a picture" in err
     folder = tmp_path / "pictures"
     folder.mkdir()
     for name in "ab":
         (folder / f"{name}.png").write_bytes(picture.read_bytes())
-    code, _, err = prepared(folder)
+    code, _, err = prepare_files(folder)
     assert code == 3
     assert "None of the 2 files of the source" in err
 
 
-def test_ids_and_recipes_of_one_folder(tmp_path: Path, prepared: Prepared) -> None:
+def test_ids_and_recipes_of_one_folder(tmp_path: Path, prepare_files: Prepare) -> None:
     folder = tmp_path / "dump"
     recipes(folder)
     np.save(folder / "ids.npy", np.arange(5, 300))
-    code, _, err = prepared(folder)
+    code, _, err = prepare_files(folder)
     assert code == 2
     assert "no tokenizer can be learnt from ids" in err
 
 
 def test_a_foreign_file_of_records_is_left_out_by_name(
-    tmp_path: Path, prepared: Prepared, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, prepare_files: Prepare, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "dump"
     recipes(folder)
@@ -195,7 +169,7 @@ def test_a_foreign_file_of_records_is_left_out_by_name(
     (folder / "empty.json").write_text("[]\n")
     exam = {"question": "Who?", "choices": ["a", "b"], "answer": "a"}
     (folder / "exam.jsonl").write_text(json.dumps(exam))
-    code, _, err = prepared(folder)
+    code, _, err = prepare_files(folder)
     assert code == 0, err
     assert [Path(s.path).name for s in read_manifest(tmp_path / "store").sources] == ["m.jsonl"]
     report = Report.read_from(tmp_path / "store")
@@ -212,12 +186,12 @@ def test_a_foreign_file_of_records_is_left_out_by_name(
 
 
 def test_a_folder_without_a_file_of_recipes_is_refused_with_the_first_ones_reason(
-    tmp_path: Path, prepared: Prepared
+    tmp_path: Path, prepare_files: Prepare
 ) -> None:
     folder = tmp_path / "dump"
     folder.mkdir()
     (folder / "cut.csv").write_text("title,ingredients\nPot,2 eggs\nPan,salt\n")
     (folder / "README.md").write_text(README)
-    code, _, err = prepared(folder)
+    code, _, err = prepare_files(folder)
     assert code == 3
     assert "cut.csv is a CSV table without a column of steps" in err
