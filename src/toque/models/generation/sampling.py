@@ -88,15 +88,13 @@ def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:
     Only where a CPU multiplies int8 natively (AVX512-VNNI), and in float32: where autocast rounds
     the weights there is no exact logit to reproduce.
     """
-    native = getattr(torch.cpu, "_is_vnni_supported", None)
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
         and bias is None
         and not torch.is_autocast_enabled("cpu")
         and len(weight) >= 64 * BLOCK
-        and native is not None
-        and bool(native())
+        and bool(torch.cpu._is_vnni_supported())  # noqa: SLF001  # it has no public name
     )
 
 
