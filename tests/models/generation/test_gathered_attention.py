@@ -77,9 +77,9 @@ def with_bias(window, bias):
 def filled(cache, lengths):
     """Rows whose prompts are drawn numbers."""
     heads, size = cache._shape[1:]
-    for length, (row, columns) in zip(lengths, cache.admit(lengths), strict=True):
+    for length, place in zip(lengths, cache.admit(lengths), strict=True):
         for layer in range(len(cache._layers) if length else 0):
-            cache.store(layer, row, columns, *torch.randn(2, heads, length, size))
+            cache.store(layer, [place], *torch.randn(2, 1, heads, length, size))
 
 
 @pytest.mark.parametrize("group", [1, 3])
@@ -100,8 +100,8 @@ def test_it_is_that_of_the_products(group, lengths, biased):
 def test_sums_are_exact_before_they_are_rounded():
     """Whole numbers whose float16 running sum would stand still at 2048."""
     cache = both((1, 1, 64), 1)[1]
-    ((row, columns),) = cache.admit([2 * TILE - 1])
-    cache.store(0, row, columns, *torch.full((2, 1, 2 * TILE - 1, 64), 6.0))
+    places = cache.admit([2 * TILE - 1])
+    cache.store(0, places, *torch.full((2, 1, 1, 2 * TILE - 1, 64), 6.0))
     (window,) = cache.begin()
     mask = torch.full((1, 1, 1, window.masked.stop - window.masked.start), -64.0 * 6.0 * 6.0)
     cache.append(0, torch.full((1, 1, 64), 6.0), torch.full((1, 1, 64), 1006.0))

@@ -60,10 +60,8 @@ class CausalDecoding:
             **{"cache" if "cache" in takes else "past_key_values": prefilled},
         )
         for number, layer in enumerate(cast("list[DynamicLayer]", prefilled.layers)):
-            for i, (row, columns) in enumerate(places):
-                length = columns.stop - columns.start
-                keys, values = cast("Tensor", layer.keys), cast("Tensor", layer.values)
-                self.cache.store(number, row, columns, keys[i, :, :length], values[i, :, :length])
+            keys, values = cast("Tensor", layer.keys), cast("Tensor", layer.values)
+            self.cache.store(number, places, keys, values)
 
     def step(self, tokens: Tensor) -> Tensor:
         """One decoding step: a token of every live row [n] to the output head's input [n, D]."""

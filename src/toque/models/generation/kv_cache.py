@@ -292,10 +292,13 @@ class KVCache:
         self._groups = []
         return places
 
-    def store(self, layer: int, row: int, columns: slice, keys: Tensor, values: Tensor) -> None:
-        """Store the keys and values of a new row's prompt, [H, tokens, d] each."""
-        for buffer, many in zip(self._layers[layer], (keys, values), strict=True):
-            buffer.store(row, columns, many)
+    def store(
+        self, layer: int, places: Sequence[tuple[int, slice]], keys: Tensor, values: Tensor
+    ) -> None:
+        """Store keys and values of new rows' prompts, [prompts, H, P, d], at what `admit` gave."""
+        for buffer, prompts in zip(self._layers[layer], (keys, values), strict=True):
+            for (row, columns), many in zip(places, prompts, strict=True):
+                buffer.store(row, columns, many[:, : columns.stop - columns.start])
 
     def drop(self, row: int) -> None:
         """Free a row; the last live one takes its place."""

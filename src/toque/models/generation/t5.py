@@ -67,9 +67,7 @@ class T5Decoding:
                 project(source).view(*tokens.shape, -1, size).transpose(1, 2)
                 for project in (attention.k, attention.v)
             )
-            for i, (row, columns) in enumerate(places):
-                length = len(prompts[i])
-                self.sources.store(number, row, columns, keys[i, :, :length], values[i, :, :length])
+            self.sources.store(number, places, keys, values)
 
     def step(self, tokens: Tensor) -> Tensor:
         """One decoding step: a token of every live row [n] to the output head's input [n, D]."""
