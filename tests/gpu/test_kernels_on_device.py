@@ -6,32 +6,15 @@ import pytest
 import torch
 
 from gpu_run import model_on
+from models.forward.test_packing import gradients, stock_sum
 from tiny import FAMILIES, pack
 from tiny import examples as some_examples
-from toque.batch import IGNORE
 from toque.models.forward import flex_attention
 from toque.models.forward.attention_choice import attention_of
 from toque.models.forward.loss import loss_sum
 
 TOLERANCE = 1e-3
 """Of a gradient's norm; products of float32 on a GPU may be rounded to TF32."""
-
-
-def stock_sum(model, example, device):
-    """The summed loss of one example by transformers' own forward."""
-    prompt, target = (torch.tensor([ids], device=device) for ids in example)
-    if model.config.is_encoder_decoder:
-        return model(input_ids=prompt, labels=target).loss * target.shape[1]
-    ids = torch.cat([prompt, target], 1)
-    labels = ids.clone()
-    labels[:, : prompt.shape[1]] = IGNORE
-    return model(input_ids=ids, labels=labels).loss * target.shape[1]
-
-
-def gradients(model):
-    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return found
 
 
 @pytest.mark.parametrize("asked", ["auto", "flex", "dense"])
@@ -45,7 +28,7 @@ def test_packed_equals_each_example_alone(device, family, asked):
     loss.backward()
     loss = loss.detach()
     ours = gradients(model)
-    true = sum(stock_sum(model, example, device) for example in examples)
+    true = sum(stock_sum(model, example) for example in examples)
     true.backward()
     assert float(loss) == pytest.approx(float(true.detach()), rel=TOLERANCE / 4)
     theirs = gradients(model)

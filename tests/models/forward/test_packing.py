@@ -39,19 +39,16 @@ def rows_of(examples, plan=ROWS):
     return [[examples[i] for i in row] for row in plan]
 
 
-def stock_sum(model, example, smoothing):
+def stock_sum(model, example, smoothing=0.0):
     """One example through the model's own forward, its mean loss turned back into a sum."""
     prompt, target = example
-    if model.config.is_encoder_decoder:
-        labels = torch.tensor([target])
-        output = model(input_ids=torch.tensor([prompt]), labels=labels)
-        logits = output.logits[0]
-    else:
-        labels = torch.tensor([[IGNORE] * len(prompt) + target])
-        output = model(input_ids=torch.tensor([prompt + target]), labels=labels)
-        logits = output.logits[0, len(prompt) - 1 : -1]
+    encoder = model.config.is_encoder_decoder
+    read = torch.tensor([prompt if encoder else prompt + target], device=model.device)
+    labels = torch.tensor([target if encoder else [IGNORE] * len(prompt) + target]).to(read.device)
+    output = model(input_ids=read, labels=labels)
     if smoothing == 0.0:
         return output.loss * len(target)
+    logits = output.logits[0] if encoder else output.logits[0, len(prompt) - 1 : -1]
     return F.cross_entropy(logits, torch.tensor(target), label_smoothing=smoothing, reduction="sum")
 
 
