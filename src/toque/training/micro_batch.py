@@ -126,7 +126,7 @@ class WorstBatch:
         """A batch of `rows` rows, without padding.
 
         >>> WorstBatch(0, 5, 0, 3, 99)(1).segments.tolist()
-        [[1, 1, 2, 2, 2]]
+        [[1, 1, 1, 2, 2]]
         """
         examples = -(-self.target // max(1, self.longest_target))
         if self.source:
