@@ -20,8 +20,8 @@ from toque.batch import Batch
 from toque.config.resolve import resolve_values
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.prepare.pipeline import prepare
-from toque.models.forward.attention_choice import use_attention
 from toque.models.forward.cpu_layers import use_cpu_layers
+from toque.models.forward.flex_attention import use_attention
 from toque.training.optim.factory import build_optimizer
 from toque.training.placement import arithmetic_of
 from toque.training.runtime import Runtime

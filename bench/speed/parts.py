@@ -43,9 +43,9 @@ from toque.data.loader.batch_stream import Batches, Prefetch
 from toque.models.forward import grouped_attention as grouped
 from toque.models.forward import loss as objective
 from toque.models.forward import varlen_attention as segmented
-from toque.models.forward.attention_choice import attention_of
-from toque.models.forward.compile import compile_blocks, stop_compiling
+from toque.models.forward.blocks import compile_blocks, stop_compiling
 from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
+from toque.models.forward.flex_attention import attention_of
 from toque.models.loading.from_scratch import fuse_activations, stock_activations
 from toque.training.checkpoint.saver import Slot, lower_priority
 from toque.training.placement import prefetching

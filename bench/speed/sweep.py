@@ -35,9 +35,8 @@ from updates import batch_of, update
 
 from toque.config.schema_methods import AdapterConfig
 from toque.models.flops import flops_per_token, parameter_counts, products_of
-from toque.models.forward.activation_checkpointing import recompute_blocks
-from toque.models.forward.attention_choice import attention_of, use_attention
-from toque.models.forward.compile import compile_blocks
+from toque.models.forward.blocks import compile_blocks, recompute_blocks
+from toque.models.forward.flex_attention import attention_of, use_attention
 from toque.models.loading.from_scratch import build_model
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.layers import attach

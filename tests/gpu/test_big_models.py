@@ -9,7 +9,7 @@ import torch
 
 from tiny import make, pack, uneven_examples
 from toque.config.schema_methods import AdapterConfig
-from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
+from toque.models.forward.blocks import recompute_blocks, stop_recomputing
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.model_export import save_model
 from toque.models.loading.pretrained import check_folder, load_frame, load_model, matrix_of

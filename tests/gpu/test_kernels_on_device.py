@@ -10,7 +10,7 @@ from models.forward.test_packing import gradients, stock_sum
 from tiny import FAMILIES, pack
 from tiny import examples as some_examples
 from toque.models.forward import flex_attention
-from toque.models.forward.attention_choice import attention_of
+from toque.models.forward.flex_attention import attention_of
 from toque.models.forward.loss import loss_sum
 
 TOLERANCE = 1e-3

@@ -17,7 +17,7 @@ from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.loader import batch_stream
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
-from toque.models.forward.compile import blocks
+from toque.models.forward.blocks import blocks
 from toque.training.fitting import Fitted, fit_to_machine
 from toque.training.micro_batch import Probe
 from toque.training.resources import Resources

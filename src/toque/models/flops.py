@@ -45,13 +45,12 @@ def flops_per_token(
     """FLOPs that training spends on an average token of both sides, forward and backward.
 
     Those of `products_of`, plus 12 * layers * width * context for attention (Chowdhery et al. 2022,
-    PaLM, appendix B). Norms, activations and the optimizer are not counted. Activation
-    checkpointing recomputes without doing more, so it never counts.
+    PaLM, appendix B); no norms, activations, optimizer, or recomputation by activation
+    checkpointing.
 
     `context` are the keys a target token attends on average, half the length of causal examples;
-    `source_context` those a source token attends, by default as many; `cross_context` the source
-    tokens a target token attends, by default as many again. `source_share` is the share of source
-    tokens among all, 0 for decoder-only models.
+    `source_context` those a source token attends, `cross_context` the source tokens a target token
+    attends, by default as many. `source_share` is the share of source tokens among all.
 
     GPT-NeoX 1.2B at 2048 tokens: 6 * (1.208e9 + 1.03e8) + 12 * 24 * 2048 * 1024 = 8.47e9.
     """
@@ -76,10 +75,8 @@ def products_of(
     """Products with the model's weights: FLOPs per token, forward and backward, by (in, out).
 
     6 for each weight the token passes: 2 forward, 2 for the input's gradient and 2 for the
-    weight's, which a frozen one does not need. That the layers below the first adapter need no
-    gradient at all is ignored, so with adapters this is an upper bound. The output head counts for
-    the decoder's tokens with a label only, `labelled_share` (not a prompt's); looking up an
-    embedding costs nothing. In an encoder-decoder a token passes one side only: source tokens the
+    weight's, which a frozen one does not need; with adapters an upper bound. The output head counts
+    for the share of the decoder's tokens with a label. In an encoder-decoder source tokens pass the
     encoder and the decoder's cross-attention keys and values, target tokens all else.
     """
     found: dict[tuple[int, int], float] = {}

@@ -18,9 +18,8 @@ _TRIM_BYTES, _MMAP_BYTES, _MMAPS = 128 << 10, 128 << 10, 65536
 def keep_freed_memory() -> bool:
     """Let glibc reuse freed tensors instead of handing them back to the system; True if it does.
 
-    Every large tensor is otherwise mapped anew, and its first touch is a page fault that clears
-    4 KiB: a third of a small T5's step on a CPU. Existing mappings stay. Results do not
-    change. Other C libraries have no such settings.
+    Large tensors are otherwise mapped anew, and the page faults of their first touch are a third of
+    a small T5's step on a CPU. Results do not change. Other C libraries have no such settings.
     """
     return _set((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20))
 
@@ -28,10 +27,8 @@ def keep_freed_memory() -> bool:
 def return_freed_memory() -> bool:
     """Let glibc hand the memory of freed tensors back, also what was kept before; True if it does.
 
-    For runs divided to fit into memory: between the parts that stay, the holes that gathered
-    weights leave are seldom of use to the next, and the process grows by about a whole model. A
-    fixed threshold, because glibc's own rises to 32 MiB with the sizes freed. Results do not
-    change.
+    For runs divided to fit into memory: holes that gathered weights leave between the parts that
+    stay would grow the process by about a model. A fixed threshold: glibc's own rises to 32 MiB.
     """
     taken = _set(
         (_M_MMAP_MAX, _MMAPS),

@@ -24,10 +24,7 @@ _USUAL_ROWS: Final = 64
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """True if the device multiplies bf16 natively; elsewhere it is emulated, slower than float32.
-
-    On a CPU these are the instructions of AVX512-BF16 and AMX.
-    """
+    """True if the device multiplies bf16 natively (a CPU: AVX512-BF16, AMX); else it is slower."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(
@@ -55,10 +52,9 @@ def onednn_is_faster() -> bool:
 def keep_fewer_kernels() -> None:
     """Let this process keep 256 compiled products, not 1,024, unless its environment says a number.
 
-    oneDNN compiles a product for every size it meets, and batches of texts are of ever new sizes:
-    after some hundred updates the default holds 0.1 to 0.3 GB that seldom serve again. With 128 a
-    small model's updates took a tenth longer (lab/notes.md, 2026-11-23). To be called before the
-    first product, which reads the settings. Results do not change.
+    oneDNN compiles a product for every size it meets: after some hundred updates the default holds
+    0.1 to 0.3 GB that seldom serve again; with 128 a small model's updates took a tenth longer
+    (lab/notes.md, 2026-11-23). To be called before the first product. Results do not change.
     """
     for name in _KERNEL_CACHES:
         os.environ.setdefault(name, _KERNELS)

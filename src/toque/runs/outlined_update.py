@@ -30,7 +30,7 @@ from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
 from toque.hardware.cards import card_of_device
-from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
+from toque.models.forward.blocks import recompute_blocks, stop_recomputing
 from toque.models.forward.cpu_linear import copies_of
 from toque.models.forward.grouped_attention import causal_mask
 from toque.models.forward.loss import cross_entropy_sum, usual_chunk_rows

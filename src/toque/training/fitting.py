@@ -19,8 +19,13 @@ from toque.config.schema import OptimConfig, TrainConfig
 from toque.data.loader.batch_stream import CPU_MICRO_BATCH_TOKENS, BatchStream, usual_rows
 from toque.errors import ConfigError
 from toque.hardware.memory import HEADROOM, free_bytes, in_words, is_out_of_memory, peak_of
-from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
-from toque.models.forward.compile import compile_blocks, stop_compiling, uncompiled
+from toque.models.forward.blocks import (
+    compile_blocks,
+    recompute_blocks,
+    stop_compiling,
+    stop_recomputing,
+    uncompiled,
+)
 from toque.models.forward.loss import logits_bytes
 from toque.models.forward.packed import output_head
 from toque.models.lora.quantised import quantised_layers

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.batch import Batch
-from toque.models.forward.compile import compile_disabled
+from toque.models.forward.blocks import compile_disabled
 from toque.training.distributed.sharing import LossFn
 from toque.training.runtime import Runtime
 

@@ -22,9 +22,9 @@ from toque.data.loader.batch_stream import Batches, BatchStream, DeviceFeed, Pre
 from toque.errors import ConfigError
 from toque.hardware.memory import HEADROOM, free_bytes, in_words
 from toque.models.flops import flops_per_token, products_of
-from toque.models.forward.attention_choice import Choice, attention_of, use_attention
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
+from toque.models.forward.flex_attention import Choice, attention_of, use_attention
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.from_scratch import stock_activations
 from toque.models.loading.to_train import SpecialTokens, placed_model

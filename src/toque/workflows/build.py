@@ -24,7 +24,7 @@ from toque.evaluation.sample_writer import SampleWriter
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import TextScores
 from toque.models.families import max_positions
-from toque.models.forward.compile import CompileSeconds
+from toque.models.forward.blocks import CompileSeconds
 from toque.models.loading.to_train import family_to_train, model_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter

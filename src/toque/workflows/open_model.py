@@ -12,7 +12,7 @@ from toque.data.store.token_store import TokenStore, check_tokenizer
 from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_ids
 from toque.data.tokenizer.portable import tokenizer_differences
 from toque.errors import CheckpointError, DataError
-from toque.models.forward.attention_choice import use_attention
+from toque.models.forward.flex_attention import use_attention
 from toque.models.loading.device_map import free_memory, placement_note, placement_of
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import (

@@ -37,8 +37,12 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import CheckFailed
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward import loss as objective
-from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
-from toque.models.forward.compile import compile_blocks, stop_compiling
+from toque.models.forward.blocks import (
+    compile_blocks,
+    recompute_blocks,
+    stop_compiling,
+    stop_recomputing,
+)
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.onednn import onednn_is_faster
 from toque.training.callbacks import Callbacks

@@ -3,9 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
-from toque.models.forward.attention_choice import use_attention
-from toque.models.forward.compile import compile_blocks, stop_compiling
+from toque.models.forward.blocks import (
+    compile_blocks,
+    recompute_blocks,
+    stop_compiling,
+    stop_recomputing,
+)
+from toque.models.forward.flex_attention import use_attention
 from toque.models.forward.loss import loss_sum
 
 # torch's compiler reads .grad of every tensor it meets, and warns itself about it.

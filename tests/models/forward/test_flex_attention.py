@@ -13,7 +13,6 @@ from torch.nn.attention import flex_attention as torchs
 from torch.nn.attention.flex_attention import create_block_mask
 
 from toque.batch import DecoderBatch
-from toque.models.forward import attention_choice
 from toque.models.forward import flex_attention as flex
 
 CPU = torch.device("cpu")
@@ -96,7 +95,7 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
 
 
 def test_the_probe_finds_a_kernel_that_sees_its_neighbours(monkeypatch):
-    assert attention_choice._distance(CPU, torch.float32, 16) < 1e-5
+    assert flex._distance(CPU, torch.float32, 16) < 1e-5
     attend = flex.attend
 
     def open_to_all(query, key, value, _mask, **how):
@@ -104,4 +103,4 @@ def test_the_probe_finds_a_kernel_that_sees_its_neighbours(monkeypatch):
         return attend(query, key, value, whole, **how)
 
     monkeypatch.setattr(flex, "attend", open_to_all)
-    assert attention_choice._distance(CPU, torch.float32, 16) > 0.1
+    assert flex._distance(CPU, torch.float32, 16) > 0.1

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from toque.batch import IGNORE, EncoderDecoderBatch
-from toque.models.forward.attention_choice import attention_of, use_attention
+from toque.models.forward.flex_attention import attention_of, use_attention
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import hidden_states
 

@@ -9,7 +9,7 @@ from accelerate.hooks import attach_execution_device_hook
 
 from tiny import EOS, FAMILIES, PAD, model_of, shape_of
 from toque.errors import ConfigError
-from toque.models.forward.compile import blocks
+from toque.models.forward.blocks import blocks
 from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.kv_cache import layer_devices
 from toque.models.generation.t5 import T5Decoding

@@ -12,7 +12,7 @@ from tiny import make, pack
 from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.models.flops import flops_per_token, parameter_counts
-from toque.models.forward.activation_checkpointing import recompute_blocks
+from toque.models.forward.blocks import recompute_blocks
 from toque.models.forward.loss import loss_sum
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.layers import attach

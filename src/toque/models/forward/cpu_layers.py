@@ -1,7 +1,6 @@
 """Layers that a CPU computes fastest, and their exchange; but for linear ones, in bfloat16.
 
-Within bfloat16 autocast norms write 16 bits, gates and attention read the products of layers that
-share an input as one tensor, to the end. Elsewhere the layers are what they were.
+Norms write 16 bits, gates and attention read products of layers that share an input as one tensor.
 """
 
 from __future__ import annotations
@@ -146,10 +145,9 @@ class _T5DenseGatedActDense16(T5DenseGatedActDense):
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotary positions of the first heads of [N, H, d], in place.
+    """Rotary positions of the first heads of [N, H, d], in place, in float32; what is beyond stays.
 
-    Su et al. 2021, arXiv 2104.09864, equation 34, on halves as transformers does: (a, b) becomes
-    (a cos - b sin, b cos + a sin), computed in float32. What is beyond the angles stays.
+    Su et al. 2021, arXiv 2104.09864, equation 34, on halves: (a cos - b sin, b cos + a sin).
     """
 
     @staticmethod
@@ -170,7 +168,6 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotate(packed: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
-    """Turn the first heads in place."""
     turned = cos.shape[-1]
     half = turned // 2
     part = packed[:, :heads, :turned]

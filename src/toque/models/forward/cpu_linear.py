@@ -3,10 +3,7 @@
 Autocast casts every weight for every micro-batch and every input once for each layer that reads it.
 Here a weight has one bfloat16 copy, made anew after an update, norms write what the next product
 reads, and layers that read the same input share one product. The residual stream, norms, softmax
-and all gradients of weights stay float32.
-
-Float32 goes by oneDNN where that is faster than torch's own library (`models/onednn.py`): on such a
-processor an update takes about half the time.
+and gradients of weights stay float32, which goes by oneDNN where that is faster (`onednn.py`).
 """
 
 from __future__ import annotations
@@ -22,15 +19,13 @@ from transformers.pytorch_utils import Conv1D
 from toque.models.onednn import onednn_is_faster, product
 
 _NAME, _PADDED = "_toque_bf16", "_toque_bf16_padded"
-_WHOLE_ROWS = 64
-"""Rows of an output head are padded to a multiple of it, see `padded_copy`."""
+_WHOLE_ROWS = 64  # rows of an output head are padded to a multiple of it, see `padded_copy`
 
 
 def padded_length(n: int) -> int:
-    """`n` rounded up so that few different shapes of products occur: by at most 1/16, or 31.
+    """`n` rounded up, by at most 1/16 or 31, so that few different shapes of products occur.
 
-    oneDNN generates code for each shape it has not seen, a millisecond a product, and forgets those
-    above a thousand: with a new number of tokens every time, small products cost twice.
+    oneDNN generates code for each shape it has not seen, a millisecond a product.
 
     >>> padded_length(970), padded_length(3000)
     (992, 3072)
@@ -40,10 +35,9 @@ def padded_length(n: int) -> int:
 
 
 def bf16_copy(weight: Tensor) -> Tensor:
-    """`weight` in bfloat16; the same tensor until the weight changes in place.
+    """`weight` in bfloat16; the same tensor until the weight's version counter changes.
 
-    A change is known by the weight's version counter. Fused optimizers change weights without
-    counting, so `Runtime.optimizer_step` counts for them.
+    Fused optimizers change weights without counting: `Runtime.optimizer_step` counts for them.
     """
     if weight.dtype == torch.bfloat16:
         return weight.detach()
@@ -53,8 +47,8 @@ def bf16_copy(weight: Tensor) -> Tensor:
 def padded_copy(weight: Tensor) -> Tensor:
     """An output head's weight [V, D] as `bf16_copy`'s, with rows of zeros up to a multiple of 64.
 
-    oneDNN computes the gradient of 50,257 rows at 560 GFLOP/s and of 50,304 at 760 (672 labels of
-    384, two Zen 5 cores). A weight that is bfloat16 itself is frozen and has no gradient.
+    oneDNN computes the gradient of 50,257 rows at 560 GFLOP/s and of 50,304 at 760 (two Zen 5
+    cores).
     """
     rows = -(-len(weight) // _WHOLE_ROWS) * _WHOLE_ROWS
     if weight.dtype == torch.bfloat16 or rows == len(weight):
@@ -139,10 +133,7 @@ def _times(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """x @ W.T + b for weights [O, I] that stand one above the other in `copy`.
-
-    Transposed, x @ W + b for one weight [I, O], as GPT-2's layers hold it.
-    """
+    """x @ W.T + b of weights [O, I] one above the other in `copy`; transposed, x @ W + b of one."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""FlexAttention (Dong et al. 2024, arXiv 2412.05496) over packed rows, with T5's bias and dropout.
+"""FlexAttention (Dong et al. 2024, arXiv 2412.05496) over packed rows, and the choice of attention.
 
 FlexAttention has no dropout, since its kernels never hold the attention weights. Here it is exact
 in two passes. With scores of dropped pairs at minus infinity, a pass gives the sum over the kept
@@ -8,7 +8,9 @@ pass, turn this into a division by the sum over all:
     sum_kept(e^s v) / sum_all(e^s) / (1 - p) = pass_1 * e^(lse_1 - lse_2) / (1 - p)
 
 Which pairs are dropped is a hash of (seed, row, head, query, key), so that backward and activation
-checkpointing drop the same ones and no mask is kept.
+checkpointing drop the same ones. The attention is chosen by rule and no timing: what a run computes
+must not depend on the machine's load. A GPU's kernel that fails on a small batch, or computes other
+numbers than the definition, is passed over, and the reason reported.
 
 Letters: R rows, H heads, T queries, S keys, d head size.
 """
@@ -18,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +36,10 @@ from torch.nn.attention.flex_attention import (
 from transformers import AttentionInterface
 
 from toque.batch import DecoderBatch, EncoderDecoderBatch
+from toque.models.families import family_of, head_size, unwrapped
 from toque.models.forward.varlen_attention import as_attended
 
-NAME: Final = "toque_flex"
-"""Name of this attention in transformers' registry."""
+NAME: Final = "toque_flex"  # name of this attention in transformers' registry
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _RECOMPILES: Final = 64
 """Kernels of one process: an encoder's, a decoder's, across, each trained, evaluated, dropped, and
@@ -50,10 +53,8 @@ _LSE_COLUMNS: Final = 16
 class BlockMasks:
     """Pairs of positions that attend in a micro-batch, for every layer."""
 
-    own: BlockMask
-    """Self-attention."""
-    across: BlockMask | None = None
-    """Cross-attention, decoder to encoder; None without one."""
+    own: BlockMask  # self-attention
+    across: BlockMask | None = None  # cross-attention, decoder to encoder; None without one
 
 
 def decoder_masks(batch: DecoderBatch) -> BlockMasks:
@@ -129,8 +130,7 @@ def attend(
     """softmax(scale * q @ k.T + bias) @ v where the mask allows; 0 where it allows nothing.
 
     Queries are [R, H, T, d], keys and values [R, H, S, d]. Of the bias [1, H, T, S] each row adds
-    to a gradient of its own, and these are summed in order: no two threads add to one number, so
-    the bits are the same every time. `dropout` is the share of attention weights set to zero.
+    to a gradient of its own, summed in order: the bits are the same every time.
     """
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
     how: dict[str, Any] = {"block_mask": block_mask, "scale": scale}
@@ -186,10 +186,7 @@ def drawn(seed: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _mixed(number: Tensor) -> Tensor:
-    """Wellons' lowbias32 (2018), a bijection of 32 bits in which each depends on all.
-
-    Shifts of signed integers bring in copies of the sign, which are masked away.
-    """
+    """Wellons' lowbias32 (2018), a bijection of 32 bits; copies of the sign are masked away."""
     number = number ^ ((number >> 16) & 0xFFFF)
     number = number * 2146121005
     number = number ^ ((number >> 15) & 0x1FFFF)
@@ -225,10 +222,7 @@ def reference(
     scale: float,
     return_aux: AuxRequest | None = None,
 ) -> Any:
-    """`flex_attention` by its definition, with a gradient on any device: for tests and the probe.
-
-    PyTorch's own on a CPU has no backward.
-    """
+    """`flex_attention` by its definition; PyTorch's own has no backward on a CPU."""
     rows, heads, queries, keys = *query.shape[:3], key.shape[2]
     exact = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ key.transpose(-1, -2)).to(exact) * scale
@@ -248,3 +242,104 @@ def reference(
         return output
     lse = scores.masked_fill(nothing, 0.0).logsumexp(-1).masked_fill(nothing[..., 0], -torch.inf)
     return output, AuxOutput(lse=lse)
+
+
+Attention = Literal["segments", "flex", "dense"]
+Asked = Literal["auto", "segments", "flex", "dense"]
+_ASKED: WeakKeyDictionary[nn.Module, Asked] = WeakKeyDictionary()
+_TOLERANCE: Final = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""Largest distance from the definition in float32, as a share of the largest number; products of
+float32 may be in TF32. A kernel that sees a neighbour is off by about 1."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An attention, and why no better one was taken."""
+
+    name: Attention
+    notes: tuple[str, ...] = ()
+
+
+def use_attention(model: nn.Module, asked: Asked) -> None:
+    """Let this model's packed forward use one attention; auto: the best that works."""
+    _ASKED[unwrapped(model)] = asked
+
+
+def attention_of(model: nn.Module, device: torch.device) -> Choice:
+    """The attention of packed forwards of this model on `device`, in the current precision.
+
+    segments: by example, on a CPU. flex: on a GPU. dense: masks of all pairs, which work
+    everywhere.
+    """
+    core = unwrapped(model)
+    asked = _ASKED.get(core, "auto")
+    if asked == "dense" or device.type not in {"cpu", "cuda"}:
+        return Choice("dense")
+    if device.type == "cpu":
+        if asked == "flex":
+            return Choice("flex")  # by its definition
+        # a compiled module would be compiled anew for every filling of a row.
+        compiled = torch.compiler.is_compiling() or any(
+            getattr(module, "_compiled_call_impl", None) is not None for module in core.modules()
+        )
+        return Choice("dense" if compiled else "segments")
+    if asked == "segments":
+        note = f"attention by segments is not used: it needs a CPU, not {device}"
+        return Choice("dense", (note,))
+    dtype = core.dtype
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+    encoder = family_of(core.config).is_encoder_decoder
+    why = _failure(device, dtype, core.config.d_kv if encoder else head_size(core.config))
+    if why is None:
+        return Choice("flex")
+    return Choice("dense", (f"attention without masks by flex is not used: {why}",))
+
+
+@cache
+def _failure(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    """Reason that FlexAttention cannot be used; None if it computes what it should."""
+    try:
+        with (
+            torch.random.fork_rng([device]),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+        ):
+            distance = _distance(device, dtype, size)
+    except Exception as error:  # noqa: BLE001 - whatever the kernel or its compiler raises
+        return (str(error).strip() or repr(error)).splitlines()[0]
+    return None if distance <= _TOLERANCE[dtype] else f"its numbers are off by {distance:.1e}"
+
+
+def _distance(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """The largest distance of outputs and gradients from attention by its definition."""
+    torch.manual_seed(0)
+    rows, length, heads = 2, 320, 2
+    segments = torch.zeros(rows, length, dtype=torch.int32)
+    for row, ends in enumerate(((70, 200, 310), (250, 256, 320))):
+        for number, end in reversed(list(enumerate(ends, start=1))):
+            segments[row, :end] = number
+    batch = DecoderBatch(segments, ((), ()), segments, segments, segments).to(device)
+    mask = decoder_masks(batch).own
+    shapes = [(rows, heads, length, size)] * 4 + [(1, heads, length, length)]
+    *drawn, slope, bias = (torch.randn(shape, device=device) for shape in shapes)
+
+    def computed(dtype: torch.dtype, *, exact: bool) -> list[Tensor]:
+        q, k, v = (t.to(dtype).requires_grad_() for t in drawn)
+        added, scale = bias.clone().requires_grad_(), size**-0.5
+        if exact:
+            score = with_bias(added.expand(rows, -1, -1, -1))
+            out = reference(q, k, v, score_mod=score, block_mask=mask, scale=scale)
+        else:
+            out = attend(q, k, v, mask, bias=added, scale=scale, dropout=0.0)
+        return [out.detach(), *torch.autograd.grad(out, (q, k, v, added), slope.to(out.dtype))]
+
+    real = (segments > 0).to(device)[:, None, :, None]
+    pairs = zip(computed(dtype, exact=False), computed(torch.float32, exact=True), strict=True)
+    apart = []
+    for mine, true in pairs:
+        seen = real if true.shape[-1] == size else torch.ones_like(true, dtype=torch.bool)
+        gap = ((mine.float() - true) * seen).abs().max() / (true * seen).abs().max()
+        apart.append(float(gap))
+    return max(apart)

@@ -1,14 +1,14 @@
 """Attention by groups of examples of like length, for packed rows in bfloat16 on a CPU.
 
 One example at a time, a batch of short texts is thousands of small products, and PyTorch's fused
-attention kernel computes bfloat16 far below the rate of products there. Here each of attention's
-products is one batched product for a whole group. Masks and T5's bias are added within the product
-of queries and keys, before it is rounded; the softmax reads and writes 16 bits and computes in
-float32. So scores are read and written three times instead of nine.
+kernel computes bfloat16 far below the rate of products there. Here each of attention's products is
+one batched product for a whole group. Masks and T5's bias are added within the product of queries
+and keys; the softmax reads and writes 16 bits and computes in float32. So scores are read and
+written three times instead of nine.
 
-The examples of a group are padded to one length and stacked. Padded queries attend to real keys,
-nobody reads what they get, and their gradient is zero. Padded keys stand after the real ones, where
-a causal mask hides them from real queries; without one they are masked.
+The examples of a group are padded to one length and stacked. Nobody reads what padded queries get,
+and their gradient is zero. Padded keys stand after the real ones, where a causal mask hides them
+from real queries; without one they are masked.
 
 Letters: N tokens, H heads, d head size; of a group: G examples, t and s its longest queries, keys.
 """
@@ -34,18 +34,15 @@ MAX_PADDED = 1.3
 MAX_SCORES = 1 << 19
 """Scores of one head in a group, at most, unless one example alone has more: the cache's size."""
 
-Example = tuple[int, int, int, int]
-"""First query, number of queries, first key, number of keys."""
+Example = tuple[int, int, int, int]  # first query, number of queries, first key, number of keys
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
     """The examples of a flat row, for every layer of one forward."""
 
-    own: list[Example]
-    """Self-attention."""
-    across: list[Example] | None = None
-    """Cross-attention, decoder to encoder; None without one."""
+    own: list[Example]  # self-attention
+    across: list[Example] | None = None  # cross-attention, decoder to encoder; None without one
 
     @property
     def longest(self) -> int:
@@ -72,12 +69,10 @@ class AttentionPlan:
 class _Side:
     """The queries, or the keys, of a group."""
 
-    length: int
-    """t or s."""
+    length: int  # t or s
     where: Tensor
     """[G * length] the token at each place; places of padding hold some token of the group."""
-    padding: Tensor | None
-    """[p] the places of padding; None where there are none."""
+    padding: Tensor | None  # [p] the places of padding; None where there are none
 
     @classmethod
     def of(cls, starts: Sequence[int], lengths: Sequence[int]) -> _Side:
@@ -107,12 +102,11 @@ class _Side:
 class _Places:
     """Places of tokens among those of all groups, one group's after the other's.
 
-    What all groups computed is put back by one gather: `index_copy_` for each group takes ten times
-    as long as `index_select` (torch 2.13).
+    They are put back by one gather: `index_copy_` for each group takes ten times as long (torch
+    2.13).
     """
 
-    sizes: list[int]
-    """Places of each group."""
+    sizes: list[int]  # places of each group
     of_token: Tensor
     """[N] the place of each token; for one of no example the place after all, whose row is zero."""
 
@@ -216,10 +210,9 @@ def attend_packed(
 ) -> Tensor:
     """softmax(scale * q @ k.T + bias) @ v within each example of a flat row, [N, H, d].
 
-    Sums and softmax are in float32. `packed` is [N, 3 * H, d] in bfloat16, the heads' queries, keys
-    and values; in cross-attention [N, H, d], the queries alone, beside `others` [M, 2 * H, d]. The
-    module says whether later keys are hidden. `dropout` is the share of attention weights set to
-    zero. The bias [1, H, T, S] is added to the scores of each example from its first token on; in
+    `packed` is [N, 3 * H, d] in bfloat16, the heads' queries, keys and values; in cross-attention
+    [N, H, d], the queries alone, beside `others` [M, 2 * H, d]. The module says whether later keys
+    are hidden. The bias [1, H, T, S] is added to each example's scores from its first token on; in
     cross-attention, where T5 has none, it is not read.
     """
     causal = bool(module.is_causal) and others is None

@@ -1,11 +1,9 @@
 """The training loss: a sum over target tokens, to be divided once by the update's count.
 
-Fused linear cross-entropy in chunks: the logits of a whole batch never exist at once.
+Fused linear cross-entropy in chunks: the logits of a whole batch never exist at once. In bfloat16
+on a CPU products are in 16 bits and the softmax in float32, block by block.
 
-In bfloat16 on a CPU products are in 16 bits and the softmax in float32, block by block.
-
-Letters: N positions with a label, D hidden size, V vocabulary, C rows of one chunk, P the
-vocabulary padded.
+Letters: N positions with a label, D hidden size, V vocabulary, C rows of a chunk, P V padded.
 """
 
 from __future__ import annotations
@@ -29,9 +27,8 @@ def loss_sum(
 ) -> Tensor:
     """Cross-entropy of the batch's labels in nats, [] float32: summed, never averaged.
 
-    The sum over a batch equals the sum over any split of it into micro-batches, and over its
-    examples alone, so the one division by the update's target tokens is left to the caller. The
-    arguments are those of `cross_entropy_sum`; smoothing is 0 when evaluating.
+    The sum over a batch equals that over any split of it; the caller divides once by the update's
+    target tokens. The arguments are those of `cross_entropy_sum`.
     """
     weight, bias = output_head(model)
     return cross_entropy_sum(
@@ -116,15 +113,13 @@ def cross_entropy_sum(
 
     With smoothing e, the target distribution is (1 - e) * onehot + e / V (Szegedy et al. 2016,
     arXiv 1512.00567, section 7), as in `F.cross_entropy(..., label_smoothing=e, reduction="sum")`.
-    Positions without a label cost nothing: they are removed before the matrix product. Gradients
-    are computed with the loss, chunk by chunk, and only for inputs that require one. Under autocast
-    the products run in its dtype; softmax, loss and the weight's gradient sum are float32. On a GPU
-    the host waits for the number of labels, unless `n_labels` says it.
+    Gradients are computed with the loss, chunk by chunk, and only for inputs that require one.
+    Under autocast the products run in its dtype; softmax, loss and the weight's gradient sum are
+    float32. On a GPU the host waits for the number of labels, unless `n_labels` says it.
 
     Hidden states are [..., D], the weight [V, D], the bias [V]; labels [...] int64 are token ids or
-    IGNORE. `chunk_rows` are the positions of a chunk, by default as many as make it efficient.
-    Returns [] float32 (float64 when `hidden` is): zero, with zero gradients, without any label.
-    Shapes that do not fit, or a smoothing outside [0, 1], raise ValueError.
+    IGNORE. Returns [] float32 (float64 when `hidden` is): zero, with zero gradients, without any
+    label. Shapes that do not fit, or a smoothing outside [0, 1], raise ValueError.
     """
     if not 0.0 <= smoothing <= 1.0:
         raise ValueError(f"smoothing is {smoothing}; it must be in [0, 1]")
@@ -152,8 +147,7 @@ def cross_entropy_sum(
 class _Gradients:
     """The gradients that are wanted, summed over chunks."""
 
-    hidden: Tensor | None
-    """Zeros where no position has a label."""
+    hidden: Tensor | None  # zeros where no position has a label
     weight: Tensor | None
     """Set by the first chunk: zeros are a pass over megabytes that a CPU feels (V x D)."""
     bias: Tensor | None
@@ -175,10 +169,7 @@ class _Gradients:
         fast: bool,
         padded: bool,
     ) -> None:
-        """Add hidden states' and weight's, of a chunk's inputs [C, D] and slopes [C, V].
-
-        `padded`: in 16 bits on a CPU chunk, slopes and matrix [P, D] have rows of zeros besides.
-        """
+        """Add those of inputs [C, D] with slopes [C, V]; `padded`: with rows of zeros besides."""
         if self.hidden is not None:
             if padded:
                 back = _input_gradient(slope, matrix)[: len(rows)]
@@ -200,10 +191,9 @@ class _Gradients:
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """The gradients are computed in forward and scaled in backward.
+    """The gradients are computed in forward, each chunk's logits once, and scaled in backward.
 
-    So each chunk's logits are computed once. Recomputing them in backward would cost a third
-    matrix product of the head's size for each of the two that a gradient needs.
+    Recomputing the logits would cost a third product of the head's size.
     """
 
     @staticmethod
@@ -293,9 +283,9 @@ _uncompiled_sum: Any = torch.compiler.disable(_CrossEntropySum.apply)  # type: i
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """The sum in nats, and its gradient p - (1 - e) * onehot - e/V, [C, V], in place of `logits`.
 
-    -(1 - e) * log p[y] - e * mean(log p). All of it in few operations, each over the whole chunk:
-    on a CPU each one waits for all threads, and on a machine with other work a wait takes
-    milliseconds (block by block, 1.2 s for 520 rows where this takes 0.04).
+    -(1 - e) * log p[y] - e * mean(log p). Few operations over the whole chunk: on a busy CPU each
+    wait for all threads takes milliseconds (block by block, 1.2 s for 520 rows where this takes
+    0.04).
     """
     column = targets[:, None]
     # On a CPU in place: the kernel is done with a row's logits when it writes the row.
@@ -325,11 +315,11 @@ def _loss_and_slopes(
     bias: Tensor | None,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of a chunk [C, D] with a matrix [P, D], both in bfloat16, and its gradient.
+    """The loss [] float32 in nats of a chunk [C, D] with a matrix [P, D], both in bfloat16.
 
-    Three tensors: [] float32, the sum in nats; [R, D] the chunk with zeros below; [R, P] the
-    gradient by the logits, softmax minus one at the target, in `products` [at least R, P], zero
-    below the chunk's own rows and beside the V tokens of the vocabulary.
+    Beside it [R, D] the chunk with zeros below, and [R, P] the gradient by the logits, in
+    `products` [at least R, P], zero below the chunk's own rows and beside the V tokens of the
+    vocabulary.
     """
     n = len(chunk)
     padded = F.pad(chunk, (0, 0, 0, padded_length(n) - n))
@@ -365,8 +355,7 @@ def _input_gradient(slopes: Tensor, matrix: Tensor) -> Tensor:
 def _add_in_pieces(total: Tensor, part: Tensor, *, first: bool) -> None:
     """`total += part`, float32 and bfloat16 of one shape; the first part sets it.
 
-    By pieces that a cache keeps: torch would first copy all of `part` to float32, for GPT-2's head
-    77 MB of fresh memory, whose first touch takes longer than the sum.
+    By pieces that a cache keeps: torch would first copy all of `part` to float32, fresh memory.
     """
     rows = max(1, _BLOCK_ELEMENTS // total.shape[1])
     for whole, piece in zip(torch.split(total, rows), torch.split(part, rows), strict=True):

@@ -1,9 +1,8 @@
 """Outlined forward: a training update's tensors by their shapes alone, for a model of no memory.
 
-Under `FakeTensorMode` a tensor has a shape and no content, so what depends on content must be said
-beforehand: which tokens belong together. A packed forward otherwise reads it from the segments.
+Under `FakeTensorMode` a tensor has no content, so which tokens belong together is said beforehand.
 On a GPU attention keeps its inputs, its output and a number for each query (Dao et al. 2022, arXiv
-2205.14135); `_KernelAttention` has these shapes. On a CPU the layers are those that train.
+2205.14135): `_KernelAttention`'s shapes. On a CPU the layers are those that train.
 
 Letters: R rows, L tokens of a row, N = R * L, D hidden size, H heads, d head size.
 """
@@ -25,8 +24,7 @@ from toque.models.forward.grouped_attention import AttentionPlan, Example
 from toque.models.forward.packed import decoder_rows, scale_decoder_outputs, t5_rows
 from toque.models.forward.varlen_attention import as_attended, attending_by, configs_of
 
-NAME: Final = "toque_outline"
-"""Name of the GPU's attention in transformers' registry."""
+NAME: Final = "toque_outline"  # name of the GPU's attention in transformers' registry
 Where = Literal["cpu", "cuda"]
 
 
@@ -35,12 +33,9 @@ class OutlinedRows:
     """Rows that are filled to the last token."""
 
     rows: int
-    source: int
-    """Tokens of a row's source side; 0 for a decoder-only model."""
-    target: int
-    """Tokens of its target side, or of the row."""
-    examples: int = 1
-    """Examples that share a row, of equal length."""
+    source: int  # tokens of a row's source side; 0 for a decoder-only model
+    target: int  # tokens of its target side, or of the row
+    examples: int = 1  # examples that share a row, of equal length
 
     @property
     def tokens(self) -> int:
@@ -49,11 +44,7 @@ class OutlinedRows:
 
 
 def cpu_plans(rows: OutlinedRows) -> tuple[AttentionPlan, AttentionPlan]:
-    """Plans of attention on a CPU, of a T5's encoder and of the decoder.
-
-    They are made of numbers, so outside of `FakeTensorMode`, and grouped at once: later there would
-    be nothing to group by.
-    """
+    """Plans of a T5's encoder and of the decoder, grouped at once, outside of `FakeTensorMode`."""
     targets = _equal(rows.rows * rows.target, rows.rows * rows.examples)
     sources = _equal(rows.rows * rows.source, rows.rows * rows.examples)
     across = [(*own[:2], *read[:2]) for own, read in zip(targets, sources, strict=True)]

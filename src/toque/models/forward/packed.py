@@ -1,14 +1,10 @@
 """The forward of a packed batch, up to the tensor the output head reads.
 
-Stock transformers modules do the work; ours are the means that keep packed examples apart, one for
-each device: variable-length attention on a CPU (`varlen_attention.py`), FlexAttention on a GPU
-(`flex_attention.py`), masks where neither works. The logits of a whole batch never exist
-(`loss.py`).
-
-Variable-length attention does not care where a row ends, and every other layer works token by
-token. So on a CPU the padding is removed before the first layer and put back, as zeros, after the
-last. How rows are packed then changes the order of the work and not its amount. In bfloat16 the
-number of tokens is rounded up, see `padded_length`.
+Stock transformers modules do the work; ours are the means that keep packed examples apart: on a CPU
+variable-length attention (`varlen_attention.py`), on a GPU FlexAttention (`flex_attention.py`),
+masks where neither works. On a CPU the padding is removed before the first layer and put back, as
+zeros, after the last: how rows are packed changes the order of the work and not its amount. In
+bfloat16 the number of tokens is rounded up, see `padded_length`.
 
 Letters: R rows, L row length, N real tokens of all rows, S and T tokens of a T5's two sides, D
 hidden size, H heads.
@@ -31,8 +27,8 @@ from toque.errors import ConfigError
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward import flex_attention as flex
 from toque.models.forward import varlen_attention as varlen
-from toque.models.forward.attention_choice import attention_of
 from toque.models.forward.cpu_linear import in_bf16, padded_length
+from toque.models.forward.flex_attention import attention_of
 from toque.models.forward.grouped_attention import AttentionPlan
 from toque.models.forward.varlen_attention import attending_by, configs_of, examples_in
 
@@ -40,10 +36,9 @@ from toque.models.forward.varlen_attention import attending_by, configs_of, exam
 def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
     """The output head's input at every position, [R, L, D] or [R, T, D].
 
-    Examples that share a row do not influence each other: in self- and cross-attention, tokens see
-    only their own segment. It comes after the final norm, and for a T5 with scaled outputs after
-    the factor d_model ** -0.5, so that `output_head` applied to it gives the stock logits. A batch
-    of the kind that does not fit the family raises TypeError.
+    In self- and cross-attention, tokens see only their own segment. It comes after the final norm,
+    and for a T5 with scaled outputs after the factor d_model ** -0.5, so that `output_head` applied
+    to it gives the stock logits. A batch of the other kind raises TypeError.
     """
     core = unwrapped(model)
     family = family_of(core.config)
@@ -72,8 +67,7 @@ def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
 def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
     """Hidden states times the factor before the head that only some T5 models have.
 
-    T5 shares its embeddings with the head and scales by d_model ** -0.5; T5 v1.1 and FLAN-T5 do
-    neither. transformers keeps the fact as `scale_decoder_outputs`, whatever the weights say.
+    T5 scales by d_model ** -0.5; v1.1 and FLAN-T5 do not (transformers' `scale_decoder_outputs`).
     """
     config = unwrapped(model).config
     return hidden * config.d_model**-0.5 if config.scale_decoder_outputs else hidden
@@ -149,12 +143,9 @@ def same_segment(queries: Tensor, keys: Tensor) -> Tensor:
 class _RealTokens:
     """Indices of a batch's real tokens."""
 
-    where: Tensor
-    """[N] their indices in the flattened [R * L] batch, ascending."""
-    shape: tuple[int, int]
-    """(R, L)."""
-    extra: int
-    """Tokens to compute besides, which no other sees."""
+    where: Tensor  # [N] their indices in the flattened [R * L] batch, ascending
+    shape: tuple[int, int]  # (R, L)
+    extra: int  # tokens to compute besides, which no other sees
 
     @classmethod
     def of(cls, segments: Tensor) -> _RealTokens:
@@ -199,8 +190,7 @@ def t5_rows(
 ) -> Tensor:
     """The last hidden states of a T5's decoder, before any scaling for the head.
 
-    Encoder and decoder read rows of tokens, `source` and `target`; their attention is handed
-    `plans` and looks at `longest` positions, at most.
+    `plans` are handed to the attention of encoder and decoder, which looks at `longest` positions.
     """
     encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
     read, written = _embed_both(encoder, decoder, source, target)
@@ -213,8 +203,7 @@ def _embed_both(
 ) -> tuple[Tensor, Tensor]:
     """Both sides' embeddings; in bfloat16 by one look-up where they share the table.
 
-    The gradient of a look-up is a table of zeros with some rows filled: one instead of two, each of
-    66 MB for T5's 32,100 tokens of 512. In float32 the sums keep their order.
+    Its gradient is one table of zeros with some rows filled instead of two, each of 66 MB for a T5.
     """
     reads, writes = (stack.get_submodule("embed_tokens") for stack in (encoder, decoder))
     shared = reads is writes or (
@@ -233,8 +222,7 @@ def _t5_stack(
 ) -> Tensor:
     """T5Stack.forward of transformers 5, with the position bias of the longest example only.
 
-    The stock one makes a bias for every pair of the row's positions, [H, N, N]; here N may be the
-    whole batch, and an example never looks further than its own length. `states` are the encoder's.
+    The stock one makes [H, N, N]; here N may be the whole batch. `states` are the encoder's.
     """
     first = stack.get_submodule("block.0.layer.0.SelfAttention")
     if in_bf16(embedded):
@@ -281,8 +269,7 @@ class _ByDistance(torch.autograd.Function):
 def position_bias(attention: T5Attention, length: int) -> Tensor:
     """`T5Attention.compute_bias` [1, H, T, T] of `length` positions, its gradient summed in order.
 
-    The stock one looks a row up for each of T * T pairs, and its backward adds as many rows: 12 ms
-    for 508 positions, here 2 (two Zen 5 cores).
+    The stock backward adds T * T rows: 12 ms for 508 positions, here 2 (two Zen 5 cores).
     """
     distances = torch.arange(1 - length, length)
     # It has neither a public name nor types.

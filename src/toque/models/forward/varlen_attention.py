@@ -1,12 +1,9 @@
 """Variable-length attention over packed rows, one example at a time, for a CPU.
 
 A mask makes a row of L tokens cost L * L, whatever it holds. Examples are runs of consecutive
-tokens, so their blocks can be computed alone: no mask, and the sum of squares instead of the
-square of the sum. On a CPU, where PyTorch's attention also falls to its slow path as soon as a
-position bias needs a gradient (T5), this is several times faster. On a GPU so many small products
-would be slower than one masked one; there FlexAttention keeps examples apart.
-
-The examples stand one after the other in one flat row, without padding between them.
+tokens of one flat row without padding, so their blocks can be computed alone. On a CPU, where
+PyTorch's attention falls to its slow path as soon as a position bias needs a gradient (T5), this is
+several times faster. On a GPU so many small products would be slower than one masked one.
 
 Letters: R rows, T queries and S keys of a row, N tokens of the flat one, H heads, d head size.
 """
@@ -28,16 +25,11 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from toque.models.forward.fast_dropout import keep_mask
 from toque.models.forward.grouped_attention import AttentionPlan, Example, attend_packed
 
-NAME = "toque_segments"
-"""Name of this attention in transformers' registry."""
+NAME = "toque_segments"  # name of this attention in transformers' registry
 
 
 def examples_in(queries: Tensor, keys: Tensor | None = None) -> list[Example]:
-    """The examples of packed rows, from segment numbers; padding, 0, is left out of the counts.
-
-    Args:
-        queries: [R, T] on the CPU; each number's tokens are consecutive.
-        keys: [R, S]; the same as `queries` by default.
+    """The examples of packed rows, from segment numbers [R, T] and [R, S]; 0 is padding.
 
     >>> examples_in(torch.tensor([[1, 1, 2, 0], [1, 0, 0, 0]]))
     [(0, 2, 0, 2), (2, 1, 2, 1), (3, 1, 3, 1)]
@@ -72,10 +64,7 @@ def configs_of(model: nn.Module) -> list[PretrainedConfig]:
 
 @contextmanager
 def attending_by(configs: Sequence[PretrainedConfig], name: str) -> Iterator[None]:
-    """A context in which layers with these configs attend by a function of transformers' registry.
-
-    By ours they take `plan=AttentionPlan(...)` (or of FlexAttention, `BlockMasks`) for masks.
-    """
+    """Layers with these configs attend by a function of transformers' registry meanwhile."""
     before = [config._attn_implementation for config in configs]  # noqa: SLF001
     try:
         for config in configs:
@@ -165,8 +154,7 @@ def _fused_causal(
 class _ExamplesAttention(torch.autograd.Function):
     """softmax(scale * q @ k.T + bias) @ v of every example, of tensors [1, H, N, d].
 
-    The bias [H, T, S] depends on the distance of two positions, as T5's does, so that an example
-    reads its top left corner wherever in the row it lies.
+    The bias [H, T, S] depends on distance: an example reads its top left corner wherever it lies.
     """
 
     @staticmethod

@@ -1,9 +1,8 @@
 """Decoding with a KV cache for GPT-2, GPT-NeoX and Llama-shaped models.
 
-Prefill is the stock forward, which is at its best with many tokens at once. For single tokens its
-time goes into growing the cache (`torch.cat` copies all of it at every step), masks and dispatch,
-so the decoding step is ours. Every leaf (projection, norm, activation, embedding) is the model's
-own module, whatever has replaced it: a LoRA adapter works as in training.
+Prefill is the stock forward. For single tokens its time goes into growing the cache (`torch.cat`
+copies all of it at every step), masks and dispatch, so the decoding step is ours; every leaf is the
+model's own module, so that a LoRA adapter works as in training.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Constrained decoding: texts of a form, held by a mask of the logits (llguidance).
 
-A form says, part by part, which pattern a text must match. From the derivative of the pattern
-llguidance computes which tokens of the vocabulary may come next; the logits of all others become
-minus infinity before a token is chosen, greedily or by a draw.
-
-Letters: n live rows, V vocabulary.
+A form says, part by part, which pattern a text must match; logits of tokens that may not come next
+become minus infinity before one is chosen. Letters: n live rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -114,10 +111,8 @@ class _Row:
 
     form: Form
     matcher: LLMatcher
-    taken: int = 0
-    """Tokens the matchers have read."""
-    began: int = 0
-    """The first token of the part."""
+    taken: int = 0  # tokens the matchers have read
+    began: int = 0  # the first token of the part
     is_last: bool = False
 
 

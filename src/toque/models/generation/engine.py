@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from toque.errors import ConfigError, argument
 from toque.hardware.memory import BESIDE_TRAINING, free_bytes, is_out_of_memory, release_memory
 from toque.models.families import family_of, max_positions, unwrapped
-from toque.models.forward.compile import compile_disabled
+from toque.models.forward.blocks import compile_disabled
 from toque.models.generation.constraints import FormConstraint
 from toque.models.generation.kv_cache import SPARE, cache_dtype, cache_shape, layer_devices
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
@@ -46,23 +46,20 @@ def generate(
 ) -> list[list[int]]:
     """The tokens a model writes after each prompt, without the end token.
 
-    Continuous batching: prompts run together, longest first, and the next prompt takes the place
-    of a finished one, so the batch stays full while any wait; at most MOST_ROWS of them where
-    `batch_rows` is None. A decoder-only model also stops where its positions end: a prompt of P
-    tokens gets at most `max_position_embeddings - P + 1` new ones. The model's dropout is off
-    meanwhile. An empty prompt, one that leaves no room, or too little memory for one row raises
-    ConfigError.
+    Prompts run together, longest first, and the next takes the place of a finished one; at most
+    MOST_ROWS where `batch_rows` is None. A decoder-only model also stops where its positions end: a
+    prompt of P tokens gets at most `max_position_embeddings - P + 1` new ones. An empty prompt, one
+    that leaves no room, or too little memory for one row raises ConfigError.
 
     Args:
-        model: Left in the mode it came in.
+        model: Left in the mode it came in; its dropout is off meanwhile.
         prompts: Token ids as the store has them: [bos if any] + text for a decoder-only model,
             text + [eos] for an encoder-decoder.
         options: How they are written; `max_new_tokens` is set.
         eos_id: Ends an answer.
         pad_id: Fills the short prompts of a batch; starts an encoder-decoder's answer.
         constraint: Takes away tokens that may not come next; see `constraints.py`.
-        on_progress: Told after every token of finished prompts, all prompts and the share of the
-            work, which counts tokens, and every answer as the longest until it has ended.
+        on_progress: Told finished prompts, all prompts and the share of the work in tokens.
         on_token: Told a prompt's number and its next token, and None once the answer has ended.
         on_notice: Told in a sentence where memory ran out and fewer rows are written at a time.
     """
@@ -106,10 +103,7 @@ def generate(
 
 
 def precision_here(asked: Precision, model: PreTrainedModel) -> Literal["bf16", "float32"]:
-    """Precision that a request means for a model on its device.
-
-    A model that is all in bf16 is written with as it is, which is called float32 here.
-    """
+    """Precision that a request means; a model that is all in bf16 is written with as it is."""
     if asked == "float32" or model.dtype == torch.bfloat16:
         return "float32"
     return "bf16" if asked == "bf16" or has_fast_bf16(model.device) else "float32"
@@ -129,8 +123,8 @@ def _written(
 ) -> Iterator[list[NewToken]]:
     """Tokens of each step, until all orders are answered.
 
-    They are admitted several at a time: a prefill of one costs about as much as one of a few.
-    Where memory runs out, half as many rows go on with the answers as far as they are.
+    A prefill of one costs about as much as one of a few. Where memory runs out, half as many rows
+    go on.
     """
     rows, waiting = begin(rows=n_rows), sorted(orders, key=_shortest_last)
     while waiting or rows.orders:

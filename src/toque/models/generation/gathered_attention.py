@@ -1,20 +1,15 @@
 """Attention of one token a row on a CPU, as gathered sums.
 
 A decoding step reads every key and every value once, so its attention can be as fast as reading is.
-Batched products are not: with one query a head, torch's libraries take three times as long, and
-oneDNN makes new code for every length of the window. `embedding_bag`, which torch has for other
-purposes, does just the reading: it sums chosen rows of a table, each times a weight, in float32
-whatever the table's precision, and rounds the sum once. The values are such a table, the softmax
-the weights; with the keys of 32 columns side by side (`Tiles`), so are they, and the query is the
-weights. A row of the cache reads its own tiles, however long its neighbours are.
+Batched products are not: with one query a head, torch's libraries take three times as long.
+`embedding_bag` does just the reading: it sums chosen rows of a table, each times a weight, in
+float32 whatever the table's precision, and rounds the sum once. The values are such a table, the
+softmax the weights; with the keys of 32 columns side by side (`Tiles`), so are they, and the query
+is the weights. A row of the cache reads its own tiles, however long its neighbours are.
 
-The cache is float16: half of float32's bytes, and an eighth of bfloat16's rounding. Its range, up
-to 65,504, is far above what the norms before keys and values leave. Keys and values of 96 rows, 6
-heads, 128 columns of 64, one thread of a Zen 5: 0.71 ms, in float32 1.3 ms, as products 4.0 ms
-(two threads).
-
-Letters as in `kv_cache.py`: R rows, n of them, H key-value heads, G query heads of each, W columns
-of the buffer, K of the window, d head size, T columns of a tile.
+The cache is float16: half of float32's bytes, and an eighth of bfloat16's rounding; its range is
+far above what norms leave. 96 rows, 6 heads, 128 columns of 64, one thread of a Zen 5: 0.71 ms, in
+float32 1.3 ms, as products 4.0 ms (two threads). Letters as in `kv_cache.py`, and T columns a tile.
 """
 
 from __future__ import annotations
@@ -27,8 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-DTYPE: Final = torch.float16
-"""Precision of the keys and values."""
+DTYPE: Final = torch.float16  # precision of the keys and values
 TILE: Final = 32
 """Columns of a tile of keys: in 16 bits a cache line, and few enough that a row's first and last
 tile, of which it uses a part, waste little (scores of 96 rows, 6 heads, 128 columns of 64, one
@@ -55,12 +49,10 @@ def _tiles(columns: slice) -> slice:
 class Tiles:
     """A layer's keys [R, W / T, H, d, T] or values [R, W / T, H, T, d], as `kv_cache.Columns`.
 
-    What a query sums lies side by side, and all that a row reads in one piece: with its heads apart
-    reading takes half as long again. Columns move to others by whole tiles, by a multiple of T.
-
-    A tile is zeroed when its first column is used: the others are masked, and must not hold a NaN.
-    So the memory may be such as a process kept (`glibc_malloc.py`): fresh pages of a cache take 6 %
-    of the time of 96 texts of 400 tokens (T5 mini, two Zen 5 cores). `shape` is R, H, W and d.
+    `shape` is R, H, W and d. What a query sums lies side by side: with a row's heads apart reading
+    takes half as long again. Columns move by whole tiles. A tile is zeroed when its first column is
+    used, as masked ones must not hold a NaN, so that memory may be such as a process kept
+    (`glibc_malloc.py`): fresh pages take 6 % of the time of 96 texts of 400 tokens (T5 mini).
     """
 
     def __init__(self, shape: tuple[int, int, int, int], *, keys: bool) -> None:
@@ -108,16 +100,12 @@ class _Reads:
     """[U * d] rows of the keys' table [R * W / T * H * d, T], in the order of memory."""
     key_ends: Tensor
     """[U + 2] where each tile's part of `key_rows` begins; a last one is empty, its sum zero."""
-    queries: Tensor
-    """[U] the query of each tile, in that order."""
+    queries: Tensor  # [U] the query of each tile, in that order
     scores: Tensor
     """[n * H * G * K / T] the sum that stands in each place; the empty one where none was read."""
-    value_rows: Tensor
-    """[U * T] rows of the values' table [R * W / T * H * T, d]."""
-    value_ends: Tensor
-    """[n * H * G + 1] where each query's part of `value_rows` begins."""
-    shares: Tensor
-    """[U] the place of each part of `value_rows` among [n * H * G * K / T]."""
+    value_rows: Tensor  # [U * T] rows of the values' table [R * W / T * H * T, d]
+    value_ends: Tensor  # [n * H * G + 1] where each query's part of `value_rows` begins
+    shares: Tensor  # [U] the place of each part of `value_rows` among [n * H * G * K / T]
 
 
 class Gather:
@@ -140,9 +128,8 @@ class Gather:
     ) -> Tensor:
         """softmax(scale * q @ k.T + mask) @ v of whole buffers, [n, H * G * d].
 
-        Queries are [n, H * G, d] float32, the query heads of one key-value head neighbours. The
-        mask [n or 1, H or 1, 1, K] is float32 and -inf where a row's tiles hold columns that it
-        does not read, and where it has no tile.
+        Queries are [n, H * G, d] float32; the mask [n or 1, H or 1, 1, K] is float32, -inf where a
+        row's tiles hold columns that it does not read, and where it has no tile.
         """
         heads, size = keys.shape[2:4]
         n, n_queries = query.shape[:2]

@@ -1,13 +1,11 @@
 """KV cache of the rows being generated, in buffers that are allocated once, and its attention.
 
-Tensors are [rows, heads, columns, head size]. All rows share a clock: the newest token of each
-stands in the same column, so that a step writes one column for all of them and reads a window that
-ends there. A row that began later starts further right; what lies left of its start is masked. Once
-the columns left of every row are more than those in use, the rows move back to the left: else each
-column would be touched in time, and a server of short texts hold the memory of long ones. A
-finished row is overwritten by the last one, so the live rows are always the first n and a step
-computes nothing else. On a CPU, where attention takes as long as reading keys and values does,
-neighbours of similar length attend together and read no further back than the longest of them.
+All rows share a clock: the newest token of each stands in the same column, so that a step writes
+one column for all of them and reads a window that ends there. A row that began later starts further
+right; what lies left of its start is masked. Once the columns left of every row are more than those
+in use, the rows move back to the left: else a server of short texts would hold the memory of long
+ones. A finished row is overwritten by the last one, so the live rows are always the first n. On a
+CPU neighbours of similar length attend together and read no further back than the longest of them.
 
 Letters, also in `causal.py` and `t5.py`: R rows, n live rows, D hidden size, H key-value heads, G
 query heads of one key-value head, W columns of the buffer, K columns of the window, d head size, P
@@ -33,8 +31,7 @@ from toque.models.generation.gathered_attention import DTYPE as GATHERED
 from toque.models.generation.gathered_attention import TILE, Gather, Tiles, can_gather, whole_tiles
 from toque.models.generation.packed_products import has_bf16_products
 
-SPARE = 64
-"""Columns allocated beyond what is needed now."""
+SPARE = 64  # columns allocated beyond what is needed now
 AT_ONCE = 1024
 """The most columns allocated before any row needs them.
 
@@ -149,9 +146,8 @@ class Columns:
 def _zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; on a CPU, pages take time and memory only when first touched.
 
-    `torch.zeros` writes all of them. NumPy's ask for huge pages, and a short row in a buffer made
-    for a long one then clears 2 MiB where it needs 16 KiB: a fifth of the time of 96 rows of 80
-    tokens, the longest of 512.
+    `torch.zeros` writes all. NumPy's ask for huge pages, which clear 2 MiB where a short row in a
+    long buffer needs 16 KiB: a fifth of the time of 96 rows of 80 tokens, the longest of 512.
     """
     if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -165,8 +161,7 @@ class AttentionWindow:
 
     rows: slice
     columns: slice
-    mask: Tensor | None
-    """Added to the scores, [rows or 1, H or 1, 1, K]; None for nothing."""
+    mask: Tensor | None  # added to the scores, [rows or 1, H or 1, 1, K]; None for nothing
     gather: Gather | None = None
     """Sums what each row reads instead of multiplying; None for products."""
 
@@ -189,8 +184,7 @@ def _attend(
 ) -> Tensor:
     """One token of each row against its keys: softmax(scale * q @ k.T + mask) @ v, [n, H * G * d].
 
-    Queries are [n, H * G, d], the query heads of one key-value head neighbours; keys and values
-    [n, H, K, d]; the mask is added to the scores, [n or 1, H or 1, 1, K].
+    Queries are [n, H * G, d]; keys and values [n, H, K, d]; the mask is [n or 1, H or 1, 1, K].
     """
     n, heads, columns, size = keys.shape
     # Query heads that share keys are so many queries at one position: nothing is repeated.
@@ -227,10 +221,10 @@ def _flat(part: Tensor) -> Tensor:
 class KVCache:
     """Keys and values of every layer for the live rows; nothing is allocated before the first.
 
-    `shape` is layers, key-value heads and head size, `rows` the most that can live at once,
-    `columns` what the longest row will need, where known: growing a buffer copies it. Masks are on
-    `device`, each layer on its own of `devices`, where a model lies on several. With `gathers`,
-    only on a CPU, attention reads its columns as `Gather` does, which decides the dtype.
+    `shape` is layers, key-value heads and head size, `columns` what the longest row will need,
+    where known: growing a buffer copies it. Masks are on `device`, each layer on its own of
+    `devices`. With `gathers`, only on a CPU, attention reads its columns as `Gather` does, which
+    decides the dtype.
     """
 
     def __init__(
@@ -250,10 +244,8 @@ class KVCache:
         self._devices = tuple(devices) or (device,) * layers
         self._layers: list[tuple[Columns | Tiles, Columns | Tiles]] = []  # keys and values
         self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
-        self.starts: list[int] = []
-        """The first column of every live row."""
-        self.end = 0
-        """The column the next token is written to."""
+        self.starts: list[int] = []  # the first column of every live row
+        self.end = 0  # the column the next token is written to
         self._width = self._whole(min(columns, AT_ONCE))
         self._groups: list[slice] = []  # of rows; empty when they have changed
         self._gather: Gather | None = None  # the last step's
@@ -370,10 +362,7 @@ class KVCache:
         return itertools.chain(*self._layers)
 
     def _place(self, end: int) -> None:
-        """Move the rows so that they end before column `end`; into new buffers if needed.
-
-        Where columns lie in tiles, rows may end up to one tile later: tiles move as they are.
-        """
+        """Move the rows to end before column `end`, in tiles up to one tile later."""
         first, live, kept = self.first, len(self.starts), self.end - self.first
         if self._gathers:
             end += ((self.end if live else 0) - end) % TILE

@@ -1,7 +1,6 @@
 """Live rows: the answers that a model writes at present, which join and leave while it runs.
 
-Each has its own length and its own way of choosing tokens, and neither of them changes what another
-is answered. `engine.generate` writes a list of prompts with them, a server what it is asked.
+Neither a row's length nor its way of choosing tokens changes what another is answered.
 """
 
 from __future__ import annotations
@@ -40,14 +39,10 @@ Share = tuple[float | None, Sequence[tuple[int, float]]]
 class Order:
     """One answer to be written."""
 
-    prompt: Sequence[int]
-    """Token ids, at least one."""
-    most_tokens: int
-    """The longest answer, which the caller has bounded by the model's positions."""
-    options: GenerationOptions
-    """Choice of its tokens: temperature, top_k, top_p and seed are read."""
-    number: int = 0
-    """Number that, with the seed and the position, decides the draws."""
+    prompt: Sequence[int]  # token ids, at least one
+    most_tokens: int  # the longest answer, which the caller has bounded by the model's positions
+    options: GenerationOptions  # choice of its tokens: temperature, top_k, top_p and seed are read
+    number: int = 0  # number that, with the seed and the position, decides the draws
     n_likeliest: int | None = None
     """Tokens to report the probabilities of, beside the chosen one's; None for no probabilities."""
     begun: Sequence[int] = ()
@@ -68,12 +63,10 @@ class NewToken(NamedTuple):
 
 
 class LiveRows:
-    """The rows that a model writes at present, one an order.
+    """The rows that a model in evaluation mode, as `packed_products` makes it, writes at present.
 
-    The model is without dropout, in evaluation mode, its matrix products as `packed_products` makes
-    them. `rows` are the most, `columns` the tokens of the longest row, prompt included, for models
-    that read both together. `eos_id` ends an answer; `pad_id` is as `engine.generate` takes it. The
-    constraint takes away tokens that may not come next; it knows orders by their numbers.
+    `rows` are the most, `columns` the tokens of the longest row, prompt included, for models that read
+    both together. The constraint knows orders by their numbers.
     """
 
     @torch.inference_mode()
@@ -96,8 +89,7 @@ class LiveRows:
         self._buffer = self._weight.new_empty(rows, len(self._weight)) if on_cpu else None
         self._can_bound = constraint is None and supports_int8(self._weight, self._bias)
         self._bounds: Int8Argmax | None = None
-        self.orders: list[Order] = []
-        """Orders of the live rows, one each."""
+        self.orders: list[Order] = []  # orders of the live rows, one each
         self._tokens: list[int] = []
         self._answers: list[list[int]] = []
 
@@ -182,9 +174,8 @@ class LiveRows:
     def _logits(self, hidden: Tensor) -> Tensor:
         """The output head, [n, D] -> [n, V], good until the next call.
 
-        On a CPU it writes into one buffer: the allocator takes these megabytes from the system and
-        gives them back every time, and touching fresh pages cost a third of the product (45 ms
-        against 32 ms for 64 rows of 50,257 logits).
+        On a CPU into one buffer: fresh pages cost a third of the product (64 rows of 50,257: 45 ms,
+        32).
         """
         if self._buffer is None:
             return F.linear(hidden, self._weight, self._bias)

@@ -1,16 +1,10 @@
 """A model whose matrix products read packed weights: the same modules, other linear layers.
 
-A decoding step multiplies few rows with every weight, and reading the weights is most of it. They
-are packed once, in the order in which oneDNN's kernels read them: laying them anew at every call,
-as `F.linear` does, takes in bf16 as long as the product up to 8 rows, and a quarter of it at 32.
-
-In bf16 only the products round: their inputs and weights to bf16, their sums (float32) once at the
-end. Embeddings, the residual stream, norms, softmax and the output head stay float32, so that what
-decides a token is as exact as the hidden state it is given. Of 96 texts of a GPT-2 mini 91 are
-float32's, of 288 of a T5 mini 270.
-
-In float32 nothing rounds, and it is done where oneDNN is faster than torch's own library
-(`models/onednn.py`): 384 x 1024 with 32 rows 95 us against 312.
+Weights are packed once, in the order in which oneDNN reads them: laying them anew at every call, as
+`F.linear` does, takes in bf16 as long as the product up to 8 rows. In bf16 only products round, not
+embeddings, residual stream, norms, softmax and output head: of 96 texts of a GPT-2 mini 91 are
+float32's, of 288 of a T5 mini 270. In float32 nothing rounds, and it is done where oneDNN is faster
+than torch's own library (`models/onednn.py`): 384 x 1024 with 32 rows 95 us against 312.
 """
 
 from __future__ import annotations
@@ -27,8 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from toque.models.onednn import PackedLinear, has_fast_bf16, onednn_is_faster
 
-_MOST_BYTES: Final = 2 << 30
-"""Largest model in bytes of which float32 keeps a packed copy."""
+_MOST_BYTES: Final = 2 << 30  # largest model in bytes of which float32 keeps a packed copy
 
 
 Packs = MutableMapping[nn.Module, nn.Module]
@@ -40,9 +33,8 @@ def with_packed_products(
 ) -> PreTrainedModel:
     """The model with `PackedLinear` in place of every linear layer but the output head.
 
-    The model itself is left as it is, and shares all that is no linear layer. An adapter that is
-    active now stays active in the result, whatever is made active later. float32 gives the model
-    itself where packing does not pay. `packs` keeps what is packed, so that adapters on one base
+    The model itself stays as it is; an adapter that is active now stays active in the result.
+    float32 gives the model itself where packing does not pay. `packs` lets adapters on one base
     share its copy.
     """
     if precision == "float32":

@@ -1,14 +1,10 @@
 """Choice of the next token: the likeliest, or one drawn with temperature, top-k and top-p.
 
-Draws come from a counter-based generator, so there is no state.
-
-A greedy step needs only the index of the largest logit, and the output head's product is most of
-the step where the vocabulary is large and the model is not. On a CPU `Int8Argmax` finds it by an
-int8 product, which is three to four times faster and bounds every logit: with x = x' + e and
-w = w' + f, where x' and w' are quantized, |x.w - x'.w'| <= |x| |f| + |e| |w'| (Cauchy-Schwarz).
-Tokens whose upper bound is below another's lower bound are not the largest; of the others (some
-dozens of 50,257) the logits are computed from the weights themselves, in float32. The result is
-always the argmax of the float32 logits; nothing is approximated.
+A greedy step needs only the index of the largest logit. On a CPU `Int8Argmax` finds it by an int8
+product, which is three to four times faster and bounds every logit: with x = x' + e and w = w' + f,
+where x' and w' are quantized, |x.w - x'.w'| <= |x| |f| + |e| |w'| (Cauchy-Schwarz). Of tokens whose
+upper bound is not below another's lower bound (some dozens of 50,257) the logits are computed in
+float32. The result is always the argmax of the float32 logits; nothing is approximated.
 
 Letters: n rows, D hidden size, V vocabulary, B blocks of BLOCK tokens.
 """
@@ -24,19 +20,14 @@ from torch import Tensor
 from toque.keyed_random import mix
 
 _MASK = (1 << 64) - 1
-BLOCK: Final = 64
-"""Neighbouring tokens that share a scale and a bound."""
-WORTHWHILE_STEPS: Final = 32
-"""Greedy steps that pay for quantizing the head's weights."""
+BLOCK: Final = 64  # neighbouring tokens that share a scale and a bound
+WORTHWHILE_STEPS: Final = 32  # greedy steps that pay for quantizing the head's weights
 _INT8_MAX: Final = 127
-_ZERO: Final = 128
-"""The unsigned number that stands for zero."""
-_AT_ONCE: Final = 64
-"""Blocks quantized together: some 8 MB of weights."""
+_ZERO: Final = 128  # the unsigned number that stands for zero
+_AT_ONCE: Final = 64  # blocks quantized together: some 8 MB of weights
 MOST_BLOCKS: Final = 1 / 8
 """Share of the blocks that may be in doubt; for a row with more, all logits are computed."""
-_ROUNDING: Final = 1.001
-"""Widens the bounds, because they were computed in float32 themselves."""
+_ROUNDING: Final = 1.001  # widens the bounds, because they were computed in float32 themselves
 
 
 def sampled(
@@ -48,9 +39,8 @@ def sampled(
 ) -> Tensor:
     """One token id a row of logits [n, V], the cumulative distribution inverted at its draw.
 
-    A row's token depends on its logits and its draw alone, so neither the neighbours nor the batch
-    size change it. Draws are in [0, 1): `uniform` of seed, prompt, position. The other arguments
-    are those of `GenerationOptions`, the temperature above 0.
+    A row's token depends on its logits and its draw in [0, 1) (`uniform`) alone, so neither
+    neighbours nor batch size change it. The other arguments are those of `GenerationOptions`.
     """
     logits = logits.float() / temperature
     ids: Tensor | None = None
@@ -83,11 +73,7 @@ def uniform(seed: int, prompt: int, position: int) -> float:
 
 
 def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:
-    """True if int8 bounds are exact and faster for this head on this machine.
-
-    Only where a CPU multiplies int8 natively (AVX512-VNNI), and in float32: where autocast rounds
-    the weights there is no exact logit to reproduce.
-    """
+    """True if int8 bounds are exact and faster: in float32, on a CPU with AVX512-VNNI."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
@@ -99,10 +85,9 @@ def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:
 
 
 class Int8Argmax:
-    """`argmax(hidden @ weight.T)` over the vocabulary; the first of equals.
+    """`argmax(hidden @ weight.T)` over the vocabulary, of at most `rows`; the first of equals.
 
-    The weight [V, D] is float32 on the CPU and stays as it is beside a copy a quarter its size;
-    `rows` are the most of a step.
+    The weight [V, D] is float32 on the CPU and stays as it is beside a copy a quarter its size.
     """
 
     def __init__(self, weight: Tensor, *, rows: int) -> None:
@@ -166,10 +151,7 @@ class Int8Argmax:
         return is_doubtful.nonzero()[:, 0], tokens
 
     def _bounds(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Int8 products [n, B, BLOCK], their unit [n, B] and error bound [n, B].
-
-        A logit lies within the bound of its product times the unit.
-        """
+        """Int8 products [n, B, BLOCK], their unit [n, B] and the logits' error bound [n, B]."""
         scale = _scale(hidden, 1)
         whole = (hidden / scale).round_()
         # Signed numbers take oneDNN's slow path. A sum above 2**24 is rounded, by far less than is

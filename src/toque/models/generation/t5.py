@@ -36,8 +36,7 @@ class T5Decoding:
         self.start = pad_id if start is None else int(start)
         self.decoder: Any = core.get_submodule("decoder")
         self.cache = KVCache.of_model(core, rows=rows, columns=columns)
-        self.sources = KVCache.of_model(core, rows=rows)
-        """Keys and values of the cross-attention."""
+        self.sources = KVCache.of_model(core, rows=rows)  # keys and values of the cross-attention
         self._over_sources: list[AttentionWindow] = []  # empty when the rows have changed
         self._position_bias = torch.empty(0)
 

@@ -1,7 +1,4 @@
-"""GGUF export: a model's shape, vocabulary and weights in one file for llama.cpp and Ollama.
-
-The file is read back and asked before anyone gets it.
-"""
+"""GGUF export: one file for llama.cpp and Ollama, read back and asked before anyone gets it."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from toque.models.lora.adapter_files import is_adapter_folder
 from toque.storage.atomic import atomic_folder
 
 _Type = gguf.GGMLQuantizationType
-TYPES: Final = {
+TYPES: Final = {  # that the gguf package writes; llama.cpp's k-quants it can only read
     "f32": (_Type.F32, gguf.LlamaFileType.ALL_F32),
     "f16": (_Type.F16, gguf.LlamaFileType.MOSTLY_F16),
     "bf16": (_Type.BF16, gguf.LlamaFileType.MOSTLY_BF16),
@@ -41,13 +38,11 @@ TYPES: Final = {
     "q4_1": (_Type.Q4_1, gguf.LlamaFileType.MOSTLY_Q4_1),
     "q4_0": (_Type.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
-"""Types that the gguf package writes in pure Python; llama.cpp's k-quants it can only read."""
 _T5_POSITIONS: Final = 512
 _POSITIONS: Final = "position_embd.weight"
 _POSITION_BIAS: Final = "attn_rel_b.weight"
 _PLAIN: Final = (_Type.F32, _Type.F16, _Type.BF16)
-N_TOKENS: Final = 32
-"""Greedy tokens of each prompt that are compared."""
+N_TOKENS: Final = 32  # greedy tokens of each prompt that are compared
 _OPTIONS: Final = GenerationOptions(max_new_tokens=N_TOKENS)
 
 
@@ -85,12 +80,9 @@ def export_gguf(
 ) -> ExportedGguf:
     """Write the model or adapter of `source` as a GGUF file, read it back and compare.
 
-    The folder appears when its file has passed: what is read back must write, token by token, what
-    the source writes after each of `prompts`, ids, with its weights rounded as the file stores
-    them. `kind` is one of `TYPES`, `asking` the tokenizer's special tokens and template, `files`
-    the texts of further files, by name.
-
-    Raises ConfigError where llama.cpp computes no such model, or has no such tokenizer;
+    The folder appears when what is read back writes, token by token, what the source writes after
+    each of `prompts` (ids) with its weights rounded as stored. `files` are texts of further files,
+    by name. ConfigError where llama.cpp computes no such model, or has no such tokenizer;
     CheckpointError where `to` is taken or cannot be written, or another model was read back.
     """
     refuse_taken(to)

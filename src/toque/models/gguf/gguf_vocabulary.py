@@ -23,13 +23,12 @@ import gguf
 from toque.errors import ConfigError
 
 _BYTE_LEVEL_REGEX: Final = "gpt-2"
-_PRE: Final = {
+_PRE: Final = {  # pattern that cuts words before byte-level BPE, and llama.cpp's name for it
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+": "llama-bpe",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen2",
 }
-"""Pattern that cuts a text into words before byte-level BPE, and llama.cpp's name for it."""
 _BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
 _UNUSED_SCORE: Final = -1000.0
 
@@ -38,17 +37,13 @@ _UNUSED_SCORE: Final = -1000.0
 class Asking:
     """Tokens around a prompt, beside the vocabulary itself."""
 
-    begin: int | None
-    """The token before a prompt; None for none."""
+    begin: int | None  # the token before a prompt; None for none
     eos: int
     pad: int
     unk: int | None
-    newline: int | None
-    """The token that stands for a line break where the vocabulary holds none."""
-    ends_with_eos: bool
-    """True if a prompt ends with `eos`, as an encoder's does."""
-    template: str | None
-    """Jinja that makes a prompt of `messages`; None for none."""
+    newline: int | None  # the token that stands for a line break where the vocabulary holds none
+    ends_with_eos: bool  # True if a prompt ends with `eos`, as an encoder's does
+    template: str | None  # Jinja that makes a prompt of `messages`; None for none
 
 
 def write_vocabulary(
@@ -154,8 +149,8 @@ def _tokens(
 ) -> tuple[list[str], list[gguf.TokenType]]:
     """Every row's text, and what kind of token it is.
 
-    `pieces` are by id, as the vocabulary spells them, and `added` tokens beside it, as
-    tokenizer.json lists them. `in_bytes`: the pieces <0x00> to <0xFF> stand for bytes.
+    `pieces` are by id, `added` tokens as tokenizer.json lists them; with `in_bytes` the pieces
+    <0x00> to <0xFF> stand for bytes.
     """
     extra = {token["id"]: token for token in added}
     tokens, types = [], []

@@ -23,7 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from toque.errors import ConfigError
 from toque.models.loading.from_scratch import give_own_head
 
-ARCHITECTURES: Final = {
+ARCHITECTURES: Final = {  # llama.cpp's name for each `model_type`
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
@@ -32,9 +32,9 @@ ARCHITECTURES: Final = {
     "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
     "t5": gguf.MODEL_ARCH.T5,
 }
-"""llama.cpp's name for each `model_type`."""
 
 _LLAMA: Final[dict[str, tuple[Any, ...]]] = {"hidden_act": ("silu", "swish")}
+# Entries that llama.cpp takes for granted and a config.json may change, by type.
 _COMPUTED: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "gpt2": {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
@@ -49,7 +49,6 @@ _COMPUTED: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     },
     "t5": {"feed_forward_proj": ("relu", "gated-gelu"), "relative_attention_max_distance": (128,)},
 }
-"""Entries that llama.cpp takes for granted and a config.json may change, by type."""
 
 Turn = Callable[[Tensor], Tensor]
 
@@ -58,10 +57,8 @@ Turn = Callable[[Tensor], Tensor]
 class Place:
     """Place of a weight in a GGUF file."""
 
-    weight: Tensor
-    """Name in the model, as its own module keeps it."""
-    name: str
-    """Name in the file."""
+    weight: Tensor  # name in the model, as its own module keeps it
+    name: str  # name in the file
     to_file: Turn
     from_file: Turn
 

@@ -1,8 +1,7 @@
 """Device map: a model larger than one GPU, its blocks over all there are, in their order.
 
-accelerate's hooks (by way of transformers) carry hidden states from device to device. The map is
-ours: the engine multiplies by the head's weight itself, and wants it, the embeddings and all else
-outside of blocks on the first device.
+Ours, not accelerate's: the engine wants the head, the embeddings and all else outside of blocks on
+the first device. accelerate's hooks carry hidden states from device to device.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from toque.errors import ConfigError
-from toque.models.forward.compile import blocks
+from toque.models.forward.blocks import blocks
 from toque.models.loading.from_scratch import config_in, construct
 from toque.models.loading.pretrained import CheckedFolder, Placement
 
@@ -28,10 +27,8 @@ SHARE: Final = 0.8
 class Parts:
     """A model's bytes by the names of its modules."""
 
-    rest: Mapping[str, int]
-    """Bytes of each module outside of blocks."""
-    blocks: Mapping[str, int]
-    """Bytes of each block, in the order in which they compute."""
+    rest: Mapping[str, int]  # bytes of each module outside of blocks
+    blocks: Mapping[str, int]  # bytes of each block, in the order in which they compute
 
     @property
     def bytes(self) -> int:
@@ -77,11 +74,7 @@ def device_map(parts: Parts, memory: Mapping[torch.device, int]) -> dict[str, to
 
 
 def placement_of(found: CheckedFolder, memory: Mapping[torch.device, int]) -> Placement | None:
-    """Placement in which a stored model fits; None: the first device takes all of it.
-
-    float32 over all devices goes before bf16 on fewer: it writes the same texts. ConfigError where
-    it fits in neither.
-    """
+    """Placement of a model that the first device cannot take: float32 over all before bf16."""
     with torch.device("meta"):
         model = construct(found.family, config_in(found.folder))
     for dtype in (torch.float32, torch.bfloat16):

@@ -56,12 +56,10 @@ def build_model(
 ) -> PreTrainedModel:
     """A model with fresh float32 weights on the CPU; the same arguments give the same bits.
 
-    Dropout is the family's default unless `shape` sets it: 0.1 for T5
-    (`dropout_rate`) and GPT-2 (`resid_pdrop`, `embd_pdrop`, `attn_pdrop`), 0 for NeoX and Llama.
-    A T5's decoder starts from `pad_id`. With `tie_word_embeddings: false` a T5 is what v1.1 is:
-    a head of its own and unscaled outputs; transformers alone would silently share the weights.
-    `shape` holds arguments of the family's Hugging Face config, e.g. `{"d_model": 256}`; an unknown
-    family or argument, or values that make no model, raise ConfigError.
+    `shape` holds arguments of the family's Hugging Face config; dropout is the family's default:
+    0.1 for T5 and GPT-2, 0 for the others. A T5's decoder starts from `pad_id`, and with
+    `tie_word_embeddings: false` it is what v1.1 is: a head of its own and unscaled outputs, where
+    transformers alone would share the weights. What makes no model raises ConfigError.
     """
     found = family_named(family)
     _check_shape(found, shape)
@@ -107,8 +105,7 @@ def build_model(
 def give_own_head(model: PreTrainedModel, weight: torch.Tensor | None = None) -> None:
     """Separate a T5's output head from its embeddings, and say so in its config.
 
-    Without a weight the head is drawn with standard deviation d_model ** -0.5: outputs are not
-    scaled in such a model, so the logits start as large as in a T5 whose head is shared.
+    Without a weight it is drawn with standard deviation d_model ** -0.5, as outputs are not scaled.
     """
     config = model.config
     head = model.get_submodule("lm_head")
@@ -190,11 +187,10 @@ def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
 
 
 def fuse_activations(model: nn.Module) -> None:
-    """Replace GPT-2's and T5 v1.1's "gelu_new" by the same formula in PyTorch's own kernel.
+    """Replace GPT-2's and T5 v1.1's "gelu_new" (Hendrycks & Gimpel 2016) by PyTorch's own kernel.
 
-    0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), Hendrycks & Gimpel 2016. Equal to float32
-    rounding. On a CPU the eight steps were a quarter of a small GPT-2's training step; backward
-    then keeps one tensor instead of several. Weights, config and what is exported stay the same.
+    Equal to float32 rounding. On a CPU the eight steps were a quarter of a small GPT-2's training
+    step.
     """
     for module in list(model.modules()):
         for name, child in module.named_children():

@@ -23,8 +23,8 @@ def resolve_folder(
 ) -> Path:
     """The folder `path` names: itself, or the hub's copy of that name, downloaded when needed.
 
-    A copy in the hub's cache is used without asking the network, if it holds what `needs` says.
-    Problems are raised as `error`, which names the `setting`.
+    A cached copy is used without the network if it holds what `needs` says. Problems are raised as
+    `error`, which names the `setting`.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():

@@ -40,16 +40,14 @@ def save_model(
     files: Mapping[str, str] = MappingProxyType({}),
     max_new_tokens: int | None = None,
 ) -> None:
-    """Write model, tokenizer and model card; the folder is whole or as it was before.
+    """Write model, adapters merged, tokenizer and card; the folder is whole or as it was before.
 
-    Weights are written in the model's dtype. For a T5 whose outputs are not scaled (v1.1, FLAN)
-    the config says `tie_word_embeddings: false`, and the head is in the file even when it equals
-    the embedding: that flag is what every version of transformers decides the scaling by.
-
-    The model's adapters are merged. Tokenizer files are copied from `codec_folder`; `files`, texts
-    by their place in the folder, replace them; `card` becomes README.md. `max_new_tokens` is what
-    `model.generate` writes when not told otherwise. A model that is already there is replaced at
-    the last moment; CheckpointError where that fails, or `folder` holds something else.
+    For a T5 whose outputs are not scaled (v1.1, FLAN) the config says `tie_word_embeddings: false`,
+    and the head is in the file even when it equals the embedding: by that flag every version of
+    transformers decides the scaling. `files`, texts by their place, replace those of
+    `codec_folder`; `max_new_tokens` is what `model.generate` writes when not told. A model that is
+    already there is replaced at the last moment; CheckpointError where that fails, or `folder`
+    holds something else.
     """
     write = partial(_write_model, model, max_new_tokens=max_new_tokens)
     _write_folder(folder, write, codec_folder, {**files, "README.md": card})
@@ -142,8 +140,7 @@ class Exported:
     """Largest difference of a logit to the model before merging, rounding and saving, in shares of
     the largest logit."""
     was_adapter: bool
-    template: str = ""
-    """Sentence about its chat template, where there is one."""
+    template: str = ""  # sentence about its chat template, where there is one
 
     def __str__(self) -> str:
         """A sentence for people, or two."""
@@ -165,8 +162,8 @@ def export_model(
 ) -> Exported:
     """Write the model or adapter of `source` as a whole model, read it back and compare.
 
-    What is read back must compute what the source computes with its weights rounded to `dtype`;
-    else it is removed. Raises CheckpointError then, and where something lies in `to`.
+    One that computes other logits than the source rounded to `dtype` is removed: CheckpointError,
+    as where something lies in `to`.
     """
     refuse_taken(to)
     adapted = is_adapter_folder(source)

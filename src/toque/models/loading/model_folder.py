@@ -1,8 +1,7 @@
 """Content of a model folder, checked before anything is built from it: sizes, headers, lengths.
 
-The folder may come from anyone. Every size in its `config.json` must be a whole number within
-reason, and the weights that the sizes come to must be in the folder's own files: a vocabulary of
-2^40 is refused in milliseconds, where transformers would first ask for its terabytes.
+It may come from anyone: a vocabulary of 2^40 is refused in milliseconds, where transformers would
+first ask for its terabytes.
 """
 
 from __future__ import annotations
@@ -159,8 +158,7 @@ _PICKLES: Final = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
 class StoredWeights:
     """The tensors of a model folder, by the names that their files give them.
 
-    A file is open only while one tensor is read: what is mapped of an open one counts as the
-    process's memory, and of a large model that would be all of it.
+    A file is open only while a tensor is read: what is mapped of it counts as the process's memory.
     """
 
     files: Mapping[str, Path]
@@ -172,10 +170,7 @@ class StoredWeights:
         return sum(map(math.prod, self.shapes.values()))
 
     def name_of(self, parameter: str, prefix: str) -> str | None:
-        """Name of a model's parameter in the files: with its base model's prefix or without.
-
-        The published GPT-2 says `wte.weight` for `transformer.wte.weight`. None: not there.
-        """
+        """Name of a parameter in the files, with its base model's prefix or without (GPT-2's)."""
         bare = parameter.removeprefix(f"{prefix}.")
         names = (parameter, bare, f"{prefix}.{parameter}")
         return next((name for name in names if name in self.files), None)

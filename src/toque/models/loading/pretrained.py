@@ -1,9 +1,7 @@
 """Pretrained models from a Hugging Face folder or hub name, checked before use.
 
 `load_model` reads all of one. `load_frame` reads everything but its matrices, for a base that stays
-frozen: in float32 FLAN-T5-XXL is 44 GB, of which 42 are matrices that are held in 16 bits or fewer.
-Where its matrices will be, a frame has tensors of their shape and of no memory; an adapter is
-attached to it as to the model itself.
+frozen (FLAN-T5-XXL's are 42 of 44 GB in float32): in their places are tensors of no memory.
 """
 
 from __future__ import annotations
@@ -41,8 +39,7 @@ from toque.models.lora.adapter_files import CONFIG as ADAPTER_CONFIG
 from toque.models.lora.adapter_files import load_adapter, merged, read_config, rows_needed
 from toque.models.lora.frozen import frozen_matrices
 
-MOST_ROWS: Final = 500_000
-"""Rows that an embedding is grown to, as many as a tokenizer may learn."""
+MOST_ROWS: Final = 500_000  # rows that an embedding is grown to, as many as a tokenizer may learn
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,7 @@ class CheckedFolder:
 class Placement:
     """Devices and precision of the weights of a stored model as they are read."""
 
-    devices: Mapping[str, torch.device]
-    """Device of each module, by its name."""
+    devices: Mapping[str, torch.device]  # device of each module, by its name
     dtype: torch.dtype
 
 
@@ -72,8 +68,8 @@ Place = Callable[[CheckedFolder], Placement | None]
 def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
     """The folder behind a path or hub name, its config and headers checked, no weight read.
 
-    Raises ConfigError where there is no such model, one of another family than `family`, or of none
-    that works here; CheckpointError where it is incomplete, damaged or holds only pickles.
+    ConfigError where there is no such model, or one of another family than `family` or of none
+    here; CheckpointError where it is incomplete, damaged or holds only pickles.
     """
     folder = resolve_folder(path)
     file = folder / "config.json"
@@ -107,11 +103,10 @@ def load_model(
 ) -> PreTrainedModel:
     """A pretrained model in float32 on the CPU, in evaluation mode, dropout as its config says.
 
-    Only safetensors are read: a pickle can run code while it loads. The weights must be all there
-    and have the config's shapes; transformers alone would draw missing ones at random. `family`
-    insists on t5, gpt2, neox or llama; `vocab_size` are the embedding's fewest rows, see
-    `grow_vocabulary`; `place` says where it goes instead, without a copy on the CPU. Raises what
-    `check_folder` raises.
+    The weights must be all there and have the config's shapes; transformers alone would draw
+    missing ones at random. `vocab_size` are the embedding's fewest rows (`grow_vocabulary`),
+    `place` says where it goes instead, without a copy on the CPU. Raises what `check_folder`
+    raises.
     """
     found = check_folder(path, family=family)
     placed = None if place is None else place(found)
@@ -131,9 +126,8 @@ def load_model(
 def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
     """The base that an adapter's folder names with the adapter in it, in float32, to evaluate.
 
-    With `merge` a plain model, the adapter added into its weights. Raises ConfigError where the
-    base is not there, or none that works here; CheckpointError where a folder is damaged, or the
-    base is another than the adapter was made on.
+    With `merge` a plain model. ConfigError where the base is missing or none that works here;
+    CheckpointError where a folder is damaged, or the base not that of the adapter.
     """
     config = read_config(folder)
     base = config.base_model_name_or_path
@@ -148,10 +142,10 @@ def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
 
 
 def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
-    """Give embeddings and head `vocab_size` rows, when they have fewer.
+    """Give embeddings and head `vocab_size` rows, when they have fewer: the mean of the old ones.
 
-    A new row is the mean of the old ones, so the model's predictions barely change (Hewitt 2021,
-    "Initializing new word embeddings for pretrained language models"); nothing is random.
+    So the predictions barely change (Hewitt 2021, "Initializing new word embeddings for pretrained
+    language models"), and nothing is random.
     """
     old = vocabulary_rows(model)
     if vocab_size <= old:
@@ -208,8 +202,8 @@ def _head(model: PreTrainedModel) -> Tensor:
 def load_frame(found: CheckedFolder) -> PreTrainedModel | None:
     """The frame of the model in a checked folder, in float32 on the CPU, in evaluation mode.
 
-    None where the files' names or shapes are not the model's own: transformers knows how to read
-    some older ones, and how to refuse the others (`load_model`).
+    None where names or shapes in the files are not the model's own, which `load_model` reads or
+    refuses.
     """
     with torch.device("meta"):
         model = construct(found.family, config_in(found.folder))

@@ -31,8 +31,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     form: Form
     max_new_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
     """Longest text it was trained to write."""
-    tasks: list[str] = []
-    """Tasks about recipes that it was trained on; see `data.tasks`."""
+    tasks: list[str] = []  # tasks about recipes that it was trained on; see `data.tasks`
     tokenizer_json_sha256: str = ""
     """Hash of plain transformers' file. Once it is another, `toque/` no longer describes it."""
 

@@ -28,13 +28,11 @@ from toque.models.lora.quantised import form_named
 class SpecialTokens(Protocol):
     """Facts of a tokenizer that a model is made for."""
 
-    vocab_size: int
-    """Rows of the embedding."""
+    vocab_size: int  # rows of the embedding
     pad_id: int
     eos_id: int
     bos_id: int | None
-    newline_id: int | None
-    """Id of the marker that stands for a line break, if there is one."""
+    newline_id: int | None  # id of the marker that stands for a line break, if there is one
 
 
 def family_to_train(model: ModelConfig) -> Family:
@@ -79,10 +77,8 @@ def placed_model(
 ) -> tuple[PreTrainedModel, str | None]:
     """The model to train on a device, and the hash of the weights beside its adapter, if any.
 
-    Frozen matrices are read one by one in the format they are held in, that of the run's products
-    (`dtype`) or quantised; only DoRA, which computes with them in float32, and files with older
-    names are read whole first. Raises as `check_folder` does, and where a package is missing that
-    the format needs.
+    Frozen matrices are read one by one in the format they are held in, `dtype` or quantised; only
+    DoRA, which computes in float32, and files with older names are read whole first.
     """
     if adapter is None:
         model = model_to_train(section, None, tokens, seed=seed)
@@ -113,8 +109,7 @@ def add_adapter(
 ) -> None:
     """Put the configured adapter into `model`, whose embedding had `base_rows` before it grew.
 
-    The rows of tokens that the base has no use for are trained besides: those of an embedding
-    that had to grow, and of the marker that stands for a line break.
+    Rows of tokens that are new, or stand for a line break, are trained besides.
     """
     marker = () if tokens.newline_id is None else (tokens.newline_id,)
     new = sorted({*marker, *range(base_rows, tokens.vocab_size)})

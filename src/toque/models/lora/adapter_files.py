@@ -1,7 +1,4 @@
-"""Adapter folders as peft reads them: writing, loading, and merging into the base.
-
-The folder holds adapter_config.json, adapter_model.safetensors, the tokenizer's files and a card.
-"""
+"""Adapter folders as peft reads them: writing, loading, and merging into the base."""
 
 from __future__ import annotations
 
@@ -26,12 +23,10 @@ from toque.storage.no_follow import write_new
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-BASE_KEY = "toque_base_sha256"
-"""Metadata of the weights file: SHA-256 of the base's weights."""
+BASE_KEY = "toque_base_sha256"  # metadata of the weights file: SHA-256 of the base's weights
 ROWS_KEY = "toque_vocabulary"
 """Metadata: rows of the base's embedding, which may have grown before training."""
-_PREFIX = "base_model.model."
-"""peft's prefix of the wrapped model's parameter names."""
+_PREFIX = "base_model.model."  # peft's prefix of the wrapped model's parameter names
 
 
 def is_adapter_folder(folder: Path) -> bool:
@@ -70,10 +65,9 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
 def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
     """Load the adapter of `folder` into `model`, beside any others, and make it the active one.
 
-    The base is in float32 on the CPU and is changed in place. Adapters of other names stay, and
-    `use_adapter` goes back to one of them: the base is read once for all. ConfigError for one that
-    is no LoRA, or belongs to a model of other shapes; CheckpointError for a damaged folder, or
-    another base.
+    The base is in float32 on the CPU, read once for all adapters and changed in place
+    (`use_adapter`). ConfigError for one that is no LoRA or has other shapes; CheckpointError for a
+    damaged folder, or another base.
     """
     peft, config = _peft(), read_config(folder)
     tensors, metadata = _read(folder / WEIGHTS)

@@ -1,8 +1,7 @@
 """The frozen base beside an adapter: its matrices in 16, 8 or 4 bits, and their hash.
 
-Two ways lead there. `read_frozen` reads one matrix after another from its file and puts it on the
-device as it is to be held; `hold_frozen` changes a model that is in memory already. The bits are
-the same.
+`read_frozen` reads matrices one by one from files, `hold_frozen` changes a model in memory, to the
+same bits.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from toque.models.lora.quantised import Form, QuantisedLinear
 def frozen_matrices(model: nn.Module) -> dict[str, nn.Module]:
     """The linear layers, by path, whose frozen weights may be held in fewer bits.
 
-    Autocast would cast their float32 at each use; held so, they give the same bits for half the
-    memory and no work. What autocast leaves alone is not among them: embeddings, norms, the output
-    head, and DoRA's layers, whose row norms are computed from the weights.
+    Autocast casts their float32 to the same bits at each use. It leaves alone embeddings, norms,
+    the output head, and DoRA's layers, whose row norms are computed from the weights.
     """
     return {
         name: module
@@ -38,10 +36,7 @@ def frozen_matrices(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def base_sha256(model: PreTrainedModel) -> str:
-    """SHA-256 over names, formats and bytes of the model's own weights, adapters left out.
-
-    Taken of a model in float32 on the CPU, before `hold_frozen`; about 1 GB a second.
-    """
+    """SHA-256 of the names, formats and bytes of a float32 CPU model, adapters left out; 1 GB/s."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         if not _is_added(name):
@@ -70,11 +65,10 @@ def read_frozen(
     form: Form | None,
     device: torch.device,
 ) -> str:
-    """Read the frozen matrices of an adapted frame one by one, straight to the device.
+    """Read the frozen matrices of an adapted frame straight to the device, and move the rest there.
 
-    `read` gives a matrix of the base in float32, by the name of its parameter; it is held in the
-    `form`, or in the `dtype` of products. The rest of the model is moved to the device. Returns
-    what `base_sha256` gives of the same base in float32.
+    `read` gives a base's matrix in float32, by its parameter's name; it is held in the `form`, or
+    in the `dtype` of products. Returns what `base_sha256` gives of the same base.
     """
     digest, layers = hashlib.sha256(), frozen_matrices(model)
     for name, parameter in sorted(model.named_parameters()):

@@ -1,12 +1,9 @@
-"""LoRA, rsLoRA and DoRA layers, through peft: small trainable parts beside frozen weights.
+"""LoRA, rsLoRA and DoRA layers, through peft, injected into the transformers model in place.
 
 A linear layer W of the model becomes W + s B A with A [r, in] and B [out, r]; only A and B are
 trained (Hu et al. 2021, arXiv 2106.09685, eq. 3). s is alpha / r, for rsLoRA alpha / sqrt(r)
 (Kalajdzievski 2023, arXiv 2312.03732); DoRA also trains the length of each row of the sum (Liu et
 al. 2024, arXiv 2402.09353, eq. 5). B starts at zero, so that training starts from the model itself.
-
-The layers are injected into the transformers model in place, so every other part of the package
-takes it as before; adapter parameters are named `...lora_A.default.weight` and the like.
 """
 
 from __future__ import annotations
@@ -24,18 +21,15 @@ from toque.errors import ConfigError
 from toque.models.families import embedding, family_of
 from toque.models.lora.quantised import silence_bitsandbytes
 
-ADAPTER: Final = "default"
-"""peft's name for the one adapter that is trained."""
-LARGE: Final = 2_500_000_000
-"""Parameters from which a model counts as 3B; FLAN-T5-XL has 2.85e9."""
+ADAPTER: Final = "default"  # peft's name for the one adapter that is trained
+LARGE: Final = 2_500_000_000  # parameters from which a model counts as 3B; FLAN-T5-XL has 2.85e9
 
-_ATTENTION: Final = {
+_ATTENTION: Final = {  # modules of `target_modules: auto`: Hu et al. 2021, section 7.1
     "t5": ("q", "v"),
     "gpt2": ("c_attn",),
     "neox": ("query_key_value",),
     "llama": ("q_proj", "v_proj"),
 }
-"""Modules of `target_modules: auto`: the projections of Hu et al. 2021, section 7.1."""
 
 
 def attach(
@@ -48,10 +42,9 @@ def attach(
 ) -> None:
     """Freeze `model` and put an adapter into it; the same seed gives the same A.
 
-    A is drawn as `nn.Linear` draws its weights. `base` is what adapter_config.json says it was
-    trained on: a folder or hub name. `tokens` are ids that are new to the model, whose embedding
-    (and output) rows are trained too; a T5 with an output head of its own cannot train single rows;
-    there they stay. An unknown name of `target_modules` raises a ConfigError with those there are.
+    `base` is what adapter_config.json says it was trained on: a folder or hub name. `tokens` are
+    ids new to the model, whose embedding (and output) rows are trained too, but not in a T5 with an
+    output head of its own. ConfigError for an unknown name in `target_modules`.
     """
     peft, family = _peft(), family_of(model.config)
     large = sum(p.numel() for p in model.parameters()) >= LARGE
@@ -82,10 +75,9 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def refuse_unreached(model: nn.Module) -> None:
-    """Refuse an adapter whose parameters get no gradient in the first update.
+    """Refuse, between backward and update, an adapter with parameters that get no gradient.
 
-    Called between backward and update. A's gradient is zero at first, since B is zero, so it must
-    only exist; B's must be nonzero somewhere. The ConfigError names those without a gradient.
+    A's gradient is zero at first, since B is, so it must only exist; B's must be nonzero somewhere.
     """
     dead = [
         name

@@ -1,13 +1,11 @@
 """Quantised linear layers: a frozen matrix in 8 or 4 bits, turned back at each product.
 
-QLoRA (Dettmers et al. 2023, arXiv 2305.14314): the base beside an adapter is held in few bits, and
-every product is computed in 16 with the matrix turned back for that moment; gradients flow through
-it to the adapters below, none is computed for it.
+QLoRA (Dettmers et al. 2023, arXiv 2305.14314): gradients flow through the base to the adapters
+below, none is computed for it.
 
 * int8: each row divided by its largest value, 127 steps to either side; one float32 a row besides.
 * nf4: 16 levels at the quantiles of a normal distribution, one scale for each block of 64 weights,
-  itself in 8 bits with one float32 for each 256 of them: 4.127 bits a weight (section 3). By
-  bitsandbytes, which has kernels for CUDA and for CPUs.
+  itself in 8 bits with one float32 for each 256 of them: 4.127 bits a weight (section 3).
 """
 
 from __future__ import annotations
@@ -24,10 +22,8 @@ from torch.nn import functional
 from toque.errors import ConfigError
 
 FormName = Literal["int8", "nf4"]
-BLOCK: Final = 64
-"""Weights of nf4 that share a scale."""
-NESTED: Final = 256
-"""Scales of nf4 that share one of theirs."""
+BLOCK: Final = 64  # weights of nf4 that share a scale
+NESTED: Final = 256  # scales of nf4 that share one of theirs
 _INT8_STEPS: Final = 127
 
 
@@ -134,10 +130,7 @@ def form_named(name: FormName) -> Form:
 
 
 class QuantisedLinear(nn.Module):
-    """A frozen linear layer whose matrix is held in a `Form`; GPT-2's Conv1D becomes one too.
-
-    It has no parameter but a bias, so that checkpoints, optimizers and averages pass it by.
-    """
+    """A frozen linear layer, or Conv1D, held in a `Form`; its only parameter is a bias."""
 
     def __init__(self, matrix: Tensor, bias: nn.Parameter | None, form: Form) -> None:
         """Hold a matrix [O, I] as it was read, and the frozen bias [O], in the form."""

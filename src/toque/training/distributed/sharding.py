@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from toque.batch import Batch
 from toque.errors import ConfigError
-from toque.models.forward.compile import blocks
+from toque.models.forward.blocks import blocks
 from toque.models.glibc_malloc import return_freed_memory
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Entered, LossFn, Sharing, whole

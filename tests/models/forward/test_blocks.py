@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from toque.models.forward.compile import CompileSeconds, compile_blocks
+from toque.models.forward.blocks import CompileSeconds, compile_blocks
 
 
 class Block(nn.Module):
