@@ -1,7 +1,4 @@
-"""Model families: the checkpoints of each, and the differences between them.
-
-A new family is one entry in `FAMILIES`, and one in tests/tiny.py for the parity tests.
-"""
+"""Model families: a new one is one entry in `FAMILIES`, and one in tests/tiny.py."""
 
 from __future__ import annotations
 
@@ -29,10 +26,8 @@ class Family:
 
     name: FamilyName
     is_encoder_decoder: bool
-    model_types: tuple[str, ...]
-    """`model_type` values of config.json that belong here; the first is built from scratch."""
-    config_class: type[PretrainedConfig]
-    """Config of a model from scratch; its arguments are `model.shape`."""
+    model_types: tuple[str, ...]  # of config.json that belong here; the first is built from scratch
+    config_class: type[PretrainedConfig]  # of a model from scratch; `model.shape` are its arguments
 
     @property
     def fp16_is_safe(self) -> bool:
@@ -51,7 +46,6 @@ FAMILIES: dict[str, Family] = {
     )
 }
 MODEL_TYPES = frozenset(name for family in FAMILIES.values() for name in family.model_types)
-"""`model_type` values of all families."""
 
 
 def family_named(name: str) -> Family:
@@ -75,9 +69,8 @@ def family_of(config: PretrainedConfig) -> Family:
             # Our masks give every layer full attention, so it would silently be ignored.
             raise ConfigError(
                 f"This {model_type} checkpoint limits attention to a sliding window of {window} "
-                "tokens, which packed training here does not reproduce. Use a checkpoint without "
-                'one, or, when all rows are shorter than the window, set "sliding_window": null in '
-                "its config.json: the two are then the same model."
+                "tokens, which is not done here. Use one without, or, when all rows are shorter "
+                'than it, set "sliding_window": null in its config.json: that is the same model.'
             )
         return family
     raise unknown_type(model_type)
@@ -119,9 +112,6 @@ def head_size(config: Any) -> int:
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
-    """The most tokens of a row (context length); None for T5, which has no limit.
-
-    GPT-2 cannot compute a longer row at all. Models with RoPE can, but were never trained on one.
-    """
+    """The most tokens of a row; None for T5. RoPE computes longer ones, never trained on."""
     limit = getattr(config, "max_position_embeddings", None)
     return None if limit is None else int(limit)

@@ -16,14 +16,17 @@ class ParameterCounts:
     """Numbers of weights; a shared weight counts once."""
 
     total: int
-    non_embedding: int
-    """Without token and position tables and without the output head (Kaplan et al. 2020)."""
+    non_embedding: int  # without token and position tables and output head (Kaplan et al. 2020)
     trainable: int
 
 
 def parameter_counts(model: nn.Module) -> ParameterCounts:
     """Count a model's parameters, adapters included."""
-    tables = {id(p) for module in _tables(model) for p in module.parameters()}
+    core = unwrapped(model)
+    found = [core.get_input_embeddings(), core.get_submodule("lm_head")]
+    if hasattr(core.base_model, "wpe"):  # GPT-2's learned positions
+        found.append(core.base_model.wpe)
+    tables = {id(p) for module in found for p in module.parameters()}
     parameters = list(model.parameters())
     quantised = sum(layer.shape.numel() for _, layer in quantised_layers(model))
     return ParameterCounts(
@@ -97,11 +100,3 @@ def products_of(
         cost = passes * (6.0 if trained else 4.0) * rows * columns
         found[sides] = found.get(sides, 0.0) + cost
     return found
-
-
-def _tables(model: nn.Module) -> list[nn.Module]:
-    """Token embeddings, learned positions (GPT-2's `wpe`) and the output head."""
-    core = unwrapped(model)
-    tables: list[nn.Module] = [core.get_input_embeddings(), core.get_submodule("lm_head")]
-    positions = getattr(core.base_model, "wpe", None)
-    return tables if positions is None else [*tables, positions]

@@ -1,8 +1,7 @@
 """oneDNN's float32 products on processors that MKL, torch's library for them, does not know well.
 
-torch multiplies float32 by Intel's MKL. On AMD's Zen 5 that reaches 150 to 190 GFLOP/s on two
-cores, and oneDNN, which torch has for 16 bits, 340 to 430 for the same float32 matrices (both
-AVX-512, `bench/speed/float32_products.py`). Sums run in another order, so the last bit differs.
+On AMD's Zen 5 MKL reaches 150 to 190 GFLOP/s on two cores and oneDNN 340 to 430 (both AVX-512,
+`bench/speed/float32_products.py`). Sums run in another order, so the last bit differs.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from torch.nn import functional
 _KERNELS: Final = "256"
 _KERNEL_CACHES: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """oneDNN's cache of compiled products and torch's above it."""
-_USUAL_ROWS: Final = 64
-"""Rows of a product that the packed order of a layer is chosen for; any number runs."""
+_USUAL_ROWS: Final = 64  # rows of a product that the packed order is chosen for; any number runs
 
 
 def has_fast_bf16(device: torch.device) -> bool:
@@ -34,10 +32,7 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 @cache
 def onednn_is_faster() -> bool:
-    """True if float32 products go by oneDNN here: an AVX-512 processor that is not Intel's.
-
-    A rule and no measurement: what a run computes must not depend on the machine's load.
-    """
+    """True if float32 products go by oneDNN, by rule: an AVX-512 processor that is not Intel's."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     try:
@@ -76,10 +71,7 @@ def packed(weight: Tensor, usual_rows: int) -> Tensor:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer [..., in] -> [..., out] whose product has a precision of its own.
-
-    The weight [out, in] is left as it is beside a copy, which lies as oneDNN reads it if packed.
-    """
+    """A linear layer beside a weight [out, in], in its own precision, packed for oneDNN or not."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, is_packed: bool

@@ -61,7 +61,7 @@ def stepped(cache, *, group=1, scale=0.5, bias=None):
         cache.append(layer, *torch.randn(2, n, heads, size))
         query = torch.randn(n, heads * group, size)
         seen.append(cache.attend(layer, query, windows=windows, scale=scale))
-    cache.advance()
+    cache.end += 1
     return torch.stack(seen)
 
 
@@ -120,7 +120,7 @@ def test_what_is_read_is_found_once_a_tile():
     for _ in range(TILE + 3):
         (window,) = cache.begin()
         found.append(window.gather)
-        cache.advance()
+        cache.end += 1
     within, beyond = found[:TILE], found[TILE:]
     assert all(one is within[0] for one in within)
     assert all(one is beyond[0] for one in beyond)

@@ -83,9 +83,8 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 def recompute_blocks(model: nn.Module, *, offload: bool = False) -> int:
     """Keep only the inputs of every transformer block, in place; returns their number.
 
-    Backward recomputes the rest (Chen et al. 2016, arXiv 1604.06174), to the same bits: dropout
-    repeats its draws. With `offload` these inputs wait in the machine's memory. Compile first, if
-    at all: a compiled block is wrapped as such.
+    Backward recomputes the rest (Chen et al. 2016, arXiv 1604.06174), to the same bits; inputs that
+    `offload` wait in the machine's memory. Compile first: a compiled block is wrapped as such.
     """
     found, configs = list(blocks(model)), configs_of(model)
     for block in found:

@@ -35,10 +35,7 @@ def padded_length(n: int) -> int:
 
 
 def bf16_copy(weight: Tensor) -> Tensor:
-    """`weight` in bfloat16; the same tensor until the weight's version counter changes.
-
-    Fused optimizers change weights without counting: `Runtime.optimizer_step` counts for them.
-    """
+    """`weight` in bfloat16; the same until its version counter changes (`optimizer_step`)."""
     if weight.dtype == torch.bfloat16:
         return weight.detach()
     return _kept(weight, _NAME, [weight], len(weight))

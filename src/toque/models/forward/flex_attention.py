@@ -45,8 +45,7 @@ _RECOMPILES: Final = 64
 """Kernels of one process: an encoder's, a decoder's, across, each trained, evaluated, dropped, and
 for whole and for last micro-batches."""
 _STEPS: Final = 1 << 24
-_LSE_COLUMNS: Final = 16
-"""Columns of the values in the pass that only sums up: the fewest a kernel takes."""
+_LSE_COLUMNS: Final = 16  # of values in the pass that only sums up: the fewest a kernel takes
 
 
 @dataclass(frozen=True)

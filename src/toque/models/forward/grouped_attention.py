@@ -27,12 +27,9 @@ from torch.nn import functional
 
 from toque.models.forward.fast_dropout import keep_mask
 
-MULTIPLE = 32
-"""Lengths are padded to a multiple of it: few shapes of products, and whole tiles of kernels."""
-MAX_PADDED = 1.3
-"""Scores that a group computes for each real one, at most; more costs more than another group."""
-MAX_SCORES = 1 << 19
-"""Scores of one head in a group, at most, unless one example alone has more: the cache's size."""
+MULTIPLE = 32  # lengths are padded to it: few shapes of products, and whole tiles of kernels
+MAX_PADDED = 1.3  # scores computed for each real one; more costs more than another group
+MAX_SCORES = 1 << 19  # of one head in a group of several examples: the cache's size
 
 Example = tuple[int, int, int, int]  # first query, number of queries, first key, number of keys
 
@@ -70,8 +67,7 @@ class _Side:
     """The queries, or the keys, of a group."""
 
     length: int  # t or s
-    where: Tensor
-    """[G * length] the token at each place; places of padding hold some token of the group."""
+    where: Tensor  # [G * length] token at each place; at padding some token of the group
     padding: Tensor | None  # [p] the places of padding; None where there are none
 
     @classmethod
@@ -107,8 +103,7 @@ class _Places:
     """
 
     sizes: list[int]  # places of each group
-    of_token: Tensor
-    """[N] the place of each token; for one of no example the place after all, whose row is zero."""
+    of_token: Tensor  # [N] place of each token; of one of no example the last, whose row is zero
 
     @classmethod
     def of(cls, sides: Sequence[_Side]) -> _Places:
@@ -142,8 +137,7 @@ class _Group:
 
     queries: _Side
     keys: _Side
-    masked: Tensor | None
-    """[G, 1, s] bfloat16, -inf at padded keys, else 0; None where nothing is to be hidden."""
+    masked: Tensor | None  # [G, 1, s] bfloat16, -inf at padded keys, else 0; None: nothing to hide
 
 
 @dataclass(frozen=True)
@@ -242,7 +236,9 @@ class _GroupedAttention(torch.autograd.Function):
         rows, parts = groups.queries.room(packed, heads * size)
         kept: list[Tensor] = []
         for group, part in zip(groups.each, parts, strict=True):
-            q, k, v = _stacked(group, packed, others)
+            own = group.queries.stacked(packed)  # queries [H, G, t, d], keys, values [H, G, s, d]
+            across = () if others is None else group.keys.stacked(others).chunk(2)
+            q, k, v = (own, *across) if across else own.chunk(3)
             scores = _scores(q, k, _start(group, added, causal=causal), scale)
             # In place: the kernel is done with a row's scores when it writes the row.
             shares = torch.softmax(scores, -1, out=scores)
@@ -305,13 +301,6 @@ class _GroupedAttention(torch.autograd.Function):
         if of_bias is not None:
             of_bias = of_bias.to(ctx.bias[1])
         return of_packed, of_others, of_bias, None, None, None, None
-
-
-def _stacked(group: _Group, packed: Tensor, others: Tensor | None) -> Sequence[Tensor]:
-    """Queries [H, G, t, d], keys and values [H, G, s, d]."""
-    if others is None:
-        return group.queries.stacked(packed).chunk(3)
-    return (group.queries.stacked(packed), *group.keys.stacked(others).chunk(2))
 
 
 def _added(bias: Tensor | None, *, causal: bool) -> Tensor | None:

@@ -69,23 +69,13 @@ def nats_by_example(model: nn.Module, batch: Batch) -> list[list[float]]:
 
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Logits of a chunk by default: 64 MiB of float32 on a CPU, 512 MiB on a GPU.
-
-On a CPU the three products of 320 rows with GPT-2's head reach 82 GFLOP/s a core, those of 167
-(half of this) 72: each chunk reads all of the weight three times and its gradient once.
-"""
-
+"""Logits of a chunk by default: 64 MiB of float32 on a CPU, 512 MiB on a GPU. On a CPU the products
+of 320 rows with GPT-2's head reach 82 GFLOP/s a core, those of 167 (half of this) 72."""
 _CHUNKS: Final = 4
-"""A chunk of bfloat16 logits is so many times one of float32 logits and their gradient.
-
-It takes as many bytes as both, because the softmax's float32 block is small. The products of 1,344
-rows with GPT-2's head reach 770 GFLOP/s where those of 672 reach 720 (two Zen 5 cores), and the
-head's gradient, which each chunk adds to, is read and written less often.
-"""
-_BLOCK_ELEMENTS: Final = 1 << 21
-"""Elements of the softmax's float32 block: 8 MiB, which a cache keeps; 64 MiB take longer."""
-_COLUMNS: Final = 4096
-"""Columns of the slopes in one product with the matrix; 32,128 at once are a seventh slower."""
+"""A chunk of bfloat16 logits is so many times one of float32 logits and their gradient, in as many
+bytes. The products of 1,344 rows with GPT-2's head reach 770 GFLOP/s, of 672 720 (two cores)."""
+_BLOCK_ELEMENTS: Final = 1 << 21  # of the softmax's float32 block: 8 MiB, which a cache keeps
+_COLUMNS: Final = 4096  # of slopes in a product with the matrix; 32,128 are a seventh slower
 _TINY: Final = 1e-30
 
 
@@ -148,16 +138,10 @@ class _Gradients:
     """The gradients that are wanted, summed over chunks."""
 
     hidden: Tensor | None  # zeros where no position has a label
-    weight: Tensor | None
-    """Set by the first chunk: zeros are a pass over megabytes that a CPU feels (V x D)."""
+    weight: Tensor | None  # set by the first chunk: zeros are a pass that a CPU feels (V x D)
     bias: Tensor | None
     _product: Tensor | None = None
     _is_first: bool = True
-
-    def add_bias(self, slope: Tensor) -> None:
-        """Add the bias's gradient, of a chunk with this gradient of its logits [C, V]."""
-        if self.bias is not None:
-            self.bias += slope.sum(0, dtype=self.bias.dtype)
 
     def add(
         self,
@@ -255,7 +239,8 @@ class _CrossEntropySum(torch.autograd.Function):
                     part, grad_logits = _loss_and_gradient(logits, targets, smoothing)
                     slope = grad_logits.to(compute)
                 loss += part
-                gradients.add_bias(grad_logits)
+                if gradients.bias is not None:
+                    gradients.bias += grad_logits.sum(0, dtype=exact)
                 gradients.add(rows, chunk, slope, matrix, fast=fast, padded=rounded)
 
         ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)

@@ -65,10 +65,7 @@ def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
-    """Hidden states times the factor before the head that only some T5 models have.
-
-    T5 scales by d_model ** -0.5; v1.1 and FLAN-T5 do not (transformers' `scale_decoder_outputs`).
-    """
+    """Hidden states times T5's d_model ** -0.5 before the head; v1.1 and FLAN have none."""
     config = unwrapped(model).config
     return hidden * config.d_model**-0.5 if config.scale_decoder_outputs else hidden
 

@@ -67,7 +67,7 @@ class CausalDecoding:
         windows = self.cache.begin()
         positions = torch.tensor(self.positions, device=tokens.device)
         hidden = self._forward(self.core, self.cache, tokens, positions, windows)
-        self.cache.advance()
+        self.cache.end += 1
         self.positions = [position + 1 for position in self.positions]
         return hidden
 
@@ -90,7 +90,7 @@ def _gpt2(
     base: Any = core.base_model
     hidden = base.wte(tokens) + base.wpe(positions)
     for number, block in enumerate(base.h):
-        hidden = cache.near(number, hidden)
+        hidden = hidden.to(cache.devices[number])
         attention = block.attn
         joint = attention.c_attn(block.ln_1(hidden))
         query, key, value = joint.view(len(joint), 3, -1, attention.head_dim).unbind(1)
@@ -109,7 +109,7 @@ def _neox(
     hidden = base.embed_in(tokens)
     cosine, sine = _rotation(base, hidden, positions)
     for number, layer in enumerate(base.layers):
-        hidden = cache.near(number, hidden)
+        hidden = hidden.to(cache.devices[number])
         attention = layer.attention
         joint = attention.query_key_value(layer.input_layernorm(hidden))
         split = joint.view(len(joint), -1, 3 * attention.head_size)
@@ -134,7 +134,7 @@ def _llama(
     hidden = base.embed_tokens(tokens)
     cosine, sine = _rotation(base, hidden, positions)
     for number, layer in enumerate(base.layers):
-        hidden = cache.near(number, hidden)
+        hidden = hidden.to(cache.devices[number])
         attention = layer.self_attn
         normed = layer.input_layernorm(hidden)
         shape = (len(normed), -1, attention.head_dim)

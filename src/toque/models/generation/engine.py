@@ -25,11 +25,8 @@ from toque.models.onednn import has_fast_bf16
 from toque.reporter import Count, uncounted
 
 MOST_ROWS: Final = {"cpu": 160, "cuda": 256}
-"""More rows gain nothing on a CPU (measured); the number for CUDA is a guess.
-
-On a CPU, products with 64 rows reach 60 to 80 % of the rate of those with 150 (weights are read
-from memory at every step), those with 256 no more.
-"""
+"""More rows gain nothing on a CPU (products with 64 rows reach 60 to 80 % of the rate of those with
+150, those with 256 no more); the number for CUDA is a guess."""
 
 
 def generate(
@@ -67,6 +64,7 @@ def generate(
     if longest is None:
         raise ConfigError(f"{argument('max_new_tokens')} is missing; it must be at least 1.")
     limits = _limits(core, prompts, longest)
+    columns = _longest(core, prompts, limits)
     pairs = enumerate(zip(prompts, limits, strict=True))
     orders = [Order(prompt, limit, options, number) for number, (prompt, limit) in pairs]
     answers: list[list[int]] = [[] for _ in limits]
@@ -77,13 +75,13 @@ def generate(
         n_rows = options.batch_rows
         if n_rows is None:
             most = MOST_ROWS["cuda" if core.device.type == "cuda" else "cpu"]
-            most = min(most, _affordable_rows(core, prompts, longest))
+            most = min(most, _affordable_rows(core, prompts, columns))
             # The most that fill every batch alike: 300 prompts go as 150 + 150.
             n_rows = -(-len(prompts) // -(-len(prompts) // most)) if prompts else most
         begin = partial(
             LiveRows,
             core,
-            columns=_longest(core, prompts, limits),
+            columns=columns,
             eos_id=eos_id,
             pad_id=pad_id,
             constraint=constraint,
@@ -126,7 +124,7 @@ def _written(
     A prefill of one costs about as much as one of a few. Where memory runs out, half as many rows
     go on.
     """
-    rows, waiting = begin(rows=n_rows), sorted(orders, key=_shortest_last)
+    rows, waiting = begin(rows=n_rows), sorted(orders, key=lambda order: -len(order.prompt))
     while waiting or rows.orders:
         try:
             free = n_rows - len(rows.orders)
@@ -148,7 +146,7 @@ def _written(
                 f"({argument('max_new_tokens')}), or end what else uses the memory."
             )
         unfinished = [replace(o, begun=tuple(answers[o.number])) for o in rows.orders]
-        waiting = sorted([*unfinished, *waiting], key=_shortest_last)
+        waiting = sorted([*unfinished, *waiting], key=lambda order: -len(order.prompt))
         on_notice(
             f"Memory ran out while {n_rows} texts were written at a time ({reason}). From here on "
             f"{n_rows // 2} are: the texts stay the same."
@@ -156,10 +154,6 @@ def _written(
         n_rows //= 2
         rows = begin(rows=n_rows)
         release_memory()
-
-
-def _shortest_last(order: Order) -> int:
-    return -len(order.prompt)
 
 
 @contextmanager
@@ -174,14 +168,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _affordable_rows(
-    core: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int
-) -> int:
+def _affordable_rows(core: PreTrainedModel, prompts: Sequence[Sequence[int]], columns: int) -> int:
     """Rows to generate at once: their memory may take BESIDE_TRAINING of what is free."""
     if not prompts:
         return 1
     layers, heads, size = cache_shape(core)
-    columns = _longest(core, prompts, _limits(core, prompts, max_new_tokens))
     if family_of(core.config).is_encoder_decoder:
         columns += max(map(len, prompts))  # of the source
     # A buffer that has grown is up to a quarter larger than its contents.

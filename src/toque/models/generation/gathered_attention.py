@@ -96,13 +96,10 @@ class Tiles:
 class _Reads:
     """Places that the two sums read: U tiles, over all rows and query heads."""
 
-    key_rows: Tensor
-    """[U * d] rows of the keys' table [R * W / T * H * d, T], in the order of memory."""
-    key_ends: Tensor
-    """[U + 2] where each tile's part of `key_rows` begins; a last one is empty, its sum zero."""
+    key_rows: Tensor  # [U * d] rows of the keys' table [R * W / T * H * d, T], in order of memory
+    key_ends: Tensor  # [U + 2] where each tile's part of `key_rows` begins; the last is empty
     queries: Tensor  # [U] the query of each tile, in that order
-    scores: Tensor
-    """[n * H * G * K / T] the sum that stands in each place; the empty one where none was read."""
+    scores: Tensor  # [n * H * G * K / T] the sum in each place; the empty one where none was read
     value_rows: Tensor  # [U * T] rows of the values' table [R * W / T * H * T, d]
     value_ends: Tensor  # [n * H * G + 1] where each query's part of `value_rows` begins
     shares: Tensor  # [U] the place of each part of `value_rows` among [n * H * G * K / T]

@@ -32,22 +32,10 @@ from toque.models.generation.gathered_attention import TILE, Gather, Tiles, can_
 from toque.models.generation.packed_products import has_bf16_products
 
 SPARE = 64  # columns allocated beyond what is needed now
-AT_ONCE = 1024
-"""The most columns allocated before any row needs them.
-
-Widths are odd: with a multiple of 4 KiB between rows, all of them compete for the same few lines of
-a CPU's cache (3.3 ms against 2.1 ms for one product with the keys of 96 rows).
-"""
-MOST_WASTED_COLUMNS = 192
-"""Padding columns that rows attending together may read before they are split into two groups.
-
-About what one more attention call costs: 40 us, at 3 kB a column and 8 GB/s.
-"""
-PREFILL_TOKENS = 4096
-"""Prompt tokens, padding included, that one forward of the prefill reads; bounds its memory."""
-WASTED_TOKENS = 128
-"""Padding of one forward of the prefill on a CPU. A token of a 30 M model costs 0.15 ms in float32
-there, and a forward more of few tokens 2 to 3 ms."""
+AT_ONCE = 1024  # the most columns allocated before any row needs them
+MOST_WASTED_COLUMNS = 192  # padding that rows read together: 40 us at 8 GB/s, as one more call
+PREFILL_TOKENS = 4096  # prompt tokens, padding included, of one forward of the prefill: its memory
+WASTED_TOKENS = 128  # padding of a prefill on a CPU: 0.15 ms a token (30 M model), 2 to 3 a forward
 
 
 def cache_dtype(core: PreTrainedModel) -> torch.dtype:
@@ -83,9 +71,7 @@ def layer_devices(core: PreTrainedModel) -> list[torch.device]:
 def neighbours(
     lengths: Sequence[int], *, most_wasted: float, most: float = math.inf
 ) -> Iterator[slice]:
-    """Consecutive rows of similar length, at least one each.
-
-    Padded to their longest, they hold at most `most` tokens, `most_wasted` of which are padding.
+    """Consecutive rows of similar length, of at most `most` tokens, `most_wasted` of them padding.
 
     >>> list(neighbours([900, 880, 100, 90], most_wasted=128))
     [slice(0, 2, None), slice(2, 4, None)]
@@ -162,8 +148,7 @@ class AttentionWindow:
     rows: slice
     columns: slice
     mask: Tensor | None  # added to the scores, [rows or 1, H or 1, 1, K]; None for nothing
-    gather: Gather | None = None
-    """Sums what each row reads instead of multiplying; None for products."""
+    gather: Gather | None = None  # sums what each row reads instead of multiplying
 
     @property
     def masked(self) -> slice:
@@ -241,11 +226,11 @@ class KVCache:
         layers, heads, size = shape
         self._shape = (rows, heads, size)
         self._dtype, self._device, self._gathers = dtype, device, gathers
-        self._devices = tuple(devices) or (device,) * layers
+        self.devices = tuple(devices) or (device,) * layers
         self._layers: list[tuple[Columns | Tiles, Columns | Tiles]] = []  # keys and values
         self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
         self.starts: list[int] = []  # the first column of every live row
-        self.end = 0  # the column the next token is written to
+        self.end = 0  # the column the next token is written to, one further after a step
         self._width = self._whole(min(columns, AT_ONCE))
         self._groups: list[slice] = []  # of rows; empty when they have changed
         self._gather: Gather | None = None  # the last step's
@@ -350,14 +335,6 @@ class KVCache:
         seen = [part.attend(query, keys, values, scale) for part in windows]
         return seen[0] if len(seen) == 1 else torch.cat(seen)
 
-    def near(self, layer: int, hidden: Tensor) -> Tensor:
-        """Hidden states on the device of a layer."""
-        return hidden.to(self._devices[layer])
-
-    def advance(self) -> None:
-        """End of a step: the next token goes one column further."""
-        self.end += 1
-
     def _buffers(self) -> Iterator[Columns | Tiles]:
         return itertools.chain(*self._layers)
 
@@ -385,7 +362,7 @@ class KVCache:
         rows, heads, size = self._shape
         shape = (rows, heads, self._width, size)
         old, self._layers = self._layers, []
-        for device in self._devices:
+        for device in self.devices:
             keys, values = (
                 Tiles(shape, keys=are_keys)
                 if self._gathers
@@ -399,7 +376,8 @@ class KVCache:
         self._blocked = torch.zeros(rows, self._width, dtype=dtype, device=self._device)
 
     def _whole(self, width: int) -> int:
-        """A buffer's width, at least this."""
+        # Odd: with a multiple of 4 KiB between rows, all compete for the same few lines of a CPU's
+        # cache (3.3 ms against 2.1 ms for one product with the keys of 96 rows).
         return whole_tiles(slice(0, width)).stop if self._gathers else width | 1
 
     def _mask_row(self, row: int) -> None:

@@ -29,8 +29,7 @@ from toque.models.generation.sampling import (
 )
 from toque.models.generation.t5 import T5Decoding
 
-End = Literal["stop", "length"]
-"""Reason for the end of an answer: the end token, or the longest length."""
+End = Literal["stop", "length"]  # of an answer: by the end token, or at the longest length
 Share = tuple[float | None, Sequence[tuple[int, float]]]
 """Log-probability of the chosen token, and of the likeliest ones, best first."""
 
@@ -43,10 +42,8 @@ class Order:
     most_tokens: int  # the longest answer, which the caller has bounded by the model's positions
     options: GenerationOptions  # choice of its tokens: temperature, top_k, top_p and seed are read
     number: int = 0  # number that, with the seed and the position, decides the draws
-    n_likeliest: int | None = None
-    """Tokens to report the probabilities of, beside the chosen one's; None for no probabilities."""
-    begun: Sequence[int] = ()
-    """The answer's first tokens, where they are known: they are read, and told to nobody."""
+    n_likeliest: int | None = None  # tokens to tell logprobs of besides; None for none at all
+    begun: Sequence[int] = ()  # the answer's first tokens, where known: read, and told to nobody
 
 
 class NewToken(NamedTuple):
@@ -56,17 +53,15 @@ class NewToken(NamedTuple):
     token: int
     end: End | None
     """Set with the last one; the token of "stop" is the end token, no part of the answer."""
-    logprob: float | None
-    """Natural logarithm of the token's probability before temperature and filters, where asked."""
-    likeliest: Sequence[tuple[int, float]]
-    """The likeliest tokens at this place with theirs, best first."""
+    logprob: float | None  # before temperature and filters, in nats, where asked
+    likeliest: Sequence[tuple[int, float]]  # the likeliest tokens with theirs, best first
 
 
 class LiveRows:
     """The rows that a model in evaluation mode, as `packed_products` makes it, writes at present.
 
-    `rows` are the most, `columns` the tokens of the longest row, prompt included, for models that read
-    both together. The constraint knows orders by their numbers.
+    `rows` are the most, `columns` the tokens of the longest row, prompt included, for models that
+    read both together. The constraint knows orders by their numbers.
     """
 
     @torch.inference_mode()

@@ -12,10 +12,7 @@ Precision = Literal["auto", "bf16", "float32"]
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """Options of one call of generation; a number out of range is refused.
-
-    Filters apply in the order temperature, top_k, top_p.
-    """
+    """Options of one generation, checked; temperature, then top_k, then top_p apply."""
 
     max_new_tokens: int | None = None
     """Tokens of the longest answer; None for what the model was trained on, where that is known."""
@@ -28,12 +25,10 @@ class GenerationOptions:
     seed: int = 0
     """Seed that, with a prompt's number and the position, decides the draws."""
     precision: Precision = "float32"
-    """Precision of the matrix products and the KV cache.
+    """Precision of products and KV cache; auto is bf16 where the hardware has it, else float32.
 
-    float32 is the model as it is. bf16 is faster where the hardware has it: where two tokens are
-    about equally likely, a text may then part from float32's, and from its own with other rows
-    beside it, because the sums of a product depend on how many rows it has. auto is bf16 on such
-    hardware and float32 elsewhere.
+    In bf16 a text may part from float32's, and from its own with other rows beside it, where two
+    tokens are about equally likely: sums of a product depend on how many rows it has.
     """
     batch_rows: int | None = None
     """Prompts at a time; None for as many as a quarter of the free memory holds, up to a limit."""
@@ -45,19 +40,15 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
-            raise ConfigError(
-                f"{argument('precision')} is {self.precision!r}; use auto, bf16 or float32."
-            )
+            known = ", ".join(get_args(Precision))
+            raise ConfigError(f"{argument('precision')} is {self.precision!r}; use one of {known}.")
         if self.temperature < 0.0:
-            raise ConfigError(
-                f"{argument('temperature')} is {self.temperature:g}; it must be at least 0, which "
-                "takes the likeliest token every time."
-            )
+            raise ConfigError(f"{argument('temperature')} is {self.temperature:g}; use 0 or more.")
         if self.top_k is not None and self.top_k < 0:
             raise ConfigError(f"top_k is {self.top_k}; use a count of tokens, or 0 to keep all.")
         if not 0.0 < self.top_p <= 1.0:
             raise ConfigError(
-                f"{argument('top_p')} is {self.top_p:g}; it must be above 0 and at most 1."
+                f"{argument('top_p')} is {self.top_p:g}; use a share above 0, up to 1."
             )
         for name in ("max_new_tokens", "batch_rows"):
             value = getattr(self, name)

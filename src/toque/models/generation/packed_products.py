@@ -24,8 +24,7 @@ from toque.models.onednn import PackedLinear, has_fast_bf16, onednn_is_faster
 _MOST_BYTES: Final = 2 << 30  # largest model in bytes of which float32 keeps a packed copy
 
 
-Packs = MutableMapping[nn.Module, nn.Module]
-"""Packed layer by the layer it stands for; models that share layers share it, too."""
+Packs = MutableMapping[nn.Module, nn.Module]  # packed layer by the layer it stands for
 
 
 def with_packed_products(

@@ -25,8 +25,7 @@ WORTHWHILE_STEPS: Final = 32  # greedy steps that pay for quantizing the head's 
 _INT8_MAX: Final = 127
 _ZERO: Final = 128  # the unsigned number that stands for zero
 _AT_ONCE: Final = 64  # blocks quantized together: some 8 MB of weights
-MOST_BLOCKS: Final = 1 / 8
-"""Share of the blocks that may be in doubt; for a row with more, all logits are computed."""
+MOST_BLOCKS: Final = 1 / 8  # of the blocks in doubt; for a row with more, all logits are computed
 _ROUNDING: Final = 1.001  # widens the bounds, because they were computed in float32 themselves
 
 

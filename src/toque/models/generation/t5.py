@@ -1,7 +1,4 @@
-"""Decoding with a KV cache for T5: the source is encoded once, then only the decoder runs.
-
-Letters as in `kv_cache.py`. Self- and cross-attention have H heads each.
-"""
+"""Decoding with a KV cache for T5: sources are encoded once. Letters as in `kv_cache.py`."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from toque.models.generation.kv_cache import (
 class T5Decoding:
     """Live rows; prefill encodes the sources, and computes their keys and values once a layer.
 
-    `columns` are the tokens of the longest answer; `pad_id` starts one if the model does not say.
+    `columns` are those of the longest answer; `pad_id` starts one if the model does not say.
     """
 
     def __init__(self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> None:
@@ -43,30 +40,23 @@ class T5Decoding:
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Encode the prompts of new rows, numbered after the live ones; returns start tokens."""
         places = self.sources.admit([*map(len, prompts)])
+        size, encoder = self.core.config.d_kv, self.core.get_submodule("encoder")
         for part in prefilled_together(prompts, self.core.device):
-            self._encode(prompts[part], places[part])
+            tokens = padded(prompts[part], self.pad_id, self.core.device)
+            lengths = torch.tensor([*map(len, prompts[part])], device=tokens.device)
+            real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+            mask = real[:, None, None, :].expand(-1, -1, tokens.shape[1], -1)
+            source = encoder(input_ids=tokens, attention_mask=mask).last_hidden_state
+            for number, block in enumerate(self.decoder.block):
+                attention = block.layer[1].EncDecAttention
+                keys, values = (
+                    project(source).view(*tokens.shape, -1, size).transpose(1, 2)
+                    for project in (attention.k, attention.v)
+                )
+                self.sources.store(number, places[part], keys, values)
         self.cache.admit([0] * len(prompts))
         self._over_sources = []
         return [self.start] * len(prompts)
-
-    def _encode(
-        self, prompts: Sequence[Sequence[int]], places: Sequence[tuple[int, slice]]
-    ) -> None:
-        tokens = padded(prompts, self.pad_id, self.core.device)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=tokens.device)
-        real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-        mask = real[:, None, None, :].expand(-1, -1, tokens.shape[1], -1)
-        source = self.core.get_submodule("encoder")(
-            input_ids=tokens, attention_mask=mask
-        ).last_hidden_state
-        size = self.core.config.d_kv
-        for number, block in enumerate(self.decoder.block):
-            attention = block.layer[1].EncDecAttention
-            keys, values = (
-                project(source).view(*tokens.shape, -1, size).transpose(1, 2)
-                for project in (attention.k, attention.v)
-            )
-            self.sources.store(number, places, keys, values)
 
     def step(self, tokens: Tensor) -> Tensor:
         """One decoding step: a token of every live row [n] to the output head's input [n, D]."""
@@ -76,7 +66,7 @@ class T5Decoding:
         hidden = self.decoder.embed_tokens(tokens)
         shape = (len(tokens), -1, self.core.config.d_kv)
         for number, block in enumerate(self.decoder.block):
-            hidden = self.cache.near(number, hidden)
+            hidden = hidden.to(self.cache.devices[number])
             layer = block.layer[0]
             attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
             query, key, value = (
@@ -94,7 +84,7 @@ class T5Decoding:
             hidden = hidden + attention.o(seen)
 
             hidden = block.layer[2](hidden)
-        self.cache.advance()
+        self.cache.end += 1
         return scale_decoder_outputs(self.core, self.decoder.final_layer_norm(hidden))
 
     def _biased(self, windows: Sequence[AttentionWindow]) -> list[AttentionWindow]:

@@ -10,10 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import gguf
-import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError
@@ -21,7 +18,7 @@ from toque.models.families import head_size, max_positions
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.models.gguf.gguf_vocabulary import Asking, write_vocabulary
-from toque.models.gguf.layout import architecture_of, places, put, suit
+from toque.models.gguf.layout import Place, architecture_of, places, put, suit
 from toque.models.loading.model_export import refuse_taken
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.adapter_files import is_adapter_folder
@@ -52,10 +49,8 @@ class ExportedGguf:
 
     folder: Path
     file: str
-    prompts: int
-    """Prompts whose greedy tokens were compared with those of the source, rounded as stored."""
-    unchanged: int
-    """Prompts of these that the source answers with the same tokens before it is rounded."""
+    prompts: int  # whose greedy tokens were compared with those of the source, rounded as stored
+    unchanged: int  # of these, answered with the same tokens before rounding
     was_adapter: bool
 
     def __str__(self) -> str:
@@ -101,7 +96,9 @@ def export_gguf(
             write_gguf(
                 model, path, name=to.name, kind=kind, tokenizer_json=tokenizer_json, asking=asking
             )
-            round_weights(model, kind)
+            for place in places(model):
+                data, stored, shape = _stored(place, kind)
+                put(place, gguf.dequantize(data, stored), shape)
             expected = write()
             for weight in model.parameters():  # what is not read back is seen to be missing
                 weight.detach().fill_(float("nan"))
@@ -142,9 +139,8 @@ def write_gguf(
         rows = int(config.vocab_size)
         write_vocabulary(writer, tokenizer_json, asking, rows=rows)
         for place in places(model):
-            weight = place.to_file(place.weight).float().contiguous()
-            stored = _stored_as(place.name, weight, TYPES[kind][0])
-            writer.add_tensor(place.name, _packed(weight, stored), raw_dtype=stored)
+            data, stored, _ = _stored(place, kind)
+            writer.add_tensor(place.name, data, raw_dtype=stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -161,18 +157,8 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
         raise CheckpointError(f"{path} was read back and holds other weights than were written.")
     for place in wanted:
         held = found[place.name]
-        data = gguf.dequantize(held.data, held.tensor_type)
-        shape = tuple(int(size) for size in reversed(held.shape.tolist()))
-        put(place, torch.from_numpy(np.array(data)).reshape(shape))
-
-
-def round_weights(model: PreTrainedModel, kind: str) -> None:
-    """Round the weights of a model that `suit` has seen as a file of a kind stores them."""
-    for place in places(model):
-        weight = place.to_file(place.weight).float().contiguous()
-        stored = _stored_as(place.name, weight, TYPES[kind][0])
-        data = gguf.dequantize(_packed(weight, stored), stored)
-        put(place, torch.from_numpy(np.array(data)).reshape(weight.shape))
+        shape = [int(size) for size in reversed(held.shape.tolist())]
+        put(place, gguf.dequantize(held.data, held.tensor_type), shape)
 
 
 def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -214,14 +200,14 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
-def _packed(weight: Tensor, stored: gguf.GGMLQuantizationType) -> NDArray[Any]:
-    return gguf.quantize(weight.numpy(), stored)
+def _stored(place: Place, kind: str) -> tuple[NDArray[Any], Any, Sequence[int]]:
+    """A weight as a file of a kind stores it, its type, and its shape.
 
-
-def _stored_as(name: str, weight: Tensor, asked: gguf.GGMLQuantizationType) -> Any:
-    """The type of one weight: vectors stay float32, and rows that no block divides float16."""
-    if weight.ndim < 2 or name == _POSITIONS or name.endswith(_POSITION_BIAS):
-        return _Type.F32
-    if asked in _PLAIN or weight.shape[-1] % gguf.GGML_QUANT_SIZES[asked][0] == 0:
-        return asked
-    return _Type.F16
+    Vectors stay float32, and rows that no block divides float16.
+    """
+    weight, stored = place.to_file(place.weight).float().contiguous(), TYPES[kind][0]
+    if weight.ndim < 2 or place.name == _POSITIONS or place.name.endswith(_POSITION_BIAS):
+        stored = _Type.F32
+    elif stored not in _PLAIN and weight.shape[-1] % gguf.GGML_QUANT_SIZES[stored][0] != 0:
+        stored = _Type.F16
+    return gguf.quantize(weight.numpy(), stored), stored, weight.shape

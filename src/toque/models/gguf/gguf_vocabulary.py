@@ -1,12 +1,8 @@
 """GGUF vocabulary: the tokens of a tokenizer.json as llama.cpp's own tokenizers take them.
 
-llama.cpp cuts texts by rules of its own, three of which are those of our families:
-
-* `gpt2`, byte-level BPE by merges, whose words are cut as `tokenizer.ggml.pre` says;
-* `llama`, SentencePiece's BPE, where the piece of the highest score is merged first;
-* `t5`, SentencePiece's Unigram.
-
-What Toque rewrites before it encodes (`½`, `ñ`, where a vocabulary lacks them) is not among them.
+Three of these are of our families: `gpt2`, byte-level BPE by merges, whose words are cut as
+`tokenizer.ggml.pre` says; `llama`, SentencePiece's BPE, where the piece of the highest score is
+merged first; `t5`, its Unigram. What Toque rewrites before it encodes (`½`, `ñ`) is not among them.
 """
 
 from __future__ import annotations

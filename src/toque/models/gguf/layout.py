@@ -10,13 +10,15 @@ llama.cpp keeps most matrices as transformers does. What it turns around:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import gguf
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -142,6 +144,6 @@ def _swapped(weight: Tensor, outer: tuple[int, ...], at: int) -> Tensor:
 
 
 @torch.no_grad()
-def put(place: Place, data: Tensor) -> None:
-    """Replace a weight of the model by what lies in its place of a file."""
-    place.weight.copy_(place.from_file(data))
+def put(place: Place, data: NDArray[Any], shape: Sequence[int]) -> None:
+    """Replace a weight of the model by what lies in its place of a file, in float32."""
+    place.weight.copy_(place.from_file(torch.from_numpy(np.array(data)).reshape(shape)))

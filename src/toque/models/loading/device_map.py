@@ -19,8 +19,7 @@ from toque.models.forward.blocks import blocks
 from toque.models.loading.from_scratch import config_in, construct
 from toque.models.loading.pretrained import CheckedFolder, Placement
 
-SHARE: Final = 0.8
-"""Share of a device's free memory that weights may take; KV cache and activations have the rest."""
+SHARE: Final = 0.8  # of a device's free memory for weights; KV cache and activations have the rest
 
 
 @dataclass(frozen=True)

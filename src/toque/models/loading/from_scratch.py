@@ -35,8 +35,7 @@ _FROM_TOKENIZER = (
 _OLDER_NAMES = ("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")
 """Names that configs still read and turn into `rope_parameters`."""
 
-_SIZE = re.compile(r"(n|num|d)_.*|.*_(size|dim|positions|embeddings)")
-"""Arguments that count something."""
+_SIZE = re.compile(r"(n|num|d)_.*|.*_(size|dim|positions|embeddings)")  # counts something
 
 _DEFAULTS_TOO_LARGE = {"neox": ("GPT-NeoX-20B", "80 GB"), "llama": ("Llama-2-7B", "27 GB")}
 """The model that a family's default config describes, and its size in float32."""
@@ -187,11 +186,7 @@ def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
 
 
 def fuse_activations(model: nn.Module) -> None:
-    """Replace GPT-2's and T5 v1.1's "gelu_new" (Hendrycks & Gimpel 2016) by PyTorch's own kernel.
-
-    Equal to float32 rounding. On a CPU the eight steps were a quarter of a small GPT-2's training
-    step.
-    """
+    """Put PyTorch's own kernel for "gelu_new": a quarter of a small GPT-2's step on a CPU."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):

@@ -74,8 +74,7 @@ def _downloaded(name: str, patterns: list[str], missing: str, error: type[ToqueE
     except Exception as failure:  # httpx's or httpx2's, as the version of the library has it
         raise error(
             f"{missing} in {Path.cwd()}, and the hub at {constants.ENDPOINT} cannot be reached "
-            f"({failure}). Name a folder that holds it, or connect this machine to the network "
-            "(a proxy is named by HTTPS_PROXY)."
+            f"({failure}). Name a folder, or connect to the network (HTTPS_PROXY names a proxy)."
         ) from failure
 
 

@@ -127,7 +127,6 @@ TOLERANCE = 1e-4
 """Largest difference of logits allowed, as a share of the largest logit: float32 sums that merging
 orders otherwise differ by about 1e-6."""
 DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-"""Types of weights in a Hugging Face folder, by the names that GGUF has for them."""
 _ROWS, _TOKENS = 4, 32
 
 

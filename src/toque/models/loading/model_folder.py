@@ -22,8 +22,7 @@ from toque.storage.array_headers import check_safetensors_header
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOST_BYTES: Final = 8 << 20
-"""Largest config.json in bytes; with a name for each of 20,000 classes one has about 1 MiB."""
+_MOST_BYTES: Final = 8 << 20  # of a config.json; with names of 20,000 classes one has 1 MiB
 _MOST_LAYERS: Final = 1_000
 _LARGEST: Final = (1 << 31) - 1
 _SIZE = re.compile(r"(?:.*_)?(?:n|num|d)_.*|.*_(?:size|dim|positions)|max_position_embeddings")
@@ -76,8 +75,7 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
     if n_weights is not None and needed > n_weights:
         raise CheckpointError(
             f"{file} describes a model of at least {needed:,} weights ({needed * 4 / 1e9:,.1f} GB "
-            f"in float32), and the files beside it hold {n_weights:,}. The two do not belong "
-            "together. Copy the model from its source again."
+            f"in float32), and the files beside it hold {n_weights:,}. {_AGAIN}"
         )
 
 
@@ -221,7 +219,7 @@ def _weight_files(folder: Path) -> list[Path]:
         if outside:
             raise CheckpointError(
                 f"{folder / _INDEX} names the file {outside[0]!r}; only plain names in its folder "
-                "are allowed. It is damaged or made to harm; copy the model from its source again."
+                f"are allowed. {_AGAIN}"
             )
         return [folder / name for name in names]
     if (folder / "model.safetensors").exists():

@@ -49,8 +49,7 @@ class CheckedFolder:
     folder: Path
     family: Family
     stored: StoredWeights
-    has_own_head: bool
-    """True if config.json says that head and embedding are two, and the files hold the head."""
+    has_own_head: bool  # config.json says head and embedding are two, and the files hold the head
 
 
 @dataclass(frozen=True)
@@ -153,9 +152,8 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
     most = max(MOST_ROWS, 2 * old)
     if vocab_size > most:
         raise CheckpointError(
-            f"The tokenizer, or an adapter's record, asks for an embedding of {vocab_size:,} rows "
-            f"where the model has {old:,}; at most {most:,} are made. Look at the highest id of "
-            "the tokenizer: it is damaged or belongs to another model."
+            f"The tokenizer, or an adapter's record, asks for {vocab_size:,} rows of the embedding "
+            f"where the model has {old:,}; at most {most:,} are made. It is damaged, or another's."
         )
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
     with torch.no_grad():

@@ -1,10 +1,7 @@
 """Provenance of a model folder: the form its prompts take, and its tokenizer as training read it.
 
-A model that Toque wrote holds a folder `toque/` beside the files that transformers reads:
-
-    model/tokenizer.json        for plain transformers
-    model/toque/model.json      the record
-    model/toque/tokenizer.json  as it lies in the store; and tokenizer_config.json
+A model that Toque wrote holds `toque/model.json`, the record, and `toque/tokenizer.json` as it lies
+in the store, beside the files that transformers reads.
 """
 
 from __future__ import annotations

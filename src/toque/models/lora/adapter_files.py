@@ -24,8 +24,7 @@ from toque.storage.no_follow import write_new
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 BASE_KEY = "toque_base_sha256"  # metadata of the weights file: SHA-256 of the base's weights
-ROWS_KEY = "toque_vocabulary"
-"""Metadata: rows of the base's embedding, which may have grown before training."""
+ROWS_KEY = "toque_vocabulary"  # metadata: rows of the base's embedding, which may have grown
 _PREFIX = "base_model.model."  # peft's prefix of the wrapped model's parameter names
 
 

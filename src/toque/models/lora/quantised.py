@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +25,6 @@ FormName = Literal["int8", "nf4"]
 BLOCK: Final = 64  # weights of nf4 that share a scale
 NESTED: Final = 256  # scales of nf4 that share one of theirs
 _INT8_STEPS: Final = 127
-
-
-class Form(Protocol):
-    """A way to hold a matrix in fewer bits."""
-
-    def held(self, matrix: Tensor) -> dict[str, Tensor]:
-        """Tensors that are kept of a matrix [O, I], by the names that `matrix` takes."""
-
-    def matrix(self, held: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """[O, I] in `dtype`, to within the form's rounding."""
 
 
 class Int8:
@@ -82,7 +72,7 @@ class Nf4:
         }
 
     def matrix(self, held: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """[O, I]."""
+        """The turned back matrix [O, I]."""
         scales = self._functional.dequantize_blockwise(
             held["scales"], absmax=held["nested"], code=held["code_book"], blocksize=NESTED
         )
@@ -122,6 +112,9 @@ class Outlined:
         """The turned back matrix; nf4's scales are float32 for that moment."""
         scales = held["scales"].float()
         return torch.empty(shape, dtype=dtype, device=scales.device)
+
+
+Form = Int8 | Nf4 | Outlined  # a way to hold a matrix in fewer bits, to within its rounding
 
 
 def form_named(name: FormName) -> Form:
