@@ -23,9 +23,9 @@ class ParameterCounts:
 def parameter_counts(model: nn.Module) -> ParameterCounts:
     """Count a model's parameters, adapters included."""
     core = unwrapped(model)
-    found = [core.get_input_embeddings(), core.get_submodule("lm_head")]
-    if hasattr(core.base_model, "wpe"):  # GPT-2's learned positions
-        found.append(core.base_model.wpe)
+    found: list[nn.Module] = [core.get_input_embeddings(), core.get_submodule("lm_head")]
+    positions = getattr(core.base_model, "wpe", None)  # GPT-2's are learned
+    found += [] if positions is None else [positions]
     tables = {id(p) for module in found for p in module.parameters()}
     parameters = list(model.parameters())
     quantised = sum(layer.shape.numel() for _, layer in quantised_layers(model))

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from toque.models import onednn
 from toque.models.forward import cpu_linear
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.loss import cross_entropy_sum, loss_sum
+from toque.models.forward.loss import loss_sum
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,8 @@ def test_a_layer_and_its_gradients(kind, rows):
         torch.testing.assert_close(found, was, rtol=1e-4, atol=1e-4)
 
 
-def test_loss_and_gradients_of_a_packed_batch(kind, tiny, some_examples, packed):
+@pytest.mark.parametrize("chunk_rows", [3, None])
+def test_loss_and_gradients_of_a_packed_batch(kind, tiny, some_examples, packed, chunk_rows):
     made = some_examples(6)
     batch = packed(kind, [made[:4], made[4:]])
     results = []
@@ -52,7 +53,7 @@ def test_loss_and_gradients_of_a_packed_batch(kind, tiny, some_examples, packed)
         model = tiny(kind)
         if swap:
             assert use_cpu_layers(model) > 0
-        loss = loss_sum(model, batch)
+        loss = loss_sum(model, batch, chunk_rows=chunk_rows)
         torch.autograd.backward(loss)
         results.append((float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}))
     (before, exact), (after, found) = results
@@ -60,22 +61,6 @@ def test_loss_and_gradients_of_a_packed_batch(kind, tiny, some_examples, packed)
     for name, gradient in exact.items():
         if gradient is not None:
             torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
-
-
-@pytest.mark.parametrize("chunk_rows", [3, 64])
-def test_the_head_in_chunks(monkeypatch, chunk_rows):
-    hidden = torch.randn(20, 24, requires_grad=True)
-    weight = torch.randn(50, 24, requires_grad=True)
-    labels = torch.randint(0, 50, (20,))
-
-    def found():
-        loss = cross_entropy_sum(hidden, weight, labels, chunk_rows=chunk_rows)
-        return loss, *gradients_of(loss, [hidden, weight])
-
-    fast = found()
-    monkeypatch.setattr(cpu_linear, "onednn_is_faster", lambda: False)
-    for one, other in zip(fast, found(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_autocast_and_doubles_go_the_usual_way():

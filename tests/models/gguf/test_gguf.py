@@ -99,14 +99,6 @@ def test_transformers_reads_the_file_as_the_same_model(kind: str, write: Write) 
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
 
 
-def test_llamas_rotary_halves_become_neighbours() -> None:
-    """A head of eight rows, 0 to 3 and 4 to 7, is read as the pairs (0, 4), (1, 5), ..."""
-    model = make("llama")
-    (query,) = [p for p in places(model) if p.name == "blk.0.attn_q.weight"]
-    rows = torch.arange(32.0)[:, None].expand(32, 32)
-    assert query.to_file(rows)[:8, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
-
-
 def test_neox_gives_all_queries_first() -> None:
     model = make("neox")
     (fused,) = [p for p in places(model) if p.name == "blk.0.attn_qkv.bias"]
@@ -115,14 +107,6 @@ def test_neox_gives_all_queries_first() -> None:
         for head in range(4):
             first = 24.0 * head + 8 * part
             assert turned[part, head].tolist() == list(np.arange(first, first + 8))
-
-
-def test_a_scaled_t5_gets_a_head_that_holds_the_factor() -> None:
-    model = make("t5")
-    table = model.get_input_embeddings().weight.detach().clone()
-    suit(model)
-    (head,) = [p for p in places(model) if p.name == "output.weight"]
-    assert torch.equal(head.weight, table * 32**-0.5)
 
 
 @pytest.mark.parametrize("stored", TYPES)

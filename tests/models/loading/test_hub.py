@@ -27,10 +27,6 @@ def online(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_folder_is_itself(tmp_path):
-    assert resolve_folder(str(tmp_path)) == tmp_path
-
-
 def test_offline_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
