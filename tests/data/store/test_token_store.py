@@ -126,10 +126,10 @@ def test_every_missing_short_or_changed_file_is_named(store: TokenStore) -> None
 def test_opening_reads_no_ids(store: TokenStore) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = TokenStore.open(store.path)
-    assert not opened._targets.opened
+    assert not opened._sides[1].opened
     opened.target(0)
-    assert list(opened._targets.opened) == [0]
-    assert not opened._prompts.opened
+    assert list(opened._sides[1].opened) == [0]
+    assert not opened._sides[0].opened
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
 
 

@@ -1,8 +1,7 @@
 """Batch stream: `at(cursor)` gives an update's batch and the cursor of the next update.
 
-Prefetch: a thread, or several, make batches ahead of the loop and copy them to a GPU. A batch
-carries its own cursor, so a checkpoint stores the position of the last one trained on, however many
-are waiting.
+Threads make batches ahead of the loop and copy them to a GPU. A batch carries its own cursor, so a
+checkpoint stores the position of the last one trained on, however many are waiting.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ from toque.errors import ConfigError
 from toque.units import Cursor, Duration, Progress
 
 CPU_MICRO_BATCH_TOKENS = 4096
-"""Tokens computed at once in training; in evaluating, the search for the fastest begins there."""
-SHAPE_SAMPLE = 2048
-"""Examples whose lengths choose the row; the longest of all are always among them."""
+"""Tokens computed at once; evaluating looks for the fastest from there."""
+SHAPE_SAMPLE = 2048  # examples whose lengths choose the row, the longest among them
 
 
 @dataclass(frozen=True)
@@ -40,17 +38,13 @@ class Step:
     """The data of one update. Counts are over all ranks; `batch` is this rank's share."""
 
     batch: Batch
-    cursor: Cursor
-    """Cursor of the next update."""
+    cursor: Cursor  # cursor of the next update
     n_targets: int
     n_tokens: int
     n_examples: int
-    n_computed: int
-    """Tokens computed by this rank, padding included."""
-    epoch: float
-    """Passes over the data after this update."""
-    stage: int | None = None
-    """Stage of the curriculum, counted from 1; None without one."""
+    n_computed: int  # tokens computed by this rank, padding included
+    epoch: float  # passes over the data after this update
+    stage: int | None = None  # stage of the curriculum, counted from 1; None without one
 
     def after(self, before: Progress, seconds: float) -> Progress:
         """Progress once this update, which took `seconds`, is done."""
@@ -70,15 +64,12 @@ class BatchStream:
 
     plan: EpochPlan | StagedPlan
     layout: Layout
-    prompt_lengths: np.ndarray
-    """[all store rows] stored prompt tokens; and stored target tokens."""
+    prompt_lengths: np.ndarray  # [all store rows] stored prompt tokens; and stored target tokens
     target_lengths: np.ndarray
     rank: int = 0
     world_size: int = 1
-    varied: Varied | None = None
-    """Examples that change from epoch to epoch; None for the stored ones."""
-    readers: int = 1
-    """Threads that may collate at once."""
+    varied: Varied | None = None  # examples that change every epoch; None for the stored ones
+    readers: int = 1  # threads that may collate at once
 
     @classmethod
     def from_settings(
@@ -99,10 +90,7 @@ class BatchStream:
         """The training batches of a store for a model.
 
         `positions` are the model's, None without a limit; `spans` corrupts the texts and goes
-        before `varied`, which are augmented examples.
-
-        Raises:
-            ConfigError: the store is empty, or its examples fit neither the model nor the settings.
+        before `varied`, which are augmented examples. ConfigError where the examples do not fit.
         """
         refuse_empty(store, "train")
         rows = store.rows("train")
@@ -217,10 +205,7 @@ class ExampleLengths:
         encoder: bool,
         spans: SpanCorruption | None = None,
     ) -> Self:
-        """Lengths of store rows; a decoder-only model reads both sides joined, less the last token.
-
-        With `spans`, they are the most that corrupting leaves.
-        """
+        """Lengths of store rows, with `spans` the most; a decoder's joined, less the last token."""
         prompt = store.prompt_lengths[rows].astype(np.int64)
         target = store.target_lengths[rows].astype(np.int64)
         if spans is not None:
@@ -288,6 +273,10 @@ def refuse_empty(store: TokenStore, split: Split) -> None:
     )
 
 
+Sent = tuple[Batch, torch.cuda.Event]  # a batch on the device, and when it will be whole
+Made = tuple[Step, Batch | Sent]
+
+
 class Batches(Protocol):
     """Batches by position, planned in turn and made by several threads; a `BatchStream` is one."""
 
@@ -300,11 +289,6 @@ class Batches(Protocol):
 
     def collated(self, cursor: Cursor, update: Update, /) -> Step:
         """Step of what `planned` gave, read and collated; any number of threads may call it."""
-
-
-Sent = tuple[Batch, torch.cuda.Event]
-"""A batch on the device, and when it will be whole."""
-Made = tuple[Step, Batch | Sent]
 
 
 class DeviceFeed:

@@ -32,9 +32,9 @@ class Examples(Protocol):
 def decoder_batch(
     examples: Examples, rows: Sequence[Sequence[int]], *, length: int, pad_id: int
 ) -> DecoderBatch:
-    """Collate prompt and target joined; the last token is only predicted, so it is not an input.
+    """Prompts and targets joined, each without its last token, which is only predicted.
 
-    `rows` are the store rows that share a packed row, for each; no row may need more than `length`.
+    `rows` are the store rows that share a packed row of `length`; none may need more.
     """
     shape = (len(rows), length)
     prompts, targets = _sides(examples, rows)
@@ -77,10 +77,9 @@ def encoder_decoder_batch(
     pad_id: int,
     start_id: int,
 ) -> EncoderDecoderBatch:
-    """Collate prompts as the source side and targets, shifted right, as the target side.
+    """Prompts as the source side and targets as the target side, shifted right from `start_id`.
 
-    `rows` are the store rows that share a packed row, for each; no row may need more than `shape`.
-    `start_id` is the decoder's first input of every example.
+    `rows` are the store rows that share a packed row of `shape`; none may need more.
     """
     source_shape, target_shape = (len(rows), shape.source), (len(rows), shape.target)
     prompts, targets = _sides(examples, rows)
@@ -142,8 +141,7 @@ class _Runs:
         """[2 examples] tokens of each, and padding after it: 0 except at the row's end."""
         self.spans[::2] = lengths
         self.spans[2 * grid.lasts + 1] = self._gaps
-        self.starts = self.spans.cumsum()[::2] - lengths
-        """[examples] first position of each."""
+        self.starts = self.spans.cumsum()[::2] - lengths  # [examples] first position of each
 
     def laid_out(self, pieces: Pieces) -> Ids:
         """All rows in one array of the stored type; padding is 0."""
@@ -163,13 +161,10 @@ class Layout:
     """Collates rows for one model family, packed or not."""
 
     examples: Examples
-    shape: RowShape
-    """Shape of a packed row; `source` 0 means decoder-only."""
+    shape: RowShape  # shape of a packed row; `source` 0 means decoder-only
     pad_id: int
-    start_id: int = 0
-    """The decoder's first input (encoder-decoder only)."""
-    packed: bool = True
-    """False puts every example in a row of its own, as long as the batch's longest."""
+    start_id: int = 0  # the decoder's first input (encoder-decoder only)
+    packed: bool = True  # False: an example a row, all as long as the batch's longest
 
     @classmethod
     def for_model(
@@ -184,15 +179,12 @@ class Layout:
         shape, examples = self.shape, examples or self.examples
         if not self.packed:
             rows = [(example,) for row in rows for example in row]
-            shape = self._longest(*_sides(examples, rows))
+            prompts, targets = (side.lengths for side in _sides(examples, rows))
+            joined = self.shape.source == 0
+            longest = int((prompts + targets - 1 if joined else targets).max(initial=1))
+            shape = RowShape(0 if joined else int(prompts.max(initial=1)), longest)
         if self.shape.source == 0:
             return decoder_batch(examples, rows, length=shape.target, pad_id=self.pad_id)
         return encoder_decoder_batch(
             examples, rows, shape=shape, pad_id=self.pad_id, start_id=self.start_id
         )
-
-    def _longest(self, prompts: Pieces, targets: Pieces) -> RowShape:
-        if self.shape.source == 0:
-            joined = prompts.lengths + targets.lengths - 1
-            return RowShape(0, int(joined.max(initial=1)))
-        return RowShape(int(prompts.lengths.max(initial=1)), int(targets.lengths.max(initial=1)))

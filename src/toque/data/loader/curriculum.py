@@ -1,9 +1,8 @@
 """Curriculum (Bengio, Louradour, Collobert, Weston, "Curriculum learning", ICML 2009): stages.
 
 A stage has filters over the store's columns, a share of the run, and its own `EpochPlan` over what
-its filters select; the run goes from one plan to the next where its share begins. Which stage an
-update is in is a function of the cursor alone, so a run continues exactly within a stage and across
-the borders. Within a stage an epoch is a pass over what the stage selects.
+its filters select. Which stage an update is in is a function of the cursor alone, so a run
+continues exactly within a stage and across the borders.
 """
 
 from __future__ import annotations
@@ -26,12 +25,9 @@ from toque.errors import ConfigError
 from toque.keyed_random import key_of
 from toque.units import Cursor, Duration
 
-_STAGE = 3
-"""Sets the keys of later stages apart from the others."""
-_DIGITS = 9
-"""Digits of positions in epochs: sums of shares must not miss a whole number by their last bit."""
-_DIFFICULTIES: Final = get_args(DifficultyName)
-"""Codes of a store's column `difficulty`, the easiest first."""
+_STAGE = 3  # sets the keys of later stages apart from the others
+_DIGITS = 9  # digits of passes: sums of shares must not miss a whole number by their last bit
+_DIFFICULTIES: Final = get_args(DifficultyName)  # a store's codes, the easiest first
 
 
 def _bounds_of(stage: StageFilters) -> list[tuple[str, float, float, str]]:
@@ -76,13 +72,9 @@ class StagedPlan:
     """One plan after the other, like a single `EpochPlan`; each lasts for an update or more."""
 
     stages: Sequence[EpochPlan]
-    begins: Sequence[float]
-    """Where each begins, as a share of the run; ascending from 0."""
-    whole: Duration
-    """The length of the run. In steps a stage ends at its step; in epochs and examples at its pass;
-    in tokens at about the number, by the mean length of its examples."""
-    source_lengths: NDArray[np.int64]
-    """[N] of all training examples, the longest among them; as the target lengths."""
+    begins: Sequence[float]  # where each begins, as a share of the run; ascending from 0
+    whole: Duration  # the length of the run; in tokens a stage ends about there, by mean lengths
+    source_lengths: NDArray[np.int64]  # [N] of all training examples; so are the target lengths
     target_lengths: NDArray[np.int64]
 
     @classmethod
@@ -125,10 +117,6 @@ class StagedPlan:
                 )
 
     @cached_property
-    def _shares(self) -> list[float]:
-        return [end - start for start, end in pairwise((*self.begins, 1.0))]
-
-    @cached_property
     def updates(self) -> list[float]:
         """Updates of each stage: exact where the run is given in steps, else expected."""
         if self.whole.unit == "steps":
@@ -148,10 +136,8 @@ class StagedPlan:
             "examples": [float(plan.n_drawn) for plan in self.stages],
             "tokens": [plan.n_tokens for plan in self.stages],
         }[self.whole.unit]
-        return [
-            share * self.whole.amount / size
-            for share, size in zip(self._shares, sizes, strict=True)
-        ]
+        bounds = zip(pairwise((*self.begins, 1.0)), sizes, strict=True)
+        return [(end - start) * self.whole.amount / size for (start, end), size in bounds]
 
     @cached_property
     def _before(self) -> list[float]:
@@ -191,7 +177,8 @@ class StagedPlan:
         made, last = cursor.updates + 1, stage == len(self.stages) - 1
         in_steps = self.whole.unit == "steps"
         passes = round(update.epoch, _DIGITS)
-        over = made >= self.updates[stage] if in_steps else passes >= self._length(stage)
+        length = round(self._before[stage + 1] - self._before[stage], _DIGITS)
+        over = made >= self.updates[stage] if in_steps else passes >= length
         if over and not last:
             return replace(update, cursor=Cursor(stage=stage + 1), epoch=self._before[stage + 1])
         epoch = round(self._before[stage] + passes, _DIGITS)
@@ -199,6 +186,3 @@ class StagedPlan:
             epoch = min(epoch, self._before[stage + 1])
         following = replace(update.cursor, stage=stage, updates=made if in_steps else 0)
         return replace(update, cursor=following, epoch=epoch)
-
-    def _length(self, stage: int) -> float:
-        return round(self._before[stage + 1] - self._before[stage], _DIGITS)

@@ -7,15 +7,11 @@ is
 * `update_rows` consecutive rows, which may span windows (a batch in tokens), or
 * one window (a batch in examples: the window *is* the batch).
 
-Neither ranks, which share the rows of an update later, nor packing changes it: a run without
-packing sees the same updates.
+Neither ranks, which share the rows of an update later, nor packing changes it.
 
-Mixture of sources by weight: the examples an epoch draws, without state.
-
-A source of weight w is passed over w times an epoch: 1 is every example once, 2 twice, 0.5 half of
-them, the other half in the next epoch. A source is a stream of passes, each a permutation of all
-its examples; epoch e takes the positions from e * draws to (e + 1) * draws of the stream. So after
-any number of epochs, two examples of a source differ by at most one in how often they were seen.
+A source of weight w is passed over w times an epoch: 2 is every example twice, 0.5 half of them,
+the other half in the next epoch. A source is a stream of passes, each a permutation of all its
+examples; epoch e takes the positions from e * draws to (e + 1) * draws of the stream.
 """
 
 from __future__ import annotations
@@ -46,12 +42,10 @@ WINDOW_EXAMPLES = 2048
 """Examples packed together. Of 2,048 real recipes 3 to 4 % of the computed tokens are padding, of
 4,096 0.1 points less. Packing takes tens of milliseconds: the cost of finding any position."""
 
-Packed = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""A window: examples in training order, and examples per row; a row with 0 is unused."""
+Packed = tuple[NDArray[np.int64], NDArray[np.int64]]  # examples in order; per row, 0 if unused
 
 _KEPT_WINDOWS = 4
-_BLOCK = 8192
-"""Positions permuted, and examples packed, at once."""
+_BLOCK = 8192  # positions permuted, and examples packed, at once
 
 
 @dataclass(frozen=True)
@@ -59,31 +53,23 @@ class Update:
     """The examples of one update, as store rows by packed row."""
 
     rows: tuple[tuple[int, ...], ...]
-    cursor: Cursor
-    """Cursor of the next update."""
-    epoch: float
-    """Passes over the data after this update."""
+    cursor: Cursor  # cursor of the next update
+    epoch: float  # passes over the data after this update
 
 
 @dataclass
 class EpochPlan:
     """The order of one selection of examples, none longer than a row, for every epoch."""
 
-    examples: NDArray[np.int64]
-    """[N] store rows that take part."""
-    source_lengths: NDArray[np.int64]
-    """[N] encoder-side tokens of each (zeros for a decoder-only model)."""
-    target_lengths: NDArray[np.int64]
-    """[N] decoder-side tokens of each, as computed."""
+    examples: NDArray[np.int64]  # [N] store rows that take part
+    source_lengths: NDArray[np.int64]  # [N] encoder-side tokens; 0 for a decoder
+    target_lengths: NDArray[np.int64]  # [N] decoder-side tokens of each, as computed
     shape: RowShape
     seed: int
-    update_rows: int | None
-    """Rows an update takes, or None when an update is one window."""
+    update_rows: int | None  # rows an update takes, or None when an update is one window
     window: int = WINDOW_EXAMPLES
-    mixture: Mixture | None = None
-    """How often an epoch draws from each source; None for every example once."""
-    varied: Varied | None = None
-    """Examples that change from epoch to epoch; all of them fit into a row."""
+    mixture: Mixture | None = None  # draws from each source; None for every example once
+    varied: Varied | None = None  # examples that change every epoch; each fits into a row
 
     def __post_init__(self) -> None:
         self._packed: OrderedDict[tuple[int, int], Packed] = OrderedDict()
@@ -118,11 +104,6 @@ class EpochPlan:
         drawn = zip(self.mixture.draws, self.mixture.members, strict=True)
         return sum(n * float(lengths[members].mean()) for n, members in drawn if n)
 
-    @property
-    def n_windows(self) -> int:
-        """Windows in an epoch."""
-        return -(-self.n_drawn // self.window)
-
     def at(self, cursor: Cursor) -> Update:
         """The update that begins at `cursor`."""
         rows: list[tuple[int, ...]] = []
@@ -135,28 +116,25 @@ class EpochPlan:
             if row >= len(here):
                 window, row = window + 1, 0
             # An update never spans two epochs: the last one of an epoch may be smaller.
-            epoch_ends = window >= self.n_windows
+            epoch_ends = window * self.window >= self.n_drawn
             if epoch_ends or self.update_rows is None or len(rows) == self.update_rows:
                 break
-        next_cursor = Cursor(epoch + 1, 0, 0) if epoch_ends else Cursor(epoch, window, row)
-        return Update(tuple(rows), next_cursor, self.epochs_at(next_cursor))
+        if epoch_ends:
+            return Update(tuple(rows), Cursor(epoch + 1), epoch + 1.0)
+        inside = (
+            self._window_size(window) * row / len(self.window_rows(epoch, window)) if row else 0
+        )
+        passed = epoch + (window * self.window + inside) / self.n_drawn
+        return Update(tuple(rows), Cursor(epoch, window, row), passed)
 
     def epoch_key(self, cursor: Cursor) -> int:
         """Key of the random changes to examples in the epoch of `cursor`."""
         return key_of(self.seed, cursor.epoch)
 
-    def epochs_at(self, cursor: Cursor) -> float:
-        """Passes over the data when `cursor` is next, as a fraction."""
-        size = self._window_size(cursor.window)
-        inside = 0.0
-        if cursor.row:
-            inside = size * cursor.row / len(self.window_rows(cursor.epoch, cursor.window))
-        return cursor.epoch + (cursor.window * self.window + inside) / self.n_drawn
-
     def updates_per_epoch(self) -> float:
         """Updates in an epoch; exact for a batch in examples, else estimated from one window."""
         if self.update_rows is None:
-            return float(self.n_windows)
+            return float(-(-self.n_drawn // self.window))
         rows = len(self.window_rows(0, 0)) * self.n_drawn / self._window_size(0)
         return rows / self.update_rows
 
@@ -168,21 +146,16 @@ class EpochPlan:
 
     def _packed_window(self, epoch: int, window: int) -> Packed:
         if (epoch, window) not in self._packed:
-            # Many windows pack at once in little more time than one. Windows are read in order,
-            # except when a position is searched for.
-            follows = window == 0 or (epoch, window - 1) in self._packed
-            n = self._alike(window) if follows else 1
+            # Many windows of a size pack at once in little more time than one, but for varied
+            # examples. Windows are read in order, except when a position is searched for.
+            n = 1
+            if self.varied is None and (window == 0 or (epoch, window - 1) in self._packed):
+                n = max(1, min(_BLOCK, self.n_drawn - window * self.window) // self.window)
             for number, packed in enumerate(self._pack(epoch, window, n), start=window):
                 self._packed[epoch, number] = packed
             while len(self._packed) > _KEPT_WINDOWS + n:
                 self._packed.popitem(last=False)
         return self._packed[epoch, window]
-
-    def _alike(self, window: int) -> int:
-        """Windows of this one's size from it on, at most a block; one where each takes long."""
-        if self.varied is not None:
-            return 1
-        return max(1, min(_BLOCK, self.n_drawn - window * self.window) // self.window)
 
     def _pack(self, epoch: int, window: int, n: int) -> Iterable[Packed]:
         size = self._window_size(window)
@@ -214,10 +187,8 @@ class EpochPlan:
 
 
 Sides = tuple[Ids, Ids]
-Vary = Callable[[int, int], Sides]
-"""(row, epoch key) -> prompt and target ids; a pure function."""
-_KEPT = 16384
-"""Examples in the cache: several windows."""
+Vary = Callable[[int, int], Sides]  # (row, epoch key) -> prompt and target ids; a pure function
+_KEPT = 16384  # examples in the cache: several windows
 
 
 class Varied:
@@ -225,8 +196,7 @@ class Varied:
 
     def __init__(self, vary: Vary, *, encoder: bool) -> None:
         self._encoder = encoder
-        self.sides = lru_cache(_KEPT)(vary)
-        """(row, epoch key) -> prompt and target of a store row in the epoch of this key."""
+        self.sides = lru_cache(_KEPT)(vary)  # (row, epoch key) -> its sides in that epoch
 
     def lengths(
         self, rows: NDArray[np.int64], key: int
@@ -259,20 +229,16 @@ class InEpoch:
 
 
 Positions = NDArray[np.int64]
-_PASS = 2
-"""Sets these keys apart from those of the epoch's order."""
-_TASKS: Final = get_args(TaskName)
-"""Codes of a store's column `task`."""
+_PASS = 2  # sets these keys apart from those of the epoch's order
+_TASKS: Final = get_args(TaskName)  # codes of a store's column `task`
 
 
 @dataclass(frozen=True)
 class Mixture:
     """Sources and how often an epoch passes over each."""
 
-    source: NDArray[np.integer]
-    """[N] source number of each example."""
-    weights: Sequence[float]
-    """Passes an epoch makes over each source; positive."""
+    source: NDArray[np.integer]  # [N] source number of each example
+    weights: Sequence[float]  # passes an epoch makes over each source; positive
     seed: int
 
     @classmethod
@@ -335,10 +301,7 @@ class Mixture:
 
 
 def held_out_weights(data: DataConfig, store: TokenStore, rows: Positions) -> NDArray[np.float64]:
-    """Passes an epoch makes over training examples of the source and task of each of `rows`.
-
-    A held-out loss weighted so is the loss that training lowers, and can be compared with it.
-    """
+    """Weights of held-out rows, as of training examples like them: losses can be compared then."""
     weights, group = _groups(data, store, rows, store.rows("train"))
     return np.asarray(weights, float)[group]
 
@@ -364,11 +327,10 @@ def _groups(
 
 
 def task_weights(data: DataConfig, counts: Positions) -> list[float]:
-    """Passes an epoch makes over each task.
+    """Passes an epoch makes over each task, of which `counts` [tasks] examples are trained on.
 
     By temperature T a task of n examples has the share n^(1/T) of an epoch that is as long as
     before (Raffel et al. 2020, section 3.5.2, temperature-scaled mixing, without its limit K).
-    `counts` [tasks] are each one's training examples; documents and pairs count as the first's.
     """
     temperature = data.task_temperature
     if temperature is None:
@@ -397,10 +359,8 @@ def _check_sources(data: DataConfig, manifest: StoreManifest) -> None:
         )
     for number, source in enumerate(asked):
         name = Path(source.path).name
-        known = any(
-            any(fnmatch(part, name) for part in path.parts) for path in there.get(number, [])
-        )
-        if ":" not in source.path and not known:
+        parts = [part for path in there.get(number, []) for part in path.parts]
+        if ":" not in source.path and not any(fnmatch(part, name) for part in parts):
             raise ConfigError(
                 f"data.sources[{number}] is {source.path}, and source {number} of the store "
                 f"{data.store} is {there[number][0]}. {again}"

@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
-Rows = list[list[int]]
-"""Positions in the array of lengths, for each row."""
-_TINY: Final = 1e-9
-"""Shares of a row that differ by less are equal: far less than a token, far more than rounding."""
+Rows = list[list[int]]  # positions in the array of lengths, for each row
+_TINY: Final = 1e-9  # closer shares of a row are equal: far less than a token, more than rounding
 _UNOPENED: Final = 1e3
 
 
@@ -39,10 +37,8 @@ class RowShape:
 class Placed:
     """Rows of examples: the k-th that window w placed is order[w, k]; it went to row row[w, k]."""
 
-    order: NDArray[np.int64]
-    """[windows, examples] positions within the window."""
-    row: NDArray[np.int64]
-    """[windows, examples] rows, numbered from 0 in every window."""
+    order: NDArray[np.int64]  # [windows, examples] positions within the window
+    row: NDArray[np.int64]  # [windows, examples] rows, numbered from 0 in every window
 
     @property
     def n_rows(self) -> NDArray[np.int64]:
@@ -52,11 +48,9 @@ class Placed:
     def by_row(
         self, order: NDArray[np.int64] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Examples sorted by their row, as they were placed; and how many each row has.
+        """Examples by row, as placed [windows, examples]; and counts [windows, rows], 0 for no row.
 
-        They are positions within the window [windows, examples], and counts [windows, rows], 0
-        where a window has fewer rows than others. `order` [windows, rows] is the order of the rows
-        that is wanted; None for ascending.
+        `order` [windows, rows] is the wanted order of the rows; None for ascending.
         """
         n_windows, width = len(self.row), int(self.n_rows.max(initial=0))
         row = self.row
@@ -84,11 +78,7 @@ def pack(source: Lengths, target: Lengths, shape: RowShape) -> Rows:
 
 
 def pack_windows(source: Lengths, target: Lengths, shape: RowShape) -> Placed:
-    """Pack each of several windows of as many examples; what `pack` gives for each of them.
-
-    `source` and `target` are lengths [windows, examples]; without `shape.source` the first is not
-    read.
-    """
+    """What `pack` gives for each of several windows, by lengths [windows, examples]."""
     if shape.source:
         return _best_fit_pairs(source / shape.source, target / shape.target)
     order = np.argsort(-target, axis=1, kind="stable")
@@ -181,8 +171,7 @@ class _OpenRows:
         self._room, self._all_room = room, room.reshape(-1)
         self._left, self._scratch = np.empty_like(room), np.empty_like(room)
         self._firsts = (np.arange(2 * n_windows) * width).reshape(2, n_windows)
-        self._sure = width - n_rows
-        """Examples there is a row for whatever they need: each opens at most one."""
+        self._sure = width - n_rows  # examples there is a row for: each opens at most one
 
 
 def useful_share(source: Lengths, target: Lengths, shape: RowShape) -> float:
@@ -197,11 +186,10 @@ def choose_shape(
 ) -> RowShape:
     """The row shape that computes least for these examples.
 
-    Padding falls with longer rows and attention's cost rises with them. A candidate's cost is its
-    computed tokens per useful one, times 1 + length / 8192 for the attention over a row (a guess:
-    at width 512 the two matrix products of attention cost as much as the projections near 4,096
-    positions, and masks are half empty). The lengths are of a sample of examples, among them the
-    longest; a row may hold `at_most` tokens, as far as the longest example allows.
+    A candidate's cost is its computed tokens per useful one, times 1 + length / 8192 for attention
+    over a row (a guess: at width 512 its two matrix products cost as much as the projections near
+    4,096 positions, and masks are half empty). The longest example is among the lengths; a row may
+    hold `at_most` tokens, as far as that one allows.
     """
     longest_s = _round_up(int(source.max(initial=1)))
     longest_t = _round_up(int(target.max(initial=1)))
@@ -218,14 +206,15 @@ def choose_shape(
     ordered = sorted(shapes, key=lambda shape: (shape.tokens, shape.source))
     allowed = [shape for shape in ordered if shape.tokens <= at_most]
     if allowed or not encoder:
-        return min(allowed or ordered[:1], key=lambda shape: _cost(source, target, shape))
+
+        def cost(shape: RowShape) -> float:
+            length = max(shape.source, shape.target)
+            return (1 + length / 8192) / useful_share(source, target, shape)
+
+        return min(allowed or ordered[:1], key=cost)
     # Short targets and one long one: the ratio asks for more source than an update holds.
     rest = (at_most - longest_t) // 16 * 16
     return RowShape(max(longest_s, int(rest)), longest_t)
-
-
-def _cost(source: Lengths, target: Lengths, shape: RowShape) -> float:
-    return (1 + max(shape.source, shape.target) / 8192) / useful_share(source, target, shape)
 
 
 def _round_up(n: int, multiple: int = 16) -> int:

@@ -28,28 +28,20 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.keyed_random import key_of, shuffle
 
-SHORTEST: Final = 4
-"""Tokens of the shortest example that is corrupted, its end among them."""
-_LOST, _KEPT = 1, 2
-"""Set the two segmentations of a text apart."""
-_CORRUPT: Final = 5
-"""Sets these keys apart from those of the order and of augmentation."""
-_HELD_OUT: Final = key_of(0x7370616E73)
-"""Held-out texts lose the same spans in every run and at every evaluation."""
+SHORTEST: Final = 4  # tokens of the shortest example that is corrupted, its end among them
+_LOST, _KEPT = 1, 2  # set the two segmentations of a text apart
+_CORRUPT: Final = 5  # sets these keys apart from those of the order and of augmentation
+_HELD_OUT: Final = key_of(0x7370616E73)  # held-out texts always lose the same spans
 
 
 @dataclass(frozen=True)
 class SpanCorruption:
     """Corrupts a text."""
 
-    density: float
-    """Share of a text's tokens that are lost, in (0, 0.5]."""
-    mean_length: float
-    """Tokens of a lost span on average, at least 1."""
-    sentinels: Sequence[int]
-    """Ids that stand for the spans, in order."""
-    end: int
-    """Closes either side."""
+    density: float  # share of a text's tokens that are lost, in (0, 0.5]
+    mean_length: float  # tokens of a lost span on average, at least 1
+    sentinels: Sequence[int]  # ids that stand for the spans, in order
+    end: int  # closes either side
 
     @classmethod
     def from_settings(
@@ -87,11 +79,7 @@ class SpanCorruption:
         return self.in_store(store).at(_HELD_OUT)
 
     def __call__(self, prompt: Ids, target: Ids, key: int) -> tuple[Ids, Ids]:
-        """The corrupted sides of the text that prompt and target are together, spans by `key`.
-
-        An end token of the prompt is dropped, one of the target moved to where it belongs. The two
-        stay as they are when they are shorter than `SHORTEST` together.
-        """
+        """The corrupted sides of the text that both are together, by `key`; short ones stay."""
         if len(prompt) + len(target) < SHORTEST:
             return prompt, target
         text = np.concatenate([self._open(prompt), self._open(target)]).astype(np.int64)

@@ -25,44 +25,31 @@ from toque.storage.atomic import atomic_write
 from toque.storage.json_files import decode_json
 
 JSON_NAME = "report.json"
-NOTED_UNKNOWN, MOST_UNKNOWN = 0.005, 0.25
-"""Shares of unknown tokens that a person is told about, and that no store may have."""
+NOTED_UNKNOWN, MOST_UNKNOWN = 0.005, 0.25  # shares of unknown tokens to tell, and to refuse
 ENCODING_HINT = (
     "Many bytes are not UTF-8: the files may be in an older encoding. Set data.encoding=cp1252, "
     "which most Western European exports are in, or data.encoding=latin-1."
 )
-_MANY_LOST_BYTES = 100
-"""Lost bytes in plain text above which its encoding is suspected; fewer are damage."""
-BEYOND = "beyond max_examples"
-"""The reason for dropping valid records beyond `max_examples`."""
-FROM, COVERAGE = "_from", "_coverage"
-"""Column `X_from` holds the origin of each row's label `X`, 0 being our own rule; `X_coverage` how
-much of what that rule needs was known."""
-BY_RULE = 0
-_BARS = 32
-"""Most bins in a histogram."""
-_FEW, _MANY = 12, 40
-"""A column of at most so many different integers is counted value by value: instead of a histogram,
-and beside one, because they may be classes with names."""
-_SHOWN = 20
-"""Kept, and dropped, records shown in the report."""
-_MAX_LABEL = 255
-"""Larger integers are amounts, never labels."""
+_MANY_LOST_BYTES = 100  # lost bytes above which a text's encoding is suspected; fewer are damage
+BEYOND = "beyond max_examples"  # the reason for dropping valid records beyond `max_examples`
+FROM, COVERAGE = "_from", "_coverage"  # origin of each row's label; how much of it was known
+BY_RULE = 0  # the origin of a label that our own rule gave
+_BARS = 32  # most bins in a histogram
+_FEW, _MANY = 12, 40  # different integers counted value by value instead of a histogram; beside one
+_SHOWN = 20  # kept, and dropped, records shown in the report
+_MAX_LABEL = 255  # larger integers are amounts, never labels
 _SALT = np.uint64(0x746F7175655F6C6B)
-_OWN = frozenset({"key", "title_key", "record_key", "source", "task", "starts_record"})
+OWN = frozenset({"key", "title_key", "record_key", "source", "task", "starts_record"})
 """Bookkeeping columns, which every store has and no histogram shows."""
 
 
 class Excerpt(msgspec.Struct, frozen=True):
     """One record, shortened for display."""
 
-    reason: str
-    """Why it was dropped; "train" or "validation" for a kept one."""
-    place: str
-    """File and line; "" for a row of the store."""
+    reason: str  # why it was dropped; "train" or "validation" for a kept one
+    place: str  # file and line; "" for a row of the store
     text: str
-    prompt: str = ""
-    """Prompt of a kept example, whose `text` is the target."""
+    prompt: str = ""  # prompt of a kept example, whose `text` is the target
 
 
 class Histogram(msgspec.Struct, frozen=True):
@@ -84,8 +71,12 @@ class Histogram(msgspec.Struct, frozen=True):
             return cls([], [])
         least, most = float(values.min()), float(values.max())
         whole = np.issubdtype(values.dtype, np.integer)
-        width = _round_width((most - least) / _BARS or 1.0)
-        width = max(1.0, width) if whole else width
+        # The smallest of 1, 2, 5 times a power of ten that is not below the range's share: of 13,
+        # 20. A width of exactly 5 must not become 10 by the last bit.
+        share = (most - least) / _BARS or 1.0
+        power = 10.0 ** np.floor(np.log10(share))
+        step = next(s for s in (1.0, 2.0, 5.0, 10.0) if s * power >= share * (1 - 1e-12))
+        width = max(1.0 if whole else 0.0, float(f"{step * power:.6g}"))
         first = np.floor(least / width)
         # 1.0 ends a share's last bin; 20 begins another of whole numbers.
         last = np.floor(most / width) + 1 if whole else np.ceil(most / width * (1 - 1e-12))
@@ -100,17 +91,13 @@ class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     known: int
-    missing: int
-    """Rows without a value."""
+    missing: int  # rows without a value
     mean: float
     least: float
     most: float
-    histogram: Histogram | None = None
-    """Histogram of a column with many values."""
-    values: dict[str, int] = {}
-    """Rows per value, for a column with at most `_MANY` different integers."""
-    origins: dict[str, dict[str, int]] = {}
-    """Rows per value for each origin of the value; empty if not recorded."""
+    histogram: Histogram | None = None  # histogram of a column with many values
+    values: dict[str, int] = {}  # rows per value, of at most `_MANY` different integers
+    origins: dict[str, dict[str, int]] = {}  # rows per value by the value's origin, if recorded
 
 
 class SourceRows(msgspec.Struct, frozen=True):
@@ -149,14 +136,11 @@ class SourceReport(msgspec.Struct, frozen=True):
     """One source file: records read and kept by its reader."""
 
     path: str
-    schema: str
-    """Its schema by its content; "" if it can no longer be read."""
-    source: int
-    """Index in data.sources of the source it belongs to."""
+    schema: str  # its schema by its content; "" if it can no longer be read
+    source: int  # index in data.sources of the source it belongs to
     read: int
     kept: int
-    unused: dict[str, int] = {}
-    """Fields that no example holds, with the number of records that fill them."""
+    unused: dict[str, int] = {}  # fields that no example holds, with the records that fill them
 
 
 def unused_in_words(sources: Sequence[SourceReport]) -> list[str]:
@@ -180,8 +164,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The data report. `read == kept + sum(dropped)`, in records.
 
     Of equal stores made from the same paths, only `seconds` differs.
-    `cut` counts sides cut to their limit and the tokens lost; `unknown` counts unknown tokens
-    beside all tokens of each side; `lines` shows where the first dropped records stand.
     """
 
     tokenizer: str
@@ -210,14 +192,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[ColumnReport]
     kept_examples: list[Excerpt]
     dropped_examples: list[Excerpt]
-    seconds: float
-    """Seconds of this start only; shards kept from an earlier one are not counted."""
-    limits: list[str] = []
-    """Sentences on the limits that were chosen from the data."""
-    lost_in_all: int = 0
-    """Characters without a stand-in, those not among the `lost_characters` too."""
-    left_out: dict[str, str] = {}
-    """Files of a folder or pattern that were not read, with the reason."""
+    seconds: float  # seconds of this start only; shards kept from an earlier one are not counted
+    limits: list[str] = []  # sentences on the limits that were chosen from the data
+    lost_in_all: int = 0  # characters without a stand-in, those not among the `lost_characters` too
+    left_out: dict[str, str] = {}  # files of a folder or pattern not read, with the reason
 
     @property
     def lost(self) -> int:
@@ -298,14 +276,6 @@ def reasons_in_words(dropped: Mapping[str, int], lines: Mapping[str, list[str]])
     return "; ".join(parts) or "no record was found"
 
 
-def _round_width(least: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is not below `least`: of 13, 20."""
-    power = 10.0 ** np.floor(np.log10(least))
-    # A width of exactly 5 must not become 10 by the last bit.
-    step = next(step for step in (1.0, 2.0, 5.0, 10.0) if step * power >= least * (1 - 1e-12))
-    return float(f"{step * power:.6g}")
-
-
 def _column_report(
     name: str, values: NDArray[np.generic], origin: NDArray[np.generic] | None
 ) -> ColumnReport:
@@ -337,13 +307,9 @@ def _column_report(
 def column_reports(
     names: Collection[str], read: Callable[[str], NDArray[np.generic]]
 ) -> list[ColumnReport]:
-    """Reports of all measured columns; `read` gives the values of one in the rows in use.
-
-    A column is broken down by the origin of its values, and coverage is reported for estimates
-    alone: values from the source are covered by definition.
-    """
+    """Reports of measured columns, which `read` gives in the rows in use; coverage of estimates."""
     reports = []
-    for name in sorted(set(names) - _OWN):
+    for name in sorted(set(names) - OWN):
         if name.endswith(FROM) and name.removesuffix(FROM) in names:
             continue
         values = read(name)

@@ -1,8 +1,7 @@
 """Rows in use: duplicates and near-duplicates dropped, `max_examples` applied, splits assigned.
 
-Every choice is a function of the rows' keys and their order in the sources, so it does not depend
-on the order of work. A row's split depends on its own key alone: adding recipes moves no other
-recipe. One of a cluster of near-duplicates is kept, so they cannot be in both splits.
+Every choice is a function of the rows' keys and their order in the sources. A row's split depends
+on its own key alone: adding recipes moves no other recipe.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class RowKeys:
     task: NDArray[np.uint8]
     starts_record: NDArray[np.uint8]
     first_alike: NDArray[np.int64] | None = None
-    """[records] first record of each record's cluster of near-duplicates; None without `near`."""
+    """[records] first of the cluster; None without `near`."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,10 @@ class Division:
     """The split of each row."""
 
     split: NDArray[np.uint8]
-    dropped: dict[str, int]
-    """Records dropped here, by reason."""
-    records: int
-    """Records of which at least one row is used."""
-    leaked_bodies: int
-    """Validation rows whose key is also in train; 0 by construction, but counted."""
-    leaked_titles: int
-    """Validation rows whose title is also in train."""
+    dropped: dict[str, int]  # records dropped here, by reason
+    records: int  # records of which at least one row is used
+    leaked_bodies: int  # validation rows whose key is also in train; 0 by construction, but counted
+    leaked_titles: int  # validation rows whose title is also in train
 
 
 def divide(columns: RowKeys, settings: PrepareSettings) -> Division:
@@ -131,14 +126,11 @@ def _count(records: NDArray[np.int64], keep: NDArray[np.bool_]) -> int:
 # counts if its estimate reaches `THRESHOLD`. A recipe of 130 words stays above it through about
 # seven edited words.
 
-NEAR = "near"
-"""Name of the signatures among a shard's arrays; removed from a finished store."""
-SHINGLE = 3
-"""Words in a run."""
+NEAR = "near"  # name of the signatures among a shard's arrays; removed from a finished store
+SHINGLE = 3  # words in a run
 BANDS, BAND = 20, 6
 HASHES = BANDS * BAND
-THRESHOLD = 0.7
-"""Estimated Jaccard similarity from which two records are near-duplicates."""
+THRESHOLD = 0.7  # estimated Jaccard similarity from which two records are near-duplicates
 ROUNDS = 16
 """Members of a bucket that the others are compared with, one after another. Without a bound, a
 bucket of a million look-alikes would cost 10^12 comparisons. Rows left over are counted."""
@@ -151,11 +143,7 @@ _FACTORS = (_DRAWN >> np.uint64(32)).astype(np.uint32)[:HASHES] | np.uint32(1)
 
 
 def signatures(texts: Sequence[str]) -> Signatures:
-    """MinHash signatures, uint16 [len(texts), HASHES], of the case-folded words of each text.
-
-    They depend on the texts alone: not on a tokenizer, a library's version or other texts.
-    A text of fewer than three words is one shingle.
-    """
+    """MinHash signatures, uint16 [texts, HASHES], of the case-folded words of each text alone."""
     hash_of = cache(lambda word: xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass")))
     out = np.empty((len(texts), HASHES), np.uint16)
     at = 0
@@ -196,27 +184,11 @@ def _minima(words: U64, lengths: NDArray[np.int64]) -> Signatures:
     return out
 
 
-def similarity(ours: Signatures, theirs: Signatures) -> NDArray[np.float64]:
-    """Estimated Jaccard similarity of rows: the share of equal entries."""
-    return np.asarray((ours == theirs).mean(axis=-1))
-
-
 class Clusters(NamedTuple):
     """Clusters of near-duplicates: connected components of similar pairs."""
 
-    first: NDArray[np.int64]
-    """[records] the first record of each record's cluster; its own index if alone."""
-    unchecked: int
-    """Records of crowded buckets that were compared with `ROUNDS` others only, over all bands."""
-
-
-def _band_key(found: Signatures, band: int) -> U64:
-    """[records] a key that is equal where all six entries of a band are."""
-    part = np.array(found[:, band * BAND : (band + 1) * BAND])
-    key = np.zeros(len(part), np.uint64)
-    for column in part.T:
-        key = mixed(key ^ column) + np.uint64(0x9E3779B97F4A7C15)
-    return key
+    first: NDArray[np.int64]  # [records] first record of each one's cluster, itself if alone
+    unchecked: int  # records of crowded buckets, compared with `ROUNDS` others only
 
 
 def find_clusters(found: Signatures) -> Clusters:
@@ -224,7 +196,9 @@ def find_clusters(found: Signatures) -> Clusters:
     first = np.arange(len(found), dtype=np.int64)
     unchecked = 0
     for band in range(BANDS):
-        keys = _band_key(found, band)
+        keys = np.zeros(len(found), np.uint64)  # equal where all six entries of the band are
+        for column in np.array(found[:, band * BAND : (band + 1) * BAND]).T:
+            keys = mixed(keys ^ column) + np.uint64(0x9E3779B97F4A7C15)
         order = np.argsort(keys, kind="stable")
         rows, bucket = _of_several(order, np.cumsum(_changes(keys[order])))
         for _ in range(ROUNDS):
@@ -263,11 +237,11 @@ def _of_several(
 def _alike(
     found: Signatures, rows: NDArray[np.int64], heads: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """[rows] True where the estimated similarity of two rows reaches the threshold."""
+    """[rows] True where the estimated similarity, the share of equal entries, suffices."""
     out = np.zeros(len(rows), np.bool_)
     for at in range(0, len(rows), _CHUNK):
         part = slice(at, at + _CHUNK)
-        out[part] = similarity(found[rows[part]], found[heads[part]]) >= THRESHOLD
+        out[part] = (found[rows[part]] == found[heads[part]]).mean(axis=-1) >= THRESHOLD
     return out
 
 
@@ -284,8 +258,7 @@ def _unite(first: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64])
 def clusters_of(store: Path, folders: Sequence[Path]) -> Clusters:
     """Clusters of all records of a store, in the order of the shards' `folders`.
 
-    While a store is made, the signatures lie in its shards. They are joined in one scratch file,
-    240 bytes a record, of which one band is read at a time and the pages of candidates.
+    Signatures are joined in one scratch file, 240 bytes a record, read a band at a time.
     """
     n_records = 0
     with TemporaryFile(dir=store) as joined:

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -62,16 +63,11 @@ class StoreFinalizer:
 
     plan: StorePlan
     codec: Codec
-    settings: PrepareSettings
-    """The plan's settings with their limits known."""
-    limits: Sequence[str]
-    """Sentences on the limits that were chosen."""
-    shards: Sequence[ShardResult]
-    """The shards in group order."""
-    not_read: int
-    """Bytes of the sources left unread because `max_examples` were found."""
-    started: float
-    """Time at which preparing began, by `time.perf_counter`."""
+    settings: PrepareSettings  # the plan's settings with their limits known
+    limits: Sequence[str]  # sentences on the limits that were chosen
+    shards: Sequence[ShardResult]  # the shards in group order
+    not_read: int  # bytes of the sources left unread because `max_examples` were found
+    started: float  # time at which preparing began, by `time.perf_counter`
 
     def finish(self) -> Report:
         """Write the split, the report and, last, the manifest; DataError if too little is left."""
@@ -98,7 +94,12 @@ class StoreFinalizer:
         with atomic_file(folder / "split.npy") as file:
             write_array(file, division.split)
         manifest = self._manifest(division, dropped, read=read)
-        notes = self._notes(n_unchecked)
+        notes = self._summed("notes")
+        notes[NOT_READ] = self.not_read
+        notes.update(f"files left out: {why}" for why in self.plan.left_out.values())
+        if self.plan.tokenizer is None:
+            notes[LONG_WORDS] = int(self.codec.settings.get(WORDS_CUT, 0))
+        notes["comparisons of near-duplicates cut short"] = n_unchecked
         report = self._report(TokenStore(folder, manifest), division, dropped, lines, notes)
         if report.unknown_share > MOST_UNKNOWN:
             raise DataError(
@@ -146,22 +147,13 @@ class StoreFinalizer:
             found.append((file, sum(b.read for b in own), sum(b.kept for b in own), unused))
         return found
 
-    def _notes(self, n_unchecked: int) -> dict[str, int]:
-        notes = self._summed("notes")
-        notes[NOT_READ] = self.not_read
-        notes.update(f"files left out: {why}" for why in self.plan.left_out.values())
-        if self.plan.tokenizer is None:
-            notes[LONG_WORDS] = int(self.codec.settings.get(WORDS_CUT, 0))
-        notes["comparisons of near-duplicates cut short"] = n_unchecked
-        return {what: n for what, n in sorted(notes.items()) if n}
-
     def _report(
         self,
         store: TokenStore,
         division: Division,
         dropped: Counter[str],
         lines: dict[str, list[str]],
-        notes: dict[str, int],
+        notes: Counter[str],
     ) -> Report:
         used = division.split != LEFT_OUT
         prompts, targets = store.prompt_lengths[used], store.target_lengths[used]
@@ -179,7 +171,7 @@ class StoreFinalizer:
             dropped=dict(dropped.most_common()),
             lines=lines,
             left_out=self.plan.left_out,
-            notes=notes,
+            notes={what: n for what, n in sorted(notes.items()) if n},
             examples=manifest.examples,
             train=manifest.splits.train,
             validation=manifest.splits.validation,
@@ -276,7 +268,6 @@ def _dropped(
 
 
 def _schema(file: SourceFile) -> str:
-    try:
+    with suppress(DataError):  # removed or changed since it was read: the report does without
         return file.reader.schema(file.path)
-    except DataError:  # removed or changed since it was read: the report does without
-        return ""
+    return ""

@@ -2,8 +2,7 @@
 
     sources -> groups of raw blocks -> one shard each (workers) -> global pass over rows -> manifest
 
-A store's fingerprint covers the format, the versions of the code, every source file's content, the
-settings and the tokenizer. A killed `prepare` keeps its whole shards and ends with the same bytes.
+A killed `prepare` keeps its whole shards, and ends with the same bytes when it is started again.
 """
 
 from __future__ import annotations
@@ -68,9 +67,8 @@ def prepare(
 ) -> PrepareResult:
     """Write the store of `sources` at `store`, or reuse the one that is there.
 
-    Sources are read in their order; the first of equal records is kept. The result does not depend
-    on `workers` (processes that parse and tokenise; None for the available cores) or the engine.
-    `replace` replaces a store made from other inputs instead of raising.
+    Of equal records the first is kept. Neither `workers` (processes; None for the available cores)
+    nor the engine changes the result; `replace` replaces a store made from other inputs.
 
     Raises:
         DataError: a source, a tokenizer or the store cannot be used; the disk is full.

@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from toque.data.prepare.data_report import Excerpt, sampled
+from toque.data.prepare.data_report import OWN, Excerpt, sampled
 from toque.data.prepare.duplicates import NEAR, signatures
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_bounds
@@ -30,13 +30,10 @@ from toque.errors import ConfigError, DataError
 from toque.sources.records import Block, Example, RecordReader, examples_in, shortened
 
 Ids = NDArray[np.uint32]
-PIECES_PER_GROUP = 16
-"""Consecutive pieces of a document that go to the same split."""
-SHOWN_LINES = 10
-"""Line numbers kept per reason and block, for the report."""
+PIECES_PER_GROUP = 16  # consecutive pieces of a document that go to the same split
+SHOWN_LINES = 10  # line numbers kept per reason and block, for the report
 Rows = tuple["TokenRows", "TokenRows", NDArray[np.int64], NDArray[np.int64]]
 """Prompts and targets; of each row, the index of its example and its piece of a document."""
-_BUILT_IN = ("key", "title_key", "record_key", "source", "task", "starts_record")
 
 
 class BlockCounts(msgspec.Struct):
@@ -48,8 +45,7 @@ class BlockCounts(msgspec.Struct):
     kept: int
     dropped: dict[str, int]
     lines: dict[str, list[int]]
-    unused: dict[str, int] = {}
-    """Fields that no example holds, with the number of records that fill them."""
+    unused: dict[str, int] = {}  # fields that no example holds, with the records that fill them
 
 
 class ShardBuilder:
@@ -73,7 +69,10 @@ class ShardBuilder:
         """Add a block's examples, checked against the reader's own counts."""
         given = examples_in(block, reader)
         _check_ids(block, given.examples, self._codec)
-        records = _ordinals(given.examples)
+        # The record of each example, from 0; a new one begins where the task does not rise.
+        of = given.examples
+        begins = (a.record_key != b.record_key or a.task >= b.task for a, b in pairwise(of))
+        records = list(accumulate(begins, initial=0))[: len(of)]
         n_records = records[-1] + 1 if records else 0
         n_dropped = sum(map(len, given.dropped.values()))
         # An error and no assert: readers are plugged in, and a wrong count would hide lost recipes.
@@ -271,17 +270,10 @@ class ShardBuilder:
             "task": np.array([e.task for e in chosen], np.uint8),
             "starts_record": (np.diff(records, prepend=-1) != 0).astype(np.uint8),
         }
-        names = sorted({n for e in chosen for n in e.columns} - set(_BUILT_IN))
-        for name in names:
+        for name in sorted({n for e in chosen for n in e.columns} - OWN):
             values = [e.columns.get(name, np.nan) for e in chosen]
             columns[name] = np.array(values, np.float32)
         return columns
-
-
-def _ordinals(examples: list[Example]) -> list[int]:
-    """The record of each example, from 0; a new record begins where the task does not rise."""
-    begins = (a.record_key != b.record_key or a.task >= b.task for a, b in pairwise(examples))
-    return list(accumulate(begins, initial=0))[: len(examples)]
 
 
 def _merged(pairs: Rows, documents: Rows) -> Rows:
@@ -351,10 +343,8 @@ class Wrapped:
     """Rows with their special tokens."""
 
     side: TokenRows
-    cut: NDArray[np.bool_]
-    """Rows that lost tokens."""
-    lost: NDArray[np.int64]
-    """Text tokens each row lost."""
+    cut: NDArray[np.bool_]  # rows that lost tokens
+    lost: NDArray[np.int64]  # text tokens each row lost
 
 
 def wrap(

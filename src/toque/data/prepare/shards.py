@@ -1,10 +1,8 @@
 """Shards: groups of blocks, parsed, tokenised and written by workers.
 
-A shard depends on its group and the settings alone: not on the worker, the number of workers, or
-earlier shards. `shard.json` is written with it and marks it as whole for a later start.
-
-Workers are processes of this machine or actors of a Ray cluster. In either case one process reads
-the sources and sends blocks, so memory is bounded by the number of workers.
+A shard depends on its group and the settings alone; `shard.json` marks it as whole for a later
+start. Workers are processes of this machine or actors of a Ray cluster: one process reads the
+sources and sends them blocks, so memory is bounded by their number.
 """
 
 from __future__ import annotations
@@ -53,16 +51,11 @@ Engine = Literal["local", "ray"]
 Groups = Iterator[tuple[int, list[Block]]]
 SIDECAR = "shard.json"
 NOT_READ = "bytes of the sources not read, max_examples was reached"
-_SMALL = 4 << 20
-"""Below this many plain bytes, one process is done before others have started."""
-_OPEN_FILES = 16
-"""Files read in turn at the same time; the next is opened when one ends."""
-_BYTES_AN_EXAMPLE = 2048
-"""Guess for sizing groups if few examples are wanted, so that a small run reads little."""
-_AHEAD = 1
-"""Groups queued beyond one per process: enough to keep them busy, few enough for memory."""
-_QUEUED = 2
-"""Groups sent to an actor of Ray at a time: one in progress and one queued."""
+_SMALL = 4 << 20  # below this many plain bytes, one process is done before others have started
+_OPEN_FILES = 16  # files read in turn at the same time; the next is opened when one ends
+_BYTES_AN_EXAMPLE = 2048  # a guess, for groups so small that a small run reads little
+_AHEAD = 1  # groups queued beyond one per process: enough to keep them busy, few enough for memory
+_QUEUED = 2  # groups sent to an actor of Ray at a time: one in progress and one queued
 
 
 class ShardResult(msgspec.Struct):
@@ -73,18 +66,15 @@ class ShardResult(msgspec.Struct):
     rows: int
     records: int
     blocks: list[BlockCounts]
-    dropped: dict[str, int]
-    """Records dropped after reading: without target, over a limit, below the quality."""
+    dropped: dict[str, int]  # records without target, over a limit, below the quality
     notes: dict[str, int]
     cut: dict[str, int]
     unknown: dict[str, int]
     lost_characters: dict[str, int]
     columns: dict[str, str]
     files: list[StoreFile]
-    excerpts: list[Excerpt] = []
-    """A few dropped records as they were, for the report."""
-    content: str = ""
-    """Hash of the blocks it was made from, and of their readers."""
+    excerpts: list[Excerpt] = []  # a few dropped records as they were, for the report
+    content: str = ""  # hash of the blocks it was made from, and of their readers
 
 
 @dataclass(frozen=True)
@@ -92,13 +82,10 @@ class ShardWriter:
     """Writes the shards of one `prepare`; every worker gets a copy."""
 
     store: Path
-    fingerprint: str
-    """Fingerprint of the plan; shards with another one are written again."""
-    readers: Mapping[tuple[int, str], RecordReader]
-    """Readers by source index and file name."""
+    fingerprint: str  # fingerprint of the plan; shards with another one are written again
+    readers: Mapping[tuple[int, str], RecordReader]  # readers by source index and file name
     settings: PrepareSettings
-    loaded: Codec | None = None
-    """The tokenizer, where the process has it; else it is loaded from the store."""
+    loaded: Codec | None = None  # the tokenizer, else loaded from the store
 
     @cached_property
     def codec(self) -> Codec:
@@ -157,20 +144,16 @@ class ShardWriter:
 class ShardWriting:
     """The shards of one store: reuse those of an earlier start, write the others, stop early.
 
-    With `max_examples`, files take turns, one block each, and reading ends at the first group
-    after which the groups hold enough distinct examples: the content of the groups in their order
-    decides, never the number of workers. Groups finished beyond it are discarded.
+    With `max_examples`, files take turns, one block each, and reading ends at the first group after
+    which the groups in their order hold enough distinct examples; later ones are discarded.
     """
 
     writer: ShardWriter
-    files: Sequence[SourceFile]
-    """Files to read, in order."""
-    not_read: int = 0
-    """Bytes left unread once `max_examples` were found."""
+    files: Sequence[SourceFile]  # files to read, in order
+    not_read: int = 0  # bytes left unread once `max_examples` were found
     _results: dict[int, ShardResult] = field(default_factory=dict)
     _sizes: dict[int, int] = field(default_factory=dict)
-    _needed: int | None = None
-    """Groups that hold enough examples, once known."""
+    _needed: int | None = None  # groups that hold enough examples, once known
 
     def write(
         self, progress: ProgressSink, *, workers: int | None, engine: Engine
@@ -178,7 +161,8 @@ class ShardWriting:
         """Every shard the store needs, in group order."""
         total, wanted = sum(map(plain_bytes, self.files)), self.writer.settings.max_examples
         if workers is None and engine == "local":
-            workers = 1 if total <= _SMALL else usable_cores()
+            # The one process that reads feeds no more than 16.
+            workers = 1 if total <= _SMALL else min(16, len(os.sched_getaffinity(0)))
         most = source_files.GROUP_BYTES
         if wanted is None:
             coming = grouped(chain.from_iterable(map(blocks_of, self.files)), most=most)
@@ -294,13 +278,8 @@ def read_column(store: Path, shards: Sequence[ShardResult], name: str) -> NDArra
 
 
 def file_entry(path: Path, name: str, n_rows: int) -> StoreFile:
-    """The manifest's entry of a file that the store will hold under `name`."""
+    """The manifest's entry of a file."""
     return StoreFile(name, path.stat().st_size, sha256_of(path), n_rows)
-
-
-def usable_cores() -> int:
-    """CPU cores this process may use, at most 16: the one reading process feeds no more."""
-    return min(16, len(os.sched_getaffinity(0)))
 
 
 def has_one_thread() -> bool:
@@ -317,18 +296,6 @@ def _write_here(
         for number, blocks in groups:
             yield writer.write(number, blocks)
         return
-    try:
-        with one_tokenizer_thread():  # or every worker would start one per core
-            yield from _write_in_processes(writer, groups, workers)
-    except BrokenProcessPool as error:
-        raise DataError(
-            "A worker process ended, most likely killed by the system for want of memory. Run the "
-            "same command again: finished shards are kept. With less memory, use fewer workers. "
-            '(A Python script that calls prepare needs `if __name__ == "__main__":` around it.)'
-        ) from error
-
-
-def _write_in_processes(writer: ShardWriter, groups: Groups, workers: int) -> Iterator[ShardResult]:
     pool: ProcessPoolExecutor | None = None
     running: set[Future[ShardResult]] = set()
     before = set(active_children())
@@ -340,11 +307,18 @@ def _write_in_processes(writer: ShardWriter, groups: Groups, workers: int) -> It
             yield from (future.result() for future in done)
 
     try:
-        for number, blocks in groups:
-            pool = pool or _pool(writer, workers)
-            running.add(pool.submit(_write, number, blocks))
-            yield from finished(left=workers + _AHEAD - 1)
-        yield from finished(left=0)
+        with one_tokenizer_thread():  # or every worker would start one per core
+            for number, blocks in groups:
+                pool = pool or _pool(writer, workers)
+                running.add(pool.submit(_write, number, blocks))
+                yield from finished(left=workers + _AHEAD - 1)
+            yield from finished(left=0)
+    except BrokenProcessPool as error:
+        raise DataError(
+            "A worker process ended, most likely killed by the system for want of memory. Run the "
+            "same command again: finished shards are kept. With less memory, use fewer workers. "
+            '(A Python script that calls prepare needs `if __name__ == "__main__":` around it.)'
+        ) from error
     except (KeyboardInterrupt, GeneratorExit):
         # Ctrl-C is answered now: a shard under way may take a minute, and is written again.
         for worker in set(active_children()) - before:
@@ -396,9 +370,8 @@ def _write_on_ray(
 ) -> Generator[ShardResult, None, None]:
     """Shards as they are finished, in any order, by `workers` actors of one core each, or by all.
 
-    Joins the cluster that RAY_ADDRESS names, or one that this machine belongs to, or starts one
-    here. The store's folder, the readers' code and the tokenizer must lie under the same paths on
-    every node: a shared file system.
+    Joins the cluster of RAY_ADDRESS or of this machine, or starts one. The store's folder, the
+    readers' code and the tokenizer must lie under the same paths on every node.
     """
     try:
         import ray

@@ -1,7 +1,6 @@
 """Sample of the sources, from which the tokenizer and the limits on lengths are learnt.
 
-A limit is the 99th percentile of a sample's lengths, rounded up, within what the model has room
-for. Both depend on the sources, the tokenizer and the model's positions alone.
+A limit is the 99th percentile of a sample's lengths, rounded up, within the model's positions.
 """
 
 from __future__ import annotations
@@ -27,17 +26,12 @@ from toque.sources.source_files import SourceFile, blocks_of, plain_bytes
 MAX_EXAMPLES = 20_000
 MAX_CHARACTERS = 8_000_000
 _PLACES = 3
-_BLOCKS = 12
-"""Blocks that the sample is spread over."""
-SAMPLED = 6_000
-"""Examples measured, spread evenly over the sources."""
-READ_BYTES, MOST_PLACES = 16 << 20, 400
-"""Bytes that are parsed for it, about, and blocks that they are taken from."""
+_BLOCKS = 12  # blocks that the sample is spread over
+SAMPLED = 6_000  # examples measured, spread evenly over the sources
+READ_BYTES, MOST_PLACES = 16 << 20, 400  # bytes parsed for it, about, and blocks
 PERCENTILE = 99
-STEP = 64
-"""Limits are multiples of this, so that a little more data does not change them."""
-MOST = 2_048
-"""The largest limit that is chosen: longer rows take memory that nobody asked for."""
+STEP = 64  # limits are multiples of this, so that a little more data does not change them
+MOST = 2_048  # the largest limit that is chosen: longer rows take memory that nobody asked for
 Lengths = NDArray[np.int64]
 
 
@@ -62,10 +56,7 @@ def learn_tokenizer(
 def _sample(
     files: Sequence[SourceFile], dropped: Counter[str], lines: dict[str, list[str]]
 ) -> Iterator[str]:
-    """Prompts and targets of at most MAX_EXAMPLES examples and MAX_CHARACTERS characters.
-
-    What readers refuse is added to `dropped`, by reason, and its first places to `lines`.
-    """
+    """Prompts and targets of the sample; refused records are counted in `dropped`, by reason."""
     chosen = list(_spread_blocks(files, _BLOCKS))
     for file, block in chosen:
         found = examples_in(block, file.reader)
@@ -107,10 +98,7 @@ def _spread_blocks(files: Sequence[SourceFile], n: int) -> Iterator[tuple[Source
 def choose_limits(
     files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings
 ) -> tuple[PrepareSettings, list[str]]:
-    """The settings with the limits that they leave open, and a sentence on each that was chosen.
-
-    Documents that are split lose nothing: where there is nothing else, the usual limits stay.
-    """
+    """The settings with the limits that they leave open, and a sentence on each that was chosen."""
     prompts, targets = _measured(files, codec, settings)
     wished = _wish(prompts, USUAL_PROMPT), _wish(targets, USUAL_TARGET)
     prompt = settings.max_prompt_tokens or wished[0]

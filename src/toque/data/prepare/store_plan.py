@@ -23,15 +23,11 @@ from toque.sources.token_arrays import TokenReader
 OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
 Dedup = Literal["none", "exact", "near"]
 TRAINED = "trained:"
-USUAL_PROMPT, USUAL_TARGET = 256, 512
-"""Limits where nothing else decides."""
+USUAL_PROMPT, USUAL_TARGET = 256, 512  # limits where nothing else decides
 LIMITS = ("max_prompt_tokens", "max_target_tokens")
-DEFAULT_BAD_SHARE = 0.5
-"""Over half of the records unusable: the file is likely of another format."""
-CODE_VERSION = 2
-"""Raised when the same inputs and settings would give other rows: older stores are not reused."""
-_NAMED: Final = 3
-"""Files that a sentence names."""
+DEFAULT_BAD_SHARE = 0.5  # over half of the records unusable: the file is likely of another format
+CODE_VERSION = 2  # raised when the same inputs give other rows: older stores are not reused
+_NAMED: Final = 3  # files that a sentence names
 _IN_WORDS: Final = {
     "code_version": "the version of preparing",
     "reader_versions": "the version of each reader",
@@ -41,20 +37,13 @@ _IN_WORDS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSettings:
-    """Everything that changes what a store holds, checked by the configuration.
-
-    `on_overlong` "auto" truncates pairs and splits documents. `max_bad_share` is the largest share
-    of a source's records that its reader may refuse; above it, the source is an error.
-    """
+    """Everything that changes what a store holds, checked by the configuration."""
 
     family_kind: FamilyKind
     tokenizer: str
-    max_prompt_tokens: int | None = USUAL_PROMPT
-    """None: chosen from the data (`source_sample`)."""
+    max_prompt_tokens: int | None = USUAL_PROMPT  # None: chosen from the data (`source_sample`)
     max_target_tokens: int | None = USUAL_TARGET
-    room: int | None = None
-    """Tokens that a prompt and its target may have together, for limits that are chosen; no
-    setting, and not recorded where none is."""
+    room: int | None = None  # tokens of both sides, for limits to choose; recorded if any is
     on_overlong: OnOverlong = "auto"
     validation_fraction: float = 0.1
     max_examples: int | None = None
@@ -62,9 +51,7 @@ class PrepareSettings:
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
     max_bad_share: float = DEFAULT_BAD_SHARE
-    max_files: tuple[int | None, ...] = ()
-    """Files read of each source; recorded where a source has a limit, to compare sources that are
-    not on this machine."""
+    max_files: tuple[int | None, ...] = ()  # files read of each source; recorded if one is limited
 
     @property
     def open_limits(self) -> list[str]:
@@ -103,10 +90,8 @@ class StorePlan:
     store: Path
     settings: PrepareSettings
     files: Sequence[SourceFile]
-    tokenizer: Path | None
-    """None: it is to be trained."""
-    recorded: Mapping[str, Any]
-    """The settings as the manifest records them, and the versions of the code."""
+    tokenizer: Path | None  # None: it is to be trained
+    recorded: Mapping[str, Any]  # settings and versions of the code, for the manifest
     sources: Sequence[Source]
 
     @property
@@ -175,10 +160,9 @@ def store_differences(
 ) -> list[str]:
     """Differences of a store from the one that is asked for, in words; [] for the same.
 
-    A limit left open stands for the one that the store chose. A tokenizer is compared by what it
-    does, wherever its folder lies, or by its name where that is None. `sources` are each source's
-    path with its files, hashed, or None where they are not on this machine and are compared by
-    name; () takes the store's as they are. An `encoding` of None is left to the readers' names.
+    A tokenizer is compared by what it does, by its name where it has no folder. `sources` are each
+    one's path with its files, None where they are not on this machine; () takes the store's. An
+    `encoding` of None is left to the readers' names.
     """
     was = manifest.settings
     chosen = {name: was[name] for name in settings.open_limits if name in was.get("chosen", ())}

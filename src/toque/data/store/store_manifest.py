@@ -15,15 +15,12 @@ from toque.sources.documents import DOCUMENTS, PAIRS, TextReader
 from toque.sources.token_arrays import TokenReader
 from toque.storage.json_files import KEY, decode_json, seal_of, sealed
 
-FORMAT = 1
-"""Format version; goes up when older code could not read a newly written store."""
+FORMAT = 1  # format version; goes up when older code could not read a newly written store
 NAME = "manifest.json"
-_MOST_BYTES = 1 << 28
-"""The manifest of a million files is smaller; a crafted one must not make us read more."""
+_MOST_BYTES = 1 << 28  # more than of a million files; a crafted one must not make us read more
 _SIDES = ("prompt", "target")
 _COLUMN_TYPES = ("float32", "uint8", "uint16", "uint64")
-_END_BYTES = 8
-"""Bytes of an int64 that says where a row ends."""
+_END_BYTES = 8  # bytes of an int64 that says where a row ends
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -79,11 +76,7 @@ class Records(msgspec.Struct, frozen=True):
 
 
 class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The contract of a store on disk.
-
-    `examples` counts the rows in use, `rows` those on disk; the rest are left out by
-    duplicates or `max_examples` and carry 255 in `split.npy`.
-    """
+    """The contract of a store on disk; of its `rows`, `examples` are in use, the rest left out."""
 
     format: int
     fingerprint: str
@@ -97,40 +90,29 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int]
     sources: list[SourceEntry]
     shards: list[StoreFile]
-    files: list[StoreFile]
-    """Files outside the shards: the split and the tokenizer."""
-    columns: dict[str, str]
-    """Per-example columns and their numpy dtypes."""
+    files: list[StoreFile]  # files outside the shards: the split and the tokenizer
+    columns: dict[str, str]  # per-example columns and their numpy dtypes
     settings: dict[str, Any]
-    cut: dict[str, int]
-    """Sides cut to their limit and tokens lost by it."""
-    self_sha256: str
-    """SHA-256 of this file's bytes with these digits left out."""
+    cut: dict[str, int]  # sides cut to their limit and tokens lost by it
+    self_sha256: str  # SHA-256 of this file's bytes with these digits left out
 
 
 def read_manifest(folder: Path) -> StoreManifest:
     """The manifest of the store at `folder`; DataError for none, a damaged or a newer one."""
-    path = folder / NAME
-    if not folder.is_dir():
+    path, again = folder / NAME, "write the store again with `toque prepare CONFIG`"
+    if (folder / "building.json").is_file() and not path.is_file():
         raise DataError(
-            f"There is no token store at {folder}. Write it with `toque prepare CONFIG`, or "
-            "correct data.store."
+            f"{folder} holds an unfinished token store; finish it with `toque prepare CONFIG`."
         )
     if not path.is_file():
-        if (folder / "building.json").is_file():
-            raise DataError(
-                f"{folder} holds an unfinished token store; run `toque prepare CONFIG` again to "
-                "finish it."
-            )
-        raise DataError(
-            f"{folder} holds no token store (no {NAME}). Write one with `toque prepare CONFIG`, or "
-            "correct data.store."
-        )
+        how = f"{folder} holds no token store (no {NAME})"
+        how = how if folder.is_dir() else f"There is no token store at {folder}"
+        raise DataError(f"{how}. Write one with `toque prepare CONFIG`, or correct data.store.")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise DataError(
-                f"{path} is {path.stat().st_size:,} bytes long; no store's description is. Write "
-                "the store again with `toque prepare CONFIG` after removing it."
+                f"{path} is {path.stat().st_size:,} bytes long; no store's description is. Remove "
+                f"it, and {again}."
             )
         data = path.read_bytes()
         found: Any = decode_json(data, object)
@@ -144,12 +126,11 @@ def read_manifest(folder: Path) -> StoreManifest:
         if seal_of(data) != "whole":
             raise DataError(
                 f"{path} is damaged: it does not have the hash that stands in it ({KEY}). Restore "
-                "the file, or write the store again with `toque prepare CONFIG` after removing it."
+                f"the file, or remove it and {again}."
             )
     except (msgspec.DecodeError, OSError) as error:
         raise DataError(
-            f"{path} is not a token store's description: {error}. The file is damaged; write the "
-            "store again with `toque prepare CONFIG` after removing it."
+            f"{path} is not a token store's description: {error}. Remove it, and {again}."
         ) from error
     for fault in _faults(manifest):
         raise DataError(f"{path} {fault}. The store is damaged or made to harm: prepare it again.")
@@ -187,11 +168,7 @@ def manifest_bytes(manifest: StoreManifest) -> bytes:
 
 
 def form_of(readers: Iterable[str]) -> Form:
-    """The form by the recorded names of a store's readers.
-
-    A store of several kinds is asked for recipes where it holds any, else as its pairs are; only
-    one that holds nothing but texts and token ids is continued.
-    """
+    """The form by the readers' recorded names: recipes if there are any, else pairs, else texts."""
     # An encoding that was given stands behind the name.
     texts = (TextReader().recorded_name, TokenReader.recorded_name, DOCUMENTS)
     names = list(readers)

@@ -1,7 +1,7 @@
 """Token column: the prompts or the targets of all rows, across the files of the shards.
 
-A batch holds some hundred short pieces. Cutting and joining bytes costs a fifth of what cutting and
-joining arrays does, so pieces are bytes until they are whole rows.
+Cutting and joining bytes costs a fifth of what it does with arrays: pieces are bytes until they are
+whole rows.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ from toque.errors import DataError
 from toque.storage.array_headers import read_npy_header
 
 Ids = NDArray[np.generic]
-_OTHER_FILES: Final = 128
-"""Descriptors left to everything else."""
+_OTHER_FILES: Final = 128  # descriptors left to everything else
 
 
 class TokenColumn:
-    """The prompts of all rows, or the targets. Files open when first read, and stay open.
+    """The prompts of all rows, or the targets; `bounds` are each shard's first row, and all rows.
 
     Ids are read with `pread`, piece by piece: resident memory does not grow with a store, and a
-    file that something cuts short is an error. Reading past the end of a map kills the process.
-    `bounds` are the numbers of each shard's first row, and of all rows.
+    file cut short is an error, where reading past the end of a map kills the process.
     """
 
     def __init__(
@@ -40,8 +38,7 @@ class TokenColumn:
     ) -> None:
         self.name, self.dtype = name, dtype
         self._shards, self._bounds = shards, bounds
-        self.lengths = np.zeros(bounds[-1], np.int32)
-        """[rows] tokens of each."""
+        self.lengths = np.zeros(bounds[-1], np.int32)  # [rows] tokens of each
         # Of three million rows either array is 12 MB.
         self._starts = np.zeros(bounds[-1], np.uint32)
         for shard, (first, last) in zip(shards, pairwise(bounds), strict=True):
@@ -55,8 +52,7 @@ class TokenColumn:
                 )
             self.lengths[first:last] = lengths
             self._starts[first + 1 : last] = ends[:-1]
-        self.opened: dict[int, tuple[int, int]] = {}
-        """Shard -> its file's descriptor, and where in the file the ids begin."""
+        self.opened: dict[int, tuple[int, int]] = {}  # by shard: descriptor, place of the ids
         weakref.finalize(self, _close, self.opened)
 
     def row(self, row: int, shard: int) -> Ids:
@@ -150,10 +146,8 @@ def mapped_array(path: Path) -> NDArray[np.generic]:
 class Pieces:
     """The ids of several examples' prompts, or targets."""
 
-    lengths: NDArray[np.int64]
-    """[examples] ids in each."""
-    parts: Sequence[bytes]
-    """Each one's ids as bytes."""
+    lengths: NDArray[np.int64]  # [examples] ids in each
+    parts: Sequence[bytes]  # each one's ids as bytes
     dtype: np.dtype[np.generic]
 
     @classmethod

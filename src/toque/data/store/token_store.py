@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation"]
 SPLIT_CODES: dict[Split, int] = {"train": 0, "validation": 1}
 LEFT_OUT = 255
-LOCK: Final = ".lock"
-"""Held alone by who writes the store, and together by those who train on it."""
+LOCK: Final = ".lock"  # held alone by who writes the store, and together by those who train on it
 
 
 class TokenStore:
@@ -74,12 +73,12 @@ class TokenStore:
     @property
     def prompt_lengths(self) -> NDArray[np.int32]:
         """Prompt tokens of every row, int32 [n_rows]."""
-        return self._prompts.lengths
+        return self._sides[0].lengths
 
     @property
     def target_lengths(self) -> NDArray[np.int32]:
         """Target tokens of every row, int32 [n_rows]."""
-        return self._targets.lengths
+        return self._sides[1].lengths
 
     @cached_property
     def split(self) -> NDArray[np.uint8]:
@@ -92,11 +91,11 @@ class TokenStore:
 
     def prompt(self, row: int, /) -> NDArray[np.generic]:
         """Prompt ids of a row, read-only."""
-        return self._prompts.row(int(row), self._shard_of(int(row)))
+        return self._sides[0].row(int(row), self._shard_of(int(row)))
 
     def target(self, row: int, /) -> NDArray[np.generic]:
         """Target ids of a row, read-only."""
-        return self._targets.row(int(row), self._shard_of(int(row)))
+        return self._sides[1].row(int(row), self._shard_of(int(row)))
 
     def sides(self, rows: NDArray[np.int64]) -> tuple[Pieces, Pieces]:
         """Prompts and targets of many rows; IndexError where one is not there."""
@@ -105,7 +104,8 @@ class TokenStore:
         shards = [0] * len(rows)
         if len(self._shards) > 1:
             shards = (np.searchsorted(self._starts, rows, side="right") - 1).tolist()
-        return self._prompts.pieces(rows, shards), self._targets.pieces(rows, shards)
+        prompts, targets = self._sides
+        return prompts.pieces(rows, shards), targets.pieces(rows, shards)
 
     def column(self, name: str) -> NDArray[np.generic]:
         """A per-example column of all rows; NaN where a row's source has no such number."""
@@ -137,18 +137,12 @@ class TokenStore:
         return self.path / "shards" / self._shards[index]
 
     @cached_property
-    def _prompts(self) -> TokenColumn:
-        return self._side("prompt")
-
-    @cached_property
-    def _targets(self) -> TokenColumn:
-        return self._side("target")
-
-    def _side(self, name: str) -> TokenColumn:
+    def _sides(self) -> tuple[TokenColumn, TokenColumn]:
         shards = [self._shard(index) for index in range(len(self._shards))]
         first = shards[0] / "prompt_tokens.npy" if shards else None
         dtype = np.dtype(np.uint32) if first is None else mapped_array(first).dtype
-        return TokenColumn(name, shards, self._bounds, dtype)
+        prompts = TokenColumn("prompt", shards, self._bounds, dtype)
+        return prompts, TokenColumn("target", shards, self._bounds, dtype)
 
     def _shard_of(self, row: int) -> int:
         if not 0 <= row < self.n_rows:
@@ -168,10 +162,7 @@ def _numbers(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
 
 
 def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None:
-    """Check the size, and with `verify` the checksum, of every file before any is mapped.
-
-    Reading past the end of a map whose file was cut short kills the process, so sizes come first.
-    """
+    """Check every file's size, with `verify` its hash: reading past a map's end kills a process."""
     again = "Restore the file, or remove the store and prepare the data again."
     inside = folder.resolve()
     # Of thousands of files in hundreds of folders; a `Path` for each would take half a second.
@@ -244,10 +235,7 @@ def check_tokenizer(store: TokenStore) -> None:
 
 
 def refuse_replaced(store: TokenStore) -> None:
-    """Raise if the folder of an open store holds it no more: its manifest and its tokenizer.
-
-    Columns are read by and by, so of a store that was replaced some may be the new one's.
-    """
+    """Raise if the folder of an open store holds another one now: columns are read by and by."""
     try:
         found, own = read_manifest(store.path), store.manifest
         if (found.fingerprint, found.tokenizer) == (own.fingerprint, own.tokenizer):

@@ -1,8 +1,7 @@
 """Chat template: the turns of a conversation as the ids that a chat model was trained on.
 
-The template comes with the model and may be anyone's: transformers renders it in jinja2's sandbox,
-where it reaches nothing but the turns and the special tokens, in a child process whose time, memory
-and output are bounded.
+The template may be anyone's: transformers renders it in jinja2's sandbox, where it reaches nothing
+but the turns and the special tokens, in a child process of bounded time, memory and output.
 """
 
 from __future__ import annotations
@@ -26,12 +25,9 @@ from toque.data.tokenizer.tokenizer_folder import tokenizer_faults
 from toque.errors import DataError
 
 _MOST_GROWTH: Final = 4
-_MOST_ADDED: Final = 1 << 16
-"""Characters that a template may write, besides four times as many as the messages hold."""
-_SECONDS: Final = 2.0
-"""Processor time of one template."""
-_MOST_MEMORY: Final = 1 << 30
-"""Address space of the child, libraries included, which take a fifth of it."""
+_MOST_ADDED: Final = 1 << 16  # characters it may write, and four times as many as the messages have
+_SECONDS: Final = 2.0  # processor time of one template
+_MOST_MEMORY: Final = 1 << 30  # address space of the child; its libraries take a fifth
 
 
 class ChatTemplate:
@@ -47,13 +43,7 @@ class ChatTemplate:
         self._thread = ThreadPoolExecutor(1, "chat template")  # the child answers one at a time
 
     def ids(self, turns: Sequence[Mapping[str, str]]) -> Future[list[int]]:
-        """The prompt after which the model answers the last turn, made in a thread of its own.
-
-        A turn has its `role` and `content`.
-
-        Raises:
-            DataError: as the result; the template refuses them, or fails.
-        """
+        """The prompt that asks to answer the last turn (`role`, `content`), or a DataError."""
         return self._thread.submit(self._ids, turns)
 
     def _ids(self, turns: Sequence[Mapping[str, str]]) -> list[int]:
@@ -124,8 +114,7 @@ def template_text(settings: Mapping[str, Any]) -> str | None:
 def _render_requests() -> None:
     """Render templates in a child process: a JSON request a line, answered with one each.
 
-    It ends with the process that started it. The limits are the kernel's, which no template can
-    lift: what takes the time ends the process, and what asks for the memory gets a MemoryError.
+    It ends with the process that started it. Its limits are the kernel's, which no template lifts.
     """
     sys.modules["torch"] = None  # type: ignore[assignment]  # half of the time to start
     from transformers.utils.chat_template_utils import render_jinja_template

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -32,30 +32,13 @@ FamilyKind = Literal["decoder", "encoder-decoder"]
 NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
 _PROBE = "Fold\n\n- 2 eggs\n1. Stir."
-_SAMPLE = 32
-"""Texts of every batch whose fast ids are compared with the tokenizer's own."""
-_PREFIX = 4096
-"""Characters of each that are: a whole recipe, the beginning of a book."""
-_AROUND = 8
-"""Ids before one that decide its text: the bytes of a character, and whether a line begins."""
+_SAMPLE = 32  # texts of every batch whose fast ids are compared with the tokenizer's own
+_PREFIX = 4096  # characters of each that are: a whole recipe, the beginning of a book
+_AROUND = 8  # ids before one that decide its text: a character's bytes, a line's beginning
 
 
 class Codec:
-    r"""Text <-> ids for one tokenizer; `load_codec` and `train_codec` make one.
-
-    Attributes:
-        name: what it was loaded as, for people.
-        vocab_size: ids are below it; a marker that had to be added is counted.
-        pad_id, eos_id: always there; where a vocabulary has no padding token, pad is eos.
-        bos_id, unk_id: None when the vocabulary has none.
-        newline_id: the line-break marker, None when the vocabulary holds "\n" itself.
-        silent: the tokens that texts are written without: padding, end and begin.
-        tokenizer_json: `tokenizer.json` as `save` writes it.
-        settings: of its folder's tokenizer_config.json, but for classes and special tokens.
-        special_tokens: their written forms by transformers' names: `eos_token` and so on.
-        sha256: of `tokenizer.json` as `save` writes it.
-        word_kind: how it cuts words, where a text's ids are its words' side by side, else None.
-    """
+    """Text <-> ids for one tokenizer; `load_codec` and `train_codec` make one."""
 
     def __init__(self, source: TokenizerFolder) -> None:
         with tokenizer_faults(source.name):
@@ -70,37 +53,38 @@ class Codec:
         self.name = source.name
         ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
         holds_newline = tokenizer.decode(ids, skip_special_tokens=False) == _PROBE
+        # The line-break marker, None when the vocabulary holds "\n" itself.
         self.newline_id = None if holds_newline else _newline_token(tokenizer)
         if self.newline_id is None and not holds_newline:
             tokenizer.add_special_tokens([AddedToken(NEWLINE, special=True, normalized=False)])
             self.newline_id = _id_of(tokenizer, NEWLINE)
             tokenizer_json = tokenizer.to_str()
-        self.tokenizer_json = tokenizer_json
+        self.tokenizer_json = tokenizer_json  # as `save` writes it
+        # Of tokenizer_config.json, but for classes and special tokens.
         self.settings: Mapping[str, Any] = source.settings
-        self.special_tokens = specials.as_config()
+        forms = asdict(specials).items()
+        self.special_tokens = {f"{name}_token": form for name, form in forms if form is not None}
         self._tokenizer = tokenizer
         self.sha256 = hashlib.sha256(tokenizer_json.encode()).hexdigest()
         n_entries = int(tokenizer.get_vocab_size())
         if None in map(tokenizer.id_to_token, range(n_entries)):  # there are gaps
             n_entries = max(tokenizer.get_vocab().values()) + 1
-        self.vocab_size = n_entries
+        self.vocab_size = n_entries  # with a marker that had to be added
         self.eos_id = _id_of(tokenizer, specials.eos)
-        self.pad_id = _id_of(tokenizer, specials.pad)
+        self.pad_id = _id_of(tokenizer, specials.pad)  # eos where there is no padding token
         self.bos_id = _id_of(tokenizer, specials.bos) if specials.bos else None
         self.unk_id = _id_of(tokenizer, specials.unk) if specials.unk else None
         silent = (self.pad_id, self.eos_id, self.bos_id)
+        # The tokens that texts are written without.
         self.silent = frozenset(token for token in silent if token is not None)
         added = tokenizer.get_added_tokens_decoder().values()
         self.rewriter = Rewriter(
             tokenizer, unk_id=self.unk_id, specials=[t.content for t in added if t.special]
         )
-        self.word_kind = kind_of(tokenizer_json)
-        self._words: WordTable | None = None
-        if (kind := self.word_kind) is not None:
-            size = self.vocab_size
-            self._words = WordTable(
-                self.rewriter, kind=kind, break_id=self.newline_id, vocab_size=size
-            )
+        self.word_kind = kind = kind_of(tokenizer_json)
+        self._words = kind and WordTable(
+            self.rewriter, kind=kind, break_id=self.newline_id, vocab_size=n_entries
+        )
 
     def normalise(self, text: str) -> str:
         """`text` with what the vocabulary lacks replaced before encoding: 1½ -> 1 1/2, ñ -> n."""
@@ -115,8 +99,7 @@ class Codec:
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         """The ids of many texts, each normalised: the same as one by one, many times faster.
 
-        The fast way is taken for the texts it is exact for; a sample of every call is compared
-        with the tokenizer's own ids, and one difference sends the whole call the long way.
+        A sample is compared with the tokenizer's own ids; one difference sends all the long way.
         """
         with tokenizer_faults(self.name):
             words = self._words
@@ -131,10 +114,7 @@ class Codec:
 
     @cached_property
     def token_bytes(self) -> NDArray[np.int64] | None:
-        """Bytes of text that each id writes; None where they depend on the tokens around it.
-
-        Byte-level vocabularies spell a byte as one character of a token's name.
-        """
+        """Bytes that each id writes; None unless the vocabulary spells bytes as characters."""
         decoder = json.loads(self.tokenizer_json).get("decoder") or {}
         if decoder.get("type") != "ByteLevel":
             return None
@@ -290,10 +270,7 @@ def prompt_bounds(codec: Codec, family_kind: FamilyKind) -> tuple[int | None, in
 def asking_bounds(
     codec: Codec, family_kind: FamilyKind, form: Form
 ) -> tuple[int | None, int | None]:
-    """The tokens that begin and end what a model is asked with.
-
-    A decoder that was trained on documents continues a text, so nothing ends it.
-    """
+    """The tokens that begin and end what is asked; a decoder of documents continues: no end."""
     begin, end = prompt_bounds(codec, family_kind)
     return begin, None if form == "documents" and family_kind == "decoder" else end
 
@@ -306,10 +283,7 @@ def prompt_ids(codec: Codec, text: str, family_kind: FamilyKind, form: Form) -> 
 
 
 class TextStream:
-    """Feed ids, get text; all pieces together are `codec.decode` of all ids.
-
-    A character whose bytes several tokens share is held back until it is whole.
-    """
+    """Feed ids, get text in whole characters; all pieces together are `codec.decode` of all ids."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -330,10 +304,7 @@ class TextStream:
         return piece
 
     def would_be(self, token: int) -> str:
-        """The text of one more id in this place; the name of a token that texts are without.
-
-        Alone it would be another: SentencePiece drops the space that leads a line.
-        """
+        """The text of one more id in this place; the name of a token that texts are without."""
         if token in self._codec.silent:
             return self._codec.piece(token)
         before = self._ids[-_AROUND:]

@@ -1,18 +1,14 @@
 r"""Portable tokenizer files: a codec's ids and texts, in plain transformers.
 
-A codec does more than its `tokenizer.json`: line breaks have a marker where the vocabulary holds
-none, characters get stand-ins, a prompt its start and end. Here all of it is written into the file,
-so that `AutoTokenizer` gives the ids a model was trained on and the text that Toque shows:
+A codec does more than its `tokenizer.json`. Here all of it is written into the file, so that
+`AutoTokenizer` gives the ids a model was trained on and the text that Toque shows:
 
 * the marker of line breaks is an ordinary token that is spelled "\n";
 * `Codec.normalise` is in the normalizer, what begins and ends a prompt in the post-processor;
-* only the tokens that Toque leaves out of texts are special: `skip_special_tokens` takes no more.
-  A vocabulary with tokens for conversations (`<|im_start|>`) keeps all of its own, and texts may
-  hold them: whoever trains it further, or sets a chat template, needs them.
+* only the tokens that Toque leaves out of texts are special. A vocabulary with tokens for
+  conversations (`<|im_start|>`) keeps all of its own: whoever sets a chat template needs them.
 
 No chat template is written: training renders none, so a base's would ask for what was not trained.
-
-Training never reads these files: a store keeps its tokenizer as it is.
 """
 
 from __future__ import annotations
@@ -28,8 +24,7 @@ from tokenizers import Tokenizer
 from toque.data.tokenizer.codec import Codec
 from toque.models.loading.provenance import FOLDER, Provenance
 
-PRIVATE: Final = "\ue123"
-"""A character of private use: no learnt vocabulary holds it."""
+PRIVATE: Final = "\ue123"  # a character of private use: no learnt vocabulary holds it
 PROBES: Final = (
     "Fold\n\n- 2 eggs\n1. Stir.",
     "Generate recipe for: Crème brûlée using ingredients: 1½ cups jalapeños, {salt}",
@@ -39,8 +34,7 @@ PROBES: Final = (
     "",
 )
 """Texts on which the portable tokenizer must agree with the codec, or it is not used."""
-_SHOWN: Final = 40
-"""Characters of a text that an error shows."""
+_SHOWN: Final = 40  # characters of a text that an error shows
 _RECIPE: Final = """Generate recipe for: Grandma's Crème Brûlée using ingredients: 1½ cups milk
 Ingredients:
 - 2 (15 ounce) cans chickpeas, drained & rinsed
@@ -54,8 +48,7 @@ Instructions:
 def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[str, str] | None:
     """Texts of `tokenizer.json` and `tokenizer_config.json` for plain transformers, by name.
 
-    A prompt is put between the tokens `begin` and `end`. None for a tokenizer whose ids cannot be
-    had this way.
+    None for a tokenizer whose ids cannot be had this way.
     """
     state = json.loads(codec.tokenizer_json)
     # Special tokens that texts are not written with are there for conversations.
@@ -98,10 +91,9 @@ def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[
 def files_of_model(
     codec: Codec, record: Provenance, *, begin: int | None, end: int | None
 ) -> tuple[dict[str, str], bool]:
-    """A model's tokenizer in both forms, by place in its folder, with the record of its training.
+    """A model's tokenizer files by place; and True if plain transformers reads them as Toque does.
 
-    Also whether plain transformers reads the tokenizer as Toque does; if not, its files are as in a
-    store.
+    The portable form, Toque's own and the record of training; of the first none where it is False.
     """
     portable, files = portable_files(codec, begin=begin, end=end), codec.files()
     if portable is None:
@@ -135,11 +127,10 @@ def _spell_line_breaks(state: dict[str, Any], codec: Codec) -> None:
 
 
 def _appended(state: dict[str, Any], shown: set[int], codec: Codec) -> set[int]:
-    """Put added tokens into a vocabulary with scores, in which ids are places.
+    """Put added tokens into a vocabulary with scores, in which ids are places; its ids then.
 
     A piece of it is found anywhere in a text. So what is to be `shown` is spelled with a private
     character, which `Codec.normalise` takes out of every text, and its "<" is put back on decoding.
-    The result are the ids that are in the vocabulary now.
     """
     vocab, added = state["model"]["vocab"], sorted(state["added_tokens"], key=lambda t: t["id"])
     held = {piece: number for number, (piece, _) in enumerate(vocab)}

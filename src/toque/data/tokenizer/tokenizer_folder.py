@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,24 +28,17 @@ from toque.storage.atomic import sha256_of
 
 _KEPT = ("model_max_length", "chat_template", "toque_words_cut")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""
-MOST_GAPS = 1 << 16
-"""Ids without an entry that a vocabulary may have, besides as many as its entries."""
-CHAT = "chat_template.jinja"
-"""File in which newer releases of transformers keep the template of a conversation."""
+MOST_GAPS = 1 << 16  # ids without an entry, besides as many as the entries
+CHAT = "chat_template.jinja"  # where newer releases of transformers keep the template
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
-_MOST: Final = 1 << 16
-"""Bytes that one byte may become; in T5's file, as it is written for transformers, 15,246."""
-_MOST_TEXT: Final = 256
-"""Characters that a step puts in; usually a space or a mark."""
-_MOST_ENTRY: Final = 1 << 14
-"""Characters of an entry, which is written for every token of an answer."""
+_MOST: Final = 1 << 16  # bytes that one byte may become; in T5's file for transformers 15,246
+_MOST_TEXT: Final = 256  # characters that a step puts in; usually a space or a mark
+_MOST_ENTRY: Final = 1 << 14  # characters of an entry: a token of an answer
 _WIDENING: Final = ("BertNormalizer", "ByteLevel", "NFC", "NFD", "NFKC", "NFKD")
-_WIDEST: Final = 11.0
-"""Bytes that NFKC, the worst of those, makes of one."""
+_WIDEST: Final = 11.0  # bytes that NFKC, the worst of those, makes of one
 _ORDINARY: Final = [chr(code) for code in (*range(32, 127), *range(161, 256))]
 _MOST_ORDINARY: Final = 32
-_ONE_OF: Final = re.compile(r"\[[^\[\]]+\]")
-"""An expression that finds single characters, whatever stands around them."""
+_ONE_OF: Final = re.compile(r"\[[^\[\]]+\]")  # it finds single characters, whatever is around them
 _CHARSMAP: Final = "precompiled_charsmap"
 
 
@@ -57,10 +50,6 @@ class SpecialForms:
     pad: str
     bos: str | None
     unk: str | None
-
-    def as_config(self) -> dict[str, str]:
-        """The entries of a `tokenizer_config.json`."""
-        return {f"{name}_token": token for name, token in asdict(self).items() if token is not None}
 
 
 @dataclass(frozen=True)
@@ -154,11 +143,7 @@ def _refuse_harm(text: str, path: Path) -> None:
 
 @contextmanager
 def tokenizer_faults(name: str) -> Iterator[None]:
-    """Turn what the tokenizers library raises as it works into a DataError with the name.
-
-    Its file may be anyone's: an expression that takes exponential time ends in a panic of the
-    library's, which Python sees as a `BaseException`.
-    """
+    """Turn what the tokenizers library raises as it works, panics too, into a DataError."""
     try:
         yield
     except BaseException as error:

@@ -28,10 +28,8 @@ Kind = Literal["unigram", "bpe"]
 _END = "<|endoftext|>"
 _UNIGRAM_SPECIALS = ("<pad>", "</s>", "<unk>")
 _N_EXTRA = 100
-MAX_WORD_CHARS = 1000
-"""Characters of a word, which is what stands between blanks, that a vocabulary is learnt from."""
-WORDS_CUT = "toque_words_cut"
-"""Setting of the folder that counts the words that were longer, where there were any."""
+MAX_WORD_CHARS = 1000  # characters between blanks that a vocabulary is learnt from
+WORDS_CUT = "toque_words_cut"  # the folder's setting that counts longer words
 _WORD = re.compile(r"\S+|\s+")
 _T = TypeVar("_T")
 SMALLEST: dict[Kind, int] = {"bpe": 257, "unigram": 300}
@@ -83,11 +81,7 @@ def one_tokenizer_thread() -> Iterator[None]:
 
 
 def interruptible(work: Callable[[], _T]) -> _T:
-    """The result of `work`, done in a thread so that Ctrl-C is answered while it lasts.
-
-    A library that learns for a minute returns to Python at its end only, and the main thread, where
-    Python raises KeyboardInterrupt, would be inside it.
-    """
+    """The result of `work`, done in a thread so that Ctrl-C is answered, which waits for Python."""
     done: Future[_T] = Future()
 
     def run() -> None:
@@ -165,8 +159,7 @@ def _settled(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
     """The learnt pieces in an order that does not depend on the process.
 
     The trainer walks hash tables with a seed of their own: equal scores come in another order, and
-    differ in their last bits, every time. Scores are rounded, ties sorted by piece, the list cut
-    here rather than in the middle of a tie; characters appended for cover share one score.
+    differ in their last bits. So scores are rounded, ties sorted by piece, and the list cut here.
     """
     learnt = json.loads(tokenizer.to_str())["model"]["vocab"][len(_UNIGRAM_SPECIALS) :]
     # Characters without a score of their own get the lowest and a ten-thousandth more each.

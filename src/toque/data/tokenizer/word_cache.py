@@ -1,9 +1,8 @@
 """Word cache: each distinct word is tokenised once; same ids, many times faster.
 
 A pre-tokenizer that always cuts before a space never joins two words in one token, so the ids of
-a text are the ids of its words, side by side. Recipes repeat their words: 68,000 of them hold 16
-million words and fewer than 100,000 distinct ones. Every word is rewritten and tokenised when it
-is first met, and is bytes from then on: a text's ids are its words' bytes joined.
+a text are the ids of its words, side by side. 68,000 recipes hold 16 million words, and fewer than
+100,000 distinct ones: each is tokenised when it is first met, and is bytes from then on.
 """
 
 from __future__ import annotations
@@ -23,17 +22,14 @@ from numpy.typing import NDArray
 from toque.data.tokenizer.char_fallbacks import Rewriter
 
 Kind = Literal["sentencepiece", "byte-level"]
-_LARGEST = 400_000
-"""Words held before starting afresh: about 100 MB."""
-_SLICE = 64
-"""Texts cut into words at a time: few enough that the words stay in the processor's cache."""
+_LARGEST = 400_000  # words held before starting afresh: about 100 MB
+_SLICE = 64  # texts cut at a time: few enough for the processor's cache
 _END, _LEADS, _BREAKS, _SPACE = b"\0", b"\1", b"\2", b"\3"
 """Bytes that no text has: the end of a text, the mark of a word without a space before it, two line
 breaks, and a space that is no mark of a word."""
 _MARKS = (_END, _LEADS, _BREAKS, _SPACE)
 _SPACES = re.compile(rb" {3,}")
-_OUTER_SPACE = re.compile(r"\A\s|\s\Z|\s\s")
-"""GPT-2's rule takes a run of white space but its last sign as one piece."""
+_OUTER_SPACE = re.compile(r"\A\s|\s\Z|\s\s")  # GPT-2's rule: a run but its last sign is a piece
 _SPACED = re.compile(r"\A(?! {2,}\Z).*\s", re.DOTALL)
 
 
@@ -41,14 +37,10 @@ _SPACED = re.compile(r"\A(?! {2,}\Z).*\s", re.DOTALL)
 class Encoded:
     """Many texts as ids."""
 
-    flat: NDArray[np.uint32]
-    """All ids joined."""
-    ends: NDArray[np.int64]
-    """[texts] the position after its last id."""
-    lost: Counter[str]
-    """Characters that became unknown tokens, and how often."""
-    disagreed: bool = False
-    """True if the fast way gave other ids than the tokenizer and was left."""
+    flat: NDArray[np.uint32]  # all ids joined
+    ends: NDArray[np.int64]  # [texts] the position after its last id
+    lost: Counter[str]  # characters that became unknown tokens, and how often
+    disagreed: bool = False  # True if the fast way gave other ids than the tokenizer and was left
 
 
 class _Table(dict[bytes, bytes | bytearray]):
@@ -67,9 +59,8 @@ class _Table(dict[bytes, bytes | bytearray]):
 class WordTable:
     r"""Ids of whole texts, rewritten for the vocabulary, from the ids of their words.
 
-    `kind` says how words are cut: "sentencepiece" drops spaces and writes "▁" at each word (T5),
-    "byte-level" keeps a space with the word it leads (GPT-2, NeoX). `break_id` is the marker
-    written for a line break, None when the vocabulary holds "\n" as any other word.
+    "sentencepiece" drops spaces and writes "▁" at each word (T5), "byte-level" keeps a space with
+    the word it leads (GPT-2, NeoX). `break_id` is a line break's marker, None for a word "\n".
     """
 
     def __init__(
@@ -92,11 +83,7 @@ class WordTable:
         self._forget()
 
     def encode(self, texts: Sequence[str]) -> tuple[Encoded, NDArray[np.int64]]:
-        """The ids of `texts`, rewritten as the vocabulary needs it.
-
-        Also the numbers of the odd texts, which must be tokenised whole: what stands for them among
-        the ids means nothing.
-        """
+        """The ids of `texts`, rewritten as needed; and the numbers of those to tokenise whole."""
         lost: Counter[str] = Counter()
         slices = range(0, len(texts), _SLICE)
         joined = b"".join([self._slice(texts[at : at + _SLICE], lost) for at in slices])
