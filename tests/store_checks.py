@@ -14,10 +14,12 @@ from toque.sources.records import RecordReader, Source
 READER = LineReader()
 
 
-def content(store: Path) -> dict[str, bytes]:
-    """Every file of a store but the report, whose seconds are its own."""
+def content(store: Path) -> dict[str, bytes | str]:
+    """Every file of a store; of its report all but the seconds."""
     files = (p for p in store.rglob("*") if p.is_file() and p.name != ".lock")
-    return {str(p.relative_to(store)): p.read_bytes() for p in files if p.stem != "report"}
+    held = {str(p.relative_to(store)): p.read_bytes() for p in files}
+    report = json.loads(held.pop("report.json", b"{}"))
+    return {**held, "report": json.dumps({k: v for k, v in report.items() if k != "seconds"})}
 
 
 def prepared(

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from fixtures.stores import Made
 from store_checks import content, continues, interrupted_after, prepared
 from toque.data.prepare import duplicates as near
-from toque.data.prepare.duplicates import (
-    Division,
-    RowKeys,
-    divide,
-    find_clusters,
-    signatures,
-)
+from toque.data.prepare.duplicates import Division, RowKeys, divide, find_clusters, signatures
 from toque.data.prepare.store_plan import PrepareSettings
 
 Make = Callable[..., PrepareSettings]
@@ -45,8 +39,8 @@ def jaccard(a: str, b: str) -> float:
     return len(shingles(a) & shingles(b)) / len(shingles(a) | shingles(b))
 
 
-def clusters(texts: list[str]) -> list[int]:
-    found = signatures(texts)
+def clusters(recipes: list[list[str]]) -> list[int]:
+    found = signatures([" ".join(words) for words in recipes])
     return find_clusters(found).first.tolist()
 
 
@@ -55,8 +49,7 @@ def test_the_estimate_is_the_jaccard_similarity() -> None:
     errors = []
     for edits in range(60):
         a = recipe(rng)
-        b = edited(a, edits, rng)
-        texts = [" ".join(a), " ".join(b)]
+        texts = [" ".join(a), " ".join(edited(a, edits, rng))]
         ours, theirs = signatures(texts)
         errors.append((ours == theirs).mean(axis=-1) - jaccard(*texts))
     assert abs(np.mean(errors)) < 0.02
@@ -71,10 +64,8 @@ def test_a_signature_depends_on_its_text_alone() -> None:
     assert np.array_equal(signatures(["Éclair"]), signatures(["éclair!"]))
     assert not np.array_equal(signatures(["..."]), signatures(["--"]))
     # Pinned: another value here means that stores made before are no longer those made now.
-    assert signatures(["stir the soup and add salt"])[0, :4].tolist() == PINNED
-
-
-PINNED = [21464, 54869, 53448, 8227]
+    pinned = [21464, 54869, 53448, 8227]
+    assert signatures(["stir the soup and add salt"])[0, :4].tolist() == pinned
 
 
 def test_planted_near_duplicates_are_found_and_nothing_else() -> None:
@@ -82,7 +73,7 @@ def test_planted_near_duplicates_are_found_and_nothing_else() -> None:
     originals = [recipe(rng) for _ in range(400)]
     light = [edited(words, 4, rng) for words in originals[:200]]  # similarity about 0.83
     heavy = [edited(words, 30, rng) for words in originals[200:]]  # about 0.33
-    first = clusters([" ".join(words) for words in originals + light + heavy])
+    first = clusters(originals + light + heavy)
     assert first[:400] == list(range(400))  # precision: no two unrelated ones
     found = sum(first[400 + i] == i for i in range(200))
     assert found >= 198  # recall where nearly everything is the same
@@ -94,7 +85,7 @@ def test_chains_are_one_cluster_and_its_first_is_named() -> None:
     chain = [recipe(rng)]
     for _ in range(5):
         chain.append(edited(chain[-1], 3, rng))
-    assert clusters([" ".join(words) for words in chain]) == [0] * 6
+    assert clusters(chain) == [0] * 6
 
 
 def test_a_crowded_bucket_is_counted_when_it_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,22 +145,16 @@ def test_a_kill_after_the_manifest_leaves_nothing_behind(made: Made, tmp_path: P
     assert content(store) == before
 
 
-Row = tuple[int, int, int]
-"""record_key, task, and 1 where a record starts."""
-
-
-def columns(rows: list[Row]) -> RowKeys:
-    record_key, task, starts = (
-        np.array([row[i] for row in rows], dtype)
-        for i, dtype in enumerate((np.uint64, np.uint8, np.uint8))
-    )
-    titles = record_key % np.uint64(3)
-    return RowKeys(record_key, titles, record_key, task, starts)
+Row = tuple[int, int, int]  # record_key, task, and 1 where a record starts
 
 
 def divided(rows: list[Row], **changes: object) -> Division:
     settings = PrepareSettings(family_kind="decoder", tokenizer="unused", **changes)
-    return divide(columns(rows), settings)
+    kinds = (np.uint64, np.uint8, np.uint8)
+    key, task, starts = (
+        np.array(c, k) for c, k in zip(zip(*rows, strict=True), kinds, strict=True)
+    )
+    return divide(RowKeys(key, key % np.uint64(3), key, task, starts), settings)
 
 
 def test_the_first_of_equal_records_is_kept_with_all_its_tasks() -> None:
@@ -199,11 +184,8 @@ def test_every_record_is_kept_or_counted(keys: list[int], limit: int, fraction: 
     assert int(used.sum()) == min(limit, len(set(keys))) == division.records
     assert division.records + sum(division.dropped.values()) == len(keys)
     assert division.leaked_bodies == 0
-    sides = set(division.split[used].tolist())
-    if fraction == 0.0 or division.records == 1:
-        assert sides == {0}
-    else:
-        assert sides == {0, 1}
+    one_side = fraction == 0.0 or division.records == 1
+    assert set(division.split[used].tolist()) == ({0} if one_side else {0, 1})
 
 
 def test_adding_recipes_moves_none_to_the_other_side() -> None:

@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -140,12 +141,18 @@ def test_a_disk_that_was_full_at_the_first_byte_is_no_obstacle_later(
     prepared(path, tmp_path / "s", settings)
 
 
-def test_workers_end_with_a_killed_main_process(tmp_path: Path, settings_for: Make) -> None:
-    path, settings = many_lines(tmp_path, 200), settings_for()
-    process = started(path, tmp_path / "s", settings)
-    while not whole_shards(tmp_path / "s"):
+def at_work(
+    path: Path, store: Path, settings: PrepareSettings
+) -> tuple[subprocess.Popen[str], list[str]]:
+    """A process that has written a shard, and its workers."""
+    process = started(path, store, settings)
+    while not whole_shards(store):
         assert process.poll() is None
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return process, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+
+
+def test_workers_end_with_a_killed_main_process(tmp_path: Path, settings_for: Make) -> None:
+    process, children = at_work(many_lines(tmp_path, 200), tmp_path / "s", settings_for())
     assert len(children) >= 2
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -229,10 +236,7 @@ def test_a_killed_worker_is_named_and_the_next_start_ends_with_the_same_bytes(
 ) -> None:
     path, settings = many_lines(tmp_path, 100), settings_for()
     store = tmp_path / "s"
-    process = started(path, store, settings)
-    while not whole_shards(store):
-        assert process.poll() is None
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process, children = at_work(path, store, settings)
     os.kill(int(children[-1]), signal.SIGKILL)  # as the system does when memory is short
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 3, out

@@ -25,18 +25,6 @@ Make = Callable[..., PrepareSettings]
 pytestmark = pytest.mark.usefixtures("small_groups")
 
 
-def without_seconds(store: Path) -> dict[str, object]:
-    report = json.loads((store / "report.json").read_bytes())
-    del report["seconds"]
-    return report
-
-
-def test_equal_stores_have_equal_reports(made: Made, tmp_path: Path) -> None:
-    for name, workers in (("a", 1), ("b", 2)):
-        made(name, workers=workers)
-    assert without_seconds(tmp_path / "a") == without_seconds(tmp_path / "b")
-
-
 def test_histograms_count_every_example(made: Made) -> None:
     report = made("s").report
     for shape in (report.prompt_histogram, report.target_histogram):

@@ -233,28 +233,22 @@ def test_a_header_that_cannot_be_is_refused(tmp_path: Path, header: str, version
 
 
 @pytest.mark.parametrize(
-    ("name", "array"),
+    ("file", "array", "read"),
     [
-        ("quality", np.zeros(4, np.float32)),
-        ("quality", np.zeros(31, np.uint16)),
-        ("quality", np.zeros((31, 1), np.float32)),
-        ("key", np.zeros(31, np.float32)),
+        ("shards/00000/quality", np.zeros(4, np.float32), lambda s: s.column("quality")),
+        ("shards/00000/quality", np.zeros(31, np.uint16), lambda s: s.column("quality")),
+        ("shards/00000/quality", np.zeros((31, 1), np.float32), lambda s: s.column("quality")),
+        ("shards/00000/key", np.zeros(31, np.float32), lambda s: s.column("key")),
+        ("split", np.zeros(7, np.uint8), lambda s: s.rows("train")),
     ],
 )
-def test_a_column_that_is_not_the_stores_is_named(
-    folder: Path, name: str, array: np.ndarray[Any, Any]
+def test_a_column_or_split_that_is_not_the_stores_is_named(
+    folder: Path, file: str, array: np.ndarray[Any, Any], read: Callable[[TokenStore], object]
 ) -> None:
-    np.save(folder / "shards" / "00000" / f"{name}.npy", array)
+    np.save(folder / f"{file}.npy", array)
     reseal(folder)
-    with pytest.raises(DataError, match=rf"{name}\.npy (holds|is no array)"):
-        TokenStore.open(folder).column(name)
-
-
-def test_a_split_of_other_rows_is_named(folder: Path) -> None:
-    np.save(folder / "split.npy", np.zeros(7, np.uint8))
-    reseal(folder)
-    with pytest.raises(DataError, match=r"split\.npy holds 7 numbers of uint8"):
-        TokenStore.open(folder).rows("train")
+    with pytest.raises(DataError, match=rf"{file}\.npy (holds|is no array)"):
+        read(TokenStore.open(folder))
 
 
 def test_rows_that_no_file_has_room_for_are_refused(folder: Path) -> None:
