@@ -262,8 +262,7 @@ def refuse_empty(store: TokenStore, split: Split) -> None:
     if asked == 0:
         raise ConfigError(
             f"The store {store.path} was prepared with data.validation_fraction=0: none of its "
-            f"{n:,} examples is held out, so nothing can be evaluated. Prepare it with a share "
-            "above 0, e.g. 0.1."
+            f"{n:,} examples is held out to be evaluated. Prepare it with a share such as 0.1."
         )
     which = "training" if split == "train" else "held-out"
     raise ConfigError(

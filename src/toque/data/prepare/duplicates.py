@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -184,15 +183,11 @@ def _minima(words: U64, lengths: NDArray[np.int64]) -> Signatures:
     return out
 
 
-class Clusters(NamedTuple):
-    """Clusters of near-duplicates: connected components of similar pairs."""
+def find_clusters(found: Signatures) -> tuple[NDArray[np.int64], int]:
+    """[records] the first of each one's cluster, joined by similar pairs; and how many unchecked.
 
-    first: NDArray[np.int64]  # [records] first record of each one's cluster, itself if alone
-    unchecked: int  # records of crowded buckets, compared with `ROUNDS` others only
-
-
-def find_clusters(found: Signatures) -> Clusters:
-    """Clusters of records whose estimated similarity reaches the threshold; 60 bytes a record."""
+    Unchecked are records of crowded buckets, compared with `ROUNDS` others only.
+    """
     first = np.arange(len(found), dtype=np.int64)
     unchecked = 0
     for band in range(BANDS):
@@ -214,7 +209,7 @@ def find_clusters(found: Signatures) -> Clusters:
             same[alike] = True
             rows, bucket = _of_several(rows[~same], bucket[~same])
         unchecked += len(rows)
-    return Clusters(first, unchecked)
+    return first, unchecked
 
 
 def _changes(ordered: NDArray[np.unsignedinteger]) -> NDArray[np.bool_]:
@@ -255,11 +250,8 @@ def _unite(first: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64])
             first[:] = jumped
 
 
-def clusters_of(store: Path, folders: Sequence[Path]) -> Clusters:
-    """Clusters of all records of a store, in the order of the shards' `folders`.
-
-    Signatures are joined in one scratch file, 240 bytes a record, read a band at a time.
-    """
+def clusters_of(store: Path, folders: Sequence[Path]) -> tuple[NDArray[np.int64], int]:
+    """`find_clusters` of shards in order, through one scratch file of 240 bytes a record."""
     n_records = 0
     with TemporaryFile(dir=store) as joined:
         for folder in folders:
@@ -267,6 +259,6 @@ def clusters_of(store: Path, folders: Sequence[Path]) -> Clusters:
             joined.write(rows.tobytes())
             n_records += len(rows)
         if not n_records:
-            return Clusters(np.zeros(0, np.int64), 0)
+            return np.zeros(0, np.int64), 0
         joined.flush()
         return find_clusters(np.memmap(joined, np.uint16, "r", shape=(n_records, HASHES)))

@@ -109,7 +109,6 @@ def prepare(
 
 
 def _reusable(plan: StorePlan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
-    """The existing store, if it is whole and the planned one."""
     folder = plan.store
     if not _holds_a_store(folder):
         return None
@@ -144,10 +143,7 @@ def _holds_a_store(folder: Path) -> bool:
     above = next((p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None)
     if above is not None and not above.is_dir():
         what = "is a file" if above.exists() else "is a link to nothing"
-        raise DataError(
-            f"data.store is {folder}, and {above} {what}: a store is a folder. Choose another "
-            "data.store, e.g. stores/mine."
-        )
+        raise DataError(f"data.store is {folder}, and {above} {what}. Choose a folder for a store.")
     if not folder.is_dir():
         return False
     if (folder / NAME).is_file():

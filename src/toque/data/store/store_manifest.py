@@ -109,11 +109,8 @@ def read_manifest(folder: Path) -> StoreManifest:
         how = how if folder.is_dir() else f"There is no token store at {folder}"
         raise DataError(f"{how}. Write one with `toque prepare CONFIG`, or correct data.store.")
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise DataError(
-                f"{path} is {path.stat().st_size:,} bytes long; no store's description is. Remove "
-                f"it, and {again}."
-            )
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise DataError(f"{path} has {size:,} bytes, too many. Remove it, and {again}.")
         data = path.read_bytes()
         found: Any = decode_json(data, object)
         version = found.get("format") if isinstance(found, dict) else None
@@ -125,8 +122,7 @@ def read_manifest(folder: Path) -> StoreManifest:
         manifest = decode_json(data, StoreManifest)
         if seal_of(data) != "whole":
             raise DataError(
-                f"{path} is damaged: it does not have the hash that stands in it ({KEY}). Restore "
-                f"the file, or remove it and {again}."
+                f"{path} is damaged: its {KEY} does not fit. Restore it, or remove it and {again}."
             )
     except (msgspec.DecodeError, OSError) as error:
         raise DataError(

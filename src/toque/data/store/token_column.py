@@ -95,8 +95,7 @@ class TokenColumn:
         n_ids = int(self.lengths[first:last].sum(dtype=np.int64))
         if len(ids) != n_ids:
             raise DataError(
-                f"{path} holds {len(ids)} ids and its rows have {n_ids}. The store is damaged; "
-                "prepare the data again."
+                f"{path} holds {len(ids)} ids and its rows have {n_ids}: prepare the data again."
             )
         try:
             wanted = 2 * len(self.opened) + _OTHER_FILES

@@ -151,7 +151,6 @@ class TokenStore:
 
 
 def _numbers(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
-    """The `count` numbers of one column in a shard, mapped."""
     found = mapped_array(path)
     if found.dtype != dtype or len(found) != count:
         raise DataError(
@@ -200,8 +199,7 @@ def held_store(folder: Path) -> Iterator[None]:
 
     def refuse(holder: str) -> None:
         raise DataError(
-            f"The store {folder} is being written by another process (id {holder}). Start again "
-            "when it is done."
+            f"The store {folder} is being written by process {holder}: start again when it is done."
         )
 
     with shared_lock(folder / LOCK, refuse):

@@ -168,7 +168,6 @@ class Rewriter:
         return str(self.tokenizer.normalizer.normalize_str(line)) if self.folds else line
 
     def _is_plain(self, text: str) -> bool:
-        """True if `text` is sure to stay as it is."""
         trouble = self._ascii_trouble
         if trouble is None:
             return True

@@ -52,10 +52,8 @@ class ChatTemplate:
         most = _MOST_ADDED + _MOST_GROWTH * given
         answer = self._answer(asked | self._codec.special_tokens | {"most_characters": most})
         if "text" not in answer:
-            raise DataError(
-                f"The chat template of {self._codec.name} does not take these messages: "
-                f"{answer['error']}."
-            )
+            name, why = self._codec.name, answer["error"]
+            raise DataError(f"The chat template of {name} does not take these messages: {why}.")
         with tokenizer_faults(self._codec.name):
             return list(self._tokenizer.encode(answer["text"], add_special_tokens=False).ids)
 

@@ -203,7 +203,6 @@ def _post_processor(own: Any, codec: Codec, begin: int | None, end: int | None) 
 
 
 def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool:
-    """True if the file gives the codec's ids and texts."""
     try:
         portable = Tokenizer.from_str(text)
     except Exception:  # tokenizers raises the bare class  # noqa: BLE001
