@@ -1,12 +1,8 @@
 """Intervals of scores and of differences: texts resampled, 95 %, percentiles (Efron 1979).
 
-A score is a function of sums over texts (a mean is a sum divided by a count; BLEU is a function of
-ten sums), so a resample is a row of integer weights, and all resamples of all scores are one
-matrix product. Replicate b depends only on the seed and b.
-
-Scores by text: what scores are made from, kept so that runs are compared text by text.
-
-The file holds numbers and hashes, none of the texts.
+A score is a function of sums over texts (BLEU of ten sums), so a resample is a row of integer
+weights, and all resamples of all scores are one matrix product. Replicate b depends only on the
+seed and b. The sums are kept in a file, without the texts, to compare runs text by text.
 """
 
 from __future__ import annotations
@@ -31,22 +27,17 @@ Floats = NDArray[np.float64]
 RESAMPLES: Final = 1000
 COVERAGE: Final = 0.95
 SEED: Final = 17
-FEWEST_TEXTS: Final = 10
-"""A bootstrap over fewer texts draws the same few again and again: its interval is too short."""
-_AT_ONCE: Final = 32
-"""Replicates drawn together."""
+FEWEST_TEXTS: Final = 10  # over fewer, which are drawn again and again, intervals are too short
+_AT_ONCE: Final = 32  # replicates drawn together
 
 
 @dataclass(frozen=True)
 class PerText:
     """A metric's sufficient statistics of each text: numbers whose sums give the score."""
 
-    values: Floats
-    """[texts, k]"""
-    score: Callable[[Floats], Floats]
-    """Sums [..., k] -> scores [...]; NaN where the sums hold no text."""
-    applies: NDArray[np.bool_]
-    """[texts] whether the metric applies to a text; where not, its row of `values` is 0."""
+    values: Floats  # [texts, k]
+    score: Callable[[Floats], Floats]  # sums [..., k] -> scores [...], NaN for sums of no text
+    applies: NDArray[np.bool_]  # [texts]; where the metric does not apply, the row of values is 0
 
     @classmethod
     def mean(cls, values: Floats) -> PerText:
@@ -76,11 +67,9 @@ class Estimate:
     """A score with its interval."""
 
     value: float
-    low: float | None
-    """None for fewer than two texts."""
+    low: float | None  # None for fewer than two texts
     high: float | None
-    n: int
-    """Texts to which it applies."""
+    n: int  # texts to which it applies
 
 
 @dataclass(frozen=True)
@@ -88,8 +77,7 @@ class Interval:
     """The mean of paired differences with its 95 % interval."""
 
     mean: float
-    low: float | None
-    """None with too few pairs: fewer than two runs, or than `FEWEST_TEXTS` texts."""
+    low: float | None  # None with too few pairs: fewer than two runs, or than `FEWEST_TEXTS` texts
     high: float | None
     pairs: int
 
@@ -106,11 +94,7 @@ def estimates(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> dict[str, Estimate]:
-    """Scores over some texts (None: all), with the interval that holds 95 % of the resamples.
-
-    Those of `measures`, by name, that apply to at least one text; 0 `resamples` leave the
-    intervals out.
-    """
+    """Scores over some texts (None: all) that apply to any, with the interval of the resamples."""
     of_these = measures if rows is None else {n: m.at(rows) for n, m in measures.items()}
     some = {name: m for name, m in of_these.items() if m.applies.any()}
     if not some:
@@ -145,8 +129,7 @@ def draws(n: int, replicate: int, *, seed: int = SEED) -> NDArray[np.int64]:
 def paired(with_it: Sequence[float | None], without: Sequence[float | None]) -> Interval | None:
     """Mean and interval of the differences of runs with the same seed; None without a whole pair.
 
-    Student's t over the differences (Student 1908): exact for normal ones, and with five seeds
-    wider than a bootstrap, which cannot see beyond the values it has.
+    Student's t over the differences (Student 1908), exact for normal ones.
 
     >>> paired([2.0, 3.0, 4.0], [1.0, 1.0, 1.0])
     Interval(mean=2.0, low=-0.484..., high=4.484..., pairs=3)
@@ -164,11 +147,7 @@ def paired(with_it: Sequence[float | None], without: Sequence[float | None]) -> 
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % point of Student's t with `freedom` degrees of freedom.
-
-    >>> t_quantile(4), round(t_quantile(60), 2)
-    (2.776, 2.0)
-    """
+    """The 97.5 % point of Student's t with `freedom` degrees of freedom."""
     # Above ten to 1e-3: Fisher and Cornish's expansion about the normal point (Hill 1970, eq. 3).
     if freedom <= len(_T):
         return _T[freedom - 1]
@@ -189,11 +168,6 @@ def over_texts(ours: PerText, theirs: PerText) -> Interval | None:
 
     Each resample draws the same texts for both (the paired bootstrap; Koehn 2004), so what makes a
     text hard for both is in neither end of the interval. None where no text counts for both.
-
-    >>> def mean(*values):
-    ...     return PerText.mean(np.array(values, float))
-    >>> over_texts(mean(2, 4, 6), mean(1, 3, 5))
-    Interval(mean=1.0, low=None, high=None, pairs=3)
     """
     both, k = ours.applies & theirs.applies, ours.values.shape[1]
     if not both.any():
@@ -208,12 +182,10 @@ def over_texts(ours: PerText, theirs: PerText) -> Interval | None:
     return Interval(found.value, *bounds, found.n)
 
 
-FILE: Final = "scores_by_text.json"
-"""Name of the file in a run's folder, beside evaluation.json."""
+FILE: Final = "scores_by_text.json"  # name of the file in a run's folder, beside evaluation.json
 _FORM: Final = 1
 _DIGITS: Final = 6
-_SCORES: Final = {"bleu": (bleu_of, 10), "chrf": (chrf_of, 18)}
-"""Measures that are no ratio of two sums, with the numbers that they take."""
+_SCORES: Final = {"bleu": (bleu_of, 10), "chrf": (chrf_of, 18)}  # functions of so many sums
 
 
 def key_of_text(prompt: str, reference: str) -> str:
@@ -252,10 +224,9 @@ class TextTable:
 def losses_table(
     keys: Sequence[str], nats: Floats, tokens: Floats, size: Floats, weight: Floats | float = 1.0
 ) -> TextTable:
-    """Held-out loss of examples, and bits a byte where the bytes are known.
+    """Held-out loss of examples by their nats, tokens and weight; bits a byte by bytes of text.
 
-    Of each example `nats` are summed over its target, `tokens` counted, `size` its bytes as text (0
-    where the tokens are no whole text), and `weight` is its weight in the loss.
+    `size` holds the bytes of each target, 0 where it is no whole text.
     """
     measures = {"loss": PerText.ratio(weight * nats, weight * tokens)}
     if len(keys) and size.all():

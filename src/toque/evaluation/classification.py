@@ -9,10 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-BINS: Final = 10
-"""Bins of confidence that calibration is measured over."""
-MOST_MISTAKES: Final = 3
-"""Wrong answers named beside a class."""
+BINS: Final = 10  # bins of confidence that calibration is measured over
+MOST_MISTAKES: Final = 3  # wrong answers named beside a class
 _Row = tuple[str, str, str, str, str]
 
 
@@ -21,8 +19,7 @@ class ClassScores:
     """Answers counted against the true classes."""
 
     classes: tuple[str, ...]
-    confusion: NDArray[np.int64]
-    """[classes, classes] counts: true class, then answer."""
+    confusion: NDArray[np.int64]  # [classes, classes] counts: true class, then answer
 
     @property
     def accuracy(self) -> float:
@@ -59,10 +56,9 @@ class ClassScores:
 
 
 def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tuple[_Row, list[_Row]]:
-    """A confusion table in a row per true class: how many, how many right, F1, commonest mistakes.
+    """Heads and rows of a table: a true class, how many, how many right, F1, commonest mistakes.
 
-    `confusion` has counts, a row per true class, a column per answer. Heads and rows are given;
-    classes that neither occur nor are answered are left out.
+    Classes that neither occur nor are answered are left out.
 
     >>> class_rows(["Thai", "Greek"], [[3, 1], [0, 2]])[1]
     [('Thai', '4', '3', '0.857', 'Greek 1'), ('Greek', '2', '2', '0.800', '')]
@@ -85,11 +81,7 @@ def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tupl
 def class_scores(
     answers: Sequence[str], truths: Sequence[str], classes: Sequence[str]
 ) -> ClassScores:
-    """Count answers against true classes; case and surrounding blanks do not matter.
-
-    >>> class_scores(["easy", "hard "], ["Easy", "medium"], ["easy", "medium", "hard"]).accuracy
-    0.5
-    """
+    """Count answers against true classes; case and surrounding blanks do not matter."""
     if not truths or len(answers) != len(truths):
         raise ValueError(f"{len(answers)} answers to {len(truths)} questions; at least one each.")
     place = {name.strip().casefold(): i for i, name in enumerate(classes)}
@@ -107,9 +99,6 @@ def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> fl
 
     ECE = sum over bins of (n_b / n) * |accuracy_b - confidence_b|; a bin is closed above, and the
     first holds 0 too. A confidence is the probability given to the answer, in [0, 1].
-
-    >>> round(calibration_error([0.95, 0.95, 0.55, 0.55], [True, True, True, False]), 3)
-    0.05
     """
     sure, hit = np.asarray(confidences, float), np.asarray(right, float)
     if not len(sure) or sure.shape != hit.shape:

@@ -1,8 +1,6 @@
 """Constrained choice: the likeliest of a few allowed answers, exactly.
 
-A model that generates freely may answer "Quite healthy". Here every allowed answer is scored by the
-log-probability of its tokens and the end token, and the likeliest wins. Over so few texts that is
-the result of constrained decoding, with the probabilities it lacks.
+Every allowed answer is scored by the log-probability of its tokens and the end token.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ from toque.models.generation.engine import evaluating
 from toque.models.generation.kv_cache import neighbours
 from toque.reporter import Count, uncounted
 
-TOKENS_AT_ONCE: Final = 4096
-"""Most tokens of a batch, about."""
+TOKENS_AT_ONCE: Final = 4096  # most tokens of a batch, about
 
 
 class _Answered:
@@ -55,8 +52,7 @@ def choose(
 ) -> NDArray[np.float64]:
     """[prompts, answers] probabilities of a model's allowed answers; each row sums to 1.
 
-    Draws nothing at random and leaves the model in the mode it was in. `prompts` are ids as the
-    model reads them; `autocast` gives the precision where it is not the model's own.
+    Draws nothing at random and leaves the model in the mode it was in.
     """
     ids = [[*codec.encode(codec.normalise(answer)), codec.eos_id] for answer in answers]
     examples = _Answered(*([np.array(one, np.int64) for one in some] for some in (prompts, ids)))

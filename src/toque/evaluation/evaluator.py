@@ -1,7 +1,4 @@
-"""Evaluator of a run: held-out loss, and the texts of fixed prompts with their scores.
-
-Every rank calls it: the examples and the prompts are shared, and all get the same metrics.
-"""
+"""Evaluator of a run, which every rank calls: held-out loss, texts of fixed prompts, scores."""
 
 from __future__ import annotations
 
@@ -39,36 +36,28 @@ _OF_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "repetition": ("repetition", "distinct_1", "distinct_2"),
     "recipe": RECIPE_NAMES,
 }
-BITS: Final = "bits_per_byte"
-"""Measured where the bytes of the held-out targets are known."""
+BITS: Final = "bits_per_byte"  # measured where the bytes of the held-out targets are known
 
 
 @dataclass(frozen=True)
 class Evaluated:
     """Metrics and texts of an evaluation, and its cost."""
 
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """All metrics by name; on every rank the same."""
-    texts: Mapping[str, float] = field(default_factory=dict)
-    """Scores of the texts for held-out prompts, a part of `metrics`."""
+    metrics: Mapping[str, float] = field(default_factory=dict)  # on every rank the same
+    texts: Mapping[str, float] = field(default_factory=dict)  # scores of texts, a part of metrics
     held_out: Sequence[Sample] = ()
-    own: Sequence[Sample] = ()
-    """Texts for the user's own prompts."""
-    failed: Mapping[str, str] = field(default_factory=dict)
-    """Metrics that raised, with the error."""
+    own: Sequence[Sample] = ()  # texts for the user's own prompts
+    failed: Mapping[str, str] = field(default_factory=dict)  # metrics that raised, with the error
     seconds: float = 0.0
-    texts_seconds: float = 0.0
-    """Seconds of writing texts and scoring them, a part of `seconds`."""
+    texts_seconds: float = 0.0  # seconds of writing texts and scoring them, a part of `seconds`
 
 
 @dataclass
 class Evaluator:
     """Evaluates the weights that are in the model when it is called.
 
-    Draws nothing at random, and leaves the model in the mode it was in: no training number depends
-    on it.
-
-    The sampler writes for `n_held_out` prompts with references, then for the user's own.
+    Draws nothing at random, and leaves the model in the mode it was in. The sampler writes for
+    `n_held_out` prompts with references, then for the user's own.
     """
 
     heldout: HeldOut
@@ -77,17 +66,13 @@ class Evaluator:
     sampler: Sampler
     n_held_out: int
     ranks: Ranks
-    context: WritingContext
-    """The context in which the model can write."""
+    context: WritingContext  # the context in which the model can write
     scores: Callable[[], TextScores]
     watched: Sequence[str] = ()
-    """Metrics that the run goes by. Where one cannot be measured, because no text has it or a
-    function of the user's raised, it is NaN, which is no improvement."""
-    known: Sequence[str] = ()
-    """Names that metrics may have; the user's functions may give others."""
+    """Metrics that the run goes by; one that cannot be measured is NaN, which is no improvement."""
+    known: Sequence[str] = ()  # names that metrics may have; the user's functions may give others
     reporter: Reporter = SILENT
-    interrupted: Callable[[], bool] = bool
-    """Asked after every batch and every token whether to leave an evaluation."""
+    interrupted: Callable[[], bool] = bool  # asked after every batch and token whether to leave
     last: Evaluated = Evaluated()
 
     def __call__(self) -> dict[str, float]:
@@ -165,10 +150,7 @@ class Evaluator:
 def sample_on_all_ranks(
     sampler: Sampler, model: nn.Module, ranks: Ranks, on_progress: Count = uncounted
 ) -> list[Sample]:
-    """One sample for each prompt, in their order; each rank writes every n-th of them.
-
-    Where `on_progress` raises Interrupted on a rank, all do.
-    """
+    """One sample for each prompt, a part from each rank; all are Interrupted where one is."""
     own = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
     n = len(sampler.prompts)
 
@@ -205,8 +187,7 @@ def watched_metrics(
 ) -> tuple[list[str], list[str]]:
     """The metrics that the run goes by, and those that come with Toque and it measures.
 
-    `prompts` are written for at every evaluation; with `bits` the targets' bytes are known. A
-    metric that this run does not measure is a ConfigError.
+    `prompts` are written for at every evaluation; with `bits` the targets' bytes are known.
     """
     asked = {"train.best_by": train.best_by}
     if train.early_stopping is not None:
@@ -220,13 +201,13 @@ def watched_metrics(
         if metric in known or (own and prompts):
             continue  # what functions of the user's give is known when they have been called
         near = difflib.get_close_matches(metric, known, n=1)
-        why = (
-            " Scores of texts are measured where held-out examples have prompts, and "
-            "evaluation.texts and evaluation.generate are above 0."
-        )
-        raise ConfigError(
-            f"{setting} is {metric}, which the evaluations of this run do not measure."
-            + (f" Nearest: {near[0]}." if near else "")
-            + f" Allowed: {', '.join(known)}.{'' if prompts else why}"
-        )
+        told = f"{setting} is {metric}, which the evaluations of this run do not measure."
+        told += f" Nearest: {near[0]}." if near else ""
+        told += f" Allowed: {', '.join(known)}."
+        if not prompts:
+            told += (
+                " Scores of texts are measured where held-out examples have prompts, and "
+                "evaluation.texts and evaluation.generate are above 0."
+            )
+        raise ConfigError(told)
     return list(dict.fromkeys(asked.values())), known

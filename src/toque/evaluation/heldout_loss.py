@@ -38,11 +38,8 @@ LEFT = (
     "A signal came during an evaluation, which was left. What was saved is whole; start the same "
     "command to continue."
 )
-GPU_TOKENS: Final = 32_768
-"""Tokens computed at once on a GPU, halved where memory runs out; a guess, and a rule instead of a
-trial, so that no clock decides the order of sums."""
-SUBSET_KEY = key_of(0x746F717565)
-"""Draws the held-out subset: the same for every run and seed, so that runs can be compared."""
+GPU_TOKENS: Final = 32_768  # computed at once, halved where memory runs out; a guess
+SUBSET_KEY = key_of(0x746F717565)  # draws the held-out subset, for every run and seed the same
 
 
 @dataclass
@@ -59,24 +56,17 @@ class HeldOut:
 
     layout: Layout
     rows: Sequence[Sequence[int]]
-    loss_sum: Callable[[nn.Module, Batch], Tensor]
-    """(model, batch) -> nats summed over the batch's targets."""
+    loss_sum: Callable[[nn.Module, Batch], Tensor]  # (model, batch) -> nats summed over targets
     autocast: Callable[[], AbstractContextManager[object]]
     device: torch.device
-    rows_per_batch: int = 8
-    """Rows of a batch; batches are what ranks share."""
-    weights: Sequence[float] | None = None
-    """Weight of each row; None: 1. A batch holds rows of one weight."""
-    at_once: RowsAtOnce | None = None
-    """Rows that this process computes at once; None for a batch."""
-    share: tuple[int, int] = (0, 1)
-    """(rank, ranks): this process computes every ranks-th batch."""
-    total: Callable[[Sequence[float]], Sequence[float]] = tuple
-    """All-reduce over the ranks, a sum."""
+    rows_per_batch: int = 8  # rows of a batch; batches are what ranks share
+    weights: Sequence[float] | None = None  # of each row; None: 1. A batch has rows of one weight
+    at_once: RowsAtOnce | None = None  # rows that this process computes at once; None for a batch
+    share: tuple[int, int] = (0, 1)  # (rank, ranks): this process computes every ranks-th batch
+    total: Callable[[Sequence[float]], Sequence[float]] = tuple  # all-reduce over the ranks, a sum
     in_step: bool = False
     """Whether all ranks compute together: one with a batch less computes a row without labels."""
-    n_bytes: int = 0
-    """Bytes of all targets as text in UTF-8; 0 where they are no whole text."""
+    n_bytes: int = 0  # bytes of all targets as text in UTF-8; 0 where they are no whole text
 
     @classmethod
     def from_settings(
@@ -90,11 +80,10 @@ class HeldOut:
         sharing: Sharing | None = None,
         on_notice: Callable[[str], object] = lambda _: None,
     ) -> Self:
-        """Held-out loss over a fixed subset of a store.
+        """Held-out loss over a fixed subset of a store, mixed by weight as training is.
 
-        Where sources or tasks are mixed by weight, examples weigh in it as they do in training.
         `trained` is the layout of the training batches; without `sharing` this process alone holds
-        the model; `on_notice` is told in a sentence where memory ran out.
+        the model.
         """
         refuse_empty(store, "validation")
         rows, encoder = store.rows("validation"), trained.shape.source > 0
@@ -153,10 +142,9 @@ class HeldOut:
         """`loss` in nats per target token, `perplexity`, `target_tokens`, and `bits_per_byte`.
 
         The loss is sum(w_i nats_i) / sum(w_i tokens_i) with the weights w_i of the rows i. Bits a
-        byte, sum(nats_i) / (n_bytes ln 2), compare models of different tokenizers; they are left
-        out where the bytes are not known. Draws nothing at random and leaves the model in the mode
-        it was in. `on_progress` counts the examples of all ranks, about; it may raise Interrupted,
-        and then all ranks do.
+        byte, sum(nats_i) / (n_bytes ln 2), compare models of different tokenizers. Draws nothing at
+        random. `on_progress` counts the examples of all ranks, about; where it raises Interrupted
+        on one, all ranks do.
         """
         nats, weighed, targets, plain, cut = 0.0, 0.0, 0, 0.0, False
         rank, ranks = self.share
@@ -266,11 +254,9 @@ def choose_rows(
 
 
 def text_bytes(store: TokenStore, rows: Iterable[Sequence[int]]) -> int:
-    """Bytes, as UTF-8, of the targets that packed `rows` of store rows hold.
-
-    Tokens of byte-level vocabularies are counted one by one: decoded, a character that two pieces
-    of a document share would come out as two that cannot be read.
-    """
+    """Bytes, as UTF-8, of the targets that packed `rows` of store rows hold."""
+    # Decoded, a character that two pieces of a document share would be two that cannot be read, so
+    # tokens of byte-level vocabularies are counted one by one.
     codec, each = store.codec(), store.codec().token_bytes
     targets = (store.target(row) for packed in rows for row in packed)
     if each is not None:

@@ -28,24 +28,20 @@ I64 = NDArray[np.int64]
 BLEU_ORDER: Final = 4
 CHRF_ORDER: Final = 6
 CHRF_BETA: Final = 2.0
-MAX_PAIRS: Final = 1024
-"""Pairs counted at once: ten bits of a sorting key."""
+MAX_PAIRS: Final = 1024  # pairs counted at once: ten bits of a sorting key
 REPETITION_ORDER: Final = 4
 _PAIR_SHIFT = np.uint64(54)
 _ONE = np.uint64(1)
 _BASE = np.uint64(0x9E3779B97F4A7C15)
-_LAST = np.array([2**64 - 1], np.uint64)
-"""A key larger than all others, so that looking one step further finds something else."""
+_LAST = np.array([2**64 - 1], np.uint64)  # larger than all keys: something else comes after them
 
 
 @dataclass(frozen=True)
 class HashedTokens:
-    """The tokens of some texts, one text after the other."""
+    """The tokens of some texts, one text after the other; of at most `MAX_PAIRS` where paired."""
 
-    hashes: U64
-    """[tokens]; equal tokens have equal hashes."""
-    counts: I64
-    """[texts] tokens of each text."""
+    hashes: U64  # [tokens]; equal tokens have equal hashes
+    counts: I64  # [texts] tokens of each text
 
     @cached_property
     def texts(self) -> I64:
@@ -125,10 +121,7 @@ def n_grams(counts: I64, n: int) -> I64:
 
 
 def repetition(words: HashedTokens) -> NDArray[np.float64]:
-    """[texts] share of a text's runs of four words that stand in it earlier already.
-
-    This is rep-4 of Welleck et al. 2020, NaN for fewer than four words; at most `MAX_PAIRS` texts.
-    """
+    """[texts] rep-4 (Welleck et al. 2020): the share of runs of four words that came before."""
     runs = n_grams(words.counts, REPETITION_ORDER)
     text = (np.unique(_keys(words, REPETITION_ORDER)) >> _PAIR_SHIFT).astype(np.int64)
     repeated = runs - np.bincount(text, minlength=len(runs))
@@ -173,10 +166,7 @@ def _keys(tokens: HashedTokens, n: int) -> U64:
 
 
 def bleu_counts(ours: HashedTokens, theirs: HashedTokens) -> NDArray[np.float64]:
-    """[pairs, 10] words of the prediction and the reference, then matches and n-grams, n = 1 to 4.
-
-    At most `MAX_PAIRS` texts a side, reference i for prediction i.
-    """
+    """[pairs, 10] words of prediction and reference, then matches and n-grams, n = 1 to 4."""
     orders = range(1, BLEU_ORDER + 1)
     matches = [shared_grams(ours, theirs, n) for n in orders]
     totals = [n_grams(ours.counts, n) for n in orders]
@@ -203,14 +193,12 @@ def bleu_of(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def chrf_counts(predictions: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
-    """[pairs, 18] n-grams of characters of prediction, reference, and both, for n = 1 to 6.
-
-    White space is not counted, and the prediction's n-grams neither where the reference has none.
-    """
+    """[pairs, 18] n-grams of characters of prediction, reference, and both, for n = 1 to 6."""
     ours, theirs = characters(predictions), characters(references)
     columns = []
     for n in range(1, CHRF_ORDER + 1):
         in_reference = n_grams(theirs.counts, n)
+        # sacrebleu counts none of the prediction where the reference has none.
         in_prediction = np.where(in_reference > 0, n_grams(ours.counts, n), 0)
         columns += [in_prediction, in_reference, shared_grams(ours, theirs, n)]
     return np.stack(columns, axis=1).astype(float)

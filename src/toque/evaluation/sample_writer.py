@@ -16,10 +16,8 @@ from toque.storage.no_follow import place_of
 from toque.training.callbacks import Callback, RunStart
 from toque.units import Progress
 
-MOST_LINES: Final = 30
-"""Lines of a text that are shown; a model that has just begun may write hundreds."""
-MOST_LETTERS: Final = 200
-"""Letters of a line that are shown."""
+MOST_LINES: Final = 30  # of a text, that are shown
+MOST_LETTERS: Final = 200  # letters of a line that are shown
 _QUALITY: Final = (
     "recipe_score",
     "ingredient_coherence",
@@ -27,22 +25,17 @@ _QUALITY: Final = (
     "completeness",
     "format_correctness",
 )
-_SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)
-"""Scores that are shown; the others are in metrics.jsonl."""
+_SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)  # metrics.jsonl has all scores
 _NAMES: Final = {"bleu": "BLEU, of 100"} | {f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"}
 
 
 @dataclass
 class SampleWriter(Callback):
-    """Keeps the texts of an evaluation in samples.jsonl, and shows them.
-
-    `warn` is called when a text could not be kept or scored; the run goes on.
-    """
+    """Keeps and shows the texts of evaluations; `warn` hears which cannot be kept or scored."""
 
     evaluator: Evaluator
     path: Path
-    watched: Sequence[str] = ()
-    """Metrics that the run goes by."""
+    watched: Sequence[str] = ()  # metrics that the run goes by
     reporter: Reporter = SILENT
     warn: Callable[[Progress, str], None] = lambda _at, _message: None
     clock: Callable[[], float] = time.perf_counter
@@ -76,10 +69,7 @@ class SampleWriter(Callback):
 
 
 def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] = ()) -> list[str]:
-    """The lines of the scores; none where no text was written for held-out prompts.
-
-    `before` holds the scores of the evaluation before; metrics that are watched are always shown.
-    """
+    """The lines of the scores of held-out prompts' texts, with changes from those `before`."""
     n = len(found.held_out)
     if not n:
         return []

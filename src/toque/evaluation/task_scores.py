@@ -25,14 +25,11 @@ class TaskScores:
 
     task: str
     n: int
-    loss: float
-    """Nats per target token."""
+    loss: float  # nats per target token
     perplexity: float
     classes: ClassScores | None = None
-    ece: float = 0.0
-    """Expected calibration error of the classes."""
-    truncated: int = 0
-    """Class examples whose prompt was cut to data.max_prompt_tokens or fills it."""
+    ece: float = 0.0  # expected calibration error of the classes
+    truncated: int = 0  # class examples whose prompt was cut to data.max_prompt_tokens or fills it
 
     def record(self) -> dict[str, Any]:
         """The scores as evaluation.json has them."""
@@ -71,10 +68,7 @@ def score_tasks(
     at_most: int | None,
     reporter: Reporter = SILENT,
 ) -> list[TaskScores]:
-    """Scores of every task of `tasks` that has held-out examples; nothing where write is alone.
-
-    `heldout` is this process's alone, and at most `at_most` examples of a task are looked at.
-    """
+    """Scores of every task of `tasks` that has held-out examples, this process's `heldout`."""
     if tuple(tasks) == ("write",):
         return []
     held_out = store.rows("validation")

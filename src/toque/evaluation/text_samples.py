@@ -23,8 +23,7 @@ from toque.reporter import Count, uncounted
 from toque.sources.records import attempted
 from toque.storage.json_files import append_json_lines
 
-LENGTHS: Final = (("short", 100), ("medium", 200))
-"""Slices by the words of the reference: up to so many; above all, long."""
+LENGTHS: Final = (("short", 100), ("medium", 200))  # up to so many words; above, long
 
 
 @dataclass(frozen=True)
@@ -32,13 +31,10 @@ class Prompt:
     """A prompt as ids and as text, and its reference, if any."""
 
     ids: tuple[int, ...]
-    text: str
-    """The prompt as the model reads it."""
+    text: str  # the prompt as the model reads it
     reference: str | None = None
-    slices: Mapping[str, str] = field(default_factory=dict)
-    """Its place in each slicing, e.g. {"difficulty": "easy"}; all prompts have the same keys."""
-    typed: str | None = None
-    """The prompt in the words of a person, where those are others."""
+    slices: Mapping[str, str] = field(default_factory=dict)  # e.g. {"difficulty": "easy"}
+    typed: str | None = None  # the prompt in the words of a person, where those are others
 
 
 @dataclass(frozen=True)
@@ -51,10 +47,8 @@ class Sample:
     reference: str | None
     metrics: Mapping[str, float]
     slices: Mapping[str, str] = field(default_factory=dict)
-    failed: str = ""
-    """Error of the domain's metrics on it, in words; `metrics` is then empty."""
-    asked: str | None = None
-    """The prompt that the model read, where `prompt` is in a person's own words."""
+    failed: str = ""  # error of the domain's metrics on it, in words; `metrics` is then empty
+    asked: str | None = None  # the prompt as the model read it, where a person typed another
 
     def record(self) -> dict[str, Any]:
         """The content of its line in samples.jsonl."""
@@ -66,10 +60,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Generates the likeliest text for each of some prompts.
-
-    `on_notice` is told in a sentence where memory ran out.
-    """
+    """Generates the likeliest text for each of some prompts."""
 
     prompts: Sequence[Prompt]
     codec: Codec
@@ -134,10 +125,7 @@ def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str |
 
 
 def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
-    """The first `n` of the fixed held-out order that have a prompt, with their references.
-
-    Questions whose answer is a class are left out: they are scored by `task_scores`.
-    """
+    """The first `n` of the held-out order that have a prompt and whose answer is no class."""
     codec = store.codec()
     found: dict[int, Prompt] = {}
     held_out = store.rows("validation")

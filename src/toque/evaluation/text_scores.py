@@ -1,7 +1,6 @@
 """Scores of a set of generated texts: every metric with its interval, overall and by slice.
 
-Texts arrive in parts, and only numbers are kept of them, a row per text; the texts themselves are
-kept only for the user's own metrics, which take all of them at once.
+Numbers are kept of each text; the texts themselves only for the user's own metrics.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ from toque.evaluation.text_samples import Sample
 
 GROUPS: Final = ("bleu", "chrf", "rouge", "repetition", "recipe")
 """Metrics included in Toque, by their names in evaluation.metrics; "recipe" is the domain's."""
-PART: Final = MAX_PAIRS // 4
-"""Texts scored at once: few enough to stay in a core's cache."""
-MOST_SLICES: Final = 12
-"""Most labels of a slicing that are reported; the most frequent ones are."""
+PART: Final = MAX_PAIRS // 4  # texts scored at once: few enough to stay in a core's cache
+MOST_SLICES: Final = 12  # most labels of a slicing that are reported; the most frequent ones are
 
 UserMetric = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
 """(predictions, references) -> {name: one score, or one per text}."""
@@ -51,16 +48,11 @@ class Scores:
 
     n_texts: int
     overall: Mapping[str, Estimate]
-    slices: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
-    """Scores of slices: slicing -> label -> name -> score."""
-    sizes: Mapping[str, Mapping[str, int]]
-    """Number of texts: slicing -> label -> texts."""
-    failed: Mapping[str, str]
-    """Metrics that raised, each with its error."""
-    each: Mapping[str, PerText] = field(default_factory=dict)
-    """Sums from which each score is computed, by name: one row a text."""
-    keys: Sequence[str] = ()
-    """A hash of each text's prompt and reference, by which another run finds the same text."""
+    slices: Mapping[str, Mapping[str, Mapping[str, Estimate]]]  # slicing -> label -> name
+    sizes: Mapping[str, Mapping[str, int]]  # number of texts: slicing -> label -> texts
+    failed: Mapping[str, str]  # metrics that raised, each with its error
+    each: Mapping[str, PerText] = field(default_factory=dict)  # the sums of each score, by name
+    keys: Sequence[str] = ()  # of each text, the same in another run; see `key_of_text`
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -176,23 +168,17 @@ class TextScores:
             except Exception as error:  # noqa: BLE001  # whatever a user's function may raise
                 self.failed[path] = f"{type(error).__name__}: {error}".splitlines()[0]
         overall = estimates(measures, resamples=resamples) | totals
-        rows_of = {slicing: _rows_of(labels) for slicing, labels in self._labels.items()}
-        slices = {
-            slicing: {
-                label: estimates(measures, rows, resamples=resamples)
-                for label, rows in by_label.items()
+        slices: dict[str, dict[str, dict[str, Estimate]]] = {}
+        sizes: dict[str, dict[str, int]] = {}
+        for slicing, labels in self._labels.items():
+            rows = _rows_of(labels)
+            sizes[slicing] = {label: len(own) for label, own in rows.items()}
+            slices[slicing] = {
+                label: estimates(measures, own, resamples=resamples) for label, own in rows.items()
             }
-            for slicing, by_label in rows_of.items()
-        }
-        sizes = {
-            slicing: {label: len(rows) for label, rows in by_label.items()}
-            for slicing, by_label in rows_of.items()
-        }
-        if self._unscored:
+        if n := self._unscored.total():
             reasons = "; ".join(f"{n} {reason}" for reason, n in self._unscored.most_common())
-            self.failed["recipe"] = (
-                f"left out {self._unscored.total()} of {self.n_texts} texts: {reasons}"
-            )
+            self.failed["recipe"] = f"left out {n} of {self.n_texts} texts: {reasons}"
         return Scores(self.n_texts, overall, slices, sizes, self.failed, measures, self._keys)
 
     def _measure(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:
@@ -216,9 +202,7 @@ class TextScores:
         n = len(self._texts[0])
         for name, values in found.items():
             if values.shape not in {(), (n,)}:
-                raise ValueError(
-                    f"{name} has the shape {values.shape}, not a number or {n} of them"
-                )
+                raise ValueError(f"{name} is of shape {values.shape}, not a number or {n} of them")
             if name in measures or name in totals:
                 raise ValueError(f"the name {name} is taken")
         for name, values in found.items():

@@ -25,10 +25,7 @@ def build_app(
     token: str | None = None,
     hosts: Collection[str] | None = None,
 ) -> Gate:
-    """The ASGI application of a server; its batch computes from start-up to shutdown.
-
-    Without a `token` requests need none; without `hosts` any name leads here.
-    """
+    """The ASGI application of a server; its batch computes from start-up to shutdown."""
     limits = limits or Limits()
     batcher = Batcher(models, rows=limits.rows, queue=limits.queue)
 
@@ -47,7 +44,7 @@ def build_app(
         exception_handlers={
             RequestError: _refused,
             HTTPException: _no_such_route,
-            Exception: _broken,
+            Exception: _refused,
         },
     )
     return Gate(
@@ -93,8 +90,7 @@ def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Rout
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return answer_to(error)
+    return answer_to(error if isinstance(error, RequestError) else failure())
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
@@ -105,7 +101,3 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
         what = f"{path} does not answer {method}."
     headers = dict(error.headers or {})
     return answer_to(RequestError(error.status_code, what, code="invalid_url", headers=headers))
-
-
-async def _broken(_: Request, __: Exception) -> Response:
-    return answer_to(failure())

@@ -1,9 +1,8 @@
 """Served models, and their batch: one thread computes, and all requests share its steps.
 
-The event loop holds the queue, first come, first served, and sends the thread rounds of steps. A
-round begins by freeing rows whose clients went away and filling free rows from the queue; it ends
-when a text begins or ends, when somebody asks for something, or after ROUND_SECONDS. Models and
-adapters take their steps in turn.
+The event loop holds the queue and sends the thread rounds of steps, in which models and adapters
+take turns. A round begins by freeing rows of clients that went away and filling free rows from the
+queue; it ends when a text begins or ends, when somebody asks, or after ROUND_SECONDS.
 """
 
 from __future__ import annotations
@@ -38,10 +37,8 @@ _log = logging.getLogger("toque.serving")
 ROUND_SECONDS: Final = 0.1
 """Between two pieces of a text that go to its client. An event costs about a millisecond of both
 cores, the client's work on the same machine included; a reader does not see the difference."""
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-"""Bounds of the histograms' buckets."""
-UNLIMITED_TOKENS: Final = 2048
-"""Longest prompt, and longest answer, of a model whose positions have no end (T5)."""
+_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+UNLIMITED_TOKENS: Final = 2048  # longest prompt, and answer, where positions have no end (T5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +49,11 @@ class ServedModel:
     model: PreTrainedModel
     codec: Codec
     record: Provenance
-    asked: Callable[[str], str]
-    """Function from what a person types to the prompt that the model was trained on."""
-    adapter: str | None = None
-    """Name of the adapter inside `model`; None for the model alone."""
-    base: str | None = None
-    """Served name of the model that the adapter lies on."""
-    chat: ChatTemplate | None = None
-    """Template of whole conversations, for a model that was trained to converse."""
-    created: int = field(default_factory=lambda: int(time.time()))
-    """Seconds since 1970 when it was loaded."""
+    asked: Callable[[str], str]  # what a person types -> the prompt that the model was trained on
+    adapter: str | None = None  # name of the adapter inside `model`; None for the model alone
+    base: str | None = None  # served name of the model that the adapter lies on
+    chat: ChatTemplate | None = None  # of a model that was trained to converse
+    created: int = field(default_factory=lambda: int(time.time()))  # in seconds since 1970
 
     @property
     def description(self) -> dict[str, object]:
@@ -85,45 +77,30 @@ class ServedModel:
         """Tokens of the longest prompt; of prompt and answer together where one row holds both."""
         return max_positions(self.model.config) or UNLIMITED_TOKENS
 
-    @cached_property
-    def columns(self) -> int:
-        """Columns of the KV cache that the longest row takes."""
-        return self.context_tokens + (0 if self.is_encoder_decoder else 1)
-
     def prompt_ids(self, prompt: str) -> list[int]:
         """A prompt as the model reads it."""
         kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
         return prompt_ids(self.codec, prompt, kind, self.record.form)
 
     def most_tokens(self, prompt: Sequence[int], most: int | None, *, param: str) -> int:
-        """Tokens of the longest answer to a prompt, as far as the positions go.
+        """Tokens of the longest answer to a prompt, of at most `most` (None: as it was trained).
 
-        `most` is what was asked for, None for the length the model was trained on; `param` the
-        request's field that holds the prompt.
-
-        Raises:
-            RequestError: the prompt is empty, too long, or holds ids that are not the model's.
+        An empty or too long prompt, or one of other ids, is a RequestError about the field `param`.
         """
         limit, vocabulary = self.context_tokens, self.model.config.vocab_size
+        wrong, code = "", None
         if not prompt:
-            raise RequestError(
-                400, f"{param} holds no tokens, and a model needs one to begin from.", param=param
-            )
-        if not all(0 <= token < vocabulary for token in prompt):
-            raise RequestError(
-                400,
-                f"{param} holds ids that are none of the model's: allowed are 0 to "
-                f"{vocabulary - 1:,}.",
-                param=param,
-            )
-        if len(prompt) > limit:
-            raise RequestError(
-                400,
+            wrong = f"{param} holds no tokens, and a model needs one to begin from."
+        elif not all(0 <= token < vocabulary for token in prompt):
+            wrong = f"{param} holds other ids than the model's, which are 0 to {vocabulary - 1:,}."
+        elif len(prompt) > limit:
+            code = "context_length_exceeded"
+            wrong = (
                 f"This model's maximum context length is {limit:,} tokens, and the prompt has "
-                f"{len(prompt):,}. Shorten the prompt.",
-                param=param,
-                code="context_length_exceeded",
+                f"{len(prompt):,}. Shorten the prompt."
             )
+        if wrong:
+            raise RequestError(400, wrong, param=param, code=code)
         wanted = most or self.record.max_new_tokens
         # The last new token is never read back, so it needs no position.
         return min(wanted, limit if self.is_encoder_decoder else limit - len(prompt) + 1)
@@ -136,11 +113,7 @@ class ServedModels(dict[str, ServedModel]):
         super().__init__((model.name, model) for model in models)
 
     def named(self, name: str) -> ServedModel:
-        """The model of a request.
-
-        Raises:
-            RequestError: 404, no model has this name.
-        """
+        """The model of a request; RequestError 404 where none has this name."""
         if name not in self:
             raise RequestError(
                 404,
@@ -158,7 +131,7 @@ class Ticket:
     served: ServedModel
     orders: Sequence[Order]
     news: asyncio.Queue[list[NewToken] | RequestError] = field(default_factory=asyncio.Queue)
-    """The tokens of each round as they come; the error, where the batch could not go on."""
+    """The tokens of each round; the error, where the batch could not go on."""
 
 
 class Batcher:
@@ -208,11 +181,7 @@ class Batcher:
 
     @contextmanager
     def ticket(self, served: ServedModel, orders: Sequence[Order]) -> Iterator[Ticket]:
-        """Queue the orders of one request; in the end the places of the unfinished are freed.
-
-        Raises:
-            RequestError: 429, the queue has no room for them.
-        """
+        """Queue the orders of one request, and free their places in the end; 429 without room."""
         if len(orders) > self.rows - self.n_live + self.queue - self.n_waiting:
             raise RequestError(
                 429,
@@ -238,10 +207,7 @@ class Batcher:
             self._wake()
 
     def run(self, served: ServedModel, work: Callable[[], T]) -> T:
-        """Call `work` between two steps, with the model's adapter active: nothing else computes.
-
-        Waits for the step, so it is called from other threads than the event loop's.
-        """
+        """Call `work` between two steps, with the model's adapter active; not in the event loop."""
 
         def call() -> T:
             self._activate(served)
@@ -336,16 +302,15 @@ class Batcher:
         return LiveRows(
             with_packed_products(served.model, "float32", self._packs),
             rows=self.rows,
-            columns=served.columns,
+            columns=served.context_tokens + (0 if served.is_encoder_decoder else 1),
             eos_id=served.codec.eos_id,
             pad_id=served.codec.pad_id,
         )
 
     def _activate(self, served: ServedModel) -> None:
         """Make a model's adapter the active one of its base, where the base has any."""
-        if not hasattr(served.model, "peft_config"):
-            return
-        if self._active.get(served.model, "") != served.adapter:
+        has_adapters = hasattr(served.model, "peft_config")
+        if has_adapters and self._active.get(served.model, "") != served.adapter:
             use_adapter(served.model, served.adapter)
             self._active[served.model] = served.adapter
 
@@ -356,19 +321,16 @@ class _Metrics:
     def __init__(self, batcher: Batcher) -> None:
         registry = self._registry = CollectorRegistry()
         count: Any = partial(Counter, registry=registry)
-        time_of: Any = partial(Histogram, registry=registry, buckets=_SECONDS)
+        time_of: Any = partial(Histogram, registry=registry, buckets=_BUCKETS)
         gauge: Any = partial(Gauge, registry=registry)
         by_answer = ("path", "status")
         self._answers = count("toque_requests", "Answered requests by path and status.", by_answer)
         self.prompt_tokens = count("toque_prompt_tokens", "Tokens of prompts.", ("model",))
         self.tokens = count("toque_tokens", "Tokens written.", ("model",))
         self.gone = count("toque_clients_gone", "Requests whose client went away.")
-        self.first_token = time_of(
-            "toque_first_token_seconds", "From a request's arrival to its first token."
-        )
-        self.seconds = time_of(
-            "toque_request_seconds", "From a request's arrival to its last token."
-        )
+        since = "From a request's arrival to its"
+        self.first_token = time_of("toque_first_token_seconds", f"{since} first token.")
+        self.seconds = time_of("toque_request_seconds", f"{since} last token.")
         gauge("toque_waiting_texts", "Texts in the queue.").set_function(lambda: batcher.n_waiting)
         gauge("toque_live_texts", "Texts being written.").set_function(lambda: batcher.n_live)
 

@@ -31,13 +31,11 @@ from toque.serving.server import Limits, page_files, read_body
 
 Words = Annotated[str, Field(max_length=300)]
 Foods = Annotated[list[Words], Field(max_length=50)]
-RecipeText = Annotated[str, Field(max_length=20_000)]
-"""The longest of 90,000 real recipes has fewer characters."""
+RecipeText = Annotated[str, Field(max_length=20_000)]  # more than any of 90,000 real recipes has
 Servings = Annotated[int, Field(ge=1, le=MOST_SERVINGS)]
 Json = dict[str, Any]
 
-_LONGEST_ANSWER: Final = 16
-"""Tokens that a class may take, and so positions a question leaves free."""
+_LONGEST_ANSWER: Final = 16  # tokens that a class may take, and so positions a question leaves free
 
 
 class _PageRequest(BaseModel, ABC):
@@ -55,8 +53,7 @@ class _Wish(_PageRequest):
 
     model: str
     dish: Annotated[Words, Field(min_length=1)]
-    style: Words = ""
-    """ "Italian", "Quick": put before the dish."""
+    style: Words = ""  # "Italian", "Quick": put before the dish
     ingredients: Foods = []
 
     def answer(self, models: ServedModels, _: Batcher) -> Json:
@@ -75,10 +72,7 @@ class _WrittenText(_PageRequest):
     avoid: Foods = []
 
     def answer(self, *_: object) -> Json:
-        """Scores; the ingredients asked for that it misses, and those to avoid that it has.
-
-        No scores where the prompt asks for no recipe.
-        """
+        """Scores, if a recipe is asked for; ingredients that it misses, or has and should avoid."""
         scores = text_metrics(self.prompt, self.text)
         asked = asked_ingredients(self.prompt)
         absent = missed_ingredients(self.avoid, self.text)
@@ -99,7 +93,6 @@ class _WrittenRecipe(_PageRequest, ABC):
 
     @property
     def recipe(self) -> Recipe:
-        """The parts that can be read in the text."""
         found = parse_text(self.text)
         return Recipe(self.title, found.ingredients, found.steps)
 
@@ -108,8 +101,7 @@ class _Purchase(_WrittenRecipe):
     """A recipe whose ingredients are bought for a number of people: its shopping list."""
 
     servings: Servings
-    makes: Servings | None = None
-    """Servings that it makes as it is written; estimated when left out."""
+    makes: Servings | None = None  # servings as it is written; estimated when left out
 
     def answer(self, *_: object) -> Json:
         recipe = self.recipe
@@ -129,10 +121,8 @@ class _Classified(_WrittenRecipe):
         reading = read(recipe)
         # The rules know English words.
         if reading.lines and reading.words and language_of(reading) == "English":
-            found["difficulty"] = {
-                "answer": judged_difficulty(reading).level,
-                "probabilities": None,
-            }
+            level = judged_difficulty(reading).level
+            found["difficulty"] = {"answer": level, "probabilities": None}
             if nutrition := nutrition_of(reading).klass:
                 found["nutrition"] = {"answer": nutrition, "probabilities": None}
         questions: dict[Task, list[int]] = {}

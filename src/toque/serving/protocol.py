@@ -1,7 +1,6 @@
 """OpenAI's protocol: the fields of requests that have an effect here, and the JSON of answers.
 
-A field that is absent or null takes its default. One that this server would have to ignore is
-refused by name, unless it asks for nothing (a penalty of 0, an empty `logit_bias`).
+A field that this server would have to ignore is refused by name, unless it asks for nothing.
 """
 
 from __future__ import annotations
@@ -24,18 +23,15 @@ from toque.serving.server import RequestError
 
 Json = dict[str, Any]
 _MOST_ERRORS: Final = 100
-"""Mistakes that are named one by one; a body of 1 MiB may hold half a million wrong keys or items,
-whose sentences take seconds to make, while nobody else is answered."""
+"""Mistakes that are named one by one; half a million, in 1 MiB, would hold up everybody else."""
 
 
 class TextToken(NamedTuple):
     """A token as it stands in its text; the texts of all tokens side by side are the text."""
 
     new: NewToken
-    text: str
-    """Empty where a character's bytes are not all there yet; the last of them has it whole."""
-    others: Sequence[str]
-    """The texts that the likeliest tokens would have had in this place."""
+    text: str  # empty where a character's bytes are not all there yet; the last has it whole
+    others: Sequence[str]  # the texts that the likeliest tokens would have had in this place
 
     @property
     def likeliest(self) -> list[tuple[str, float]]:
@@ -50,16 +46,11 @@ class TextToken(NamedTuple):
 class Piece:
     """More of one text; an answer at once has one piece of each."""
 
-    index: int
-    """Number of the text in its request."""
-    text: str = ""
-    """May be empty: characters and stop strings are held back until they are whole."""
-    tokens: Sequence[TextToken] = ()
-    """Tokens it was written with, the end token left out."""
-    offset: int = 0
-    """Characters of the tokens before these."""
-    end: End | None = None
-    """Set with the last piece of a text."""
+    index: int  # number of the text in its request
+    text: str = ""  # may be empty: characters and stop strings are held back until they are whole
+    tokens: Sequence[TextToken] = ()  # tokens it was written with, the end token left out
+    offset: int = 0  # characters of the tokens before these
+    end: End | None = None  # set with the last piece of a text
 
     @property
     def is_news(self) -> bool:
@@ -81,7 +72,6 @@ def _asks_for_nothing(value: object) -> object:
 
 
 _Unused = Annotated[Any, AfterValidator(_asks_for_nothing)]
-"""A field of the protocol that is accepted only where it asks for nothing."""
 _Stop = Annotated[str, Field(min_length=1, max_length=200)]
 # The first wrong item ends a list: a million of them took 14 s.
 _Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
@@ -107,15 +97,12 @@ class TextRequest(_Part, ABC):
     answer_object: ClassVar[str]
     event_object: ClassVar[str]
     prompt_field: ClassVar[str]
-    opens_texts: ClassVar[bool] = False
-    """True where a stream begins each text with an event that holds nothing of it."""
+    opens_texts: ClassVar[bool] = False  # True: a stream begins each text with an empty event
 
     model: str
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    """0 takes the likeliest token every time; 1 when left out."""
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None  # 1 when left out
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    """No field of the protocol's, and an addition that other servers have, too."""
+    top_k: Annotated[int, Field(ge=0)] | None = None  # other servers' addition to the protocol
     n: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
@@ -136,11 +123,7 @@ class TextRequest(_Part, ABC):
 
     @abstractmethod
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
-        """The prompts as the model reads them, made in another thread: 1 MiB takes a second.
-
-        Raises:
-            RequestError: 400, there is no prompt, or the model's chat template refuses it.
-        """
+        """The prompts as the model reads them, made in another thread: 1 MiB takes a second."""
 
     @property
     def most_tokens(self) -> int | None:
@@ -227,8 +210,7 @@ class ChatRequest(TextRequest):
     prompt_field, opens_texts = "messages", True
 
     messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    """The newer name of max_tokens, which it overrides."""
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # overrides max_tokens
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     store: bool | None = None
@@ -310,11 +292,7 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def parsed(kind: type[R], body: bytes) -> R:
-    """A request from its JSON.
-
-    Raises:
-        RequestError: 400, it is no JSON, or a field is missing, unknown or out of range.
-    """
+    """A request from its JSON; RequestError 400 names the first field that is wrong."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -326,8 +304,7 @@ def parsed(kind: type[R], body: bytes) -> R:
             ) from None
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = str(first["loc"][0])[:100] if first["loc"] else None
-        where = f"{param}: " if param else ""
-        message = f"{where}{first['msg']}."
+        message = f"{param}: {first['msg']}." if param else f"{first['msg']}."
         if first["type"] == "extra_forbidden":
             message = f"Unrecognized request argument supplied: {param}."
         raise RequestError(400, message, param=param) from error

@@ -74,12 +74,7 @@ class _Text:
 
 
 class Reply(Response):
-    """The answer to one request, written while it is sent.
-
-    Raises:
-        RequestError: 400, more texts than one request may have, or a prompt that the model cannot
-            read.
-    """
+    """The answer to one request, written while it is sent; RequestError 400 where it cannot be."""
 
     def __init__(
         self,
@@ -156,11 +151,7 @@ class Reply(Response):
         metrics.seconds.observe(time.monotonic() - self._began)
 
     async def _pieces(self, ticket: Ticket) -> AsyncIterator[list[Piece]]:
-        """The pieces of the texts as they are written, until all texts have ended.
-
-        Raises:
-            RequestError: the batch could not go on.
-        """
+        """The pieces of the texts as they are written; RequestError if the batch cannot go on."""
         codec, stops = self._served.codec, self._request.stops
         texts = {order: _Text(i, codec, stops) for i, order in enumerate(self._orders)}
         first = True

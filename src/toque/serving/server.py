@@ -1,7 +1,4 @@
-"""Server around an application: its address, gate, page, limits of time, and an end that waits.
-
-An application answers requests by raising `RequestError`, in the form of OpenAI's protocol.
-"""
+"""Server around an application: its address, gate, page, limits of time, and an end that waits."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -29,15 +26,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from toque.errors import ConfigError, argument
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
-BACKLOG: Final = 2048
-"""Connections that the system holds for the server until it accepts them."""
-_LAST_PORT: Final = 65_535
-"""getaddrinfo takes a larger one for another port."""
-_GUARDED: Final = ("/v1/", "/api/", "/metrics")
-"""Beginnings of the paths that need the token."""
+BACKLOG: Final = 2048  # connections that the system holds for the server until it accepts them
+_LAST_PORT: Final = 65_535  # getaddrinfo takes a larger one for another port
+_GUARDED: Final = ("/v1/", "/api/", "/metrics")  # beginnings of the paths that need the token
 _READ_PAST: Final = 32
-"""Bodies are read up to so many times the limit, and dropped: a client that is still sending when
-the connection closes would not see why."""
+"""Times the limit that bodies are read and dropped, so that the client sees why it is refused."""
 _TYPES: Final = {
     401: "authentication_error",
     429: "rate_limit_error",
@@ -45,8 +38,7 @@ _TYPES: Final = {
     503: "server_error",
     504: "server_error",
 }
-_OTHER_FILES = 128
-"""Descriptors beside the connections: weights, libraries, the log, connections that are closing."""
+_OTHER_FILES = 128  # open files beside the connections: weights, libraries, the log
 PAGE: Final = Path(__file__).parent / "page"
 _MEDIA_TYPES: Final = {
     ".html": "text/html",
@@ -70,23 +62,16 @@ _PAGE_HEADERS: Final = {
 class Limits:
     """Bounds of memory and time that hold whatever is sent."""
 
-    rows: int = 32
-    """Texts written at a time."""
-    queue: int = 256
-    """Texts that wait beside them; a request beyond is answered with 429."""
-    seconds: float = 300.0
-    """Longest time for one request, waiting included."""
-    texts: int = 64
-    """Most texts of one request: its prompts times n."""
-    body_bytes: int = 1 << 20
-    """Longest body of a request."""
-    body_seconds: float = 10.0
-    """Longest time for a client to send its request: the head, and again the body."""
+    rows: int = 32  # texts written at a time
+    queue: int = 256  # texts that wait beside them; a request beyond is answered with 429
+    seconds: float = 300.0  # longest time for one request, waiting included
+    texts: int = 64  # most texts of one request: its prompts times n
+    body_bytes: int = 1 << 20  # longest body of a request
+    body_seconds: float = 10.0  # longest time to send a request: the head, and again the body
     connections: int = 2048
     """Open connections. One more closes the one that has been silent longest; where all of them
     wait for an answer, its request is refused with 503."""
-    grace_seconds: float = 30.0
-    """Time after SIGTERM for the requests that were accepted to end."""
+    grace_seconds: float = 30.0  # time after SIGTERM for the requests that were accepted to end
 
 
 class RequestError(Exception):
@@ -119,51 +104,38 @@ def answer_to(error: RequestError) -> JSONResponse:
     return JSONResponse(error.record, status_code=error.status, headers=error.headers)
 
 
+@dataclass(eq=False)
 class Gate:
-    """ASGI application around another: host, token and stopping, and a count of the answers.
+    """ASGI application around another: host, token and stopping, and a count of the answers."""
 
-    Args:
-        app: receives the requests that pass.
-        token: what they must bring as `Authorization: Bearer TOKEN`; None for none.
-        hosts: names that `Host` may give; None for any. On loopback this keeps out pages that make
-            a browser ask a name of theirs which leads here (DNS rebinding).
-        paths: paths that are counted by name; requests for others are counted together.
-        count: called with the path and the status of every answer.
-        most: requests at a time; more are refused with 503.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        token: str | None,
-        hosts: Collection[str] | None,
-        paths: Collection[str],
-        count: Callable[[str, int], object],
-        most: int,
-    ) -> None:
-        self._app, self._token, self._hosts = app, token, hosts
-        self._paths, self._count = frozenset(paths), count
-        self._most, self._n_open = most, 0
-        self.is_stopping = False
-        """True once new requests are refused with 503."""
+    app: ASGIApp
+    _: KW_ONLY
+    token: str | None  # what requests bring as `Authorization: Bearer TOKEN`; None for none
+    hosts: Collection[str] | None
+    """Names that `Host` may give; None for any. On loopback this keeps out pages that make a
+    browser ask a name of theirs which leads here (DNS rebinding)."""
+    paths: Collection[str]  # those that are counted by name, and not together
+    count: Callable[[str, int], object]  # called with the path and the status of every answer
+    most: int  # requests at a time; more are refused with 503
+    is_stopping: bool = False  # True once new requests are refused with 503
+    _n_open: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or hand it on."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
-        path = scope["path"] if scope["path"] in self._paths else "other"
+        path = scope["path"] if scope["path"] in self.paths else "other"
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._count(path, message["status"])
+                self.count(path, message["status"])
             await send(message)
 
         refusal = self._refusal(Request(scope))
         self._n_open += 1
         try:
-            answer = self._app if refusal is None else answer_to(refusal)
+            answer = self.app if refusal is None else answer_to(refusal)
             await answer(scope, receive, counted)
         finally:
             self._n_open -= 1
@@ -174,22 +146,21 @@ class Gate:
         path = request.scope["path"]
         if self.is_stopping and path != "/metrics":
             return _unavailable("is stopping and takes no more requests.", retry_after=5)
-        if self._n_open >= self._most and path not in ("/health", "/metrics"):
+        if self._n_open >= self.most and path not in ("/health", "/metrics"):
             return _unavailable(
                 "has as many open requests as it takes. Try again in a moment.", retry_after=1
             )
         host = request.headers.get("host", "").rpartition(":")
         name = (host[0] if host[2].isdigit() else "".join(host)).strip("[]").lower()
-        if self._hosts is not None and name not in self._hosts:
+        if self.hosts is not None and name not in self.hosts:
+            names = ", ".join(sorted(self.hosts))
             return RequestError(
-                421,
-                f"This server answers to {', '.join(sorted(self._hosts))}, and the request is "
-                f"for {name[:100]!r}.",
+                421, f"This server answers to {names}, and the request is for {name[:100]!r}."
             )
-        if self._token is None or not path.startswith(_GUARDED):
+        if self.token is None or not path.startswith(_GUARDED):
             return None
         given = request.headers.get("authorization", "")
-        if hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+        if hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
             return None
         return RequestError(
             401,
@@ -210,12 +181,7 @@ def _unavailable(reason: str, *, retry_after: int) -> RequestError:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Body of a request in JSON.
-
-    Raises:
-        RequestError: 415, 413 or 408: another type, too long, or too slow.
-        ClientDisconnect: the client went away.
-    """
+    """Body of a request in JSON; RequestError where it is of another type, too long or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         # A browser sends no JSON to another site's address without asking it first.
@@ -246,9 +212,8 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 class _TimedProtocol(H11Protocol):
     """HTTP/1.1 that closes a connection whose next request's head takes too long.
 
-    uvicorn's own timer runs between requests only, and any byte stops it. Its own limit refuses
-    good requests when the silent are many; here they make room. `opened` holds the open
-    connections, the longest silent first; one dictionary for all.
+    uvicorn's timer is stopped by any byte, and its limit refuses good requests when the silent are
+    many; here these make room. `opened`, one for all, has the longest silent first.
     """
 
     def __init__(
@@ -321,20 +286,14 @@ class Server(uvicorn.Server):
         self._gate = gate
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Refuse what is new, and end when what was accepted is answered; a second Ctrl-C now.
-
-        uvicorn's own would raise the signal again in the end, and leave its exit code behind.
-        """
+        """Refuse what is new, and end when what was accepted is answered; a second Ctrl-C now."""
         self._gate.is_stopping = True
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
 
 def _openable(wanted: int) -> int:
-    """Most connections that can be open, after the limit of open files is raised as far as may be.
-
-    Beyond it nobody would be accepted, so that the silent would have no one to make room for.
-    """
+    """Most connections that can be open, with the limit of open files raised as far as may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:
@@ -348,10 +307,7 @@ def _openable(wanted: int) -> int:
 def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str, ...] | None:
     """Names under which a server at `host` may be asked; None for any.
 
-    `risk` is what others could do without a token, after "so anyone could".
-
-    Raises:
-        ConfigError: other machines reach the address and there is no token, or no such port.
+    ConfigError where other machines reach it without a token, which is a `risk`, or for no port.
     """
     is_local = host.lower() == "localhost"
     with suppress(ValueError):  # another name may lead anywhere
@@ -371,11 +327,7 @@ def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections at an address; port 0 is any that is free.
-
-    Raises:
-        ConfigError: the address is not this machine's, taken, or not allowed.
-    """
+    """A socket that accepts connections at an address; port 0 is any that is free."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -402,11 +354,7 @@ def url_of(host: str, sock: socket.socket) -> str:
 
 
 def page_files(folder: Path = PAGE, also: Iterable[Path] = ()) -> list[Route]:
-    """The page at "/" and what it is made of below "/page/", in memory, with strict headers.
-
-    Only what lies in the folder at start, or in `also`, has an address, so no request can name
-    another file.
-    """
+    """The page at "/" and its files below "/page/", read once: no request can name another file."""
 
     def sending(path: str, file: Path) -> Route:
         content, kind = file.read_bytes(), _MEDIA_TYPES[file.suffix]

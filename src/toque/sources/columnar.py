@@ -31,12 +31,9 @@ _ARROW_FILE = b"ARROW1"
 _ARROW_STREAM = b"\xff\xff\xff\xff"
 _ARROW_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _MAX_SCHEMA = 64 << 20
-_BATCH_ROWS = 512
-"""Rows read from Parquet at a time, fewer where its pages are large."""
-_BATCH_BYTES = 512 << 20
-"""Memory that the rows of a batch may take, were each as large as the largest page."""
-_MOST_PAGE = 128 << 20
-"""Bytes of the largest page that is read; writers make pages of about a mebibyte."""
+_BATCH_ROWS = 512  # rows read from Parquet at a time, fewer where its pages are large
+_BATCH_BYTES = 512 << 20  # most that the rows of a batch take, each as large as the largest page
+_MOST_PAGE = 128 << 20  # largest page that is read; writers make pages of about a mebibyte
 
 
 class _Bad(NamedTuple):
@@ -124,9 +121,8 @@ def _parquet_batches(path: Path, table: Any, columns: list[str]) -> Iterator[Any
             if largest > _MOST_PAGE:
                 raise DataError(
                     f"{path} is Parquet with a page of {largest:,} bytes, once decompressed, in "
-                    f"its row group {number}, and pages of up to {_MOST_PAGE:,} are read: no "
-                    "recipe is that long. Leave that row out, write the table again with smaller "
-                    "pages (pyarrow: data_page_size) or as JSON lines, or leave the file out."
+                    f"its row group {number}, and pages of up to {_MOST_PAGE:,} are read. Write it "
+                    "with smaller pages (pyarrow: data_page_size), without that row, or as JSON."
                 )
             n_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest))
             yield from table.iter_batches(n_rows, [number], columns)
@@ -211,10 +207,9 @@ def _decoded(cell: bytes) -> Any:
 
 
 def _check(batch: Any, arrow: Any) -> None:
-    """Refuse offsets and sizes that point outside their buffers: pyarrow reads on and crashes.
+    """Refuse offsets and sizes of Arrow outside their buffers, on which pyarrow would crash.
 
-    Parquet is decoded, and so checked, as it is read; an Arrow file is memory as it stands there.
-    Text that is not UTF-8 is no danger; its rows are dropped one by one.
+    Text is viewed as bytes: that it is not UTF-8 is no danger, and costs single rows.
     """
     for column in batch.columns:
         kind = column.type

@@ -1,7 +1,6 @@
-"""CSV and TSV files: dialect detection, splitting bytes into whole rows, and rows as records.
+"""CSV and TSV files, split into rows as `csv` parses them: a quoted line break splits no record.
 
-Rows are split by the same rules by which `csv` parses them, so a quoted line break never splits a
-record. An unclosed quote costs one line, not the rest of the file.
+An unclosed quote costs one line, not the rest of the file.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from toque.sources.records import (
 
 UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"
-MAX_GIVEN_UP = 20
-"""Rows with an unclosed quote, each a scan of MAX_RECORD_BYTES; of more the quotes do not quote."""
+MAX_GIVEN_UP = 20  # rows with an unclosed quote; of more, the quotes do not quote
 _DELIMITERS = (",", "\t", ";", "|")
 _MAX_RESPLIT = 1 << 16
 _MIN_FITTING = 0.7
@@ -45,8 +43,7 @@ class Dialect:
     delimiter: str
     quoted: bool
     columns: tuple[str, ...]
-    fits: bool
-    """True if most of the first rows have as many fields as the header."""
+    fits: bool  # True if most of the first rows have as many fields as the header
 
     @property
     def name(self) -> str:
@@ -117,10 +114,9 @@ _ROWS: Final = {(d, q): _row_pattern(d, quoted=q) for d in _DELIMITERS for q in 
 
 
 def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -> int | None:
-    """End of the row that begins at `at`, including its line break.
+    """End of the row at `at`, with its line break; None if the text ends first, -1 in a quote.
 
-    None if `text` ends first; -1 if a quote is opened and not closed in it. `last`: `text` reaches
-    the end of the file.
+    `last`: the text reaches the end of the file.
     """
     match = _ROWS[delimiter, quoted].match(text, at)
     if match is None:
@@ -138,10 +134,7 @@ def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -
 
 
 def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iterator[Block]:
-    """Blocks of about a mebibyte of whole rows, without the header row.
-
-    A row that cannot be read is a block of its own; of too many a DataError is raised.
-    """
+    """Blocks of about a mebibyte of rows after the header; an unreadable row is one of its own."""
     delimiter, quoted = dialect.delimiter, dialect.quoted
     buffer, line, n_given_up, in_header, in_long_line = b"", 1, 0, True, False
 

@@ -19,21 +19,16 @@ from toque.errors import DataError
 
 UTF_8 = "utf-8"
 CHUNK_BYTES = 1 << 20
-HEAD_BYTES = 1 << 18
-"""Decompressed bytes used for format detection."""
+HEAD_BYTES = 1 << 18  # decompressed bytes used for format detection
 
-MAX_RECORD_BYTES = 8 << 20
-"""Longer than any recipe; a longer record is counted as dropped and never held in memory."""
-
-MAX_EXPANSION = 200
-"""Highest compression ratio accepted. Recipes compress tenfold, a bomb a thousandfold."""
-MIN_BOMB_BYTES = 256 << 20
-"""Decompressed bytes up to which the ratio is not checked."""
+MAX_RECORD_BYTES = 8 << 20  # of a longer record, which is counted as dropped, none is held
+MAX_EXPANSION = 200  # highest compression ratio; recipes have ten, a bomb has a thousand
+MIN_BOMB_BYTES = 256 << 20  # decompressed bytes up to which the ratio is not checked
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+# Parquet, Arrow and archives, which have no encoding.
 _NO_TEXT = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff", b"PK\x03\x04")
-"""First bytes of Parquet, Arrow and archives, which have no encoding."""
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF_16 = "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8"
 _NOT_READ = {
@@ -45,8 +40,7 @@ _NOT_READ = {
     b"7z\xbc\xaf": "a 7-Zip archive. Unpack it first: 7z x",
     b"SQLite format 3": "an SQLite database. Export its table as CSV first",
 }
-LONG_LINE = b"\0line too long"
-"""Stands for a line over `MAX_RECORD_BYTES`, so that it is counted with its number."""
+LONG_LINE = b"\0line too long"  # in place of a line over MAX_RECORD_BYTES, which is counted
 _BREAK = re.compile(rb"[\r\n]")
 
 
@@ -54,9 +48,6 @@ def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Ite
     """The decompressed bytes of a file, in UTF-8 and without a byte-order mark.
 
     Bytes that `encoding` does not know stay as they are, so that they are counted as not UTF-8.
-
-    Raises:
-        DataError: missing, unreadable, damaged, a bomb, or of a kind that is not read.
     """
     with opened(path) as (stream, packed_bytes):
         plain = _bounded(path, stream, packed_bytes, size)

@@ -34,19 +34,18 @@ from toque.sources.records import (
 
 PART_BYTES = 4 << 20
 NO_TEXT, NO_PROMPT, NO_TARGET = "no text", "no prompt", "no target"
-LOST_BYTES = "bytes that are not UTF-8"
-"""The note that counts them; each costs a character."""
+LOST_BYTES = "bytes that are not UTF-8"  # the note that counts them; each costs a character
 _MARK = "\ufeff"
 _START = re.compile(r"\*\*\*\s*+START OF ", re.IGNORECASE)
 _END = re.compile(r"^\*\*\*\s*+END OF .*", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BLANK_LINES = re.compile(r"\n{4,}")
 _TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
+# More than the thirty marks of UAX #15's stream-safe text; no mark is a letter or a blank.
 _MARKS: Final = re.compile(r"[^\w\s\x00-\u02ff]{31,}")
-"""More than the thirty marks of UAX #15's stream-safe text; no mark is a letter or a blank."""
+# Beginnings of the recorded names of `DocumentReader` and `PairReader`.
 DOCUMENTS: Final = "toque.cooking.formats:text="
 PAIRS: Final = "toque.cooking.formats:pairs="
-"""Beginnings of the recorded names of `DocumentReader` and `PairReader`."""
 _UNPRINTABLE = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 127])
 Columns = Mapping[str, str | tuple[str, ...]]
 """The fields of a source by their role; a prompt may be made of several."""
@@ -130,11 +129,10 @@ def _last_break(data: bytes) -> int:
 
 
 def composed(text: str) -> str:
-    r"""The text in NFC, composed in linear time.
+    """The text in NFC, composed in linear time.
 
-    `unicodedata.normalize` sorts a run of combining marks by insertion, which takes quadratic time
-    when their classes alternate: 256,000 marks took 19.5 s. So a long run is put in its canonical
-    order first (UAX #15; a stable sort by class).
+    `unicodedata.normalize` sorts a run of combining marks by insertion: 256,000 took 19.5 s. So a
+    long run is put in its canonical order first (UAX #15; a stable sort by class).
     """
     return unicodedata.normalize("NFC", _MARKS.sub(_in_order, text))
 
@@ -164,18 +162,17 @@ class DocumentReader:
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of `path` by its layout."""
-        return self._layout(path).blocks((self.column,))
+        layout = layout_with(path, {"text": self.column}, encoding=self.encoding)
+        return layout.blocks((self.column,))
 
     def schema(self, path: Path) -> str:
         """The file's layout, for the report."""
-        return f"{self._layout(path).name} documents"
+        layout = layout_with(path, {"text": self.column}, encoding=self.encoding)
+        return f"{layout.name} documents"
 
     def examples(self, block: Block) -> BlockExamples:
         """One document for each record with text, cleaned like a text file."""
         return read_records(block, self._example_of, {self.column})
-
-    def _layout(self, path: Path) -> FileLayout:
-        return layout_with(path, {"text": self.column}, encoding=self.encoding)
 
     def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
         value = record.get(self.column)

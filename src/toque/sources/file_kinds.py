@@ -1,8 +1,7 @@
-"""Kinds of source files: each is judged by its own content, whatever lies beside it.
+"""Kinds of source files, each judged by its own content.
 
-A folder of recipes often holds a README, a licence, pictures. Files of records are read by the
-reader of their kind; documentation, plain text beside records and what is no text are left out, by
-name and counted. A folder of nothing but text is plain text, as it lies there.
+Documentation and plain text beside files of records, and what is no text, are left out, by name and
+counted. A folder of nothing but text is plain text, as it lies there.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from toque.config.schema import SourceConfig
 from toque.errors import DataError
 from toque.sources.decompress import head
-from toque.sources.documents import TextReader
+from toque.sources.documents import Columns, TextReader
 from toque.sources.layouts import (
     RefusedFileError,
     TextRecordsError,
@@ -32,8 +31,6 @@ DOCUMENTATION = "documentation"
 NO_TEXT = "no text, such as a picture"
 PLAIN_TEXT = "plain text beside files of records"
 _SHOWN = 5
-
-
 ReaderFor = Callable[..., RecordReader]
 """(columns, encoding=...) -> the domain's reader of files with these columns, or of all that it
 recognises; its `schema` raises TextRecordsError or RefusedFileError for other files."""
@@ -108,9 +105,7 @@ class FileJudge:
         """The reader by the file's content, not by its name; an unknown format is plain text."""
         refuse_pickle(file.path, file.name)
         source, encoding = self.source, self.encoding
-        columns: dict[str, str | tuple[str, ...]] = {
-            str(part): name for part, name in source.columns.items()
-        }
+        columns: Columns = {str(part): name for part, name in source.columns.items()}
         if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
             return TokenReader()
         with named(file.path, file.name):
@@ -127,9 +122,8 @@ class FileJudge:
                         return TextReader(encoding=encoding)
                     start, _ = head(file.path)
                     raise DataError(
-                        f"{file.name} is {NO_TEXT}: it begins {start[:12]!r}. Sources are recipes, "
-                        "texts or arrays of token ids (docs/reference/formats.md); take it out of "
-                        "data.sources."
+                        f"{file.name} is {NO_TEXT}: it begins {start[:12]!r}. Take it out of "
+                        "data.sources, whose files docs/reference/formats.md lists."
                     ) from None
                 except TextRecordsError as found:
                     return self.reader_for(found.columns, encoding=encoding)

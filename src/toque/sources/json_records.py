@@ -40,18 +40,14 @@ from toque.sources.records import (
     unreadable,
 )
 
-MAX_CUT_BYTES = 1 << 20
-"""A file that ends inside a record loses that record. If more than this is left, the brackets went
-wrong long before, and the file is refused."""
+MAX_CUT_BYTES = 1 << 20  # of a last record that is cut; of more, the brackets went wrong before
 MAX_NESTED = 1000
 _DECODER = msgspec.json.Decoder()
 _WRAPPER_FIELDS = {"title", "name", "ingredients", "@type", "@graph", "@context"}
 _SAMPLE = 20
 
-Depth = Literal[0, 1, 2]
-"""Brackets around a record: 0 side by side, 1 in an array or dict, 2 in an array under a key."""
+Depth = Literal[0, 1, 2]  # brackets around a record: side by side, in one value, under a key
 JsonForm = Literal["lines", "array", "dict", "wrapped", "objects"]
-"""Place of the records in a JSON file."""
 _DEPTHS: dict[JsonForm, Depth] = {"array": 1, "dict": 1, "wrapped": 2, "objects": 0}
 _ENTRY = re.compile(
     rb'\s*+(?:,\s*+)?"((?:[^"\\]++|\\.)*+)"\s*:\s*([{\["\w+-])\s*([{\["\w+-]?)', re.DOTALL
@@ -142,8 +138,8 @@ def json_blocks(path: Path, form: JsonForm, *, encoding: str = UTF_8) -> Iterato
         yield _records_block(path, texts, numbers)
     if not n_records:
         raise DataError(
-            f"{path} is JSON ({form}) without a single record in it. A recipe source "
-            "holds objects with a title, ingredients and steps; check the export."
+            f"{path} is JSON ({form}) without a single record in it. A recipe source holds objects "
+            "with a title, ingredients and steps; check the export."
         )
 
 
@@ -154,9 +150,9 @@ def _records_block(path: Path, texts: list[bytes], numbers: list[int]) -> Block:
 def _why_unreadable(path: Path, piece: JsonPiece) -> str:
     if not piece.whole and (piece.text is None or len(piece.text) > MAX_CUT_BYTES):
         raise DataError(
-            f"{path}: the record that begins at line {piece.line} never ends. A quote or a "
-            "bracket is missing there, or the file was cut inside a very long record. Repair "
-            "that record (`python -m json.tool` names the place), or fetch the file again."
+            f"{path}: the record that begins at line {piece.line} never ends: a quote or bracket "
+            "is missing, or the file was cut. Repair it (python -m json.tool names the place), or "
+            "fetch it again."
         )
     if piece.text is None:
         return TOO_LONG
@@ -241,8 +237,7 @@ class JsonPiece:
 
     line: int
     text: bytes | None
-    whole: bool = True
-    """False for the last record of a file that ends in its middle."""
+    whole: bool = True  # False for the last record of a file that ends in its middle
 
 
 @dataclass
@@ -252,8 +247,7 @@ class JsonSplitter:
     depth: Depth
     max_bytes: int = MAX_RECORD_BYTES
     line: int = 1
-    closed: bool = False
-    """True if the value has ended; what follows it is not read."""
+    closed: bool = False  # True if the value has ended; what follows it is not read
     _open: list[bytes] = field(default_factory=list)
     _buffer: bytes = b""
     _scan: int = 0

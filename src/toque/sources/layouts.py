@@ -32,10 +32,8 @@ from toque.sources.token_arrays import BROKEN_ARCHIVE
 
 _SEEN_BYTES = 8192
 _CONTROLS = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
+# By protocol; those before 2 are text, and obsolete since 2003.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""Beginnings by protocol; those before 2 are text, and obsolete since 2003."""
-
-
 READ: Mapping[str, Callable[[Contents], Numbered]] = {
     "json-lines": json_records,
     "json": json_records,
@@ -94,10 +92,7 @@ class RefusedFileError(DataError):
 
 
 class TextRecordsError(DataError):
-    """The records are documents, or prompts with answers, instead of the domain's.
-
-    `columns` names the fields as a source's columns do: {"text": ...} or {"prompt", "target"}.
-    """
+    """The records are texts or pairs, whose `columns` are named as a source's, not the domain's."""
 
     def __init__(self, message: str, columns: Mapping[str, str | tuple[str, ...]]) -> None:
         super().__init__(message)
@@ -108,20 +103,13 @@ class TextRecordsError(DataError):
 class FileLayout:
     """Layout of a file of records."""
 
-    name: str
-    """"json-lines", "json", "csv", "tsv", "parquet" or "arrow"."""
-    fields: tuple[str, ...]
-    """Column names; of JSON, the field names of the first records."""
-    blocks: Callable[[Sequence[str]], Iterator[Block]]
-    """Blocks of the file; of Parquet and Arrow, only of the columns given."""
-    text_columns: tuple[str, ...] = ()
-    """Columns of Parquet or Arrow that do not hold bytes such as pictures."""
-    sample: tuple[dict[str, Any], ...] = ()
-    """The first records of JSON that can be decoded."""
-    in_dict: bool = False
-    """True if JSON records are the values of one object, by id."""
-    fits: bool = True
-    """True if most of a table's first rows have as many fields as its header."""
+    name: str  # "json-lines", "json", "csv", "tsv", "parquet" or "arrow"
+    fields: tuple[str, ...]  # column names; of JSON, the field names of the first records
+    blocks: Callable[[Sequence[str]], Iterator[Block]]  # of Parquet and Arrow, of these columns
+    text_columns: tuple[str, ...] = ()  # those of Parquet or Arrow that do not hold bytes
+    sample: tuple[dict[str, Any], ...] = ()  # the first records of JSON that can be decoded
+    in_dict: bool = False  # True if JSON records are the values of one object, by id
+    fits: bool = True  # True if most of a table's first rows have as many fields as its header
 
     @property
     def described(self) -> str:
@@ -212,10 +200,7 @@ def first_line(start: bytes) -> bytes:
 
 
 def is_binary(start: bytes) -> bool:
-    """True if bytes are no text of any kind: a picture, a program, random bytes.
-
-    NUL, which no text holds, or more control characters than damage explains. Parquet, Arrow and
-    token arrays are known before; JSON is, too, and may hold damage.
+    """True if bytes hold NUL, which no text does, or more control characters than damage explains.
 
     >>> is_binary(bytes(4)), is_binary("crème fraîche".encode("latin-1"))
     (True, False)

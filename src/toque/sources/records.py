@@ -26,22 +26,14 @@ _NOT_THE_RECORDS = (ToqueError, MemoryError)
 """Errors that no record is dropped for: refusals of the whole source, and a lack of memory, which
 would make the store's rows depend on the machine."""
 
-NO_LABEL = "no label"
-"""Prefix of the reason for dropping a valid record that has no label for any requested task."""
-TOO_LONG = "too long"
-NOT_UTF_8 = "not UTF-8"
-"""The reasons for dropping a record that is too long, or whose bytes are no text."""
+NO_LABEL = "no label"  # prefix of the reason for dropping a record of no requested task
+TOO_LONG, NOT_UTF_8 = "too long", "not UTF-8"  # reasons for dropping a record
 _MARK = b"\0toque "
-_MOST_NAMED = 100
-"""Unused fields named, and characters of a name: some exports have one for every value."""
-MAX_CHARS = 600
-"""Characters shown of a text; a record may be megabytes long."""
-PER_REASON = 5
-"""Dropped records per reason whose text a shard, or a reader's block, keeps."""
-Raw = dict[str, Any] | str
-"""A record's fields by name, or the reason why it cannot be read."""
-Numbered = Iterator[tuple[int, Raw]]
-"""Records, each with the number of the line, row or record it begins at."""
+_MOST_NAMED = 100  # unused fields, and characters of a name: some exports have one a value
+MAX_CHARS = 600  # characters shown of a text; a record may be megabytes long
+PER_REASON = 5  # dropped records per reason whose text a shard, or a reader's block, keeps
+Raw = dict[str, Any] | str  # a record's fields by name, or the reason why it cannot be read
+Numbered = Iterator[tuple[int, Raw]]  # each with the line, row or record it begins at
 
 
 def examples_note(task: str) -> str:
@@ -58,40 +50,30 @@ def missing_note(task: str, needs: str = "") -> str:
 class Block:
     """Consecutive whole records of one file, as raw bytes, read in the main process."""
 
-    source: int
-    """Index of the source in the list given to `prepare`; `blocks` may leave it 0."""
+    source: int  # index of the source in the list given to `prepare`; `blocks` may leave it 0
     path: str
-    first_line: int
-    """Number of the payload's first line in the (uncompressed) file, from 1."""
+    first_line: int  # number of the payload's first line in the (uncompressed) file, from 1
     payload: bytes
-    last: bool = True
-    """True if the payload reaches the end of its file, which matters for documents."""
+    last: bool = True  # True if it reaches the end of its file, which matters for documents
 
 
 class Example(msgspec.Struct, frozen=True):
-    """One prompt and the text that should follow it."""
+    """One prompt and the text that should follow it; its keys are unsigned 64-bit hashes."""
 
     prompt: str
     target: str
     key: int
-    """Unsigned 64-bit hash that groups examples for the split: examples of one key, whichever
-    record or task they come from, never straddle training and validation (xxh3 of the
-    normalised body)."""
-    title_key: int
-    """Unsigned 64-bit hash of the normalised title, to find near-leaks; 0 when there is none."""
+    """Of the normalised body. Examples of one key, whichever record or task they come from, never
+    straddle training and validation."""
+    title_key: int  # of the normalised title, to find near-leaks; 0 when there is none
     record_key: int
-    """Unsigned 64-bit hash of the record's cleaned body: records of one key are duplicates, and
-    the first in source order is kept. All examples of a record carry the same one."""
-    task: int = 0
-    """Number of the example's task; a record's examples carry rising numbers."""
-    columns: Mapping[str, int | float] = {}
-    """Numbers stored per example as float32, e.g. quality; one reader, one set of names."""
-    document: bool = False
-    """A text without a prompt: `prompt` is empty and `target` may be cut into several rows."""
-    ends: bool = True
-    """True if the target reaches the true end of its text; if not, no end token is written."""
-    ids: bytes = b""
-    """Token ids of a document that has no text: little-endian uint32; `target` is then empty."""
+    """Of the record's cleaned body, the same for all its examples. Records of one key are
+    duplicates, and the first in source order is kept."""
+    task: int = 0  # number of the example's task; a record's examples carry rising numbers
+    columns: Mapping[str, int | float] = {}  # stored as float32; one reader, one set of names
+    document: bool = False  # True for a text without a prompt, which may be cut into several rows
+    ends: bool = True  # False if the target ends before its text, so that no end token is written
+    ids: bytes = b""  # of a document that is token ids, not text: little-endian uint32
 
 
 def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> Example:
@@ -147,18 +129,12 @@ def _reason(error: Exception) -> str:
 class BlockExamples:
     """The examples of one block. `read == kept + sum of the dropped`, always."""
 
-    examples: list[Example]
-    """Examples in record order, those of a record side by side."""
-    read: int
-    """Records in the block."""
-    kept: int
-    """Records that gave at least one example."""
-    dropped: dict[str, list[int]] = field(default_factory=dict)
-    """Reason to the line numbers of the records dropped for it."""
-    notes: dict[str, int] = field(default_factory=dict)
-    """Counts of repairs and remarks, e.g. "control characters removed"."""
-    unused: dict[str, int] = field(default_factory=dict)
-    """Fields that no example holds, with the number of records that fill them (`unused_in`)."""
+    examples: list[Example]  # examples in record order, those of a record side by side
+    read: int  # records in the block
+    kept: int  # records that gave at least one example
+    dropped: dict[str, list[int]] = field(default_factory=dict)  # line numbers by the reason
+    notes: dict[str, int] = field(default_factory=dict)  # counts of repairs and remarks
+    unused: dict[str, int] = field(default_factory=dict)  # as `unused_in` finds it
     texts: dict[int, str] = field(default_factory=dict, compare=False)
     """Line number to the record's text, for the first few dropped records of each reason."""
 
@@ -181,22 +157,14 @@ class RecordReader(Protocol):
         """The name of a file's schema in the report: "recipenlg", "web-page", "text" ..."""
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Raw blocks of `path` in order, in bounded memory; cheap, called in the main process.
-
-        Raises:
-            DataError: the file is not of this reader's kind or cannot be read.
-        """
+        """Raw blocks in order, in bounded memory, in the main process; DataError if unreadable."""
 
     def examples(self, block: Block) -> BlockExamples:
         """Parse and clean one block; called in a worker. A bad record is dropped, not raised."""
 
 
 def examples_in(block: Block, reader: RecordReader) -> BlockExamples:
-    """The examples of a block; DataError if its reader raised.
-
-    Readers drop a record that raises; what is raised here came between records, so that it is not
-    known how many are lost.
-    """
+    """The examples of a block; DataError if its reader raised between records."""
     try:
         return reader.examples(block)
     except _NOT_THE_RECORDS:
@@ -223,26 +191,20 @@ def encoding_in(recorded_name: str) -> str:
 class Located:
     """A file to read, and its name in reports and errors."""
 
-    name: str
-    """The path, or the remote address it was fetched from."""
+    name: str  # the path, or the remote address it was fetched from
     path: Path
-    sha256: str | None = None
-    """Checksum of its bytes, if it was already computed."""
+    sha256: str | None = None  # checksum of its bytes, if it was already computed
 
 
 @dataclass(frozen=True)
 class Source:
     """Files that are read together."""
 
-    path: str
-    """A file, a glob pattern, or a folder (every file in it except hidden ones)."""
+    path: str  # a file, a glob pattern, or a folder (every file in it except hidden ones)
     reader: RecordReader
-    files: tuple[Located, ...] | None = None
-    """The files, when they are not simply those `path` names on this machine."""
-    readers: Mapping[str, RecordReader] = field(default_factory=dict)
-    """Readers of files that are of another kind, by name."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Reasons why files of the folder or pattern are not read, by name."""
+    files: tuple[Located, ...] | None = None  # None: those that `path` names on this machine
+    readers: Mapping[str, RecordReader] = field(default_factory=dict)  # of files of another kind
+    left_out: Mapping[str, str] = field(default_factory=dict)  # why files are not read, by name
 
     @property
     def versions(self) -> list[int]:
@@ -268,17 +230,13 @@ class Contents:
     kind: str
     meta: Mapping[str, Any]
     body: bytes
-    first: int
-    """Number of its first line, row or record."""
+    first: int  # number of its first line, row or record
 
 
 def unused_in(
     records: Iterable[Raw], used: Collection[str], unread: Collection[str] = ()
 ) -> dict[str, int]:
-    """Fields that are filled and not used, with the number of records in which they are.
-
-    `unread` are columns that were not read at all; they count with every record.
-    """
+    """Fields that are filled and not used, with in how many records; `unread` columns in all."""
     whole = [record for record in records if isinstance(record, dict)]
     found = Counter(n for record in whole for n in record if n not in used and is_filled(record[n]))
     found.update(dict.fromkeys(unread, len(whole)))

@@ -16,8 +16,7 @@ from toque.sources.records import Block, Located, RecordReader, Source
 from toque.storage.atomic import sha256_of
 from toque.storage.bucket import is_remote
 
-GROUP_BYTES = 8 << 20
-"""Raw bytes per shard: about 6,000 recipes; small enough to hold several in memory."""
+GROUP_BYTES = 8 << 20  # raw bytes per shard: about 6,000 recipes
 _GZIP = b"\x1f\x8b"
 _DOCUMENTATION = re.compile(
     r"(?:readme|licen[cs]e|copying|copyright|notice|change(?:s|log)|history|news|authors|credits"
@@ -26,8 +25,7 @@ _DOCUMENTATION = re.compile(
     re.IGNORECASE,
 )
 PREFIX = "hf:"
-_LONGEST_NAME = 200
-"""Bytes, of a file; a file system would refuse one of 256 bytes with an error of its own."""
+_LONGEST_NAME = 200  # bytes; a file system refuses 256 with an error of its own
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,7 @@ class SourceFile:
     """One file to read."""
 
     path: Path
-    name: str
-    """Its name in reports and errors: its path, or the address it was fetched from."""
+    name: str  # its name in reports and errors: its path, or the address it was fetched from
     source: int
     reader: RecordReader
     sha256: str
@@ -68,11 +65,7 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
 
 
 def is_documentation(name: str) -> bool:
-    """True if a file is documentation by its name: README.md, LICENSE, CHANGELOG.txt, notes.rst.
-
-    >>> [is_documentation(name) for name in ("data/README", "LICENSE-MIT.txt", "reader.jsonl")]
-    [True, True, False]
-    """
+    """True if a file is documentation by its name: README.md, LICENSE, CHANGELOG.txt, notes.rst."""
     return _DOCUMENTATION.fullmatch(name.rpartition("/")[2]) is not None
 
 
@@ -221,11 +214,10 @@ def dataset_files(path: str) -> tuple[Located, ...]:
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
         raise DataError(
-            f"The dataset {path} cannot be loaded: {why}. A name is one on huggingface.co/datasets "
-            "(HF_TOKEN for a private one; without a network, or with HF_HUB_OFFLINE=1, only what "
-            "was fetched before is there), or a folder of data files. A dataset with several "
-            f"configurations is saved first: datasets.load_dataset({name!r}, CONFIGURATION)"
-            ".save_to_disk(FOLDER), and the folder named."
+            f"The dataset {path} cannot be loaded: {why}. A name is a folder of data files or one "
+            "on huggingface.co/datasets (HF_TOKEN for a private one; without a network, or with "
+            "HF_HUB_OFFLINE=1, only what was fetched before). One with several configurations is "
+            f"saved first: datasets.load_dataset({name!r}, CONFIGURATION).save_to_disk(FOLDER)."
         ) from error
     if isinstance(found, dict):
         if len(found) > 1:

@@ -1,16 +1,9 @@
 """Token files (`.npy`, `.npz`): documents that are already token ids.
 
-Arrays of ids, in the order they are looked for in an `.npz`:
-
-* one dimension, `ids` (or `tokens`, `input_ids`, `token_ids`, or the only array): one document, or
-  several if there is an array `ends` (one per document) or `offsets` (starts, with or without the
-  total);
-* two dimensions: each row is text without an end; with an array `attention_mask`, ids whose mask is
-  0 are padding, and a padded row has reached its end.
-
-Ids are streamed, so neither a large file nor a false size in a header fills the memory. Nothing is
-unpickled, and the size in a header is checked against the bytes that are there before anything is
-allocated; `numpy.load` would hold a whole `.npz` member in memory.
+The array is `ids` (or `tokens`, `input_ids`, `token_ids`, or the only one). Of one dimension it is
+one document, or several with an array `ends`; of two, each row is text without an end. Ids are
+streamed, nothing is unpickled, and a header's size is checked against the bytes that are there
+first; `numpy.load` would hold a whole `.npz` member in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar, Final, NamedTuple
@@ -38,8 +31,7 @@ Ids = NDArray[np.uint32]
 PART_TOKENS = 1 << 19
 """Most ids in a block; a longer document is read in parts, each with its own pieces."""
 _IDS = ("ids", "tokens", "input_ids", "token_ids")
-_BOUNDS = ("ends", "offsets")
-_MASK = "attention_mask"
+_NOT_READ = ("offsets", "attention_mask")
 _HOW = (
     "Save flat ids and where documents end: numpy.savez(file, ids=numpy.concatenate(documents), "
     "ends=numpy.cumsum([len(d) for d in documents]))."
@@ -101,8 +93,13 @@ class TokenReader:
 
 
 def _name_of_ids(file: ArrayFile) -> str:
+    if other := next((name for name in _NOT_READ if name in file.names), None):
+        raise DataError(
+            f"{file.path} holds the array {other}, which is not read. Read are flat ids with the "
+            f"array ends, each document's end, and rows of ids without padding. {_HOW}"
+        )
     found = [name for name in _IDS if name in file.names]
-    others = [name for name in file.names if name not in (*_BOUNDS, _MASK)]
+    others = [name for name in file.names if name != "ends"]
     if found:
         return found[0]
     if len(others) == 1:
@@ -133,59 +130,44 @@ def _document_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
 
 
 def _lengths(file: ArrayFile, n_ids: int) -> NDArray[np.int64]:
-    """Ids in each document, from `ends` or `offsets`, which are checked first."""
-    name = next((name for name in _BOUNDS if name in file.names), None)
-    if name is None:
+    """Ids in each document, from `ends`, which is checked first."""
+    if "ends" not in file.names:
         return np.array([n_ids], np.int64)
-    with file.stream(name) as stream:
+    with file.stream("ends") as stream:
         count = stream.shape[0]
-        # Some documents may be empty, but bounds far longer than the ids are an error.
+        # Some documents may be empty, but ends far longer than the ids are an error.
         if len(stream.shape) != 1 or count == 0 or count > 2 * n_ids + 2:
-            raise _bad_bounds(file, name, f"it has the shape {stream.shape} for {n_ids:,} ids")
-        bounds = stream.take(count).astype(np.int64)
-    if name == "offsets":
-        if bounds[0] != 0:
-            raise _bad_bounds(file, name, f"it begins with {bounds[0]:,}")
-        bounds = bounds[1:] if bounds[-1] == n_ids and count > 1 else np.append(bounds[1:], n_ids)
-    lengths = np.diff(bounds, prepend=0)
+            raise _bad_ends(file, f"it has the shape {stream.shape} for {n_ids:,} ids")
+        ends = stream.take(count).astype(np.int64)
+    lengths = np.diff(ends, prepend=0)
     if (lengths < 0).any():
         at = int(np.flatnonzero(lengths < 0)[0])
-        raise _bad_bounds(file, name, f"it falls to {bounds[at]:,} at document {at + 1:,}")
-    if bounds[-1] != n_ids:
-        raise _bad_bounds(file, name, f"its last is {bounds[-1]:,} and there are {n_ids:,} ids")
+        raise _bad_ends(file, f"it falls to {ends[at]:,} at document {at + 1:,}")
+    if ends[-1] != n_ids:
+        raise _bad_ends(file, f"its last is {ends[-1]:,} and there are {n_ids:,} ids")
     return lengths
 
 
-def _bad_bounds(file: ArrayFile, name: str, what: str) -> DataError:
+def _bad_ends(file: ArrayFile, what: str) -> DataError:
     return DataError(
-        f"The array {name} of {file.path} does not say where documents lie: {what}. ends holds "
-        "each document's end, rising to the number of ids; offsets each document's start, from 0. "
-        f"{_HOW}"
+        f"The array ends of {file.path} does not say where documents end: {what}. It rises to the "
+        f"number of ids. {_HOW}"
     )
 
 
 def _row_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
-    """Blocks of rows [R, L], without padding if there is an attention mask."""
+    """Blocks of rows [R, L]."""
     n_rows, width = ids.shape
     if n_rows == 0 or not 0 < width <= PART_TOKENS:
         raise DataError(
             f"{file.path} holds ids of the shape {ids.shape}. Rows are from 1 to {PART_TOKENS:,} "
             f"ids long; longer documents belong in one flat array. {_HOW}"
         )
-    at_once = max(1, PART_TOKENS // width)
-    with file.stream(_MASK) if _MASK in file.names else nullcontext() as mask:
-        if mask is not None and mask.shape != ids.shape:
-            raise DataError(
-                f"{file.path}: {_MASK} has the shape {mask.shape} and the ids {ids.shape}. They "
-                "must be the same; write the file again."
-            )
-        for start in range(0, n_rows, at_once):
-            size = min(at_once, n_rows - start) * width
-            rows = ids.take(size)
-            kept = np.ones(size, np.bool_) if mask is None else mask.take(size) != 0
-            lengths = kept.reshape(-1, width).sum(axis=1).tolist()
-            parts = [_Part(n, own, ends=own < width) for n, own in enumerate(lengths, start + 1)]
-            yield _packed(file.path, parts, rows[kept])
+    at_once = PART_TOKENS // width
+    for start in range(0, n_rows, at_once):
+        numbers = range(start + 1, min(start + at_once, n_rows) + 1)
+        parts = [_Part(number, width, ends=False) for number in numbers]
+        yield _packed(file.path, parts, ids.take(len(parts) * width))
 
 
 def _packed(path: Path, parts: list[_Part], ids: Ids) -> Block:
@@ -257,7 +239,21 @@ class ArrayFile(NamedTuple):
                     f"{self.path}: the array {name} has no readable header ({error}). It is "
                     "damaged; fetch or write it again."
                 ) from error
-            if wrong := _wrong_type(name, shape, dtype, fortran=fortran):
+            wrong = ""
+            if dtype.hasobject:
+                wrong = (
+                    "holds Python objects, which only unpickling reads, and unpickling runs "
+                    "whatever code the file brings"
+                )
+            elif dtype.kind not in "iu":
+                wrong = f"is of {dtype}. Token ids are whole numbers, e.g. uint16 or int32"
+            elif len(shape) not in (1, 2) or (fortran and len(shape) == 2):
+                order = ", column by column (Fortran order)" if fortran else ""
+                wrong = (
+                    f"has the shape {shape}{order}. Token ids lie in one dimension, or in rows of "
+                    "two (numpy.ascontiguousarray)"
+                )
+            if wrong:
                 raise DataError(f"{self.path}: the array {name} {wrong}. {_HOW}")
             body = n_bytes - file.tell()
             claimed = math.prod(shape) * dtype.itemsize
@@ -284,26 +280,6 @@ class ArrayFile(NamedTuple):
             )
         with self.archive.open(member) as packed:
             yield packed, member.file_size
-
-
-def _wrong_type(
-    name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], *, fortran: bool
-) -> str:
-    """Description of an array that is no token ids; "" for one that may be."""
-    if dtype.hasobject:
-        return (
-            "holds Python objects, which only unpickling reads, and unpickling runs whatever code "
-            "the file brings"
-        )
-    if dtype.kind not in "iub" or (dtype.kind == "b" and name != _MASK):
-        return f"is of {dtype}. Token ids are whole numbers, e.g. uint16 or int32"
-    if len(shape) not in (1, 2) or (fortran and len(shape) == 2):
-        order = ", column by column (Fortran order)" if fortran else ""
-        return (
-            f"has the shape {shape}{order}. Token ids lie in one dimension, or in rows of two "
-            "(numpy.ascontiguousarray)"
-        )
-    return ""
 
 
 @contextmanager
