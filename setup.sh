@@ -129,7 +129,6 @@ choose_extras() {
         case "$google $data" in yes* | *gs://*) extras=$extras,gcs ;; esac
         case "$amazon $data" in yes* | *s3://*) extras=$extras,s3 ;; esac
         [ -z "${WANDB_API_KEY:-}" ] || extras=$extras,wandb
-        [ -z "${MLFLOW_TRACKING_URI:-}" ] || extras=$extras,mlflow
         [ $dev = no ] || extras=$extras,dev
     fi
     "$python" - "$extras" <<'CHECK' || exit 2

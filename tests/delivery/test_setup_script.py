@@ -96,12 +96,11 @@ def test_credentials_are_said_to_be_there_never_shown_and_choose_extras(clone: P
         "AWS_SECRET_ACCESS_KEY": "secret-key",
         "GOOGLE_APPLICATION_CREDENTIALS": str(key),
         "WANDB_API_KEY": "secret-wandb",
-        "MLFLOW_TRACKING_URI": "http://localhost:5000",
     }
     plan = planned(clone, **secrets)
     assert plan.count("credentials found\n") == 3
     assert plan.index("credentials found") < plan.index("-m pip install")
-    assert ".[data,serve,gcs,s3,wandb,mlflow]" in plan
+    assert ".[data,serve,gcs,s3,wandb]" in plan
     assert "secret" not in plan
     assert planned(clone).count("no credentials found") == 3
 

@@ -30,7 +30,7 @@ BASES = ("demo", "fast-iteration", "ten-improvements")
 """Presets that a setting may stand on: a model from scratch, an adapter, and every improvement."""
 VALUES = {
     "adafactor", "muon", "dora", "neox", "llama", "auto", "fp16", "float32", "rtx-4090",
-    "rtx-3090", '"save"', '"stop"', '"evaluate"', "weight", "r", "bf16", "mlflow", "trackio",
+    "rtx-3090", '"save"', '"stop"', '"evaluate"', "weight", "r", "bf16", "trackio",
     "wandb",
 }  # fmt: skip
 """Values of settings that a row speaks of, and what a callback may return."""

@@ -325,15 +325,15 @@ class ObserveConfig(Config):
     network, and each GPU's use, memory, power, heat and throttling; null: never
     (docs/guides/watch-the-machine.md)."""
     gradients: StepInterval | None = Duration(100, "steps")
-    """Updates between `gradients` events: for each group of layers the norm of its gradient and the
-    update's length beside the weights'; null: never."""
+    """Updates between `gradients` events: for each group of layers the norm of its gradient; null:
+    never."""
     profile: ProfileConfig | None = None
     """Trace some updates with torch's profiler, into `trace/` of the run folder; rates leave these
     updates out. null: none."""
     trackers: Annotated[
-        tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...],
+        tuple[Literal["tensorboard", "wandb", "trackio"], ...],
         AsTuple,
-        Allowed("a list of tensorboard, wandb, mlflow, trackio"),
+        Allowed("a list of tensorboard, wandb, trackio"),
     ] = ()
     """Experiment trackers fed with copies of `metrics.jsonl`, from threads of their own: one that
     hangs or fails costs its copies, nothing else (docs/guides/callbacks-and-trackers.md)."""

@@ -74,15 +74,14 @@ def loss_of(history: RunHistory) -> Figure:
 def figures_of(history: RunHistory) -> list[Figure]:
     """The other curves of a run: its updates, its groups of layers, its scores."""
     found = [*_of_updates({"": history})]
-    for what in ("grad_norm", "update_ratio"):
-        start, info = f"group {what} ", metric_named(what)
-        groups = [name for name in history.curves if name.startswith(start)][-MOST_OVER:]
-        if groups:
-            series = [
-                Series(name.removeprefix(start), *history.curves.points_of(name), style=style)
-                for name, style in zip(groups, STYLES, strict=False)
-            ]
-            found.append(_figure(f"{_title(info.title)} by group", info.unit, series))
+    start, info = "group grad_norm ", metric_named("grad_norm")
+    groups = [name for name in history.curves if name.startswith(start)][-MOST_OVER:]
+    if groups:
+        series = [
+            Series(name.removeprefix(start), *history.curves.points_of(name), style=style)
+            for name, style in zip(groups, STYLES, strict=False)
+        ]
+        found.append(_figure(f"{_title(info.title)} by group", info.unit, series))
     return [*found, *_scores({"": history})]
 
 

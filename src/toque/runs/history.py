@@ -115,10 +115,9 @@ class SystemRow(_Placed):
 
 
 class GradientsRow(_Placed):
-    """Norms and ratios of groups of layers."""
+    """Gradient norms of groups of layers."""
 
     groups: dict[str, dict[str, _Number]] = {}
-    optimizer_groups: list[dict[str, _Number]] = []
 
 
 class EndRow(_Placed):
@@ -160,7 +159,6 @@ METRIC_NAMES: Final[Mapping[str, MetricInfo]] = {
     ),
     "lr": MetricInfo("learning rate", "learning rate", None),
     "grad_norm": MetricInfo("gradient norm", "norm before clipping", None),
-    "update_ratio": MetricInfo("update-to-weight ratio", "update ratio", None),
     "tokens_per_second": MetricInfo("speed", "tokens per second"),
     "data_wait": MetricInfo("waiting for data", "share of the time", "lower"),
     "pad_fraction": MetricInfo("padding", "share of computed tokens", "lower"),
@@ -486,8 +484,8 @@ class RunHistory:
 
     def _gradients(self, row: GradientsRow) -> None:
         for group, values in row.groups.items():
-            for what, value in values.items():
-                self.curves[f"group {what} {group}"].add(float(row.step), value)
+            if "grad_norm" in values:
+                self.curves[f"group grad_norm {group}"].add(float(row.step), values["grad_norm"])
 
     def _system(self, row: SystemRow) -> None:
         self.system = row

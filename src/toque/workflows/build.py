@@ -308,8 +308,7 @@ def _observers(
         Gradients.from_settings,
         observe.gradients,
         model=run.model,
-        optimizer=trainer.optimizer,
-        runtime=runtime,
+        phases=runtime.phases,
         sharing=sharing,
     )
     if watchers is None:

@@ -1,20 +1,16 @@
-"""Gradients and updates by layer group: does every part learn, and how fast.
+"""Gradients by layer group: does every part learn.
 
 Every so many updates a `gradients` event has for each group of layers the norm of its gradient,
-before clipping and summed over ranks, and the length of the update beside the weights':
-|after - before| / |before|. About 1e-3 is healthy for most; 1e-6 hardly moves, 1e-1 tears.
-
-The weights are not copied. The ratio is taken from at most `MOST_WEIGHTS` of each parameter, evenly
-spread over it, which is all of a small one; so nothing is read twice but those.
+before clipping and summed over ranks.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import torch
@@ -24,11 +20,8 @@ from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
 from toque.training.distributed.sharing import Sharing, own_part
 from toque.training.observers.system_sampler import Record
 from toque.training.phases import UNWATCHED, Phase, Phases
-from toque.training.runtime import Runtime
 from toque.units import Duration, Progress
 
-MOST_WEIGHTS: Final = 4096
-"""Weights sampled of one parameter: their ratio is right to a few per cent."""
 _BLOCK: Final = re.compile(
     r"(?:^|\.)(?:(encoder|decoder)\.)?(?:block|blocks|h|layer|layers)\.([0-9]+)\."
 )
@@ -46,17 +39,14 @@ _MOST_RANGES: Final = 12
 class Gradients(Callback):
     """Measures every `every_steps`th update of a run, whatever sessions it came in."""
 
-    record: Record
+    record: Record | None
     every_steps: int
     model: nn.Module
-    optimizer: torch.optim.Optimizer
     phases: Phases
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
     """Sums over ranks that hold parts of the weights; then every rank has an observer."""
     _due: bool = False
-    _norms: list[Tensor] = field(default_factory=list)
-    _moved: list[Tensor] = field(default_factory=list)
-    _length: list[Tensor] = field(default_factory=list)
+    _norms: Tensor | None = None
 
     @classmethod
     def from_settings(
@@ -64,8 +54,7 @@ class Gradients(Callback):
         every: Duration | None,
         record: Record | None,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        runtime: Runtime,
+        phases: Phases,
         sharing: Sharing,
     ) -> list[Self]:
         """The observer that `observe.gradients` asks for, if it does.
@@ -73,12 +62,8 @@ class Gradients(Callback):
         Where ranks hold parts of the weights, all of them have it; a rank without a record measures
         its part for the others.
         """
-        if every is None:
-            return []
         total = sharing.sum_of_parts if sharing.is_sharded else tuple
-        return [
-            cls(record or _unrecorded, int(every.amount), model, optimizer, runtime.phases, total)
-        ]
+        return [] if every is None else [cls(record, int(every.amount), model, phases, total)]
 
     def on_fit_start(self, start: RunStart) -> None:
         """Find the groups and watch the loop's phases."""
@@ -90,81 +75,39 @@ class Gradients(Callback):
 
     def on_before_step(self, at: Progress) -> None:
         """Decide if the update that begins is one to measure."""
-        self._due = (at.step + 1) % self.every_steps == 0
-        self._norms, self._moved, self._length = [], [], []
+        self._due, self._norms = (at.step + 1) % self.every_steps == 0, None
 
     def on_step(self, info: StepInfo) -> None:
         """Write the event; on CUDA this waits for the device."""
-        if not self._due or not self._norms:
+        if self._norms is None:
             return
-        norms, moved, length = (
-            self._by_group(torch.stack(found).tolist())
-            for found in (self._norms, self._moved, self._length)
-        )
-        groups = {
-            group: {
-                "grad_norm": norms[group],
-                "update_ratio": moved[group] / length[group] if length[group] > 0 else None,
-            }
-            for group in self._groups
-        }
-        rules = [
-            {
-                "parameters": sum(p.numel() for p in group["params"]),
-                "learning_rate": float(group["lr"]),
-                "weight_decay": float(group.get("weight_decay", 0.0)),
-            }
-            for group in self.optimizer.param_groups
-        ]
-        self.record("gradients", step=info.progress.step, groups=groups, optimizer_groups=rules)
+        norms = self._norms.tolist()
+        of_groups = self._groups.values()
+        squares = self.total([math.fsum(norms[i] ** 2 for i in of) for of in of_groups])
+        if self.record is not None:
+            found = zip(self._groups, squares, strict=True)
+            groups = {group: {"grad_norm": math.sqrt(square)} for group, square in found}
+            self.record("gradients", step=info.progress.step, groups=groups)
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Watch no more."""
         if self._watch in self.phases.watchers:
             self.phases.watchers.remove(self._watch)
 
-    def _by_group(self, norms: Sequence[float]) -> dict[str, float]:
-        """Each group's norm, from those of its parameters or of this rank's parts of them."""
-        groups = self._groups.values()
-        squares = self.total([math.fsum(norms[i] ** 2 for i in of) for of in groups])
-        return dict(zip(self._groups, map(math.sqrt, squares), strict=True))
-
     def _watch(self, phase: Phase) -> AbstractContextManager[Any]:
         if self._due and phase == "clip":
-            grads = [None if p.grad is None else own_part(p.grad) for p in self._parameters]
-            self._norms = _lengths(grads, like=self._parameters)
-        if self._due and phase == "update":
-            return self._around_update()
+            self._norms = _norms_of([p.grad for p in self._parameters], like=self._parameters[0])
         return UNWATCHED
 
-    @contextmanager
-    def _around_update(self) -> Iterator[None]:
-        before = [_sample(p).clone() for p in self._parameters]
-        yield
-        after = [_sample(p) for p in self._parameters]
-        changes = [new - old for new, old in zip(after, before, strict=True)]
-        self._moved = _lengths(changes, like=self._parameters)
-        self._length = _lengths(before, like=self._parameters)
 
-
-def _sample(parameter: Tensor) -> Tensor:
-    """[at most MOST_WEIGHTS] evenly spread weights, without a copy."""
-    flat = own_part(parameter).reshape(-1)
-    # Odd: widths are even, and of 1,024 columns a step of 1,024 would meet one alone.
-    return flat[:: -(-flat.numel() // MOST_WEIGHTS) | 1]
-
-
-def _lengths(tensors: Sequence[Tensor | None], *, like: Sequence[Tensor]) -> list[Tensor]:
-    """[] Euclidean norm of each in float32, 0 for none; all on one device."""
-    there = [tensor for tensor in tensors if tensor is not None]
+def _norms_of(gradients: Sequence[Tensor | None], *, like: Tensor) -> Tensor:
+    """[len(gradients)] Euclidean norm of each in float32, 0 for none, on the device of `like`."""
+    there = [own_part(gradient) for gradient in gradients if gradient is not None]
     # One call for all of them on a GPU; it has no public name.
     found = iter(torch._foreach_norm(there) if there else ())  # noqa: SLF001
-    zero = torch.zeros((), device=like[0].device)
-    norms = (zero if tensor is None else next(found) for tensor in tensors)
-    return [norm.to(zero.device, torch.float32) for norm in norms]
-
-
-def _unrecorded(event: str, **fields: object) -> None: ...
+    zero = torch.zeros((), device=like.device)
+    norms = [zero if gradient is None else next(found) for gradient in gradients]
+    return torch.stack([norm.to(zero.device, torch.float32) for norm in norms])
 
 
 def layer_groups(names: Sequence[str]) -> dict[str, list[int]]:

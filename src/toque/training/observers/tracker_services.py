@@ -1,4 +1,4 @@
-"""Tracker services: TensorBoard, Trackio, W&B and MLflow behind one small form."""
+"""Tracker services: TensorBoard, Trackio and W&B behind one small form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -34,7 +34,6 @@ class Tracker(Protocol):
 
 
 Open = Callable[[], Tracker]
-_MLFLOW_HOME: Final = "MLFLOW_TRACKING_URI"
 
 
 def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
@@ -48,11 +47,6 @@ def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
             f"(pip install 'toque[{extra}]'), or take {name} out of observe.trackers: "
             "metrics.jsonl holds the same metrics."
         )
-    if name == "mlflow" and not os.environ.get(_MLFLOW_HOME):
-        raise ConfigError(
-            f"observe.trackers names mlflow, and {_MLFLOW_HOME} is not set. MLflow keeps runs on a "
-            f"server: export {_MLFLOW_HOME}=http://..., or take mlflow out of observe.trackers."
-        )
     return lambda: make(folder, settings)
 
 
@@ -61,8 +55,7 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
-        lines = "\n".join(f"{path}: {value}" for path, value in _flat(settings))
-        self._writer.add_text("config", _verbatim(lines))
+        self._writer.add_text("config", _verbatim(json.dumps(settings, indent=2, default=str)))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -142,50 +135,12 @@ class _Trackio:
         self._run.finish()
 
 
-class _Mlflow:
-    """Logs to the server MLFLOW_TRACKING_URI, under the experiment MLFLOW_EXPERIMENT_NAME."""
-
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        tracking = importlib.import_module("mlflow.tracking")
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "toque")
-        self._client: Any = tracking.MlflowClient(tracking_uri=os.environ[_MLFLOW_HOME])
-        known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._client.create_experiment(name)
-        self._id: str = self._client.create_run(experiment, run_name=folder.name).info.run_id
-        for path, value in _flat(settings):
-            self._client.log_param(self._id, path, str(value)[:500])
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._client.log_metric(self._id, name, value, step=step)
-
-    def texts(self, step: int, rows: Sequence[Row]) -> None:
-        # The form that MLflow's page shows as a table.
-        table = json.dumps({"columns": COLUMNS, "data": rows})
-        self._client.log_text(self._id, table, f"samples/step-{step:08d}.json")
-
-    def file(self, path: Path) -> None:
-        self._client.log_artifact(self._id, str(path))
-
-    def end(self, *, failed: bool) -> None:
-        self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
-
-
 TRACKERS: Final[Mapping[str, tuple[Callable[[Path, Mapping[str, Any]], Tracker], str]]] = {
     "trackio": (_Trackio, "track"),
     "tensorboard": (_TensorBoard, "track"),
     "wandb": (_Wandb, "wandb"),
-    "mlflow": (_Mlflow, "mlflow"),
 }
 """Tracker, which is its package's name, too -> how it is opened, and the extra that installs it."""
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def _verbatim(text: str) -> str:

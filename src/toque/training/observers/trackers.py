@@ -93,8 +93,6 @@ def _gradients(record: Mapping[str, Any]) -> Pairs:
     for group, values in record.get("groups", {}).items():
         for name, value in values.items():
             yield f"gradients/{group}/{name}", value
-    for place, rules in enumerate(record.get("optimizer_groups", ())):
-        yield f"train/learning_rate/group_{place}", rules.get("learning_rate")
 
 
 def _system(record: Mapping[str, Any]) -> Pairs:
