@@ -1,7 +1,4 @@
-"""Server of `toque watch`: the page of a run or of several, renewed for readers as it changes.
-
-The page is the one that `toque report` writes; only a table of several runs stands above it.
-"""
+"""Server of `toque watch`: the page of `toque report`, renewed, and a table of several runs."""
 
 from __future__ import annotations
 
@@ -35,16 +32,12 @@ from toque.serving.server import Gate, RequestError, answer_to, page_files
 _LIVE: Final = STYLE.parent.parent / "live"
 _SHARED: Final = (STYLE, SERVED_PAGE / "stream.js", SERVED_PAGE / "toque.svg")
 """Style sheet of the report, and what the page of `toque serve` sends its token with."""
-_LIST_EVERY: Final = 5
-"""Looks at the files between two listings of the runs."""
+_LIST_EVERY: Final = 5  # looks at the files between two listings of the runs
 _MOST_READERS: Final = 64
-_SHARE_OF_A_CORE: Final = 0.02
-"""Largest share of a processor's core that one reader may take from the run beside it."""
+_SHARE_OF_A_CORE: Final = 0.02  # most that one reader may take from the run beside it
 _LONGEST_NAMES: Final = 20_000
-_VERDICT_EVERY: Final = 30.0
-"""Seconds between two verdicts on a run that continues: each reads the whole run."""
-_VERDICT_SHARE: Final = 0.01
-"""Largest share of the time that verdicts may take."""
+_VERDICT_EVERY: Final = 30.0  # seconds between verdicts: each reads the whole run
+_VERDICT_SHARE: Final = 0.01  # largest share of the time that verdicts may take
 _ORDER: Final = ("running", "scoring", "waiting", "silent", "killed", "ended")
 _HEADS: Final = ("step", "done", "loss", "held-out loss", "tokens/s", "left")
 _NONE: Final = "-"
@@ -54,11 +47,9 @@ _NONE: Final = "-"
 class View:
     """The page at a moment."""
 
-    parts: Mapping[str, str]
-    """HTML by the id of its element."""
+    parts: Mapping[str, str]  # HTML by the id of its element
     title: str
-    said: str
-    """State of the shown run in a sentence, which screen readers announce when it changes."""
+    said: str  # state of the shown run in a sentence, which screen readers announce when it changes
 
 
 @final
@@ -87,10 +78,7 @@ class Watcher:
     ) -> tuple[View | None, str]:
         """The page, or None where it is as it was `before`; and the `before` of the next call.
 
-        Args:
-            shown: run that is shown in full; None for the first.
-            over: runs drawn over each other; None for the first few.
-            before: what the last call gave.
+        `shown` is the run shown in full, `over` those drawn over each other; None for the first.
         """
         self._refresh()
         with self._lock:
@@ -213,11 +201,7 @@ def _cells(run: RunRecord, state: RunStatus) -> list[str]:
 
 
 def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] | None) -> Gate:
-    """The ASGI application.
-
-    Requests for metrics must bring the `token`, unless it is None; `hosts` are the names under
-    which the server may be asked, None for any.
-    """
+    """The ASGI application; metrics want the `token`, requests one of `hosts`, or None none."""
 
     def looked(query: QueryParams) -> dict[str, object]:
         began = time.monotonic()

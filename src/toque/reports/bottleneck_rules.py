@@ -18,21 +18,14 @@ from toque.reports.run_shares import Facts, mapping
 from toque.runs.history import number
 from toque.training.bottlenecks import DATA_ADVICE, GPU_BUSY, memory_ladder
 
-NOTABLE: Final = 0.05
-"""Share from which something is worth a word."""
-AMOUNT: Final = re.compile(r"([0-9.]{1,20}) ?([a-z%]{1,12})\Z")
-"""A length as settings have it, number and unit."""
-_AIM: Final = 0.02
-"""Share that evaluating or saving may keep."""
-_SMALL_EVALUATION: Final = {"max_examples": 64, "texts": 4}
-"""Settings of an evaluation that is small. Guesses."""
-_MANY_FAULTS: Final = 10
-"""Pages read back from disk in an update, from which memory is too small."""
+NOTABLE: Final = 0.05  # share from which something is worth a word
+AMOUNT: Final = re.compile(r"([0-9.]{1,20}) ?([a-z%]{1,12})\Z")  # a length in settings
+_AIM: Final = 0.02  # share that evaluating or saving may keep
+_SMALL_EVALUATION: Final = {"max_examples": 64, "texts": 4}  # guesses
+_MANY_FAULTS: Final = 10  # pages read back from disk in an update, from which memory is too small
 _MUCH_PADDING: Final = 0.15
-_FEW_TOKENS: Final = 1024
-"""Tokens of an update below which a step is mostly what every step costs. A guess."""
-_MANY_AT_ONCE, _FEW_AT_ONCE = 16_384, 256
-"""Tokens of a micro-batch far from what a CPU is fast with (4096): a guess, as a trial tells."""
+_FEW_TOKENS: Final = 1024  # of an update, below which it is mostly fixed cost; a guess
+_MANY_AT_ONCE, _FEW_AT_ONCE = 16_384, 256  # tokens far from the 4096 that suit a CPU; guesses
 
 
 @dataclass(frozen=True)

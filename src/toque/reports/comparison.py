@@ -32,11 +32,9 @@ METHOD: Final = (
     "zero out. They tell these two models apart on texts like these. Another seed gives other "
     "models: `toque ablate` measures a setting over several."
 )
-_PRIMARY: Final = ("loss", "bits_per_byte", "recipe_score")
-"""Measures of the sentence; the second in place of the first where tokens differ."""
+_PRIMARY: Final = ("loss", "bits_per_byte", "recipe_score")  # of the sentence
 _NONE: Final = "-"
-_COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})
-"""Numbers of evaluation.json that are no scores."""
+_COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})  # no scores
 _COSTS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
     ("updates", "steps", "{:,d}".format),
     ("training time", "training_seconds", clock_text),
@@ -50,12 +48,9 @@ class ComparedRun:
     """A run as a comparison reads it."""
 
     record: RunRecord
-    settings: Mapping[str, str]
-    """Values of its config.yaml by their dotted names, as written there."""
-    scores: Mapping[str, float]
-    """Final scores by name."""
-    by_text: ByText | None
-    """Scores of each text; None where there are none."""
+    settings: Mapping[str, str]  # values of its config.yaml by their dotted names, as written there
+    scores: Mapping[str, float]  # final scores by name
+    by_text: ByText | None  # scores of each text; None where there are none
 
     @property
     def loss(self) -> float | None:

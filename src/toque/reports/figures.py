@@ -9,15 +9,12 @@ from toque.reports.page import Figure
 from toque.reports.svg_charts import Frame, Series, lines
 from toque.runs.history import METRIC_NAMES, SYSTEM, Points, RunHistory, metric_named
 
-STYLES: Final = ("one", "two", "three", "four", "five", "six")
-"""Styles of lines over each other, in the order of the page's colours."""
+STYLES: Final = ("one", "two", "three", "four", "five", "six")  # as colours
 MOST_OVER: Final = len(STYLES)
 _WIDE: Final = Frame(1000.0, 330.0)
-_FEW: Final = 60
-"""Points up to which each is a dot of its own."""
+_FEW: Final = 60  # points up to which each is a dot of its own
 _CURVES: Final = ("lr", "grad_norm", "tokens_per_second", "data_wait", "pad_fraction", "mfu")
-_LEFT_OUT: Final = ("held-out loss", "held-out perplexity")
-"""Curves without a figure: the loss has one of its own, and perplexity shows the same."""
+_LEFT_OUT: Final = ("held-out loss", "held-out perplexity")  # drawn apart, shows the same
 _MACHINE: Final = (
     ("Processor", "per cent", (("all cores", "cpu_percent"), ("this run", "process_cpu_percent"))),
     ("Memory", "GB", (("in use", "memory_used_bytes"), ("this run", "process_resident_bytes"))),
@@ -43,8 +40,7 @@ _GPUS: Final = (
     ("GPU temperature", "degrees Celsius", "temperature_celsius"),
 )
 
-Runs = Mapping[str, RunHistory]
-"""Runs to draw, by name."""
+Runs = Mapping[str, RunHistory]  # runs to draw, by name
 
 
 def loss_of(history: RunHistory) -> Figure:

@@ -1,7 +1,6 @@
 """Pages: sections of text, tables and plots as one HTML file that needs no network and no script.
 
-A run's report, a store's, a comparison and an ablation are each a `Page`; `toque watch` sends the
-sections of the first one by one while they change.
+`toque watch` sends the sections of a run's one by one while they change.
 """
 
 from __future__ import annotations
@@ -22,13 +21,10 @@ from toque.storage.atomic import atomic_write
 from toque.storage.no_follow import open_plain
 from toque.version import __version__
 
-STYLE: Final = Path(__file__).parent / "templates" / "page.css"
-"""Style sheet of every page."""
-_MARK: Final = b"default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Text in the head of every page."""
+STYLE: Final = Path(__file__).parent / "templates" / "page.css"  # style sheet of every page
+_MARK: Final = b"default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # in every page
 _NUMBER: Final = re.compile(r"[-+]?\d").match
-_LONGEST: Final = 40
-"""Characters of a cell in a terminal."""
+_LONGEST: Final = 40  # characters of a cell in a terminal
 
 
 @dataclass(frozen=True)
@@ -37,8 +33,7 @@ class Sentence:
 
     kind: ClassVar = "sentence"
     text: str
-    style: str = ""
-    """A class of the page's: soft or warn."""
+    style: str = ""  # a class of the page's: soft or warn
 
 
 @dataclass(frozen=True)
@@ -47,11 +42,9 @@ class Figure:
 
     kind: ClassVar = "figure"
     title: str
-    drawn: str
-    """HTML from `toque.reports.svg_charts`, which has escaped its input."""
+    drawn: str  # HTML from `toque.reports.svg_charts`, which has escaped its input
     note: str = ""
-    narrow: str = ""
-    """The same for a narrow screen, where a wide plot's letters would be too small."""
+    narrow: str = ""  # the same for a narrow screen, where a wide plot's letters would be too small
 
 
 @dataclass(frozen=True)
@@ -71,8 +64,7 @@ class Grid:
     rows: Sequence[Sequence[str]]
     note: str = ""
     title: str = ""
-    summary: str = ""
-    """Line behind which the table is folded; "" for an open one."""
+    summary: str = ""  # line behind which the table is folded; "" for an open one
 
     @cached_property
     def numeric(self) -> frozenset[int]:
@@ -107,8 +99,7 @@ class RunRow:
 
     name: str
     state: str
-    style: str
-    """Style of its line; "" where it is not drawn."""
+    style: str  # style of its line; "" where it is not drawn
     cells: Sequence[str]
 
 
@@ -129,8 +120,7 @@ Part = Sentence | Figure | Figures | Grid | Folded | RunTable
 class Section:
     """A part of a page under a heading; one that holds nothing is not shown."""
 
-    name: str
-    """Id of its element."""
+    name: str  # id of its element
     heading: str
     parts: Sequence[Part]
 
@@ -144,15 +134,12 @@ class Section:
 class PageHead:
     """Top of a page."""
 
-    label: str
-    """Kind of the page, or the address of its run."""
+    label: str  # kind of the page, or the address of its run
     title: str
     sentence: str
     facts: Sequence[tuple[str, str]] = ()
-    state: str = ""
-    """State of a run in a word."""
-    done: float | None = None
-    """Share of a run that is done; None for no bar."""
+    state: str = ""  # state of a run in a word
+    done: float | None = None  # share of a run that is done; None for no bar
 
 
 @dataclass(frozen=True)
@@ -161,8 +148,7 @@ class Page:
 
     head: PageHead
     sections: Sequence[Section]
-    source: str = ""
-    """File or folder that it was made from."""
+    source: str = ""  # file or folder that it was made from
     made_by: str = field(default=f"Written by toque {__version__}", init=False)
 
     def html(self) -> str:

@@ -1,7 +1,4 @@
-"""Page of a run: state, losses, texts, limits, machine, scores and settings.
-
-`toque report` writes it to a file, and `toque watch` sends its sections while they change.
-"""
+"""Page of a run, which `toque report` writes and `toque watch` sends by sections as they change."""
 
 from __future__ import annotations
 
@@ -14,13 +11,7 @@ from typing import Any, Final
 from toque.cooking.recipe_scores import hint
 from toque.data.prepare.data_report import Report
 from toque.reporter import clock_text
-from toque.reports.figures import (
-    figures_of,
-    figures_over,
-    loss_of,
-    losses_over,
-    machine_figures,
-)
+from toque.reports.figures import figures_of, figures_over, loss_of, losses_over, machine_figures
 from toque.reports.page import (
     Figures,
     Folded,
@@ -56,8 +47,7 @@ _MOST_PROMPTS: Final = 12
 _MOST_TEXTS: Final = 4
 _MOST_ROWS: Final = 40
 _MOST_GPUS: Final = 4
-_DEEPEST: Final = 8
-"""Levels of a start event that are shown; a stranger's may be nested without end."""
+_DEEPEST: Final = 8  # levels of a start event that are shown; a stranger's may have any number
 _SHOWN_ELSEWHERE: Final = ("event", "step", "epoch", "stop_after", "train", "arithmetic")
 """Fields of a start event that stand in other sections, or in the configuration."""
 _MACHINE_NOTE: Final = "Over the minutes that were measured while the run trained."
@@ -74,8 +64,8 @@ def run_page(
 ) -> Page:
     """The page of a run that was just read; whatever its folder lacks is left out.
 
-    `label` stands above the name, `trouble` says why the run could not be read now, and the curves
-    of the runs in `over` are drawn over each other in place of this one's.
+    `trouble` says why the run cannot be read now; curves of the runs in `over` are drawn over
+    each other in place of this one's.
     """
     history, state, evaluation = run.history, state_of(run), run.evaluation()
     head = PageHead(

@@ -1,10 +1,9 @@
 """Shares of a run's wall time by what it went into, and the facts they are made of.
 
-All comes from `metrics.jsonl`. Every number in it may be absent or of another type: what cannot be
-read counts as not measured. The loop's clock gives the parts. Computing is divided further by what
-else was measured: waits for a core, memory and a container's limit by the kernel's counts, products
-by the model's arithmetic at the rate measured on this machine, padding by its share of the tokens
-where it is computed. What these do not reach is one share, said to be not told apart.
+What cannot be read in `metrics.jsonl` counts as not measured. The loop's clock gives the parts.
+Computing is divided further: waits for a core, memory and a container's limit by the kernel's
+counts, products by the model's arithmetic at this machine's rate, padding by its share of the
+tokens where it is computed. What these do not reach is one share, said to be not told apart.
 """
 
 from __future__ import annotations
@@ -41,10 +40,8 @@ THROTTLED: Final = "throttled by a limit on processor time"
 STILL: Final = "standing still"
 
 _ONCE: Final = (STARTING, COMPILING, PROFILING, FINISHING, UPLOADS)
-_MUCH_SLEEP: Final = 0.25
-"""Share of computing from which a sleeping main thread is a process that stands still."""
-_MOST_LOST: Final = 0.95
-"""Share of computing that waits can be: they are counted by thread, and threads wait at once."""
+_MUCH_SLEEP: Final = 0.25  # share of computing from which a sleeping main thread stands still
+_MOST_LOST: Final = 0.95  # share of computing that waits can be: several threads wait at once
 
 
 @dataclass(frozen=True)
@@ -53,27 +50,21 @@ class Share:
 
     name: str
     seconds: float
-    share: float
-    """Share of the wall time, in [0, 1]."""
+    share: float  # share of the wall time, in [0, 1]
 
 
 @dataclass(frozen=True)
 class Facts:
     """Facts of a run, from its files."""
 
-    parts: Mapping[str, float]
-    """Wall seconds by part (`phases.Part`), and `finishing` and `uploads` after the loop."""
-    late: float
-    """Seconds of the parts in the later half of the step events."""
-    compiling_late: float
-    """Seconds of `late` that went into compiling."""
+    parts: Mapping[str, float]  # wall seconds by `phases.Part`, `finishing`, `uploads`
+    late: float  # seconds of the parts in the later half of the step events
+    compiling_late: float  # seconds of `late` that went into compiling
     n_updates: int
     tokens: float
-    update_seconds: float
-    """Seconds of the updates alone, waiting for data included."""
+    update_seconds: float  # seconds of the updates alone, waiting for data included
     pad_fraction: float
-    utilisation: float | None
-    """Model FLOP/s over the machine's rate, averaged over the updates' time."""
+    utilisation: float | None  # model FLOP/s over the machine's rate while updating
     n_evaluations: int
     n_saves: int
     skipped_saves: int
@@ -81,19 +72,14 @@ class Facts:
     """Sums over all looks at the machine by their names in `host` of a system event, with
     `others_cores` on average and `waiting_beside_others` and `waiting_alone`, the seconds a thread
     had no core while other programs kept cores busy and while none did; empty without a look."""
-    start: Event
-    """Newest start event."""
-    gpu_busy: float | None
-    """Mean utilisation of the GPUs in [0, 1], from system events."""
-    gpu_throttled: Mapping[str, float]
-    """Reason -> share of the system events that gave it."""
+    start: Event  # newest start event
+    gpu_busy: float | None  # mean utilisation of the GPUs in [0, 1], from system events
+    gpu_throttled: Mapping[str, float]  # reason -> share of the system events that gave it
     losses: Sequence[float]
     held_out: Sequence[float]
-    grad_norm: float | None
-    """Gradient norm of the newest step event."""
+    grad_norm: float | None  # gradient norm of the newest step event
     warnings: Sequence[str] = ()
-    end: Event = field(default_factory=dict)
-    """Newest end event; empty while the run continues, or after a kill."""
+    end: Event = field(default_factory=dict)  # newest end event, if no session came after
 
     @property
     def wall(self) -> float:

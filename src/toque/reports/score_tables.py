@@ -9,8 +9,7 @@ from toque.evaluation.classification import class_rows
 from toque.reports.page import Grid, written
 
 _NONE: Final = "-"
-_MOST_COLUMNS: Final = 6
-"""Classes of a confusion table with a column for each; more have a row for each class."""
+_MOST_COLUMNS: Final = 6  # classes of a confusion table with columns; more have rows alone
 
 
 def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:

@@ -33,8 +33,7 @@ from toque.reports.page import (
 )
 from toque.reports.svg_charts import bars, histogram
 
-MOST_FILES: Final = 30
-"""Source files listed one by one; more are summed by source and schema."""
+MOST_FILES: Final = 30  # source files listed one by one; more are summed by source and schema
 _NAMES: Final = {
     "quality": ("Quality", "score from 0 to 1"),
     "difficulty": ("Difficulty", ""),
@@ -53,17 +52,14 @@ _LABELS: Final[Mapping[str, Sequence[str]]] = {
     "nutrition": NUTRITION_CLASSES,
     "cuisine": CUISINES,
 }
-_RANKED: Final = frozenset({"cuisine"})
-"""Labels without an order of their own: the commonest first."""
-_MOST_NAMED: Final = 8
-"""Classes named in a terminal's line; the others are summed."""
+_RANKED: Final = frozenset({"cuisine"})  # labels without an order of their own: the commonest first
+_MOST_NAMED: Final = 8  # classes named in a terminal's line; the others are summed
 _ORIGINS: Final = {
     "difficulty": ("by rule", "as the source says"),
     "nutrition": ("estimated from ingredients", "from given figures", "as the source says"),
 }
 """Names of the numbers in the column `X_from` (`cooking.examples`)."""
-_UNKNOWN: Final = "255"
-"""The value of a label that a record does not carry (`cooking.examples`)."""
+_UNKNOWN: Final = "255"  # the value of a label that a record does not carry (`cooking.examples`)
 
 
 def store_page(folder: Path, report: Report) -> Page:

@@ -1,8 +1,7 @@
 """Plots as inline SVG: histograms, bars and lines, with axes, units and a text for each.
 
-Colours and letters are the page's (`templates/page.css`), so that a plot follows light and dark.
-Each holds a title and a description for those who hear the page. Everything that is written goes
-through `escape`: names and labels come from data.
+Colours and letters are the page's (`templates/page.css`). Everything that is written goes through
+`escape`: names and labels come from data.
 """
 
 from __future__ import annotations
@@ -12,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 14.0, 12.0, 46.0
-"""Margins that hold the numbers and names of the axes."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 14.0, 12.0, 46.0  # hold what the axes say
 _BAR_HEIGHT, _BAR_GAP = 22.0, 8.0
-_LETTER = 8.0
-"""Width of a letter at the size of the labels, about."""
+_LETTER = 8.0  # width of a letter at the size of the labels, about
 
 
 @dataclass(frozen=True)
@@ -34,23 +31,14 @@ class Series:
     name: str
     xs: Sequence[float]
     ys: Sequence[float | None]
-    style: str = "one"
-    """A class of the page's: one, two, three, or faint."""
+    style: str = "one"  # a class of the page's: one, two, three, or faint
     dots: bool = False
 
 
 def histogram(
-    title: str,
-    edges: Sequence[float],
-    counts: Sequence[int],
-    *,
-    unit: str,
-    of: str,
+    title: str, edges: Sequence[float], counts: Sequence[int], *, unit: str, of: str
 ) -> str:
-    """Bars over [edges[i], edges[i + 1]), as high as `counts[i]`.
-
-    `unit` is the name of the x axis, `of` that of the y axis: what is counted.
-    """
+    """Bars over [edges[i], edges[i + 1]), as high as `counts[i]`; `of` names what is counted."""
     if not counts:
         return _nothing(title)
     frame = Frame()
@@ -80,10 +68,7 @@ def bars(
     of: str,
     parts_named: Sequence[str] = (),
 ) -> str:
-    """Lying bars, one a row of a label and the counts of its parts, which `of` names.
-
-    `parts_named` are the names of several parts; a part beyond has none and is drawn as neither.
-    """
+    """Lying bars, one a row of a label and its counts of `of`; nameless parts are the rest."""
     if not rows:
         return _nothing(title)
     width = Frame().width
@@ -127,10 +112,7 @@ def lines(
     frame: Frame = Frame(),
     from_zero: bool = False,
 ) -> str:
-    """Lines over one pair of axes, with a legend when there are several.
-
-    A line without a finite point is left out. Where `from_zero`, the y axis begins at 0.
-    """
+    """Lines over one pair of axes, with a legend for several; one without finite points is none."""
     drawn = [s for s in series if _numbers(s)]
     if not drawn:
         return _nothing(title)

@@ -1,8 +1,4 @@
-"""Verdict on a run, from its files alone: what its wall time went into, what limits it, what to do.
-
-The ladder of a slow run is its findings, what could give back most first; those for memory that ran
-out and for poor texts are `ladders`. `signs` say whether a run learns.
-"""
+"""Verdict on a run, from its files alone: what its time went into, what limits it, what to do."""
 
 from __future__ import annotations
 
@@ -21,11 +17,8 @@ from toque.runs.history import METRICS, number, read_metrics
 from toque.storage.json_files import decode_json
 from toque.training.bottlenecks import GPU_BUSY, GRAD_NORM, RAN_OUT, memory_ladder
 
-_FALLING: Final = 0.01
-"""Share by which the last evaluation still lowered the held-out loss, from which more training
-pays."""
-_GAP: Final = 1.3
-"""Held-out over training loss, from which a model learns by heart."""
+_FALLING: Final = 0.01  # share by which held-out loss must still fall for more training to pay
+_GAP: Final = 1.3  # held-out over training loss, from which a model learns by heart
 
 
 @dataclass(frozen=True)

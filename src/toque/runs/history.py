@@ -1,6 +1,6 @@
 """History of a run: the only reader of `metrics.jsonl`, event by event while the file grows.
 
-It loads no torch. The file may come from anyone, so an event of another form is left out whole.
+The file may come from anyone, so an event of another form is left out whole.
 """
 
 from __future__ import annotations
@@ -20,17 +20,13 @@ import msgspec
 from toque.errors import ConfigError
 from toque.units import Duration, Progress
 
-MOST_POINTS: Final = 600
-"""Points of a drawn line: about one a pixel."""
-_SMOOTHED_OVER: Final = 0.04
-"""Share of the values so far that the running mean looks back on."""
+MOST_POINTS: Final = 600  # points of a drawn line: about one a pixel
+_SMOOTHED_OVER: Final = 0.04  # share of the values so far that the running mean looks back on
 
 Point = tuple[float, float | None]
-Points = tuple[list[float], list[float | None]]
-"""(xs, ys)."""
+Points = tuple[list[float], list[float | None]]  # (xs, ys)
 METRICS: Final = "metrics.jsonl"
-SYSTEM: Final = "system "
-"""First part of the names of curves over the machine's own time."""
+SYSTEM: Final = "system "  # first part of the names of curves over the machine's own time
 MOST_EVALUATIONS: Final = 2000
 MOST_WARNINGS: Final = 40
 _MOST_SESSIONS: Final = 200
@@ -38,10 +34,8 @@ _MOST_GPUS: Final = 16
 _MOST_CURVES: Final = 400
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-_Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)] | None
-"""None where it was not finite, which JSON has no word for."""
-_Value = Annotated[int, msgspec.Meta(gt=-(1 << 62), lt=1 << 62)] | _Number
-"""A count stays one."""
+_Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)] | None  # None: not finite
+_Value = Annotated[int, msgspec.Meta(gt=-(1 << 62), lt=1 << 62)] | _Number  # a count stays one
 
 
 class _Placed(msgspec.Struct):
@@ -178,10 +172,7 @@ def metric_named(name: str) -> MetricInfo:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a run, without those that a continued session undid.
-
-    Lines torn by a kill are left out, and events of another form: the file may come from anyone.
-    """
+    """The events of a run but those that a continued session undid, torn lines and other forms."""
     events: list[dict[str, Any]] = []
     for event in _events(path):
         if event["event"] == "start":
@@ -297,8 +288,7 @@ class Curve:
 class RunningMean:
     """Exponential mean over the newest twenty-fifth of all values so far.
 
-    The window grows with the run. At the start it is one value: a loss falls fastest there, and a
-    mean of all that has passed would lie far above it.
+    At the start that is one value: a loss falls fastest there, and a mean would lie far above it.
     """
 
     value: float = 0.0
@@ -333,8 +323,7 @@ class RunSession:
     """A stretch of training from a start event to its end event."""
 
     from_step: int
-    to_step: int | None = None
-    """None while it continues, or where it was killed."""
+    to_step: int | None = None  # None while it continues, or where it was killed
     seconds: float = 0.0
     reason: str = ""
 
@@ -344,17 +333,12 @@ class RunSession:
 class RunHistory:
     """State of a run after the events so far: curves, sums and the newest event of each kind."""
 
-    start: Mapping[str, Any] = field(default_factory=dict)
-    """Newest start event, as it was recorded."""
-    end: Mapping[str, Any] | None = None
-    """End event of the newest session; None while it continues, or where it was killed."""
-    step: StepRow | None = None
-    """Newest row of an update that counts."""
+    start: Mapping[str, Any] = field(default_factory=dict)  # newest start event, as it was recorded
+    end: Mapping[str, Any] | None = None  # of the newest session; None before it, or if killed
+    step: StepRow | None = None  # newest row of an update that counts
     system: SystemRow | None = None
-    saved: int | None = None
-    """Step of the newest checkpoint."""
-    best: tuple[float, int] | None = None
-    """Lowest held-out loss, and its step."""
+    saved: int | None = None  # step of the newest checkpoint
+    best: tuple[float, int] | None = None  # lowest held-out loss, and its step
     evaluations: deque[EvaluationRow] = field(
         default_factory=lambda: deque(maxlen=MOST_EVALUATIONS)
     )
@@ -364,16 +348,13 @@ class RunHistory:
     warnings: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MOST_WARNINGS))
     """Step and message of the newest warnings."""
     n_warnings: int = 0
-    progress: Progress = Progress()
-    """Updates, epochs, tokens and seconds that are done."""
-    gpu_joules: float | None = None
-    """Energy of the GPUs over the time that was measured; None where no power was."""
+    progress: Progress = Progress()  # updates, epochs, tokens and seconds that are done
+    gpu_joules: float | None = None  # energy while power was measured; None where it never was
     curves: Curves = field(default_factory=Curves)
     """Curves of the fields of step events, `loss smoothed`, `data_wait`, `held-out METRIC`,
     `group WHAT GROUP`, and SYSTEM with a field of system events or `gpu INDEX FIELD`."""
     _began_at: Progress = Progress()
-    _spent: float = 0.0
-    """Seconds of this session: updates, evaluations and saves."""
+    _spent: float = 0.0  # seconds of this session: updates, evaluations and saves
     _smoothed: RunningMean = field(default_factory=RunningMean)
     _at_saves: dict[int, tuple[Progress, RunningMean]] = field(default_factory=dict)
     """Sums at each checkpoint, to which a session that continues from it returns."""

@@ -1,7 +1,6 @@
-"""Places of runs: the files of a run in a folder of this machine or in a bucket, read only.
+"""Places of runs: the files of a run in a folder of this machine or in a bucket.
 
-Nothing is written, no lock is taken, and no link is followed: a run may be in use, and a folder may
-come from anyone.
+Nothing is written, locked or followed by a link: a run may be in use, and come from anyone.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from toque.storage.bucket import Bucket, is_remote
 from toque.storage.bucket_access import BucketError
 from toque.storage.no_follow import open_plain
 
-MOST_BYTES: Final = 8 << 20
-"""Bytes read at a time, so that a long file is taken in over several looks."""
+MOST_BYTES: Final = 8 << 20  # read at a time: a long file is taken in over several looks
 _DEPTH: Final = 3
 _MOST_RUNS: Final = 200
 _OF_A_RUN: Final = frozenset({"checkpoints", "best", "model", "outbox", "tensorboard", "wandb"})
@@ -33,10 +31,8 @@ class FoundFile:
     """State of a file at a look."""
 
     bytes: int
-    tag: str
-    """Identity of the file: another one once it was replaced, the same when it only grew."""
-    changed: float | None
-    """Time of the last write, in seconds since 1970; None where the place does not say."""
+    tag: str  # identity of the file: another one once it was replaced, the same when it only grew
+    changed: float | None  # last write, seconds since 1970; None where the place does not say
 
 
 def is_in_a_bucket(address: str) -> bool:
@@ -85,8 +81,7 @@ class BucketPlace:
     """A run in a bucket, or one of several below the bucket's address."""
 
     bucket: Bucket
-    below: str = ""
-    """Folder below the address, with a slash at its end; "" for the address itself."""
+    below: str = ""  # folder below the address, with a slash at its end; "" for the address itself
 
     folder: None = None
 
@@ -122,8 +117,7 @@ class BucketPlace:
         return f"{self.bucket.path}/{self.below}{name}"
 
 
-Place = FolderPlace | BucketPlace
-"""Home of the files of one run."""
+Place = FolderPlace | BucketPlace  # home of the files of one run
 
 
 def content(place: Place, name: str) -> bytes | None:

@@ -1,8 +1,7 @@
 """Record of a run: its history, its texts and its small files, taken in while they grow.
 
-The process that trains it is known without touching the lock: taking it to see whether it is free
-could refuse a run that begins in that moment, so the lock's content is read instead: the process id
-in `.lock`, or a lease that is renewed.
+The process that trains it is known by the content of the lock or its lease, which are only read:
+taking the lock to see whether it is free could refuse a run that begins in that moment.
 """
 
 from __future__ import annotations
@@ -25,25 +24,21 @@ from toque.storage.json_files import decode_json
 from toque.storage.locks import STALE
 
 _LOCK: Final = "checkpoints/.lock"
-_CLOCK_SLACK: Final = 5.0
-"""Seconds by which a process may seem younger than what it wrote."""
+_CLOCK_SLACK: Final = 5.0  # seconds by which a process may seem younger than what it wrote
 SAMPLES: Final = "samples.jsonl"
 EVALUATION: Final = "evaluation.json"
 CONFIG: Final = "config.yaml"
 _END: Final = "end.json"
-_LONGEST_LINE: Final = 4 << 20
-"""Bytes of a line that has no end; a longer one is passed over."""
+_LONGEST_LINE: Final = 4 << 20  # bytes of a line that has no end; a longer one is passed over
 _MOST_PROMPTS: Final = 64
-_MOST_TEXTS: Final = 32
-"""Texts kept of a prompt; of more, every second one is forgotten, and the newest stay."""
+_MOST_TEXTS: Final = 32  # kept of a prompt; of more, every second one and the newest stay
 
 
 @final
 class Tail:
     """Lines of a growing file, each given once.
 
-    A line without its end is kept until the end comes: it is being written, or a kill tore it. The
-    next line then stands alone, for a writer ends a torn line before it continues.
+    A line without its end is kept until the end comes; a writer ends a torn line before the next.
     """
 
     def __init__(self, place: Place, name: str) -> None:

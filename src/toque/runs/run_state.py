@@ -12,11 +12,8 @@ from toque.reporter import clock_text
 from toque.runs.run_record import RunRecord
 
 Kind = Literal["waiting", "running", "scoring", "ended", "killed", "silent"]
-_QUIET_SECONDS: Final = 120.0
-"""Seconds without output after which a run with no known process is shown as silent, and a
-running one with the time since its newest output."""
-_SCORED: Final = ("finished", "early_stopping")
-"""Reasons of an end after which the best model is scored and written."""
+_QUIET_SECONDS: Final = 120.0  # without output, after which a run is silent or its silence is said
+_SCORED: Final = ("finished", "early_stopping")  # then the best model is scored
 _ENDED: Final = {
     "finished": "Finished",
     "early_stopping": "Stopped early, as requested",

@@ -305,11 +305,7 @@ def _observers(
     config, trainer, evaluator = run.config, run.trainer, run.evaluator
     observe, runtime, sharing = config.observe, trainer.runtime, evaluator.sharing
     gradients = partial(
-        Gradients.from_settings,
-        observe.gradients,
-        model=run.model,
-        phases=runtime.phases,
-        sharing=sharing,
+        Gradients.from_settings, observe.gradients, run.model, runtime.phases, sharing
     )
     if watchers is None:
         return [*gradients(record=None)] if sharing.is_sharded else []

@@ -1,7 +1,7 @@
 """Background thread for talking to the outside, which may be slow, hang or fail.
 
-The loop only puts work into a short queue. Work that does not fit is dropped and counted, work that
-fails is counted. Nothing here can stall a run, stop it, or keep its process from ending.
+Work that fails, or does not fit into the short queue, is counted. Nothing here can stall a run,
+stop it, or keep its process from ending.
 """
 
 from __future__ import annotations
@@ -20,14 +20,10 @@ Work = Callable[[], None]
 class BackgroundThread:
     """Does work one piece at a time, in the order it was offered."""
 
-    name: str
-    """Name of the work in the plural, for sentences: "webhook messages"."""
-    capacity: int
-    """Pieces that may wait."""
-    describe: Callable[[Exception], str]
-    """Gives an error in words that give no secret away."""
-    warn: Callable[[Progress, str], None]
-    """Takes a sentence about what could not be delivered."""
+    name: str  # name of the work in the plural, for sentences: "webhook messages"
+    capacity: int  # pieces that may wait
+    describe: Callable[[Exception], str]  # gives an error in words that give no secret away
+    warn: Callable[[Progress, str], None]  # takes a sentence about what could not be delivered
     dropped: int = 0
     failed: int = 0
     last_error: str = ""

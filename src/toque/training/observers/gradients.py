@@ -31,8 +31,7 @@ _EMBEDDING: Final = re.compile(
     r"(?:^|\.)(?:shared|wte|wpe|embed|embed_in|embed_tokens|embeddings?|position_embeddings)\."
 )
 _ADAPTER: Final = re.compile(r"\.(?:lora_\w+|trainable_tokens_\w+)(?:\.|$)")
-_MOST_RANGES: Final = 12
-"""Most groups that a stack of blocks is divided into."""
+_MOST_RANGES: Final = 12  # most groups that a stack of blocks is divided into
 
 
 @dataclass(eq=False)
@@ -52,10 +51,10 @@ class Gradients(Callback):
     def from_settings(
         cls,
         every: Duration | None,
-        record: Record | None,
         model: nn.Module,
         phases: Phases,
         sharing: Sharing,
+        record: Record | None,
     ) -> list[Self]:
         """The observer that `observe.gradients` asks for, if it does.
 

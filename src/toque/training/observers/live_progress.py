@@ -1,7 +1,4 @@
-"""Live progress of a run: a line that is renewed, and lines that stay.
-
-Summary of a stretch of updates: speed, utilisation, memory, batch, scaling, convergence.
-"""
+"""Live progress of a run: a line that is renewed, lines that stay, and summaries of updates."""
 
 from __future__ import annotations
 
@@ -23,16 +20,14 @@ from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.metrics_log import StepWindow
 from toque.units import Duration, Progress
 
-_LOOK_SECONDS: Final = 0.25
-"""Seconds between two looks at the newest update. On CUDA a look waits for the device."""
+_LOOK_SECONDS: Final = 0.25  # between two looks, each of which waits for the device on CUDA
 _SHOWN: Final = (("loss", ".4f"), ("perplexity", ".2f"), ("bits_per_byte", ".3f"))
 
 
 class ConsoleProgress(Callback):
     """Reports progress, evaluations, warnings and the end; a line stays `log_every` so often.
 
-    `warn` is told, once, that something could not be shown. Without an expected time of the run,
-    the time left counts updates alone.
+    `warn` is told once that the console fails. Without `time_left`, updates alone are foreseen.
     """
 
     def __init__(
@@ -156,11 +151,7 @@ def _place(at: Progress) -> str:
 
 @dataclass(eq=False)
 class Summary(Callback):
-    """Prints at intervals what was measured since the last summary.
-
-    It reads no number of an update before a summary is due, so on CUDA it waits for the device
-    only then.
-    """
+    """Prints at intervals what was measured; on CUDA it waits for the device only then."""
 
     every: Duration
     reporter: Reporter
@@ -168,14 +159,10 @@ class Summary(Callback):
     compiled: bool
     micro_batch_rows: int
     ranks: int = 1
-    alone_seconds: float | None = None
-    """Seconds of one rank's part of an update, timed before the first; None: not timed."""
-    flops_per_token: float | None = None
-    """FLOPs of forward and backward; None for no utilisation."""
-    peak: Peak | None = None
-    """Peak of the ranks together; None for no utilisation."""
-    uploads: Callable[[], str] | None = None
-    """Outcome of the uploads so far, in words; None for none."""
+    alone_seconds: float | None = None  # of one rank's part of an update, timed before the first
+    flops_per_token: float | None = None  # FLOPs of forward and backward; None for no utilisation
+    peak: Peak | None = None  # peak of the ranks together; None for no utilisation
+    uploads: Callable[[], str] | None = None  # their outcome so far, in words
     _gpu_percents: list[float] = field(default_factory=list)
     _first_lr: float | None = None
     _nats: Tensor | float = 0.0

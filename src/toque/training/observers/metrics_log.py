@@ -1,10 +1,8 @@
 """Metrics log `metrics.jsonl`: one JSON object per line; every other record is a copy of it.
 
-Events are start, step, evaluation, save, warning and end, and those that other observers record:
-system and gradients. A step event holds loss, learning rate and gradient norm of that update, and
-throughput and sums since the last step event. One is written before every save, so a run continued
-from a checkpoint neither loses nor doubles anything: its start event names the step it continues
-from, and `toque.runs.history` leaves out what earlier sessions wrote beyond that step.
+A step event holds loss, learning rate and gradient norm of that update, and throughput and sums
+since the last one. One is written before every save, so a run continued from a checkpoint neither
+loses nor doubles anything: `toque.runs.history` leaves out what came after the step it starts from.
 """
 
 from __future__ import annotations
@@ -50,8 +48,7 @@ class StepWindow:
     n_computed: int = 0
     seconds: float = 0.0
     data_wait_seconds: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)
-    """Wall seconds since the window before, by what they went into: `phases.Part`."""
+    parts: dict[str, float] = field(default_factory=dict)  # wall seconds by `phases.Part`
     slowed_tokens: int = 0
     slowed_seconds: float = 0.0
     last: StepInfo | None = None
@@ -79,10 +76,7 @@ class StepWindow:
 
     @property
     def tokens_per_second(self) -> float:
-        """Throughput: tokens of both sides without padding, per second with data wait.
-
-        Slowed updates count only where there are no others.
-        """
+        """Tokens of both sides without padding, per second; slowed updates count if all are."""
         tokens, seconds = self.n_tokens - self.slowed_tokens, self.seconds - self.slowed_seconds
         if tokens == 0:
             tokens, seconds = self.n_tokens, self.seconds
@@ -94,10 +88,7 @@ class StepWindow:
         return self.data_wait_seconds / self.seconds if self.seconds > 0 else 0.0
 
     def utilisation(self, flops_per_token: float | None, peak: Peak | None) -> float | None:
-        """Model FLOPs utilisation (MFU): FLOP/s the model needs, over the peak; None if unknown.
-
-        Chowdhery et al. 2022 (PaLM), appendix B.
-        """
+        """FLOP/s needed over the peak (MFU; Chowdhery et al. 2022, appendix B); None if unknown."""
         if flops_per_token is None or peak is None:
             return None
         return flops_per_token * self.tokens_per_second / peak.flops_per_second
@@ -144,24 +135,15 @@ def start_event(
 
 @dataclass(eq=False)
 class MetricsLog(Callback):
-    """Appends events to a file. A full disk costs records, never the run.
-
-    Raises:
-        CheckpointError: the file cannot be opened.
-    """
+    """Appends events to a file, or raises CheckpointError; a full disk costs records alone."""
 
     path: Path
-    log_every: Duration
-    """Time between step events; the first update always has one."""
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the start event: configuration's hash, versions, hardware, parameters."""
-    flops_per_token: float | None = None
-    """FLOPs of forward and backward; None for no utilisation."""
+    log_every: Duration  # time between step events; the first update always has one
+    about: Mapping[str, Any] = field(default_factory=dict)  # further fields of the start event
+    flops_per_token: float | None = None  # FLOPs of forward and backward; None for no utilisation
     peak: Peak | None = None
-    evaluated: Callable[[], Mapping[str, Any]] = dict
-    """Further fields of an evaluation event: `seconds`, and `texts`, scores of texts by name."""
-    copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()
-    """Called with every record, whether or not the file took it."""
+    evaluated: Callable[[], Mapping[str, Any]] = dict  # `seconds`, and `texts`, scores of texts
+    copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()  # called with every record
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Of a GPU, step events hold the most bytes that the session has allocated so far."""
     dropped_records: int = 0

@@ -1,8 +1,7 @@
 """Profiler: traces of some updates and tables of their operations, both as torch.profiler has them.
 
-Into `trace/` of the run folder, for each repetition of the schedule: a Chrome trace (open it at
-ui.perfetto.dev or chrome://tracing) and the table of the operations that took most time. Updates
-that are profiled are marked as slowed, so rates leave them out; their numbers are the same bits. On
+Each repetition of the schedule writes a Chrome trace and a table into `trace/` of the run folder.
+Profiled updates are marked as slowed, so rates leave them out; their numbers are the same bits. Of
 several ranks the first one is profiled.
 """
 
@@ -29,12 +28,9 @@ from toque.training.runtime import Runtime
 from toque.training.stopping import INTERRUPTED
 from toque.units import Progress
 
-FOLDER: Final = "trace"
-"""Folder of the traces, in that of the run."""
-_OPERATIONS: Final = 25
-"""Rows of a table."""
-_FRAMES: Final = 6
-"""Python functions that an operation's call stack names."""
+FOLDER: Final = "trace"  # folder of the traces, in that of the run
+_OPERATIONS: Final = 25  # rows of a table
+_FRAMES: Final = 6  # python functions that an operation's call stack names
 _EXECUTED: Final[list[object]] = []
 """Code that is executed while call stacks are traced, kept alive; empty while none are.
 
@@ -59,21 +55,16 @@ class Profiler(Callback):
     """Profiles some updates of every session. Whatever goes wrong with it, training continues."""
 
     asked: ProfileConfig
-    folder: Path
-    """Folder of the run."""
-    runtime: Runtime
-    """Its phases are marked in the trace, and on a GPU kernels are traced as well."""
+    folder: Path  # folder of the run
+    runtime: Runtime  # its phases are marked in the trace, and on a GPU kernels are traced as well
     warn: Callable[[Progress, str], None]
-    say: Callable[[str], None]
-    """Takes a sentence about each trace."""
+    say: Callable[[str], None]  # takes a sentence about each trace
     slows: bool = False
     _profile: profile | None = None
     _updates: int = 0
-    _steps: list[int] = field(default_factory=list)
-    """Steps of the trace that is being taken."""
+    _steps: list[int] = field(default_factory=list)  # steps of the trace that is being taken
     _warned: bool = False
-    _error: Exception | None = None
-    """Error of writing; raised later, for torch must not be stopped in the middle of its step."""
+    _error: Exception | None = None  # raised later: torch must not stop within its step
 
     def on_fit_start(self, start: RunStart) -> None:
         """Begin to count; say so where the run is shorter than the schedule."""

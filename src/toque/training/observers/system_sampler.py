@@ -1,15 +1,12 @@
 """System sampler: a thread that writes a `system` event every few seconds of a run.
 
-It reads counters of the system and nothing of the run but its step, so it can change no number. On
-several ranks the first one has it: its readings are of its machine, all GPUs there included.
-
-What held the run up is counted by the kernel (`host` of an event); what it does not count is left
-out:
+It reads nothing of the run but its step, so it can change no number. On several ranks the first one
+has it and looks at its whole machine. What held the run up is counted by the kernel (`host` of an
+event); what it does not count is left out:
 
 * waiting for a core: seconds in which a thread was ready to run and another had its core
   (`/proc/self/task/*/schedstat`), of the thread that waited longest;
-* asleep: seconds in which the main thread neither ran nor wanted to, as while it waits for a batch,
-  for a disk, or is stopped;
+* asleep: seconds in which the main thread neither ran nor wanted to: it waits, or is stopped;
 * memory: seconds in which something waited for pages (`/proc/pressure/memory`), and pages that had
   to be read from disk again;
 * throttling: seconds in which a container's limit on processor time held everything back.
@@ -26,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import psutil
 import torch
@@ -41,10 +38,8 @@ _RATES: Final = (
     "network_received_bytes_per_second",
     "network_sent_bytes_per_second",
 )
-_THROTTLED: Final = {"throttled_usec": 1e6, "throttled_time": 1e9}
-"""Names of a container's count, by the version of cgroups, and what makes a second."""
-_PATIENCE_SECONDS: Final = 5.0
-"""Longest wait for a reading that hangs, as those of a broken driver do."""
+_THROTTLED: Final = {"throttled_usec": 1e6, "throttled_time": 1e9}  # cgroups v2, v1: units a second
+_PATIENCE_SECONDS: Final = 5.0  # longest wait for a reading that hangs, as of a broken driver
 _LEAST_SECONDS: Final = 0.2
 """Rates over less say little: no last look after so short a time, unless it is the only one."""
 _REASONS: Final = {
@@ -55,16 +50,11 @@ _REASONS: Final = {
     0x80: "power brake",
 }
 """Bits of NVML's nvmlClocksEventReason* for clocks lower than they could be; idling is none."""
-_CORE: Final = 0
-"""NVML_TEMPERATURE_GPU"""
+_CORE: Final = 0  # NVML_TEMPERATURE_GPU
 
 
 class Host:
-    """The machine and this process since the last look; used in one thread.
-
-    Processor percentages are of the cores this process may use. psutil keeps the last look for each
-    thread by itself, so nobody else who asks it shortens ours.
-    """
+    """The machine and this process since the last look, which psutil keeps for each thread."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -144,22 +134,12 @@ def _totals() -> dict[str, float]:
     return found
 
 
-class Record(Protocol):
-    """`MetricsLog.record`: writes an event, from any thread; nothing before or after the run."""
-
-    def __call__(self, event: str, **fields: Any) -> None:
-        """Write an event with these fields."""
+Record = Callable[..., None]
+"""`MetricsLog.record(event, **fields)`, from any thread; nothing before or after the run."""
 
 
 class Gpus:
-    """GPUs of the whole machine by NVML, whichever of them this process computes on.
-
-    Args:
-        nvml: the module `pynvml` of nvidia-ml-py, or one with its functions.
-
-    Raises:
-        Exception: what `nvml.nvmlInit` raises where the driver or the rights are missing.
-    """
+    """GPUs of the whole machine by `pynvml`, which raises if driver or rights are missing."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -224,13 +204,10 @@ class SystemSampler(Callback):
 
     record: Record
     every_seconds: float
-    warn: Callable[[Progress, str], None]
-    """Takes a sentence where the system, or its GPUs, cannot be looked at; once."""
-    on_gpu: bool = False
-    """True if the run computes on a GPU; only then the machine's GPUs are looked at."""
+    warn: Callable[[Progress, str], None]  # told once that the system or its GPUs hide
+    on_gpu: bool = False  # only then the machine's GPUs are looked at
     make_host: Callable[[], Host] = Host
-    spinning: int = 0
-    """Torch's threads that wait by spinning; a machine too busy for them is named once."""
+    spinning: int = 0  # torch's threads that wait so; a machine too busy for them is named once
     _at: Progress = field(default_factory=Progress)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None

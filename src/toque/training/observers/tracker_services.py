@@ -12,8 +12,7 @@ from typing import Any, Final, Protocol
 
 from toque.errors import ConfigError
 
-Row = tuple[int, str, str, str | None, float | None]
-"""A text, cut to some length: step, prompt, text, reference, recipe score."""
+Row = tuple[int, str, str, str | None, float | None]  # step, prompt, text, reference, score
 COLUMNS: Final = ("step", "prompt", "text", "reference", "recipe_score")
 
 

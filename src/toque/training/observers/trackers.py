@@ -1,7 +1,6 @@
 """Experiment trackers: metrics, texts, settings and the report of a run for Trackio and others.
 
-Each tracker has a thread of its own. One that hangs, fails or is slow loses records, which are
-counted. All of it is copied from the files of the run folder, which stay the record.
+Each has a thread of its own and copies what the run folder holds; what it loses is counted.
 """
 
 from __future__ import annotations
@@ -22,12 +21,9 @@ from toque.training.observers.background_thread import BackgroundThread
 from toque.training.observers.tracker_services import Open, Row, Tracker
 from toque.units import Progress
 
-END_PATIENCE_SECONDS: Final = 10.0
-"""Seconds that a finished run waits for a tracker's last records."""
-_LONGEST: Final = 2_000
-"""Characters of a text that is sent; samples.jsonl has all of it."""
-_DIFFICULTIES: Final = {"easy": 1.0, "medium": 2.0}
-"""Numbers of a stage's hardest recipes; 3.0 stands for any."""
+END_PATIENCE_SECONDS: Final = 10.0  # seconds that a finished run waits for a tracker's last records
+_LONGEST: Final = 2_000  # characters of a text that is sent; samples.jsonl has all of it
+_DIFFICULTIES: Final = {"easy": 1.0, "medium": 2.0}  # 3.0 stands for any
 
 Pairs = Iterator[tuple[str, object]]
 Stages = Sequence[Mapping[str, Any]]
@@ -36,16 +32,10 @@ Stages = Sequence[Mapping[str, Any]]
 def tracker_values(
     record: Mapping[str, Any], *, stages: Stages = (), recipe_scores: frozenset[str] = frozenset()
 ) -> dict[str, float]:
-    """Numbers of a record of metrics.jsonl by the names that other trainers use.
+    """Numbers of a record of metrics.jsonl by the names that other trainers use; none for some.
 
-    train/loss and train/learning_rate for updates, val_loss and val_perplexity for held-out data,
-    eval/bleu and the like for written texts, recipe/... for scores of recipes among them,
-    curriculum/..., gradients/GROUP/... and system/....
-
-    Args:
-        record: none of an event that has no numbers.
-        stages: of the curriculum, each with `min_quality` and `max_difficulty`.
-        recipe_scores: names of scores that are of recipes.
+    `stages` are the curriculum's, each with `min_quality` and `max_difficulty`, `recipe_scores` the
+    names of scores that are of recipes.
 
     >>> tracker_values({"event": "step", "step": 3, "lr": 0.1, "mfu": None})
     {'train/learning_rate': 0.1}
@@ -129,15 +119,9 @@ def _numbers(pairs: Pairs) -> dict[str, float]:
 class TrackerFeed(Callback):
     """Feeds one tracker for as long as a command trains and writes the finished model.
 
-    `take` is called with every record of metrics.jsonl; as a callback it sends the texts of an
-    evaluation and reports losses; `finish` ends it.
-
-    Args:
-        name: of the tracker.
-        open_tracker: connects to it; called in the background thread, where it may take long.
-        warn: takes a sentence about what could not be delivered.
-        values: gives the numbers of a record by their names in trackers.
-        samples: file of the run's texts; None for no texts.
+    `take` gets every record of metrics.jsonl, of which `values` gives the numbers by their names in
+    trackers; as a callback it sends texts (`samples`, their file) and reports losses; `finish` ends
+    it. `open_tracker` is called in the background thread, where it may take long.
     """
 
     def __init__(
@@ -181,10 +165,7 @@ class TrackerFeed(Callback):
         self._thread.warn_of_losses(end.progress)
 
     def finish(self, *, failed: bool, scores: Path | None = None, page: Path | None = None) -> None:
-        """Send the last texts, the scores of evaluation.json and the report, and end.
-
-        It waits a little for that. `failed` is True if the command ended with an error.
-        """
+        """Send the last texts, the scores of evaluation.json and the report; wait a little."""
         self._send_texts()
         found: dict[str, Any] = {}
         with suppress(OSError, msgspec.DecodeError):

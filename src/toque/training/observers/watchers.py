@@ -1,9 +1,7 @@
-"""Watchers of a run that the user names: callbacks of their own, a webhook, trackers.
+"""Watchers of a run: a user's callbacks, a webhook, trackers, and warnings of Toque's own.
 
 A user's class has any of the methods in `METHODS`; each takes one `RunState`. It imports nothing
 from Toque. If it raises, the run continues: a warning names the first error, the rest are counted.
-
-Run warnings: waits for batches, a held-out loss far above that of training, a replaced store.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ METHODS: Final = (
     "on_evaluate_begin",
     "on_evaluate_end",
 )
-ASKS: Final = ("stop", "save", "evaluate")
-"""Words that a method may return, one or a list of them."""
+ASKS: Final = ("stop", "save", "evaluate")  # words that a method may return, one or a list of them
 
 
 @dataclass(frozen=True)
@@ -96,11 +93,7 @@ class RunState:
 
 
 class UserCallback(Callback):
-    """Calls a user's object, passes on its requests, and survives its exceptions.
-
-    The object may have `state_dict` and `load_state_dict`, of JSON. Sentences use `name`, e.g.
-    "mymodule:Class".
-    """
+    """Calls a user's object, called `name`, passes on its requests, and survives its exceptions."""
 
     def __init__(self, watcher: object, *, name: str, warn: Warn) -> None:
         self.watcher, self.name, self.warn = watcher, name, warn
@@ -198,15 +191,13 @@ class UserCallback(Callback):
 class Watchers:
     """The watchers of a run, checked and ready before a model is built."""
 
-    own: Sequence[tuple[str, object]]
-    """Name and object of each of the user's."""
+    own: Sequence[tuple[str, object]]  # name and object of each of the user's
     webhook: str | None
     trackers: Mapping[str, Open]
     run: Path
     values: Callable[[Mapping[str, Any]], dict[str, float]]
     """Numbers of a record of metrics.jsonl by their names in trackers."""
-    opened: list[TrackerFeed] = field(default_factory=list)
-    """The feeds of this command, to be finished when it ends."""
+    opened: list[TrackerFeed] = field(default_factory=list)  # to be finished with the command
 
     @classmethod
     def from_settings(
@@ -219,14 +210,10 @@ class Watchers:
         settings: Mapping[str, Any],
         scores: frozenset[str],
     ) -> Self:
-        """Everything that `observe` asks for, refused now if it cannot be had.
+        """Everything that `observe` asks for; a ConfigError now if it cannot be had.
 
         `own` are objects as observe.callbacks would make them, `foreign` is code of the
         configuration that nobody vouches for, `scores` are names of the domain's scores of texts.
-
-        Raises:
-            ConfigError: a class that cannot be imported or made or has no known method, a variable
-                that is not set, a tracker that is not installed.
         """
         objects = [(path, _made(foreign, path)) for path in observe.callbacks]
         objects += [(type(item).__name__, item) for item in own]
@@ -308,21 +295,15 @@ def _address(webhook: str | None) -> str | None:
     return address
 
 
-GAP: Final = 0.3
-"""Share by which the held-out loss may lie above the training loss."""
+GAP: Final = 0.3  # share by which the held-out loss may lie above the training loss
 
 
 @dataclass(eq=False)
 class DataBound(Callback):
-    """Warns when the loop waits for data longer than `DATA_SHARE` of the time.
-
-    Batches are prefetched by a thread, so a loop waits only if they take longer to make than to
-    train on. It warns once, and again only after things were better for a while.
-    """
+    """Warns when the loop waits for data over `DATA_SHARE` of the time; again after a recovery."""
 
     warn: Warn
-    updates: int = 50
-    """Updates judged together, so that a single cold read of the disk is no verdict."""
+    updates: int = 50  # judged together: one cold read of the disk is no verdict
     _window: StepWindow | None = None
     _warned: bool = False
 
@@ -354,11 +335,10 @@ class DataBound(Callback):
 
 @dataclass(eq=False)
 class Overfitting(Callback):
-    """Warns when held-out loss lies more than `GAP` above the training loss.
+    """Warns when held-out loss lies over `GAP` above the training loss; again after a recovery.
 
-    Training loss is nats per target token over all updates since the last evaluation, with dropout
-    and label smoothing. Both raise it, so they never cause a warning but may hide a small gap. It
-    warns once, and again only after the gap has been smaller.
+    Dropout and label smoothing raise the training loss, the mean over all updates since the last
+    evaluation: they never cause a warning, but may hide a small gap.
     """
 
     warn: Warn
@@ -401,10 +381,7 @@ class Overfitting(Callback):
 
 @dataclass(frozen=True)
 class StoreWatch(Callback):
-    """Looks before every evaluation and save whether the store is the one the run began with.
-
-    A lock keeps `prepare` away where the file system has locks; this holds elsewhere, too.
-    """
+    """Looks before evaluations and saves whether the store was replaced, as where locks fail."""
 
     store: TokenStore
 

@@ -18,13 +18,10 @@ from toque.training.state_values import number_in
 from toque.units import Progress
 from toque.version import __version__
 
-TIMEOUT_SECONDS: Final = 10.0
-"""Longest wait for one message, in the background thread."""
-END_PATIENCE_SECONDS: Final = 3.0
-"""Seconds that a finished run waits for its last message."""
+TIMEOUT_SECONDS: Final = 10.0  # longest wait for one message, in the background thread
+END_PATIENCE_SECONDS: Final = 3.0  # seconds that a finished run waits for its last message
 _DISCORD_HOSTS: Final = ("discord.com", "discordapp.com")
-_DISCORD_LETTERS: Final = 1900
-"""Discord refuses content of more than 2,000 characters."""
+_DISCORD_LETTERS: Final = 1900  # Discord refuses content of more than 2,000 characters
 
 Warn = Callable[[Progress, str], None]
 
