@@ -155,7 +155,6 @@ class Watcher:
         return View(page.parts(), title, sentence)
 
     def _verdict(self, name: str, run: RunRecord) -> Verdict | None:
-        """The newest verdict on a run, asked for now and then."""
         folder, now = run.place.folder, self._clock()
         if folder is None or run.history.step is None:
             return None

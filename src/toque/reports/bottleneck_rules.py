@@ -77,7 +77,6 @@ def _lost(
 
 
 def _waits(facts: Facts) -> Iterator[Finding]:
-    """Waits of the loop, of its threads and of its end."""
     host = facts.host
     several = (number(facts.setting("readers")) or 1) > 1
     yield _lost(
@@ -197,7 +196,6 @@ def _round_up(amount: float) -> float:
 
 
 def _arithmetic(facts: Facts) -> Iterator[Finding]:
-    """Products in float32 where bf16 is fast, and attention over whole rows."""
     fast = mapping(facts.start.get("hardware")).get("fast_bf16") is True
     if fast and facts.start.get("precision") == "float32":
         own, other = (facts.start_number(name) for name in ("peak_flops_per_second", "bf16_peak"))

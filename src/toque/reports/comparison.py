@@ -131,7 +131,6 @@ class Comparison:
     """HTML page with all of it, and curves."""
 
     def __str__(self) -> str:
-        """Tables and the sentence for a terminal."""
         lines: list[str] = []
         for grid in self._grids():
             lines += [grid.title, *aligned(grid), ""] if grid.rows else []

@@ -162,7 +162,6 @@ def _machine_facts(system: SystemRow) -> list[tuple[str, str]]:
 
 
 def _warnings(history: RunHistory, trouble: str) -> list[Sentence]:
-    """Trouble, throttled GPUs and the run's own warnings, the newest first."""
     found = [f"Step {step:,}: {message}" for step, message in history.warnings]
     for gpu in history.system.gpus if history.system else ():
         if gpu.throttled:
@@ -206,7 +205,6 @@ def texts_of(prompt: str, own: Sequence[Mapping[str, Any]]) -> Folded:
 
 
 def _limits(verdict: Verdict | None) -> list[Sentence | Grid]:
-    """The verdict: its sentence, its lever, and the parts of the time."""
     if verdict is None:
         return []
     rows = [(one.name, clock_text(one.seconds), f"{one.share:.1%}") for one in verdict.shares]

@@ -49,7 +49,6 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
 
 
 def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Grid:
-    """One row a task; accuracy and what goes with it where answers are classes."""
     names = ("examples", "loss", "accuracy", "majority", "macro_f1", "ece")
     heads = ("task", "examples", "loss", "accuracy", "most frequent class", "macro-F1", "ECE")
     rows = [

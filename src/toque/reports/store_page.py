@@ -104,7 +104,6 @@ def store_page(folder: Path, report: Report) -> Page:
 
 
 def _warnings(report: Report) -> list[str]:
-    """Warnings to read before training on the store."""
     found = []
     lost = report.cut.get("target_tokens", 0)
     share = lost / (report.target_tokens + lost) if lost else 0.0
@@ -130,7 +129,6 @@ def _warnings(report: Report) -> list[str]:
 
 
 def _sources(report: Report) -> Grid:
-    """Files with their schemas; summed by source and schema where there are many."""
     heads = ("source", "schema", "read", "used by its reader", "share")
     ordered = sorted(report.sources, key=lambda s: (s.source, s.schema))
     if len(ordered) <= MOST_FILES:
@@ -165,7 +163,6 @@ def _folder(files: Sequence[SourceReport]) -> str:
 
 
 def _dropped(report: Report) -> Grid:
-    """Dropped records by reason, the commonest first, with the first places."""
     rows = [
         (
             reason,
@@ -214,7 +211,6 @@ def _values(column: ColumnReport) -> list[tuple[str, int]]:
 
 
 def _shares(column: ColumnReport) -> str:
-    """The names of a column with their shares, in a line."""
     labels, values = _LABELS.get(column.name, ()), _values(column)
     unknown = [item for item in values if item[0] == _UNKNOWN and labels]
     named = [item for item in values if item not in unknown]

@@ -35,7 +35,6 @@ class Verdict:
         return self.facts.shares
 
     def __str__(self) -> str:
-        """One or two lines for people."""
         return self.sentence if not self.found else f"{self.sentence}\n{advice(self.found[0])}"
 
 

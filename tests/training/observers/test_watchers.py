@@ -22,16 +22,6 @@ START = RunStart(Progress(), Duration(6, "steps"))
 END = RunEnd("finished", Progress(step=6, epoch=3.0), 60.0, Best(4, 1.5))
 
 
-@pytest.fixture
-def warnings():
-    return []
-
-
-@pytest.fixture
-def warn(warnings):
-    return lambda at, text: warnings.append((at.step, text))
-
-
 class Notes:
     def __init__(self):
         self.seen = []

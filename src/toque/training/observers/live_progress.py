@@ -245,7 +245,6 @@ class Summary(Callback):
         )
 
     def _signs(self, lr: float) -> str:
-        """Signs of convergence in the loss, the gradients, the learning rate and the uploads."""
         loss = float(self._nats) / max(1, self._window.n_targets)
         norm = float(self._norms) / self._window.n_steps
         before, self._loss_before = self._loss_before, loss

@@ -180,9 +180,7 @@ class Profiler(Callback):
         self._warned = True
         self.warn(
             at,
-            f"observe.profile needs {cycle * plan.repeat:,} updates (wait {plan.wait}, warmup "
-            f"{plan.warmup}, active {plan.active}, repeated {plan.repeat} times) and this session "
-            f"has {updates:,}: {updates // cycle} of {plan.repeat} traces are whole. Take smaller "
-            "numbers, e.g. observe.profile={wait: 1, warmup: 1, active: 2, repeat: 1}; training is "
-            "not touched by it",
+            f"observe.profile needs {cycle * plan.repeat:,} updates, and this session has "
+            f"{updates:,}: {updates // cycle} of {plan.repeat} traces are whole. Take smaller "
+            "numbers, e.g. observe.profile={wait: 1, warmup: 1, active: 2, repeat: 1}",
         )
