@@ -79,13 +79,8 @@ def advice(finding: Finding) -> str:
     """The lever of a finding as a line, with what it is expected to give."""
     if finding.lever is None:
         return "There is no lever for it here."
-    given = " ".join(
-        f'{name}="{value}"' if " " in value else f"{name}={value}"
-        for name, value in [
-            *finding.environment.items(),
-            *(setting.split("=", 1) for setting in finding.settings),
-        ]
-    )
+    pairs = [*finding.environment.items(), *(s.split("=", 1) for s in finding.settings)]
+    given = " ".join(f'{n}="{value}"' if " " in value else f"{n}={value}" for n, value in pairs)
     if finding.gain is None:
         gain = "what it gives only trying tells"
     elif finding.gain < 0.005:
