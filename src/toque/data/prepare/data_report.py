@@ -172,7 +172,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     read: int
     kept: int
     dropped: dict[str, int]
-    lines: dict[str, list[str]]
+    lines: dict[str, list[str]]  # where the first dropped records stand
     notes: dict[str, int]
     examples: int
     train: int
@@ -181,8 +181,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     target_tokens: int
     prompt_lengths: Lengths
     target_lengths: Lengths
-    cut: dict[str, int]
-    unknown: dict[str, int]
+    cut: dict[str, int]  # sides cut to their limit, and the tokens lost
+    unknown: dict[str, int]  # unknown tokens beside all tokens of each side
     lost_characters: dict[str, int]
     leaked_bodies: int
     leaked_titles: int

@@ -44,13 +44,13 @@ class PrepareSettings:
     max_prompt_tokens: int | None = USUAL_PROMPT  # None: chosen from the data (`source_sample`)
     max_target_tokens: int | None = USUAL_TARGET
     room: int | None = None  # tokens of both sides, for limits to choose; recorded if any is
-    on_overlong: OnOverlong = "auto"
+    on_overlong: OnOverlong = "auto"  # truncates pairs and splits documents
     validation_fraction: float = 0.1
     max_examples: int | None = None
     min_quality: float = 0.0
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
-    max_bad_share: float = DEFAULT_BAD_SHARE
+    max_bad_share: float = DEFAULT_BAD_SHARE  # of records a reader refuses; above is an error
     max_files: tuple[int | None, ...] = ()  # files read of each source; recorded if one is limited
 
     @property
