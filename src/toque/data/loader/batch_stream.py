@@ -316,8 +316,8 @@ class DeviceFeed:
 class Prefetch:
     """Updates ahead of the loop, from `cursor` on, which `feed` copies to a GPU as they are made.
 
-    `depth` batches may wait, and one more for each further reader; with 0 each is made when it is
-    asked for. Use as a context manager: leaving it ends the threads.
+    `depth` batches may wait, and one more for each further reader; 0 makes each when it is asked
+    for. Leaving the context ends the threads.
     """
 
     def __init__(

@@ -161,10 +161,7 @@ def unused_in_words(sources: Sequence[SourceReport]) -> list[str]:
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The data report. `read == kept + sum(dropped)`, in records.
-
-    Of equal stores made from the same paths, only `seconds` differs.
-    """
+    """The data report, by which equal stores differ in seconds; `read == kept + sum(dropped)`."""
 
     tokenizer: str
     sources: list[SourceReport]

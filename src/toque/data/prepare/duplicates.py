@@ -184,10 +184,7 @@ def _minima(words: U64, lengths: NDArray[np.int64]) -> Signatures:
 
 
 def find_clusters(found: Signatures) -> tuple[NDArray[np.int64], int]:
-    """[records] the first of each one's cluster, joined by similar pairs; and how many unchecked.
-
-    Unchecked are records of crowded buckets, compared with `ROUNDS` others only.
-    """
+    """[records] the first of each one's cluster; and records compared with `ROUNDS` others only."""
     first = np.arange(len(found), dtype=np.int64)
     unchecked = 0
     for band in range(BANDS):

@@ -97,10 +97,7 @@ class Codec:
             return self._encode_plainly([text])[0]
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """The ids of many texts, each normalised: the same as one by one, many times faster.
-
-        A sample is compared with the tokenizer's own ids; one difference sends all the long way.
-        """
+        """Ids of many normalised texts, fast; one difference in a sample sends all the long way."""
         with tokenizer_faults(self.name):
             words = self._words
             if words is None:

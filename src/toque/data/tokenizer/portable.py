@@ -46,10 +46,7 @@ Instructions:
 
 
 def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[str, str] | None:
-    """Texts of `tokenizer.json` and `tokenizer_config.json` for plain transformers, by name.
-
-    None for a tokenizer whose ids cannot be had this way.
-    """
+    """Texts of plain transformers' two files, by name; None for ids that cannot be had this way."""
     state = json.loads(codec.tokenizer_json)
     # Special tokens that texts are not written with are there for conversations.
     usual = {*codec.silent, codec.unk_id, codec.newline_id, *codec.sentinels()}
@@ -91,10 +88,7 @@ def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[
 def files_of_model(
     codec: Codec, record: Provenance, *, begin: int | None, end: int | None
 ) -> tuple[dict[str, str], bool]:
-    """A model's tokenizer files by place; and True if plain transformers reads them as Toque does.
-
-    The portable form, Toque's own and the record of training; of the first none where it is False.
-    """
+    """A model's tokenizer files by place; and True if a form that transformers reads is there."""
     portable, files = portable_files(codec, begin=begin, end=end), codec.files()
     if portable is None:
         config = json.loads(files["tokenizer_config.json"])
