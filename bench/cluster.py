@@ -10,7 +10,6 @@ all-reduce; Rajbhandari et al. 2020, ZeRO, section 7, for sharded weights):
     ddp     one all-reduce of the gradients, while backward runs
     fsdp    of every layer two all-gathers of the weights (forward, backward), one of embeddings and
             head; a reduce-scatter of the gradients; all while other layers compute
-    hsdp    the same inside a machine, then an all-reduce of each GPU's eighth between machines
 
 Seconds are the slower of the two kinds of links, and a latency for each hop of a ring.
 """
@@ -20,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Strategy = Literal["ddp", "fsdp", "hsdp"]
-STRATEGIES: Final[tuple[Strategy, ...]] = ("ddp", "fsdp", "hsdp")
+Strategy = Literal["ddp", "fsdp"]
+STRATEGIES: Final[tuple[Strategy, ...]] = ("ddp", "fsdp")
 GPUS: Final = (8, 64, 512, 4096)
 GRADIENT_BYTES, WEIGHT_BYTES, STATE_BYTES, SAVED_BYTES = 4, 2, 16, 12
 """Of a weight: its gradient as it is summed, its copy that is gathered (bf16), what training keeps
@@ -124,22 +123,14 @@ def update(model: Model, strategy: Strategy, gpus: int, machine: Machine | None 
         shards, hidden_in = 1, 2 / 3
         gather, reduce = nothing, _gathered(gradients, gpus, machine)
         reduce = reduce + reduce
-    elif strategy == "fsdp":
+    else:
         gather = _gathered(gathered, gpus, machine, 2 * model.layers)
         reduce = _gathered(gradients, gpus, machine, model.layers)
-    else:
-        shards = min(gpus, machine.gpus)
-        gather = _gathered(gathered, shards, machine)
-        own = 2 * ring_bytes(gradients / shards, machines)
-        across = _Traffic(0.0, own, 2 * (machines - 1))
-        reduce = _gathered(gradients, shards, machine) + across
     rate = machine.flops_per_second * machine.utilisation
     compute = model.flops_per_token * model.tokens / rate
     gather_seconds, reduce_seconds = gather.seconds(machine), reduce.seconds(machine)
     shown = max(0.0, gather_seconds + reduce_seconds - hidden_in * compute)
     writers = machines if shards > 1 else 1
-    # Copies of a shard are saved once: hsdp's by one machine.
-    writers = 1 if strategy == "hsdp" else writers
     return Update(
         gpus=gpus,
         strategy=strategy,

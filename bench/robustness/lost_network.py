@@ -1,7 +1,7 @@
 """Four simulated machines share a run, one loses its network, and the same command continues.
 
     python bench/robustness/lost_network.py [--machines 4] [--lost 3] [--seconds 60] [--steps 24]
-                                            [--answer 20] [--strategy ddp|fsdp|hsdp]
+                                            [--answer 20] [--strategy ddp|fsdp]
 
 Every machine is a network namespace with a host name of its own, joined by a bridge in one more
 namespace (root, iproute2 and util-linux; nothing outside of them is touched). On each torchrun is
@@ -9,9 +9,8 @@ typed, `--nnodes 4 --nproc-per-node 1 ... -m toque train CONFIG`; the run folder
 cluster. Once the run has saved, the lost machine's cable is pulled (`ip link set ... down` on the
 bridge's side) and put back after --seconds. The others name it once a collective has waited
 --answer seconds (TOQUE_RANK_TIMEOUT), and end; the same command on every machine continues from the
-newest checkpoint. With hsdp every machine holds all weights, and gradients are summed between the
-machines alone. Compared with an undisturbed run's, bit for bit: weights, optimizer, finished model,
-every loss.
+newest checkpoint. Compared with an undisturbed run's, bit for bit: weights, optimizer, finished
+model, every loss.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--lost", type=int, default=3, help="which machine; 1 holds the store")
     p.add_argument("--seconds", type=float, default=60.0, help="without the network")
     p.add_argument("--steps", type=int, default=24, help="of the run")
-    p.add_argument("--strategy", choices=("ddp", "fsdp", "hsdp"), default="ddp")
+    p.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp")
     p.add_argument("--answer", type=int, default=20, help="seconds that a collective waits")
 
 

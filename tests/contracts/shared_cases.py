@@ -67,16 +67,7 @@ def shared(model: nn.Module, strategy: str, ranks: Ranks) -> Sharing:
         return Sharing(model)
     if strategy == "ddp":
         return Replicated(model)
-    # Two ranks of a machine each, as two machines of one rank: copies are summed then.
-    here = 1 if strategy == "copies" else ranks.world_size
-    return Sharded(
-        model,
-        "fsdp" if strategy == "fsdp" else "hsdp",
-        ranks,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        on_this_machine=here,
-    )
+    return Sharded(model, ranks, device=torch.device("cpu"), dtype=torch.float32)
 
 
 def run_of(

@@ -51,11 +51,14 @@ def test_scripts_are_bash(script: Path) -> None:
     subprocess.run([bash, "-n", str(script)], check=True)
 
 
-def test_slurm_starts_one_task_a_gpu() -> None:
+def test_slurm_starts_torchrun_once_on_each_machine() -> None:
     script = CLUSTER / "slurm.sh"
-    assert "gpus" not in parsed(command_of(script))
-    assert option(script, "ntasks-per-node") == 8
-    assert option(script, "gpus-per-task") == 1
+    given = get_args_parser().parse_args(command_of(script)[1:])
+    assert given.module
+    parsed([given.training_script, *given.training_script_args])
+    assert option(script, "ntasks-per-node") == 1
+    assert int(given.nproc_per_node) == option(script, "gpus-per-node")
+    assert int(given.nnodes) == option(script, "nodes")
 
 
 def test_kubernetes_starts_torchrun_in_each_pod_and_they_find_each_other() -> None:

@@ -1,4 +1,4 @@
-"""Ranks of real runs on the CPU, started by `--gpus`, torchrun and srun, killed and stopped."""
+"""Ranks of real runs on the CPU, started by `--gpus` and torchrun, killed and stopped."""
 
 from __future__ import annotations
 
@@ -126,24 +126,6 @@ def test_a_signal_saves_and_the_same_command_continues(
     said = said_by(again)
     assert again.returncode == 0, said[-3000:]
     assert differing(facts_of(whole), facts_of(kitchen / name)) == []
-
-
-@pytest.mark.slow
-def test_srun_names_the_ranks(kitchen: Path, whole: Path) -> None:
-    """Two tasks as Slurm would start them."""
-    step = {
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_STEP_ID": "0",
-    }
-    tasks = [
-        train(kitchen, "srun", environ=step | {"SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)})
-        for n in (0, 1)
-    ]
-    said = [said_by(task) for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], said
-    assert differing(facts_of(whole), facts_of(kitchen / "srun")) == []
 
 
 def two_machines(kitchen: Path, run: str, *last_words: str) -> tuple[list[int], list[str]]:

@@ -70,7 +70,7 @@ def test_one_four_and_two_ranks_go_on_from_each_others(kitchen, whole, tmp_path)
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     wanted = losses(whole)
-    for ranks, strategy in ((1, "auto"), (4, "hsdp"), (2, "fsdp"), (2, "ddp")):
+    for ranks, strategy in ((1, "auto"), (4, "fsdp"), (2, "fsdp"), (2, "ddp")):
         train(kitchen, run, ranks, f"train.strategy={strategy}", "--resume", "8")
         assert losses(run) == pytest.approx(wanted, rel=1e-5)
         layout = verify_checkpoint(run / "checkpoints" / "step-00000010").layout()

@@ -66,7 +66,7 @@ def train(
         trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
         hardware: a card such as rtx-4090; what CONFIG says of it comes on top.
         gpus: share every update among this many processes of this machine, one a GPU; on a machine
-            without GPUs they share its cores. torchrun and srun start ranks on several machines.
+            without GPUs they share its cores. torchrun starts ranks on several machines.
         restarts: how often all processes start again from the newest checkpoint when one was
             lost; 3 when left out.
     """

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Final, NoReturn
 
 from toque.errors import ConfigError, Interrupted, ToqueError
-from toque.training.distributed.launcher import follow_launcher, is_launched, ranks_of_srun
+from toque.training.distributed.launcher import follow_launcher, is_launched
 
 COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar("words of the command that runs")
 """Every rank that the launcher starts is given the same ones."""
@@ -29,8 +29,6 @@ def look_around(words: Sequence[str]) -> None:
     """Find out which of several processes this is, before anything asks."""
     COMMAND.set(words)
     follow_launcher()
-    if not any(word.partition("=")[0] == "--gpus" for word in words):  # a launcher has no rank
-        os.environ.update(ranks_of_srun(os.environ))
 
 
 def starts_ranks(gpus: int | None, restarts: int | None) -> bool:
@@ -90,6 +88,13 @@ def refuse_repeating(words: Sequence[str]) -> None:
             "a run over several machines. Type on each of them, for two of eight GPUs: "
             "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "
             "FIRST-MACHINE:29400 -m toque train CONFIG"
+        )
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if verb == "train" and "SLURM_PROCID" in os.environ and tasks != "1" and not one_of_several():
+        raise ConfigError(
+            f"srun started {tasks} of `toque train`, and each would train alone: Slurm's variables "
+            "are not read. Start one torchrun on every machine: srun --ntasks-per-node=1 torchrun "
+            "... -m toque train CONFIG, as examples/cluster/slurm.sh does."
         )
     if one_of_several() and verb and verb not in SHARED_VERBS:
         raise ConfigError(

@@ -71,7 +71,7 @@ def _of_weights(config: RunConfig) -> Iterator[str]:
             "adapter.quantize_base, adapter.kind: dora computes with the lengths of the base's "
             "own rows. Take lora or rslora, or set `adapter.quantize_base` to null."
         )
-    if held and train.strategy in ("fsdp", "hsdp"):
+    if held and train.strategy == "fsdp":
         yield (
             "adapter.quantize_base, train.strategy: sharding takes matrices of 16 or 32 bits. Take "
             "ddp, where each GPU holds the small base whole, or set `adapter.quantize_base` to "

@@ -259,11 +259,10 @@ class TrainConfig(Config):
     """End the run when the held-out loss, or another metric, stops improving; null: never."""
     deterministic: bool = True
     """The same bits in every run on the same machine; costs a little speed on some GPUs."""
-    strategy: Literal["auto", "single", "ddp", "fsdp", "hsdp"] = "auto"
+    strategy: Literal["auto", "single", "ddp", "fsdp"] = "auto"
     """Division of the model among processes (docs/guides/several-gpus.md). single: refuse to be one
     of several. ddp: all of it in each. fsdp: a part of every weight, gradient and optimizer state
-    in each. hsdp: parts within a machine, copies between machines. auto: single alone, else ddp
-    where it fits into memory, else fsdp."""
+    in each. auto: single alone, else ddp where it fits into memory, else fsdp."""
     optimisations: OptimisationsConfig = Field(default_factory=OptimisationsConfig)
     """Switches of what makes a run faster; everything is on."""
 

@@ -77,13 +77,13 @@ def place_model(
             "that it would be moved to. Set it to false."
         )
     # What may be divided among devices is whole in the machine's memory first.
-    may_divide = runtime.ranks.is_distributed and train.strategy in ("auto", "fsdp", "hsdp")
+    may_divide = runtime.ranks.is_distributed and train.strategy in ("auto", "fsdp")
     whole_at = torch.device("cpu") if may_divide else runtime.device
     model, base_sha256 = placed_model(
         section, adapter, tokens, seed=seed, dtype=runtime.dtype, device=whole_at
     )
     strategy, note = strategy_of(train, adapter, optimizer, model, runtime)
-    is_sharded = strategy in ("fsdp", "hsdp")
+    is_sharded = strategy == "fsdp"
     if not is_sharded:
         model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
     optimise(model, train.optimisations, runtime, sharded=is_sharded)
@@ -93,17 +93,10 @@ def place_model(
     if adapter is not None and adapter.quantize_base == "nf4":
         numerics["bitsandbytes"] = version("bitsandbytes")
     sharing: Sharing
-    if strategy == "fsdp" or strategy == "hsdp":  # noqa: PLR1714 - mypy narrows by these
+    if is_sharded:
         from toque.training.distributed.sharding import Sharded  # loading it takes a while
 
-        sharing = Sharded(
-            model,
-            strategy,
-            runtime.ranks,
-            device=runtime.device,
-            dtype=runtime.dtype,
-            on_this_machine=_on_this_machine(runtime.ranks.world_size),
-        )
+        sharing = Sharded(model, runtime.ranks, device=runtime.device, dtype=runtime.dtype)
     else:
         sharing = Replicated(model) if strategy == "ddp" else Sharing(model)
     return PlacedModel(model, sharing, base_sha256, numerics, (note,) if note else ())
@@ -115,7 +108,7 @@ def strategy_of(
     optimizer: str,
     model: PreTrainedModel,
     runtime: Runtime,
-) -> tuple[Literal["single", "ddp", "fsdp", "hsdp"], str]:
+) -> tuple[Literal["single", "ddp", "fsdp"], str]:
     """The strategy that train.strategy asks for, and why auto chose it: ddp where that fits.
 
     The model is whole, before it is moved to the device; the ranks agree.
@@ -134,9 +127,9 @@ def strategy_of(
         obstacle = "a quantised base is held whole: set adapter.quantize_base=null"
     elif runtime.scaler is not None:
         obstacle = "precision fp16 needs one loss scale for all parts: set train.precision=bf16"
-    if asked in ("fsdp", "hsdp") and obstacle is not None:
+    if asked == "fsdp" and obstacle is not None:
         raise ConfigError(
-            f"train.strategy is {asked}, which gives each rank a part of every tensor, and "
+            f"train.strategy is fsdp, which gives each rank a part of every tensor, and "
             f"{obstacle}. Or set train.strategy=ddp, which holds all of them on every rank."
         )
     if asked != "auto":
@@ -146,7 +139,7 @@ def strategy_of(
     on_cpu = runtime.device.type == "cpu"
     needed = 0 if on_cpu else sum(p.nbytes for p in model.parameters())
     needed += sum(held_bytes(model, name=optimizer).values())
-    sharers = _on_this_machine(ranks.world_size) if on_cpu else 1
+    sharers = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size)) if on_cpu else 1
     free = int(HEADROOM * free_bytes(runtime.device) / sharers)
     words = (
         f"weights, gradients and optimizer state take {in_words(needed)} a rank, of "
@@ -158,11 +151,6 @@ def strategy_of(
         why = f"{words}, but fsdp would need other settings: {obstacle}"
         return "ddp", f"train.strategy auto is ddp: {why}"
     return "fsdp", f"train.strategy auto is fsdp: {words} on the rank with least"
-
-
-def _on_this_machine(world_size: int) -> int:
-    """Number of ranks on this machine, as launchers say."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
 
 
 def optimise(

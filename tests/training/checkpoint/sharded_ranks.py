@@ -119,7 +119,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def saved_and_continued(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Saved after two updates; loaded again, further updates are the same."""
     seen: dict[str, Any] = {}
-    for name, mesh in {"fsdp": (2,), "hsdp": (2, 1), "replicas": None}.items():
+    for name, mesh in {"fsdp": (2,), "replicas": None}.items():
         parts, other = Parts(1, mesh), Parts(2, mesh)
         parts.update(0, 2)
         saves, told = saves_in(folder / name, ranks)

@@ -16,12 +16,7 @@ import torch
 
 from toque.errors import ConfigError, RankLost
 from toque.hardware.processor import usable_cores
-from toque.training.distributed.launcher import (
-    environment_of,
-    launch,
-    ranks_of_srun,
-    refuse_impossible,
-)
+from toque.training.distributed.launcher import environment_of, launch, refuse_impossible
 
 RANK = """
 import os, signal, sys, time
@@ -146,36 +141,6 @@ def test_cores_are_divided_unless_the_user_has(monkeypatch):
     assert environment_of(2 * cores)["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert environment_of(1)["OMP_NUM_THREADS"] == "7"
-
-
-SRUN = {
-    "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77",
-    "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
-}  # fmt: skip
-
-
-def test_srun_names_the_ranks():
-    assert ranks_of_srun(SRUN | {"SLURM_GPUS_PER_TASK": "1"})["LOCAL_RANK"] == "0"  # its GPU alone
-    found = ranks_of_srun(SRUN)
-    port = found.pop("MASTER_PORT")
-    assert found == {
-        "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
-        "MASTER_ADDR": "gpu07",
-    }  # fmt: skip
-    for nodes, first in (("gpu[07-09,12],fat1", "gpu07"), ("a,b", "a")):
-        assert ranks_of_srun(SRUN | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
-    uneven = ranks_of_srun(SRUN | {"SLURM_STEP_TASKS_PER_NODE": "5,3"})
-    assert "LOCAL_WORLD_SIZE" not in uneven
-    assert ranks_of_srun(SRUN | {"SLURM_PROCID": "6"})["MASTER_PORT"] == port
-    assert ranks_of_srun(SRUN | {"SLURM_STEP_ID": "3"})["MASTER_PORT"] != port
-    assert ranks_of_srun(SRUN | {"MASTER_ADDR": "x"}).get("MASTER_ADDR") is None
-
-
-def test_elsewhere_srun_names_nobody():
-    torchrun_within_srun = SRUN | {"WORLD_SIZE": "4"}
-    batch_script = {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}
-    for environ in (SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, torchrun_within_srun, batch_script, {}):
-        assert ranks_of_srun(environ) == {}
 
 
 def test_ranks_end_with_their_launcher(tmp_path: Path):

@@ -1,9 +1,8 @@
 """Tensors in safetensors files, whole or in shards: writing, and reading what a rank holds.
 
-FSDP holds a parameter as a DTensor: cut along one dimension over the ranks of a mesh, and under
-HSDP copied along another. `shards.json` says which file holds which slice (torch's distributed
-checkpoints say it in a pickle, which can run code while it loads); the manifest holds its SHA-256
-beside those of the shards. Only the bytes that a rank needs are read.
+FSDP holds a parameter as a DTensor, cut along one dimension over the ranks. `shards.json` says
+which file holds which slice (torch's distributed checkpoints say it in a pickle, which can run code
+while it loads); the manifest holds its SHA-256 beside those of the shards.
 """
 
 from __future__ import annotations
@@ -155,23 +154,13 @@ class TensorPart:
     @classmethod
     def of(cls, tensor: DTensor) -> TensorPart:
         """This rank's part of a DTensor."""
-        where = tensor.device_mesh.get_coordinate()
-        assert where is not None, "every rank is in the mesh"
-        held, cut = cls.whole(tuple(tensor.shape)), False
-        copy, copies = 0, 1
-        sizes = tensor.device_mesh.shape
-        for placement, index, size in zip(tensor.placements, where, sizes, strict=True):
-            if placement.is_replicate():
-                copy, copies = copy * size + index, copies * size
-                continue
-            # Alone `Shard` itself; what FSDP makes of a tensor that was cut before is another.
-            assert type(placement).__name__ == "Shard", "cut along one dimension of the tensor"
-            assert not cut, "over one of the mesh"
-            cut, dim = True, cast("Shard", placement).dim % tensor.ndim
-            length = tensor.shape[dim]
-            most = -(-length // size)  # as torch.chunk, by which DTensor cuts
-            held = cls(dim, min(length, most * index), min(length, most * (index + 1)))
-        return cls(held.dim, held.start, held.stop, copy, copies)
+        (placement,) = tensor.placements
+        # Alone `Shard` itself; what FSDP makes of a tensor that was cut before is another.
+        assert type(placement).__name__ == "Shard", "cut along one dimension of the tensor"
+        dim, index = cast("Shard", placement).dim % tensor.ndim, tensor.device_mesh.get_local_rank()
+        length = tensor.shape[dim]
+        most = -(-length // tensor.device_mesh.size())  # as torch.chunk, by which DTensor cuts
+        return cls(dim, min(length, most * index), min(length, most * (index + 1)))
 
     def region(self, shape: tuple[int, ...]) -> Region:
         """The part as a region of a tensor of `shape`."""

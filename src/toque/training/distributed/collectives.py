@@ -42,7 +42,6 @@ _OF_COLLECTIVES: Final = ("gloo", "nccl", "connection", "process group", "pair c
 The last is gloo's, of a sum that waits beside the one that ran out of time: it names no backend,
 and which of the two ends the backward pass is a race.
 """
-_SUM: Final = "the sum of the weights"
 _ANSWER_SECONDS: Final = 3.0
 """Time for the others to say that they wait, too."""
 _FAREWELL_SECONDS: Final = 60.0
@@ -225,24 +224,23 @@ class Ranks:
     ) -> None:
         """Make sure that all ranks are at the same place with the same weights, or CheckpointError.
 
-        Trainable weights of ranks that hold the same part are compared by their sum.
+        Trainable weights that every rank holds whole are compared by their sum.
         """
         if not self.is_distributed:
             return
-        facts = {
+        facts: dict[str, Any] = {
             "the step": progress.step,
             "the place in the data": str(cursor),
-            _SUM: weights_sum(sharing.model),
         }
-        held = self.all_gather((sharing.part, facts))
-        first = {of: rank for rank, (of, _) in reversed(list(enumerate(held)))}
-        wrong = []
-        for rank, (of, own) in enumerate(held):
-            for name, here in own.items():
-                like = first[of] if name == _SUM else 0
-                there = held[like][1][name]
-                if here != there:
-                    wrong.append(f"{name} is {there} on rank {like} and {here} on rank {rank}")
+        if not sharing.is_sharded:
+            facts["the sum of the weights"] = weights_sum(sharing.model)
+        first, *others = self.all_gather(facts)
+        wrong = [
+            f"{name} is {first[name]} on rank 0 and {here} on rank {rank}"
+            for rank, own in enumerate(others, start=1)
+            for name, here in own.items()
+            if here != first[name]
+        ]
         if wrong:
             raise CheckpointError(
                 f"The ranks do not agree {when}: {'; '.join(wrong)}. Nothing was saved of it and "

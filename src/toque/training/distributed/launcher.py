@@ -1,10 +1,9 @@
 """Launcher: which rank this process is, and a supervisor of the ranks that one machine starts.
 
 Every rank is the same command, told which one it is by the variables of `torchrun`, which starts
-ranks over several machines; srun says the same in variables of its own. Torch's launcher is not
-used on one machine: it ends every rank as soon as one has left, and so cuts off a rank that still
-saves or says why, starts again after errors that would only repeat, and ends with 1 whatever the
-ranks' exit codes were. Torch is loaded only where ranks are started.
+ranks over several machines. It is not used on one: it ends every rank as soon as one has left, and
+so cuts off a rank that still saves or says why, starts again after errors that would only repeat,
+and ends with 1 whatever the ranks' exit codes were. Torch is loaded only where ranks are started.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import contextlib
 import ctypes
 import math
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -39,13 +37,6 @@ _END_SECONDS: Final = 30
 _LOOK_SECONDS: Final = 0.1
 _PARENT_DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG of linux/prctl.h."""
-_FIRST_PORT: Final = 15_000
-_PORTS: Final = 15_000
-"""Ports that ranks under srun may meet at: below those that Linux gives to outgoing connections."""
-
-_TASKS_EACH: Final = re.compile(r"(\d{1,9}+)(?:\(x\d{1,9}+\))?\Z")
-_FIRST_HOST: Final = re.compile(r"(?:\[[^]\[]*+\]|[^,\[])*+")
-_HOST_NUMBERS: Final = re.compile(r"\[(\w{1,32}+)[^]\[]*+\]")
 
 
 def launch(command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[str], None]) -> int:
@@ -210,33 +201,3 @@ def follow_launcher() -> None:
     """Ask Linux for SIGTERM when the launcher is gone: no rank trains on unseen."""
     if os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid()) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-
-
-def ranks_of_srun(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torch wants, for a process that srun started as one of several.
-
-    Empty where something else has named the ranks already, and outside of srun: a batch script
-    has the variables of its job, but is no step of it.
-
-    >>> ranks_of_srun({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1",
-    ...                "SLURM_STEP_NODELIST": "r[1-2]n[3,5]", "SLURM_JOB_ID": "5"})["MASTER_ADDR"]
-    'r1n3'
-    """
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if tasks == "1" or "SLURM_PROCID" not in environ or "WORLD_SIZE" in environ:
-        return {}
-    job, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
-    host = _FIRST_HOST.match(environ.get("SLURM_STEP_NODELIST", "localhost"))
-    assert host is not None, "it matches any text"
-    found = {
-        "WORLD_SIZE": tasks,
-        "RANK": environ["SLURM_PROCID"],
-        # A task that sees its own GPU alone has it under the number 0.
-        "LOCAL_RANK": "0" if "SLURM_GPUS_PER_TASK" in environ else environ["SLURM_LOCALID"],
-        "MASTER_ADDR": _HOST_NUMBERS.sub(r"\1", host[0]),
-        "MASTER_PORT": str(_FIRST_PORT + (31 * int(job) + int(step)) % _PORTS),
-    }
-    each = _TASKS_EACH.match(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    if each is not None:  # as many on every machine
-        found["LOCAL_WORLD_SIZE"] = each[1]
-    return {name: value for name, value in found.items() if name not in environ}

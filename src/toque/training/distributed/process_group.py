@@ -27,7 +27,7 @@ from toque.errors import ConfigError, RankLost, argument
 from toque.training.distributed.collectives import RankFailures, Ranks
 from toque.version import __version__
 
-Strategy = Literal["auto", "single", "ddp", "fsdp", "hsdp"]
+Strategy = Literal["auto", "single", "ddp", "fsdp"]
 _STARTING: Final = f"toque train CONFIG {argument('gpus=2')}"
 BEAT = 10.0
 """Seconds between two signs of life of rank 0 while it works alone."""
@@ -46,7 +46,7 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
     """Be one of the ranks while inside; leaving without an error waits for the others.
 
     The strategy auto takes the processes there are; single wants one; ddp wants to have been
-    started as one of several, and fsdp and hsdp to be one of several.
+    started as one of several, and fsdp to be one of several.
     """
     world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
     if strategy == "single" and world_size > 1:
@@ -54,7 +54,7 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
             f"train.strategy is single, and this is one of {world_size} processes (WORLD_SIZE). "
             "Start `toque train` without torchrun, or set train.strategy=auto."
         )
-    sharded = strategy in ("fsdp", "hsdp") and world_size == 1  # nothing to divide among
+    sharded = strategy == "fsdp" and world_size == 1  # nothing to divide among
     if sharded or (strategy == "ddp" and "WORLD_SIZE" not in os.environ):
         found = os.environ.get("WORLD_SIZE", "not set")
         raise ConfigError(

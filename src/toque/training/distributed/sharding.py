@@ -2,29 +2,24 @@
 
 Weights, gradients and optimizer state are divided among the ranks. A block's weights are gathered
 for its forward and again for its backward, and dropped after each; its gradients are summed and
-divided again as soon as they are there, after every micro-batch. HSDP divides within a machine and
-replicates between machines, whose links are slower.
+divided again as soon as they are there, after every micro-batch.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Literal, cast, final
+from typing import cast, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from toque.batch import Batch
-from toque.errors import ConfigError
 from toque.models.forward.blocks import blocks
 from toque.models.glibc_malloc import return_freed_memory
 from toque.training.distributed.collectives import Ranks
@@ -33,53 +28,25 @@ from toque.training.distributed.sharing import Entered, LossFn, Sharing, whole
 _BIAS = "relative_attention_bias"
 
 
-def mesh_shape(strategy: str, ranks: int, on_this_machine: int) -> tuple[int, int]:
-    """(copies of the weights, parts of each), whose product is the number of ranks.
-
-    One machine stands for several, of two ranks each, so that hsdp can be tried there.
-
-    >>> mesh_shape("fsdp", 16, 8), mesh_shape("hsdp", 16, 8), mesh_shape("hsdp", 4, 4)
-    ((1, 16), (2, 8), (2, 2))
-    """
-    if strategy == "fsdp":
-        return 1, ranks
-    parts = on_this_machine if on_this_machine < ranks else 2
-    if ranks % parts:
-        raise ConfigError(
-            f"train.strategy is hsdp with {ranks} processes, {on_this_machine} of them on this "
-            f"machine: copies of {parts} parts each do not come out even. Start as many on every "
-            "machine, on a single one an even number, or set train.strategy=fsdp."
-        )
-    return ranks // parts, parts
-
-
 @final
 class Sharded(Sharing):
     """A model whose weights are divided among the ranks.
 
     The whole `model`, on the CPU or on `device`, is divided in place, onto `device`. On CUDA the
     weights of blocks are gathered in `dtype`, that of matrix products; elsewhere in their own, and
-    autocast rounds them. `on_this_machine` counts ranks.
+    autocast rounds them.
     """
 
+    strategy = "fsdp"
     is_sharded = True
 
     def __init__(
-        self,
-        model: nn.Module,
-        strategy: Literal["fsdp", "hsdp"],
-        ranks: Ranks,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        on_this_machine: int,
+        self, model: nn.Module, ranks: Ranks, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(model)
-        self.strategy, self._ranks, self._device = strategy, ranks, device
+        self._ranks = ranks
         self._outline = _outline(model, device)
-        shape = mesh_shape(strategy, ranks.world_size, on_this_machine)
-        mesh = _mesh(device, shape, strategy, ranks)
-        self._copies, self.part = shape[0], ranks.rank % shape[1]
+        mesh = init_device_mesh(device.type, (ranks.world_size,), mesh_dim_names=("shard",))
         self._root = _divided(model, mesh, device, dtype)
         if device.type == "cpu":
             return_freed_memory()  # of the whole weights now, and of gathered ones later
@@ -96,11 +63,8 @@ class Sharded(Sharing):
         return own + [batch.unlabelled()] * (most - len(own))
 
     def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
-        """[] `loss_fn(model, batch)`."""
-        # Every backward sums the gradients of the parts, so that no rank holds a whole gradient,
-        # and the last one those of the copies.
-        if self.strategy == "hsdp":
-            self._root.set_requires_all_reduce(last)
+        """[] `loss_fn(model, batch)`; every backward sums: no rank holds a whole gradient."""
+        del last
         return cast("Tensor", cast("nn.Module", self._root)(loss_fn, batch))
 
     def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
@@ -111,8 +75,8 @@ class Sharded(Sharing):
         return found
 
     def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
-        """Sums over the ranks, in which a part counts once."""
-        return [value / self._copies for value in self._ranks.all_reduce_sum(values)]
+        """Sums over the ranks."""
+        return self._ranks.all_reduce_sum(values)
 
     @contextmanager
     def whole(self) -> Iterator[nn.Module]:
@@ -138,22 +102,6 @@ class _Rooted(Entered):
         gathered = [p for p in self.model.parameters() if not isinstance(p, DTensor)]
         torch.autograd.graph.increment_version(gathered)
         return super().forward(loss_fn, batch)
-
-
-def _mesh(device: torch.device, shape: tuple[int, int], strategy: str, ranks: Ranks) -> DeviceMesh:
-    if strategy == "fsdp":
-        return init_device_mesh(device.type, (math.prod(shape),), mesh_dim_names=("shard",))
-    placed = torch.arange(math.prod(shape)).view(shape)
-    # A mesh makes groups that wait torch's half an hour, whatever the ranks agreed on.
-    seconds = ranks.failures.timeout_seconds if ranks.failures is not None else None
-    wait = None if seconds is None else timedelta(seconds=seconds)
-    groups = [
-        dist.new_subgroups_by_enumeration(lines.tolist(), timeout=wait)[0]  # type: ignore[no-untyped-call]
-        for lines in (placed.T, placed)
-    ]
-    return DeviceMesh.from_group(
-        groups, device.type, mesh=placed, mesh_dim_names=("replicate", "shard")
-    )
 
 
 def _divided(

@@ -34,11 +34,9 @@ class Sharing:
     """The model of a run as its ranks hold it: here whole, by one process."""
 
     strategy = "single"
-    """single, ddp, fsdp or hsdp."""
+    """single, ddp or fsdp."""
     is_sharded = False
     """True if a rank holds parts of the weights, so that all ranks must compute together."""
-    part = 0
-    """Number of the part of the weights; ranks of one number hold the same."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
