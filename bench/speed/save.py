@@ -179,8 +179,7 @@ def _synchronous(work: Path) -> dict[str, float]:
     from toque.config import load_config
     from toque.data.store.token_store import TokenStore
     from toque.runs.outlined_update import outlining
-    from toque.storage.bucket import open_bucket
-    from toque.storage.bucket_access import RUNS
+    from toque.storage.bucket import RUNS, open_bucket
     from toque.training.checkpoint.resume import model_tensors
     from toque.training.checkpoint.store import CheckpointStore
     from toque.workflows.plan.outlined_model import plain_outline

@@ -12,8 +12,7 @@ from fixtures import remote_parts
 from fixtures.buckets import Service
 from toque.cli import main
 from toque.cooking.cookbook.recipes import write_cookbook
-from toque.storage.bucket import Bucket, open_bucket
-from toque.storage.bucket_access import RUNS
+from toque.storage.bucket import RUNS, Bucket, open_bucket
 
 # Read when gcsfs is imported; with it, it asks an emulator over gRPC, which does not answer.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from fixtures import remote_parts as parts
 from toque.errors import CheckpointError
-from toque.storage.bucket_access import BucketError, Retry
+from toque.storage.bucket import BucketError, Retry
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.store import CheckpointStore
 

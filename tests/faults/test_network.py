@@ -14,8 +14,7 @@ from fixtures import proxy
 from fixtures import remote_parts as parts
 from fixtures.proxy import UNAVAILABLE
 from toque.errors import CheckpointError
-from toque.storage.bucket import open_bucket
-from toque.storage.bucket_access import RUNS, BucketError
+from toque.storage.bucket import RUNS, BucketError, open_bucket
 from toque.storage.bucket_lock import BucketLock
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads
@@ -54,10 +53,9 @@ UPLOAD = """
 import os, sys
 from pathlib import Path
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
-from toque.storage import bucket_access, bucket_lock
-bucket_access.FIRST_WAIT, bucket_lock._SETTLE = 0.01, 0.01
-from toque.storage.bucket import open_bucket
-from toque.storage.bucket_access import RUNS
+from toque.storage import bucket, bucket_lock
+bucket.FIRST_WAIT, bucket_lock._SETTLE = 0.01, 0.01
+from toque.storage.bucket import RUNS, open_bucket
 from toque.storage.bucket_lock import BucketLock
 from toque.training.checkpoint.upload import Uploads
 

@@ -20,8 +20,7 @@ from fixtures.kitchens import StopAt
 from toque.cli import main
 from toque.config import load_config
 from toque.errors import CheckpointError
-from toque.storage.bucket import open_bucket
-from toque.storage.bucket_access import RUNS
+from toque.storage.bucket import RUNS, open_bucket
 from toque.storage.bucket_lock import LOCK, BucketLock
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads

@@ -24,9 +24,9 @@ from toque.data.prepare.pipeline import prepare
 from toque.errors import DataError
 from toque.reporter import no_progress
 from toque.sources.records import Located, Source
-from toque.storage import bucket_access, download
-from toque.storage.bucket import RemoteFile, is_remote
-from toque.storage.bucket_access import MismatchError, Retry
+from toque.storage import bucket as buckets
+from toque.storage import download
+from toque.storage.bucket import MismatchError, RemoteFile, Retry, is_remote
 from toque.storage.download import cache_folder, fetch, listing, place_of
 from toque.workflows.prepared_store import sources_of
 
@@ -408,7 +408,7 @@ LASTING = (
 
 
 def test_what_may_pass_is_asked_again_after_waits_that_double(monkeypatch):
-    monkeypatch.setattr(bucket_access, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(buckets, "FIRST_WAIT", 0.001)
     ask, again = Failing(*PASSING), Retry()
     assert again(ask, (OSError,)) == "answer"
     assert ask.asked == len(again.waits) + 1 == len(PASSING) + 1

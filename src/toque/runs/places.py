@@ -16,8 +16,7 @@ from typing import Final, final
 
 from toque.errors import ConfigError
 from toque.runs.history import METRICS
-from toque.storage.bucket import Bucket, is_remote
-from toque.storage.bucket_access import BucketError
+from toque.storage.bucket import Bucket, BucketError, is_remote
 from toque.storage.no_follow import open_plain
 
 MOST_BYTES: Final = 8 << 20  # read at a time: a long file is taken in over several looks

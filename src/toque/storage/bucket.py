@@ -1,16 +1,24 @@
-"""Buckets (gs:// and s3://): listings, verified reads and writes, retried.
+"""Buckets (gs:// and s3://): credentials, listings, verified reads and writes, retried.
 
 Through fsspec: gcsfs for `gs://`, s3fs for `s3://`. An object appears whole or not at all, which is
 what both services promise. What is written is compared with what the service says it holds (size,
 and MD5 where it tells it) before it counts. Keys and secrets are never in a message.
+
+The libraries' own retries are not enough: s3fs gives up after about a second of waiting (five
+tries), and neither repeats an upload that arrived damaged or a range that came short.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import os
+import random
+import re
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -19,18 +27,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Final, TypeVar, final
 
-from toque.errors import CheckpointError
+from toque.errors import CheckpointError, DataError, ToqueError
 from toque.storage.atomic import md5_of
-from toque.storage.bucket_access import (
-    DEADLINE,
-    BucketUse,
-    MismatchError,
-    Retry,
-    SourceBucketError,
-    mentions,
-    open_filesystem,
-    refusal,
-)
 from toque.storage.no_follow import open_plain
 
 SCHEMES: Final = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
@@ -39,7 +37,113 @@ _PART_BYTES: Final = 16 << 20
 _MOST_READ: Final = 1 << 24
 """Bytes of a lock or a manifest; both have fewer."""
 _EXISTS: Final = ("412", "PreconditionFailed", "conditionNotMet")
+_ENDPOINT: Final = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
+_SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+_HOW: Final = {
+    "gs": (
+        "Set GOOGLE_APPLICATION_CREDENTIALS to the JSON file of a service account that has these "
+        "rights, or run `gcloud auth application-default login`. For an emulator set "
+        "STORAGE_EMULATOR_HOST."
+    ),
+    "s3": (
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN where there is "
+        "one), or AWS_PROFILE with ~/.aws/credentials, of a user with these rights. For another "
+        "S3 service such as MinIO set AWS_ENDPOINT_URL."
+    ),
+}
+DEADLINE: Final = 120.0
+"""Seconds after which a request that keeps failing is given up."""
+FIRST_WAIT = 0.5
+LONGEST_WAIT: Final = 30.0
+_DENIED: Final = ("401", "403", "Forbidden", "AccessDenied", "Unauthorized", "InvalidAccessKeyId")
+
 Result = TypeVar("Result")
+
+
+class BucketError(ToqueError):
+    """A bucket refused, stayed away, or does not hold what it should."""
+
+
+class SourceBucketError(BucketError, DataError):
+    """A BucketError of one of the sources."""
+
+
+class RunBucketError(BucketError, CheckpointError):
+    """A BucketError of a run's bucket."""
+
+
+class MismatchError(OSError):
+    """The bytes that arrived are not those that were sent: always worth another try."""
+
+
+@dataclass(frozen=True)
+class BucketUse:
+    """The purpose a bucket is opened for."""
+
+    setting: str
+    rights: str
+    kept: str
+    """A sentence on what a failure leaves intact."""
+    error: type[BucketError]
+
+
+SOURCES: Final = BucketUse(
+    "data.sources", "list and read", "What is fetched already is kept.", SourceBucketError
+)
+RUNS: Final = BucketUse(
+    "checkpoint.upload or run_dir",
+    "list, read, write and delete",
+    "What is on this machine is intact.",
+    RunBucketError,
+)
+
+
+_WORD = re.compile(r"\w+")
+
+
+def _mentions(error: Exception, *signs: str) -> bool:
+    """True if an error has one of the words or status codes in its text, code or cause."""
+    # Whole words: an MD5 with "403" in it is no refusal.
+    words = _WORD.findall(f"{error} {getattr(error, 'code', '')} {error.__cause__ or ''}")
+    return any(sign in words for sign in signs)
+
+
+def _is_denied(error: Exception) -> bool:
+    if isinstance(error, MismatchError):
+        return False
+    return isinstance(error, PermissionError) or _mentions(error, *_DENIED)
+
+
+@final
+@dataclass
+class Retry:
+    """Repeats requests.
+
+    Args:
+        deadline: seconds for one request, repeats included; 0 for a single try.
+        stop: set by whoever does not want to wait any longer.
+    """
+
+    deadline: float = DEADLINE
+    stop: threading.Event = field(default_factory=threading.Event)
+    waits: list[float] = field(default_factory=list)
+    """Seconds waited, one for every repeat; from all threads."""
+
+    def __call__(self, ask: Callable[[], Result], failures: tuple[type[Exception], ...]) -> Result:
+        """The result of `ask`; what it raises of `failures` is raised when nothing helps."""
+        began, attempt = time.monotonic(), 0
+        while True:
+            try:
+                return ask()
+            except failures as error:
+                late = time.monotonic() - began > self.deadline or self.stop.is_set()
+                if late or isinstance(error, FileNotFoundError) or _is_denied(error):
+                    raise
+            longest = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt)
+            # Drawn, so that many threads or machines do not all come back at the same instant.
+            self.waits.append(random.uniform(longest / 2, longest))
+            self.stop.wait(self.waits[-1])
+            attempt += 1
 
 
 @dataclass(frozen=True)
@@ -109,9 +213,34 @@ class Bucket:
         try:
             return ask() if once else self.retry(ask, self.failures)
         except self.failures as error:
-            bucket = f"{self.scheme}://{self.name}"
-            text = refusal(what, error, self.use, bucket=bucket, anonymous=self.anonymous)
-            raise self.use.error(text) from error
+            why = self._refusal(error)
+            raise self.use.error(f"Could not {what}: {why} {self.use.kept}") from error
+
+    def _refusal(self, error: Exception) -> str:
+        """The cause of a failure as far as the service tells, and what to do; never a secret."""
+        rights, how = self.use.rights, _HOW[self.scheme]
+        answer = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        for variable in _SECRETS:
+            if secret := os.environ.get(variable):
+                answer = answer.replace(secret, f"({variable})")
+        answer = answer[:300]
+        if isinstance(error, FileNotFoundError):
+            return (
+                f"there is no bucket {self.name!r}, or the object is gone. Correct "
+                f"{self.use.setting}. (A service of your own is found through "
+                f"{_ENDPOINT[self.scheme]}.)"
+            )
+        if not _is_denied(error):
+            return (
+                f"the service does not answer as it should: {answer}. Check the network, the proxy "
+                "settings and the endpoint, and run the same command again."
+            )
+        if self.anonymous:
+            return f"it needs the right to {rights}, and no credentials were found. {how}"
+        return (
+            "the credentials that were found are wrong, expired, or lack the right to "
+            f"{rights}: {answer}. {how}"
+        )
 
     def objects(self) -> list[RemoteFile]:
         """The objects that the address (a name, a folder, a pattern) stands for, by name."""
@@ -188,7 +317,7 @@ class Bucket:
                 mode = "create" if new else "overwrite"
                 self.files.pipe_file(self._key(name), data, mode=mode)
             except self.failures as error:
-                if not (isinstance(error, FileExistsError) or mentions(error, *_EXISTS)):
+                if not (isinstance(error, FileExistsError) or _mentions(error, *_EXISTS)):
                     raise
                 return self.read(name) == data
             self._verify(name, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
@@ -299,4 +428,73 @@ def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> 
             f"address is {scheme}://BUCKET/FOLDER/ or {scheme}://BUCKET/NAME, patterns only after "
             "the bucket and keys never in it."
         )
-    return Bucket(scheme, path, *open_filesystem(scheme, use), use, Retry(deadline))
+    return Bucket(scheme, path, *_opened(scheme, use), use, Retry(deadline))
+
+
+_UNCACHED: Final = {"use_listings_cache": False, "skip_instance_cache": True}
+Opened = tuple[Any, bool, tuple[type[Exception], ...]]
+"""fsspec's file system; whether no credentials were found; what the library raises when a request
+fails."""
+
+
+def _opened(scheme: str, use: BucketUse) -> Opened:
+    """The file system of a service, by the credentials that its own tools would find."""
+    try:
+        import aiohttp
+
+        files, anonymous, failures = _google(use) if scheme == "gs" else _amazon(use)
+    except ImportError as error:
+        library, extra = ("gcsfs", "gcs") if scheme == "gs" else ("s3fs", "s3")
+        raise use.error(
+            f"{scheme}:// addresses need {library}, which is not installed. Run: pip install "
+            f"'toque[{extra}]' (or copy the files yourself and name them)."
+        ) from error
+    return files, anonymous, (OSError, ValueError, aiohttp.ClientError, *failures)
+
+
+def _google(use: BucketUse) -> Opened:
+    # It would print every repeated request with a traceback; the error's paragraph says enough.
+    logging.getLogger("gcsfs").addHandler(logging.NullHandler())
+    emulated = "STORAGE_EMULATOR_HOST" in os.environ
+    if emulated:
+        # With it gcsfs asks an emulator, which does not answer, for a minute and a half.
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    import gcsfs
+    import google.auth.exceptions
+    import requests
+
+    found: Any = None
+    if not emulated:
+        named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+        if named is not None and not Path(named).is_file():
+            raise use.error(
+                f"GOOGLE_APPLICATION_CREDENTIALS names {named}, and there is no such file. "
+                f"{_HOW['gs']}"
+            )
+        try:
+            found, _ = google.auth.default(
+                scopes=["https://www.googleapis.com/auth/cloud-platform"]
+            )
+        except google.auth.exceptions.DefaultCredentialsError as error:
+            if named is not None:
+                raise use.error(
+                    "The file that GOOGLE_APPLICATION_CREDENTIALS names holds no credentials: "
+                    f"{str(error).splitlines()[0][:200]}. {_HOW['gs']}"
+                ) from error
+    files = gcsfs.GCSFileSystem(token=found or "anon", **_UNCACHED)
+    auth_error = google.auth.exceptions.GoogleAuthError
+    return files, found is None, (requests.RequestException, auth_error, gcsfs.retry.HttpError)
+
+
+def _amazon(use: BucketUse) -> Opened:
+    import botocore.exceptions
+    import botocore.session
+    import s3fs
+
+    try:
+        found = botocore.session.Session().get_credentials()
+    except botocore.exceptions.BotoCoreError as error:
+        raise use.error(f"The AWS credentials cannot be used: {error}. {_HOW['s3']}") from error
+    files = s3fs.S3FileSystem(anon=found is None, **_UNCACHED)
+    exceptions = botocore.exceptions
+    return files, found is None, (exceptions.BotoCoreError, exceptions.ClientError)

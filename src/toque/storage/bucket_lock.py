@@ -23,8 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self, final
 
-from toque.storage.bucket import Bucket
-from toque.storage.bucket_access import BucketError, RunBucketError
+from toque.storage.bucket import Bucket, BucketError, RunBucketError
 from toque.storage.locks import HEARTBEAT, STALE
 
 LOCK: Final = "lock.json"

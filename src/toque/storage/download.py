@@ -27,8 +27,15 @@ import msgspec
 
 from toque.reporter import ProgressSink
 from toque.storage.atomic import PARTIAL, atomic_write, disk_faults, md5_of, sha256_of
-from toque.storage.bucket import Bucket, RemoteFile, open_bucket
-from toque.storage.bucket_access import SOURCES, MismatchError, Retry, SourceBucketError
+from toque.storage.bucket import (
+    SOURCES,
+    Bucket,
+    MismatchError,
+    RemoteFile,
+    Retry,
+    SourceBucketError,
+    open_bucket,
+)
 from toque.storage.json_files import decode_json
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append

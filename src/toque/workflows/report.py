@@ -30,8 +30,7 @@ from toque.reports.verdict import verdict_of
 from toque.runs.history import METRICS
 from toque.runs.places import BucketPlace, FolderPlace, Place, content, is_in_a_bucket
 from toque.runs.run_record import CONFIG, EVALUATION, RunRecord
-from toque.storage.bucket import open_bucket
-from toque.storage.bucket_access import BucketError, BucketUse, RunBucketError
+from toque.storage.bucket import BucketError, BucketUse, RunBucketError, open_bucket
 from toque.storage.json_files import decode_json
 from toque.storage.no_follow import refuse_links
 from toque.workflows.results import Model, TrainedRun, existing_folder

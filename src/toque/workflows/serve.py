@@ -11,8 +11,7 @@ from typing import Final
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
 from toque.runs.places import RunFinder, is_in_a_bucket
-from toque.storage.bucket import open_bucket
-from toque.storage.bucket_access import BucketUse, RunBucketError
+from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
 from toque.workflows.results import Model, TrainedRun, existing_folder, folder_of
 
 _EVERY_SECONDS: Final = 1.0

@@ -17,8 +17,7 @@ from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, 
 from toque.evaluation.text_scores import TextScores
 from toque.reporter import SILENT, LogReporter, Reporter
 from toque.reports.verdict import verdict_of
-from toque.storage.bucket import Bucket, is_remote, open_bucket
-from toque.storage.bucket_access import RUNS, BucketError
+from toque.storage.bucket import RUNS, Bucket, BucketError, is_remote, open_bucket
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.download import cache_folder
 from toque.storage.no_follow import place_of, refuse_links

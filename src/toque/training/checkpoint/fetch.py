@@ -17,8 +17,7 @@ from typing import Final
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_folder, atomic_path
-from toque.storage.bucket import Bucket
-from toque.storage.bucket_access import BucketError, RunBucketError
+from toque.storage.bucket import Bucket, BucketError, RunBucketError
 from toque.storage.bucket_lock import LOCK
 from toque.training.checkpoint.saved import (
     MANIFEST,
