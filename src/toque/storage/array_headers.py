@@ -61,8 +61,7 @@ def check_safetensors_header(path: Path) -> None:
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        doubled = next(name for name, count in counts.items() if count > 1)
+        ((doubled, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"its header names {doubled!r} more than once")
     return found
 

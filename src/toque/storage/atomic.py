@@ -1,12 +1,9 @@
 """Atomic writes: a file or folder is whole under its name or absent, whatever kills the process.
 
 Everything is written under a temporary name beside its place and fsynced, then renamed, then the
-parent folder is fsynced. A crash leaves the old state or the new one, and at worst a leftover:
-`sweep` removes a folder's, and the next write of the same folder does. Nothing is ever written
-through a link (`no_follow`): a temporary file has a name that nobody can foresee and is made by
-whoever writes it, and a temporary folder is made anew.
-
-Each system call of a folder's write is followed by `after(stage)`, where tests kill the process.
+parent folder is fsynced. A crash leaves the old state or the new one, and at worst a leftover that
+`sweep` removes, or the next write of the same folder. Nothing is ever written through a link: a
+temporary file has a name that nobody can foresee, and a temporary folder is made anew.
 """
 
 from __future__ import annotations
@@ -30,15 +27,11 @@ from toque.errors import DataError, ToqueError
 from toque.storage.no_follow import open_new, refuse_moved, write_new
 
 AfterStage = Callable[[str], None]
-
-TEMP_PREFIX: Final = "temp-"
-"""Begins the name of every unfinished folder; safe to delete when its writer is gone."""
-ASIDE_PREFIX: Final = "aside-"
-"""Begins the name of a folder that is being replaced by one of the same name."""
-PARTIAL: Final = ".partial"
-"""Ending of a file that is being written; a leftover one may be deleted."""
+"""Function called after each system call of a folder's write, where tests kill the process."""
+TEMP_PREFIX: Final = "temp-"  # of an unfinished folder; safe to delete when its writer is gone
+ASIDE_PREFIX: Final = "aside-"  # of a folder that is being replaced by one of the same name
+PARTIAL: Final = ".partial"  # ends the name of a file that is being written
 _LEFTOVER: Final = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
-"""Name of a file that `atomic_file` writes."""
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -46,9 +39,8 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def atomic_path(path: Path) -> Iterator[Path]:
     """A name at which a file is written; it appears at `path` when the block ends without an error.
 
-    The temporary name is hidden, so that no reader of the folder takes it for a finished file, and
-    drawn, so that nobody can put a link in its way. A link at `path` itself is replaced, and what
-    it leads to is untouched.
+    The temporary name is hidden from readers of the folder, and drawn, so that nobody can put a
+    link in its way. A link at `path` itself is replaced, and what it leads to is untouched.
     """
     partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
     try:
@@ -139,9 +131,8 @@ class FolderWriter:
 def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[FolderWriter]:
     """A folder to fill; it appears at `target` when the block ends without an error.
 
-    Every file in it is fsynced. A folder already at `target` is replaced; it is never absent and
-    unrecoverable (see `sweep`). After an OSError nothing unfinished is left and `target` is as
-    before.
+    A folder already at `target` is replaced; it is never absent and unrecoverable (see `sweep`).
+    After an OSError nothing unfinished is left and `target` is as before.
     """
     refuse_moved(target)
     temp, aside = (target.with_name(start + target.name) for start in (TEMP_PREFIX, ASIDE_PREFIX))
@@ -206,12 +197,10 @@ def remove_folder(folder: Path, *, after: AfterStage = no_hook) -> None:
 def sweep(folder: Path) -> list[str]:
     """Remove what killed writers left in `folder`, whose lock the caller holds; the names."""
     removed = sweep_files(folder)
-    for path in sorted(folder.glob(f"{TEMP_PREFIX}*")):
-        shutil.rmtree(path, ignore_errors=True)
-        removed.append(path.name)
-    for path in sorted(folder.glob(f"{ASIDE_PREFIX}*")):
+    aside = sorted(folder.glob(f"{ASIDE_PREFIX}*"))
+    for path in [*sorted(folder.glob(f"{TEMP_PREFIX}*")), *aside]:
         original = path.with_name(path.name.removeprefix(ASIDE_PREFIX))
-        if original.exists():
+        if original.exists():  # a temporary folder is its own
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path.name)
         else:
@@ -258,9 +247,8 @@ def disk_faults(
     except OSError as fault:
         if fault.errno in _FULL:
             raise error(
-                f"The disk of {folder} is full ({fault.strerror}) while {what}. Nothing already "
-                f"finished is lost: make space, or point {setting} elsewhere, and run the same "
-                "command again; it continues where it stopped."
+                f"The disk of {folder} is full ({fault.strerror}) while {what}. Make space, or "
+                f"point {setting} elsewhere, and run the same command again; it continues."
             ) from fault
         if fault.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}:
             raise error(

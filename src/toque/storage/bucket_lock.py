@@ -1,11 +1,9 @@
 """Bucket lock: one writer per run in a bucket, by an object that its holder renews.
 
 No clock of another machine is believed: a lock counts as left behind when its content has not
-changed while it was watched, or when its process ran on this machine and is gone.
-
-Two machines may have one host name (images, containers), and a process id says nothing elsewhere.
-A machine is therefore known by its boot and by the space its process ids are counted in, and a
-process by its id and the moment it began, counted from that boot and not by a clock that is set.
+changed while it was watched, or when its process ran on this machine and is gone. Two machines may
+have one host name (images, containers): a machine is known by its boot and by the space its process
+ids are counted in, a process by its id and the moment it began, counted from that boot.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ from toque.storage.bucket import Bucket, BucketError, RunBucketError
 from toque.storage.locks import HEARTBEAT, STALE
 
 LOCK: Final = "lock.json"
-_SETTLE: Final = 1.0
-"""Seconds after which a taken lock is read again, for stores without preconditions."""
+_SETTLE: Final = 1.0  # seconds until a taken lock is read again: stores may ignore preconditions
 
 
 @final

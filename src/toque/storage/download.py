@@ -4,8 +4,7 @@
 <cache>/s3/bucket/dumps/.a.json.gz.json    size, tag and SHA-256 of what it should be
 <cache>/s3/bucket/dumps/.a.json.gz.partial what has come so far of one that is not whole
 
-fsspec's own caches are not used: they begin a file again when the line breaks or the process dies,
-and do not verify what they hold.
+fsspec's own caches begin a file again when the line breaks, and do not verify what they hold.
 """
 
 from __future__ import annotations
@@ -42,11 +41,9 @@ from toque.storage.no_follow import open_append
 
 CACHE_VARIABLE: Final = "TOQUE_CACHE"
 """Environment variable: the one root of all that may be made again; ~/.cache/toque without it."""
-CHUNK_BYTES = 8 << 20
-"""One range request; a cut connection costs at most this."""
+CHUNK_BYTES = 8 << 20  # of one range request; a cut connection costs at most this
 THREADS = 8
-_TRIES = 3
-"""Times a file is fetched whose checksum is not the service's."""
+_TRIES = 3  # to fetch a file whose checksum is not the service's
 
 Say = Callable[[str], None]
 """Function called with a sentence that the user should read."""
@@ -58,8 +55,7 @@ class _Record(msgspec.Struct):
     address: str
     bytes: int
     tag: str
-    sha256: str | None = None
-    """Known when the file is whole."""
+    sha256: str | None = None  # known when the file is whole
 
 
 def cache_folder(kind: Literal["sources", "measured", "runs"]) -> Path:
@@ -126,7 +122,8 @@ def fetch(
         with _cache_faults(cache):
             stack.enter_context(file_lock(lock, wait_for))
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
-        jobs = [pool.submit(session.fetch, *pair) for pair in zip(files, places, strict=True)]
+        fetch_one = _cache_faults(cache)(session.fetch)
+        jobs = [pool.submit(fetch_one, *pair) for pair in zip(files, places, strict=True)]
         try:
             left = set(jobs)
             while left:
@@ -161,10 +158,8 @@ class _Session:
 
     bucket: Bucket
     cache: Path
-    there: dict[str, int] = field(default_factory=dict)
-    """Address -> bytes that are in the cache."""
-    fetched: list[int] = field(default_factory=list)
-    """Bytes that came over the line, by file."""
+    there: dict[str, int] = field(default_factory=dict)  # address -> bytes in the cache
+    fetched: list[int] = field(default_factory=list)  # bytes that came, by file
     events: list[str] = field(default_factory=list)
 
     def summary(self, seconds: float) -> str:
@@ -185,10 +180,6 @@ class _Session:
 
     def fetch(self, file: RemoteFile, place: Path) -> str:
         """Make one file whole; its SHA-256."""
-        with _cache_faults(self.cache):
-            return self._fetch(file, place)
-
-    def _fetch(self, file: RemoteFile, place: Path) -> str:
         record_path = place.with_name(f".{place.name}.json")
         part = place.with_name(f".{place.name}{PARTIAL}")
         record = None
@@ -217,12 +208,10 @@ class _Session:
                 part.unlink(missing_ok=True)
                 raise SourceBucketError(
                     f"{file.address} changed in the bucket after it was listed ({file.bytes:,} "
-                    f"bytes then, {now.bytes:,} now): a store is made of one listing. Nothing was "
-                    "overwritten, and the files that have come are kept; run the same command "
-                    "again when nobody writes there."
+                    f"bytes then, {now.bytes:,} now): a store is made of one listing. What has "
+                    "come is kept; run the same command again when nobody writes there."
                 )
-            # Not every S3 tag is an MD5 (encryption changes it): the same content twice is
-            # believed.
+            # Not every S3 tag is an MD5 (encryption changes it): believed when it comes twice.
             if file.md5 in (None, md5) or md5 in seen:
                 atomic_write(record_path, msgspec.json.encode(record))
                 part.replace(place)

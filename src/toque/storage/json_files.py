@@ -27,15 +27,8 @@ Kind = TypeVar("Kind")
 
 
 def decode_json(text: bytes | str, kind: type[Kind]) -> Kind:
-    """The value in `text`, of the form `kind`.
-
-    msgspec raises three unrelated errors for what cannot be decoded: its own, a UnicodeDecodeError
-    for bytes that are no UTF-8 (one flipped high bit), and a RecursionError for deep nesting. Bytes
-    of members that `kind` does not have it passes over unseen, so they are decoded here.
-
-    Raises:
-        msgspec.DecodeError: for each of them.
-    """
+    """The value in `text`, of the form `kind`; whatever cannot be decoded is a DecodeError."""
+    # msgspec passes over the bytes of members that `kind` does not have, so they are decoded first.
     try:
         return msgspec.json.decode(text if isinstance(text, str) else text.decode(), type=kind)
     except UnicodeDecodeError as error:
@@ -69,11 +62,7 @@ def seal_of(text: bytes) -> SealState:
 
 @final
 class JsonLines:
-    """A file of JSON lines to append to; what is appended is handed to the system at once.
-
-    A killed writer may have left half a line at the end; the next one is not appended to it. A file
-    that cannot be opened, or is a symbolic link, is an OSError.
-    """
+    """A file of JSON lines to append to, though never to half a line that a killed writer left."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +71,7 @@ class JsonLines:
         self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def append(self, lines: Sequence[bytes]) -> OSError | None:
-        """Write the lines, all or none of them; the error of a file system that refused."""
+        """Hand the lines, all or none, to the system; the error of one that refused."""
         text = b"".join(line + b"\n" for line in lines)
         if self._torn:
             text = b"\n" + text
@@ -108,10 +97,7 @@ class JsonLines:
 def append_json_lines(path: Path, lines: Sequence[bytes]) -> OSError | None:
     """Append to `path`, all lines or none; the error of a file system that refused, if it did."""
     try:
-        file = JsonLines(path)
+        with contextlib.closing(JsonLines(path)) as file:
+            return file.append(lines)
     except OSError as error:
         return error
-    try:
-        return file.append(lines)
-    finally:
-        file.close()

@@ -1,8 +1,7 @@
 """File locks: one process at a time, by flock or, where a file system has none, by a lease.
 
-Both are filelock's. The system releases a flock however its process ends. A lease, a file that its
-holder renews, is the other means: some network file systems have no flock, and running without any
-lock there would let two runs write one folder.
+Both are filelock's. The system releases a flock however its process ends; a lease is a file that
+its holder renews, for network file systems without flock.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ class Held:
     """A lock that this process holds."""
 
     lease: SoftFileLease | None = None
-    """The lease that holds it where the file system has no flock."""
     note: str | None = None
-    """A sentence for the user in that case."""
+    """A sentence for the user where a lease holds it."""
 
     def is_mine(self) -> bool:
         """True if nobody has taken it over, which can happen to a lease alone."""
@@ -50,8 +48,7 @@ class Held:
         return lease is None or (lease.compromise is None and lease.is_lock_held_by_us)
 
 
-_HELD: Final[dict[Path, Held]] = {}
-"""The locks of this process, by the file's absolute path."""
+_HELD: Final[dict[Path, Held]] = {}  # by the file's absolute path
 
 
 def held(path: Path) -> Held | None:
@@ -63,8 +60,7 @@ def held(path: Path) -> Held | None:
 def file_lock(path: Path, on_busy: OnBusy) -> Iterator[Held]:
     """Hold the lock file `path`, made with its folder when missing; its holder is written into it.
 
-    `on_busy` is called when another process holds it. A file that cannot be opened, or is a
-    symbolic link, is an OSError.
+    A file that cannot be opened, or is a symbolic link, is an OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(open_no_follow(path, os.O_RDWR | os.O_CREAT))  # its error names a link as a link
@@ -107,14 +103,12 @@ def _acquire(lock: FileLock | SoftFileLease, path: Path, on_busy: OnBusy, **pati
 
 
 def _renewal_of(path: Path) -> Callable[[], bool]:
-    """A function that tells whether a lease was renewed since: its holder is alive."""
-
     def renewed_at() -> int | None:
         with suppress(FileNotFoundError):
             return path.stat(follow_symlinks=False).st_mtime_ns
         return None
 
-    first = renewed_at()
+    first = renewed_at()  # another time means that its holder is alive
     return lambda: first is not None and renewed_at() not in (None, first)
 
 

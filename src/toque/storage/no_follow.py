@@ -1,12 +1,10 @@
 """No-follow opening: files of run and store folders, never written or sent through a link.
 
 Such a folder may come from a stranger. A symbolic link in it that is named as a file Toque writes
-(metrics.jsonl, .lock, report.html) would otherwise make any file of the user its target, and a link
-in place of a folder would move everything written there.
+(metrics.jsonl, .lock, report.html) would otherwise make any file of the user its target.
 
-Nor is anything written into another folder that was put where a held one was. A path is a name,
-which somebody may give to another folder while a run goes on. A descriptor stays with the folder;
-the two are compared before whatever is written or removed.
+Nor is anything written into another folder that was put where a held one was: before whatever is
+written or removed, the path is compared with a descriptor, which stays with the folder.
 """
 
 from __future__ import annotations
@@ -23,9 +21,7 @@ from toque.errors import CheckpointError
 
 LINK: Final = "it is a symbolic link, and none is followed here"
 _NOT_PLAIN: Final = "it is not a plain file"
-_LEFT_ALONE: Final = frozenset({"wandb"})
-"""Folders of other programs, which link inside them; Toque writes nothing there."""
-_MODE: Final = 0o666
+_LEFT_ALONE: Final = "wandb"  # links inside itself, and Toque writes nothing there
 _HELD: Final[dict[Path, int]] = {}
 """Descriptors of the folders that this process holds, by their absolute paths."""
 
@@ -33,7 +29,7 @@ _HELD: Final[dict[Path, int]] = {}
 def open_no_follow(path: Path, flags: int) -> int:
     """A descriptor by `os.open`, closed on exec; a symbolic link is an OSError that says so."""
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, LINK, str(path)) from error
@@ -86,10 +82,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def refuse_links(folder: Path, refuse: Callable[[str], Exception]) -> None:
-    """Refuse links and devices inside the folder of a run or store, which may itself be a link.
-
-    `refuse` makes the error to raise of a sentence that names the link.
-    """
+    """Refuse links and devices inside the folder of a run or store, which may itself be a link."""
     waiting = [folder]
     while waiting:
         try:
@@ -99,13 +92,13 @@ def refuse_links(folder: Path, refuse: Callable[[str], Exception]) -> None:
         for entry in entries:
             place = Path(entry.path)
             if entry.is_dir(follow_symlinks=False):
-                waiting += [place] if entry.name not in _LEFT_ALONE else []
+                waiting += [place] if entry.name != _LEFT_ALONE else []
             elif not entry.is_file(follow_symlinks=False):
                 link = f"a symbolic link to {place.readlink()}" if place.is_symlink() else ""
                 raise refuse(
-                    f"{place} is {link or 'no plain file'}. Such a folder may come from anyone, "
-                    "and writing through a link would overwrite what it leads to, so links inside "
-                    "a run or a store are refused. Remove it, or put what it leads to in its place."
+                    f"{place} is {link or 'no plain file'}, and writing through one inside a run "
+                    "or a store, which may come from anyone, would overwrite what it leads to. "
+                    "Remove it, or put what it leads to in its place."
                 )
 
 
@@ -138,9 +131,8 @@ def refuse_moved(path: Path) -> None:
         if path.absolute().is_relative_to(folder) and (now := place_of(folder)) != folder:
             raise CheckpointError(
                 f"{folder} is not the folder that this run began in: that one was moved or removed "
-                "while the run went on, and whatever is there now is left as it is. What the run "
-                f"has saved is in {now}. To continue, move it back or set run_dir={now}, and start "
-                "the same command."
+                f"meanwhile. What the run has saved is in {now}. To continue, move it back or set "
+                f"run_dir={now}, and start the same command."
             )
 
 

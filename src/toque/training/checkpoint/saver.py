@@ -1,18 +1,15 @@
 """Checkpoint saver: save in the background or block, and report each result.
 
-A save in the background is written by a thread of low priority while training goes on. Training
-waits only for the snapshot: a copy of every tensor in CPU memory, taken into buffers that are kept
-for the next one. Hashing, writing and fsync release Python's lock, so a thread will do.
-
-A save that is due while the one before it is still being written is skipped and counted. The last
-save of a session is written while the loop waits, so that the end, and an interruption, are
-durable before anything says so. An error is a warning when training goes on, and never vanishes.
+A save in the background is written by a thread of low priority while training goes on, which waits
+only for the snapshot: a copy of every tensor in CPU memory, into buffers that are kept for the next
+one. Hashing, writing and fsync release Python's lock, so a thread will do. The last save of a
+session is written while the loop waits, so that the end, and an interruption, are durable before
+anything says so. An error is a warning when training goes on, and never vanishes.
 
 In the layout "whole" rank 0 gathers and writes all tensors. In "sharded" every rank writes its own
-slices, and rank 0 makes one checkpoint of the files. What ranks must agree on they agree on in the
-training loop, at the same place; threads exchange nothing. The folder has a temporary name until
-rank 0 knows every shard's SHA-256 and has written the manifest over them, so a kill between two
-ranks' writes leaves the checkpoint before it.
+slices, and rank 0 makes one checkpoint of the files, whose folder has a temporary name until rank 0
+knows every shard's SHA-256: a kill between two ranks' writes leaves the checkpoint before it. What
+ranks must agree on they agree on in the training loop; threads exchange nothing.
 """
 
 from __future__ import annotations
@@ -55,8 +52,7 @@ from toque.units import Progress
 
 _NICENESS: Final = 10
 _LOOK_EVERY: Final = 1.0
-"""Seconds between two looks of all ranks at a save that they wait for; each look is a collective,
-so that writing may take longer than ranks wait for each other."""
+"""Seconds between two looks, each a collective, of all ranks at a save that they wait for."""
 SHARE_OF_MEMORY: Final = 0.5
 """Share of the free memory that a snapshot may take, or the whole tensors that rank 0 gathers."""
 
@@ -136,7 +132,7 @@ class _Save:
     finish: Callable[[Any], Saved] = lambda saved: saved
     """Function called in the loop, by all ranks that write, with the result of `write`."""
     folder: ExitStack = field(default_factory=ExitStack)
-    """Holds the checkpoint's folder open until all shards are in it, on rank 0."""
+    """The checkpoint's folder, open until all shards are in it, on rank 0."""
     job: Future[Any] = field(default_factory=Future)
     blocked_seconds: float | None = None
 
@@ -147,12 +143,10 @@ class Saves:
     """The saves of one session; every method is called by all ranks at the same place."""
 
     store: CheckpointStore
-    callbacks: Callbacks
-    """Callbacks of this rank; rank 0's are called after each save."""
+    callbacks: Callbacks  # of this rank; rank 0's are called after each save
     ranks: Ranks = field(default_factory=Ranks)
     layout: CheckpointLayout = "whole"
-    background: bool = False
-    """Whether training goes on meanwhile; otherwise every save is waited for."""
+    background: bool = False  # whether training goes on meanwhile
     counts: SaveCounts = field(default_factory=SaveCounts)
     _pool: ThreadPoolExecutor | None = None
     _slots: dict[str, Slot] = field(default_factory=dict)
@@ -189,13 +183,13 @@ class Saves:
         """Wait for the saves being written, and report them."""
         while self._under_way:
             save = self._under_way.pop(0)
-            while self._written(save) < self._writers.world_size:
+            while not self._is_written(save):
                 wait([save.job], timeout=_LOOK_EVERY)
             self._complete(at, save)
 
     def tell(self, at: Progress) -> None:
         """Complete the saves that all ranks have written, and report them."""
-        while self._under_way and self._written(self._under_way[0]) == self._writers.world_size:
+        while self._under_way and self._is_written(self._under_way[0]):
             self._complete(at, self._under_way.pop(0))
 
     def save(
@@ -214,8 +208,7 @@ class Saves:
                     self._warn(
                         at,
                         f"the save due at step {at.step} is skipped: the one before it is still "
-                        "being written. The disk is slower than train.save_every asks for; further "
-                        "ones are counted in the end event",
+                        "being written, by a disk slower than train.save_every asks for",
                     )
                 return
         else:
@@ -238,9 +231,9 @@ class Saves:
                 return
         self._begin(at, tensors, {"progress": asdict(at)}, metrics=metrics)
 
-    def _written(self, save: _Save) -> float:
-        """Ranks whose part of a save is written."""
-        return self._writers.all_reduce_sum([save.job.done()])[0]
+    def _is_written(self, save: _Save) -> bool:
+        """True if every rank has written its part."""
+        return self._writers.all_reduce_sum([save.job.done()])[0] == self._writers.world_size
 
     def _begin(
         self,

@@ -1,10 +1,7 @@
 """Checkpoint store: atomic saves, verified loads, the newest valid one wins.
 
-    checkpoints/step-00000200/     as `saved` reads it
-    best/step-00000150/            of the model alone
-
-The best models are written apart and by their own rule (the best evaluation), so neither
-`save_every` nor `keep_last` can lose one.
+checkpoints/step-00000200/     as `saved` reads it
+best/step-00000150/            of the model alone, so that `keep_last` loses none
 """
 
 from __future__ import annotations
@@ -117,11 +114,10 @@ class CheckpointStore:
     best_by: Goal = LOSS
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
-    """Called after every system call of a save with its name; for tests."""
 
     @property
     def best_folder(self) -> Path:
-        """`best` beside `here`."""
+        """The folder of the best models."""
         return self.here.parent / "best"
 
     @property
@@ -142,9 +138,9 @@ class CheckpointStore:
 
     @contextmanager
     def claimed(self) -> Iterator[list[str]]:
-        """Remove the leftovers of killed saves; the caller holds `run_lock`.
+        """Remove the leftovers of killed saves, whose names are given; the caller holds the lock.
 
-        Their names are given; a folder that is not where it was in the end is a CheckpointError.
+        A folder that is not where it was in the end is a CheckpointError.
         """
         yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(self.folder.parent)
         refuse_moved(self.folder)
@@ -159,9 +155,8 @@ class CheckpointStore:
     ) -> Saved:
         """Write a checkpoint and, once it is durable, remove those no longer kept.
 
-        `tensors` are by file stem and name; "progress" and "cursor" of the `state` are repeated in
-        the manifest; `metrics` make it one of the best models, kept apart. What the file system
-        refuses is a SaveError; the older checkpoints are untouched.
+        `tensors` are by file stem and name; `metrics` make it one of the best models, kept apart.
+        What the file system refuses is a SaveError; the older checkpoints are untouched.
         """
         started = time.perf_counter()
         parent = self.best_folder if metrics else self.here
@@ -230,8 +225,8 @@ class CheckpointStore:
         if lock is not None and not lock.is_mine():
             raise CheckpointError(  # no failed save, which a run survives
                 f"Another process has taken {self.folder} over, because this one did not renew its "
-                "lock for too long: it was stopped, or the disk did not answer. Nothing of this "
-                "one is saved any more; what was saved before is intact, and the other goes on."
+                "lock for too long: it was stopped, or the disk did not answer. What was saved "
+                "before is intact, and the other goes on."
             )
         try:
             parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ while it loads); the manifest holds its SHA-256 beside those of the shards.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -142,14 +141,11 @@ class TensorPart:
     dim: int
     start: int
     stop: int
-    copy: int = 0
-    """Number of this copy among the equal ones on all ranks."""
-    copies: int = 1
 
     @classmethod
-    def whole(cls, shape: tuple[int, ...], copy: int = 0, copies: int = 1) -> TensorPart:
+    def whole(cls, shape: tuple[int, ...]) -> TensorPart:
         """All of a tensor; of a scalar [0, 1)."""
-        return cls(0, 0, shape[0] if shape else 1, copy, copies)
+        return cls(0, 0, shape[0] if shape else 1)
 
     @classmethod
     def of(cls, tensor: DTensor) -> TensorPart:
@@ -175,24 +171,24 @@ def shard_of(
 ) -> tuple[dict[str, Tensor], dict[str, CutTensor]]:
     """The slices that one rank writes, by `<stem>/<name>`, and where in a whole tensor each is.
 
-    Each slice is in one rank's shard, and copies are dealt out by their bytes. All ranks know the
-    same tensors in the same order, so all deal alike. A plain tensor is equal on all of them.
+    A plain tensor is equal on all ranks, which deal them out by their bytes: all know the same ones
+    in the same order, so all deal alike.
     """
-    dealt: defaultdict[int, list[int]] = defaultdict(list)  # copies -> bytes dealt to each
+    loads = [0] * world_size  # bytes dealt to each
     slices: dict[str, Tensor] = {}
     cut: dict[str, CutTensor] = {}
     for stem, named in tensors.items():
         for name, tensor in named.items():
-            shape, local = tuple(tensor.shape), tensor
-            part = TensorPart.whole(shape, rank, world_size)
+            shape, local, part = tuple(tensor.shape), tensor, TensorPart.whole(tuple(tensor.shape))
             if is_divided(tensor):
                 part, local = TensorPart.of(tensor), tensor.to_local()
-            loads = dealt[part.copies] or [0] * part.copies
-            owner = loads.index(min(loads))
-            loads[owner] += tensor.numel() * tensor.element_size()
-            dealt[part.copies] = loads
-            if owner != part.copy or (part.start == part.stop and tensor.numel()):
-                continue
+                if part.start == part.stop and tensor.numel():
+                    continue
+            else:
+                owner = loads.index(min(loads))
+                loads[owner] += tensor.numel() * tensor.element_size()
+                if owner != rank:
+                    continue
             key, dtype = f"{stem}/{name}", str(tensor.dtype).removeprefix("torch.")
             slices[key] = local
             cut[key] = CutTensor(dtype, shape, part.dim, ((0, part.start, part.stop),))

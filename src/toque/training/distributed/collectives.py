@@ -1,12 +1,9 @@
 """Collectives (all-reduce, all-gather, broadcast) by which the processes that share a run agree.
 
-Everything that is decided (when to stop, save, evaluate) is agreed on at the same place by all.
-Gradients are summed by PyTorch's own engine (`sharing.py`, `sharding.py`).
-
 Which rank did not come to a collective is found out by a key-value store beside the process group
 (under torchrun it lives in torchrun, and so outlives any rank). A rank whose collective failed says
 there that it waits; who has not said so within a few seconds is missing. gloo's `monitored_barrier`
-does less: it names a rank that hangs, but not one that was killed, and only rank 0 learns the name.
+names a rank that hangs, but not one that was killed, and only rank 0 learns the name.
 """
 
 from __future__ import annotations
@@ -37,15 +34,10 @@ from toque.training.distributed.sharing import Sharing, own_part
 from toque.units import Cursor, Progress
 
 _OF_COLLECTIVES: Final = ("gloo", "nccl", "connection", "process group", "pair closure")
-"""Words of errors that a backend raises during backward, where others come from, too.
-
-The last is gloo's, of a sum that waits beside the one that ran out of time: it names no backend,
-and which of the two ends the backward pass is a race.
-"""
-_ANSWER_SECONDS: Final = 3.0
-"""Time for the others to say that they wait, too."""
-_FAREWELL_SECONDS: Final = 60.0
-"""Most that rank 0 waits for the others at the end of a run, which is over."""
+"""Words of errors that a backend raises during backward, where others come from, too; the last of a
+sum of gloo's that waits beside the one that ran out of time."""
+_ANSWER_SECONDS: Final = 3.0  # for the others to say that they wait, too
+_FAREWELL_SECONDS: Final = 60.0  # most that rank 0 waits at the end of a run, which is over
 _BY_ITSELF: Final = (
     ""
     if is_launched()
@@ -145,8 +137,7 @@ class RankFailures:
 class Ranks:
     """This process among those that share the run; alone unless made by `process_group.joined`.
 
-    Every method that exchanges something raises RankLost when another rank is gone or does not
-    answer.
+    What exchanges something raises RankLost when another rank is gone or does not answer.
     """
 
     rank: int = 0
@@ -243,9 +234,9 @@ class Ranks:
         ]
         if wrong:
             raise CheckpointError(
-                f"The ranks do not agree {when}: {'; '.join(wrong)}. Nothing was saved of it and "
-                "the last checkpoint stands. All ranks must see the same run folder, model and "
-                "store, on the same kind of device; if they do, suspect a machine's memory."
+                f"The ranks do not agree {when}: {'; '.join(wrong)}. The last checkpoint stands. "
+                "All ranks must see the same run folder, model and store, on the same kind of "
+                "device; if they do, suspect a machine's memory."
             )
 
     def _exchange(self, act: Callable[[], object]) -> None:

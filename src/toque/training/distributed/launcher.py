@@ -27,7 +27,6 @@ from toque.hardware.processor import usable_cores
 LAUNCHER_VARIABLE: Final = "TOQUE_LAUNCHER"
 """Environment variable of a rank: the process of the launcher that started it."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Passed on to the ranks, which finish the step, save and leave."""
 _AGREED: Final = {0, Interrupted.exit_code}
 """Exit codes of ranks that left together."""
 _FINAL: Final = {*range(ConfigError.exit_code, NonFiniteError.exit_code + 1)}
@@ -35,16 +34,14 @@ _FINAL: Final = {*range(ConfigError.exit_code, NonFiniteError.exit_code + 1)}
 _END_SECONDS: Final = 30
 """Seconds from one rank's failure until the others, which mostly notice and say so, are killed."""
 _LOOK_SECONDS: Final = 0.1
-_PARENT_DEATH_SIGNAL: Final = 1
-"""PR_SET_PDEATHSIG of linux/prctl.h."""
 
 
 def launch(command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[str], None]) -> int:
     """Start the ranks, wait until they have ended, and start them again after a loss.
 
-    There is one rank a GPU; without a GPU they share the CPU. All start again from the newest
-    checkpoint, at most `restarts` times, when one was lost. The exit code is what the ranks agree
-    on, or that of the first that failed; RankLost if they were killed, and none is left to say so.
+    All start again from the newest checkpoint, at most `restarts` times, when one was lost. The
+    exit code is what the ranks agree on, or that of the first that failed; RankLost if they were
+    killed, and none is left to say so.
     """
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
@@ -81,8 +78,8 @@ def refuse_impossible(gpus: int, restarts: int) -> None:
     found = torch.cuda.device_count()
     if 0 < found < gpus:
         raise ConfigError(
-            f"{argument('gpus')} is {gpus}, and this machine has {found} CUDA "
-            f"device{'s' if found > 1 else ''} (CUDA_VISIBLE_DEVICES is "
+            f"{argument('gpus')} is {gpus}, and this machine has {found} CUDA device"
+            f"{'s' if found > 1 else ''} (CUDA_VISIBLE_DEVICES is "
             f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}); each process needs one of "
             f"its own. Give {argument(f'gpus={found}')} or fewer."
         )
@@ -110,8 +107,7 @@ class LaunchedRanks:
         self._codes: dict[int, int] = {}
         """Exit codes by rank, in the order in which they ended; a signal's is negative."""
         self._given_up: set[int] = set()
-        self._signal: signal.Signals | None = None
-        """The last signal that was passed on."""
+        self._signal: signal.Signals | None = None  # the last that was passed on
 
     def run(self, restart: int) -> None:
         """Start all ranks and wait for their ends; `restart` counts the attempts before."""
@@ -200,4 +196,4 @@ def is_launched() -> bool:
 def follow_launcher() -> None:
     """Ask Linux for SIGTERM when the launcher is gone: no rank trains on unseen."""
     if os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid()) and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -32,22 +32,15 @@ _STARTING: Final = f"toque train CONFIG {argument('gpus=2')}"
 BEAT = 10.0
 """Seconds between two signs of life of rank 0 while it works alone."""
 TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
-"""Environment variable: seconds that ranks wait for each other before the run is given up. One
-rank's evaluating, writing texts and saving must fit in, hence half an hour when it is not set."""
-_TIMEOUT_SECONDS: Final = 1800
-
-
+"""Environment variable: seconds that ranks wait for each other before the run is given up."""
+_TIMEOUT_SECONDS: Final = 1800  # one rank's evaluating, writing texts and saving must fit in
 _KEPT: Final[list[ProcessGroup]] = []
 """Groups that were left; they live as long as the process."""
 
 
 @contextmanager
 def joined(*, strategy: Strategy) -> Iterator[Ranks]:
-    """Be one of the ranks while inside; leaving without an error waits for the others.
-
-    The strategy auto takes the processes there are; single wants one; ddp wants to have been
-    started as one of several, and fsdp to be one of several.
-    """
+    """Be one of the ranks while inside; leaving without an error waits for the others."""
     world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
     if strategy == "single" and world_size > 1:
         raise ConfigError(
@@ -59,8 +52,8 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
         found = os.environ.get("WORLD_SIZE", "not set")
         raise ConfigError(
             f"train.strategy is {strategy}, and this process was started alone (WORLD_SIZE is "
-            f"{found}). Start several with `{_STARTING}`; `accelerate launch --cpu` starts one "
-            "whatever --num_processes says. Or set train.strategy=auto."
+            f"{found}), as `accelerate launch --cpu` does whatever --num_processes says. Start "
+            f"several with `{_STARTING}`, or set train.strategy=auto."
         )
     if world_size == 1:
         yield Ranks()
@@ -110,9 +103,8 @@ def _joined(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
     except (RuntimeError, ValueError) as error:
         raise RankLost(
             f"Rank {rank} of {world_size} could not join the others: "
-            f"{str(error).splitlines()[0]}. Start all of them together, e.g. `{_STARTING}`; "
-            "across machines each needs the same "
-            "MASTER_ADDR and MASTER_PORT, reachable from all."
+            f"{str(error).splitlines()[0]}. Start all of them together, e.g. `{_STARTING}`; across "
+            "machines each needs the same MASTER_ADDR and MASTER_PORT, reachable from all."
         ) from error
     failures = RankFailures(PrefixStore("ranks", store), rank, world_size, timeout_seconds)
     failures.enrol()
@@ -134,9 +126,6 @@ def while_others_wait(ranks: Ranks, work: Callable[[], None]) -> None:
     if not ranks.is_main:
         while not ranks.broadcast():
             pass
-        return
-    if not ranks.is_distributed:
-        work()
         return
     done = threading.Event()
 
@@ -175,8 +164,7 @@ def refuse_unlike(ranks: Ranks, facts: Mapping[str, str]) -> None:
     if told:
         raise ConfigError(
             f"The {ranks.world_size} ranks are not alike: {'; '.join(told)}. They share every "
-            "update, so all need the same installation, and the same command with the same files. "
-            "Nothing was computed or written."
+            "update, so all need the same installation, and the same command with the same files."
         )
 
 

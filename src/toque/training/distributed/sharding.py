@@ -30,11 +30,10 @@ _BIAS = "relative_attention_bias"
 
 @final
 class Sharded(Sharing):
-    """A model whose weights are divided among the ranks.
+    """A model whose weights are divided among the ranks, in place, onto `device`.
 
-    The whole `model`, on the CPU or on `device`, is divided in place, onto `device`. On CUDA the
-    weights of blocks are gathered in `dtype`, that of matrix products; elsewhere in their own, and
-    autocast rounds them.
+    On CUDA the weights of blocks are gathered in `dtype`, that of matrix products; elsewhere in
+    their own, and autocast rounds them.
     """
 
     strategy = "fsdp"

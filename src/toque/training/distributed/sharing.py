@@ -1,10 +1,9 @@
 """Sharing of an update: how the ranks of a run hold its model and sum its gradients.
 
-Each rank computes the gradient of its share of an update's rows. Losses are sums, divided by the
-target tokens of the whole update before any backward, so the sum of the ranks' gradients is the
-gradient of one process. PyTorch's own engine adds them while backward goes on:
-DistributedDataParallel where every rank holds all weights (here), FSDP2 where each holds a part
-(`sharding.py`). Both average by default and are told to sum.
+Losses are sums, divided by the target tokens of the whole update before any backward, so the sum of
+the ranks' gradients is the gradient of one process. PyTorch's own engine adds them while backward
+goes on: DistributedDataParallel where every rank holds all weights (here), FSDP2 where each holds a
+part (`sharding.py`). Both average by default and are told to sum.
 """
 
 from __future__ import annotations
@@ -169,8 +168,7 @@ def gathered(
 ) -> dict[str, dict[str, Tensor]]:
     """The tensors of a save, made whole one after another; a collective where any is divided.
 
-    `keep` is true on the rank that writes. It gets divided tensors in host memory, and those that
-    are whole as they are; the others hold one whole tensor at a time and get nothing.
+    The rank that keeps them gets divided ones in host memory, the others get nothing.
     """
     found: dict[str, dict[str, Tensor]] = {}
     for file, tensors in files.items():
