@@ -32,10 +32,8 @@ from toque.storage.atomic import md5_of
 from toque.storage.no_follow import open_plain
 
 SCHEMES: Final = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
-_PART_BYTES: Final = 16 << 20
-"""Bytes of one part of an upload; after a broken connection one part is repeated, not the file."""
-_MOST_READ: Final = 1 << 24
-"""Bytes of a lock or a manifest; both have fewer."""
+_PART_BYTES: Final = 16 << 20  # of an upload: one part is repeated when a connection breaks
+_MOST_READ: Final = 1 << 24  # a lock or a manifest has fewer bytes
 _EXISTS: Final = ("412", "PreconditionFailed", "conditionNotMet")
 _ENDPOINT: Final = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
 _SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
@@ -51,8 +49,7 @@ _HOW: Final = {
         "S3 service such as MinIO set AWS_ENDPOINT_URL."
     ),
 }
-DEADLINE: Final = 120.0
-"""Seconds after which a request that keeps failing is given up."""
+DEADLINE: Final = 120.0  # seconds after which a request that keeps failing is given up
 FIRST_WAIT = 0.5
 LONGEST_WAIT: Final = 30.0
 _DENIED: Final = ("401", "403", "Forbidden", "AccessDenied", "Unauthorized", "InvalidAccessKeyId")
@@ -117,12 +114,7 @@ def _is_denied(error: Exception) -> bool:
 @final
 @dataclass
 class Retry:
-    """Repeats requests.
-
-    Args:
-        deadline: seconds for one request, repeats included; 0 for a single try.
-        stop: set by whoever does not want to wait any longer.
-    """
+    """Repeats requests, each for `deadline` seconds at most, until somebody sets `stop`."""
 
     deadline: float = DEADLINE
     stop: threading.Event = field(default_factory=threading.Event)
@@ -171,9 +163,8 @@ def is_remote(path: str) -> bool:
         return False
     if scheme not in SCHEMES:
         raise SourceBucketError(
-            f"The source {scheme}://... is at a kind of address that is not read. Sources are "
-            "files of this machine, gs:// and s3:// addresses, or hf:NAME. Fetch it first, and "
-            "name the file."
+            f"The source {scheme}://... is at a kind of address that is not read: gs://, s3:// and "
+            "hf:NAME are. Fetch it first, and name the file."
         )
     return True
 
@@ -183,18 +174,15 @@ def is_remote(path: str) -> bool:
 class Bucket:
     """A place in a bucket, with the credentials that were found.
 
-    Every method that asks the service raises BucketError, a paragraph on what failed and what to
-    do that never holds a secret, when the service refuses or stays away.
+    Every method that asks the service raises BucketError when it refuses or stays away.
     """
 
     scheme: str
     path: str
     """The address without its scheme: "bucket/runs/a", or with a pattern "bucket/dumps/*.json"."""
-    files: Any
-    """fsspec's file system."""
+    files: Any  # fsspec's file system
     anonymous: bool
-    failures: tuple[type[Exception], ...]
-    """Raised by the library when a request fails."""
+    failures: tuple[type[Exception], ...]  # what the library raises when a request fails
     use: BucketUse
     retry: Retry = field(default_factory=Retry)
 
@@ -386,8 +374,7 @@ class Bucket:
         if (size := self.info(self._key(name)).bytes) > most:
             raise CheckpointError(
                 f"{self.address}/{name} has {size:,} bytes, and no more than {most:,} belong "
-                "there, so it was not read. Put the right file in its place, or choose another "
-                "address."
+                "there. Put the right file in its place, or choose another address."
             )
 
     def _verify(self, name: str, size: int, md5: str) -> None:
@@ -424,9 +411,8 @@ def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> 
     if not name or "@" in name or any(sign in name for sign in "*?["):
         # The name is not shown: before an @ some tools take a key and its secret.
         raise use.error(
-            f"{use.setting} begins with {scheme}:// and names no usable bucket after it. An "
-            f"address is {scheme}://BUCKET/FOLDER/ or {scheme}://BUCKET/NAME, patterns only after "
-            "the bucket and keys never in it."
+            f"{use.setting} names no usable bucket. An address is {scheme}://BUCKET/FOLDER/ or "
+            f"{scheme}://BUCKET/NAME, patterns only after the bucket and keys never in it."
         )
     return Bucket(scheme, path, *_opened(scheme, use), use, Retry(deadline))
 

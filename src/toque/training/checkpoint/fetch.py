@@ -2,8 +2,7 @@
 
 Everything is fetched aside, verified, and only then put in the place of what lies here. The
 checkpoint comes last: a start that a broken line ended finds it missing and fetches again. Whatever
-else lies in the folder or the bucket stays there: a key, a dump of memory, a page with a script. A
-report is made anew by `toque report`.
+else lies in the folder or the bucket stays there: a key, a dump of memory, a page with a script.
 """
 
 from __future__ import annotations
@@ -50,11 +49,7 @@ MODEL_FILES: Final = tuple(f"model/{name}" for name in _MODEL)
 
 
 def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
-    """Bring the folder `run` up to what the bucket holds, when that is further than what lies here.
-
-    The step fetched is given; None when what lies here is as new, or there is nothing. `say` is
-    told what was fetched, and what could not be used.
-    """
+    """Bring the folder `run` up to what the bucket holds, if that is further; its step."""
     names, steps, here = _there_and_here(bucket, run)
     reasons: list[str] = []
     for step in steps:
@@ -118,9 +113,8 @@ def _there_and_here(bucket: Bucket, run: Path) -> tuple[list[str], list[str], Ma
         if there.data_fingerprint != here.data_fingerprint:
             raise CheckpointError(
                 f"{bucket.address} holds a run that was trained on another store (fingerprint "
-                f"{there.data_fingerprint[:12]}) than the one in this run's folder "
-                f"({here.data_fingerprint[:12]}); uploading would mix the two. Choose another "
-                "checkpoint.upload, or another run_dir."
+                f"{there.data_fingerprint[:12]}) than the one here ({here.data_fingerprint[:12]}). "
+                "Choose another checkpoint.upload, or another run_dir."
             )
         return names, steps, here
     if unread is not None:
@@ -172,11 +166,7 @@ def _fetched(bucket: Bucket, place: str, run: Path) -> Iterator[Manifest]:
 
 
 def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
-    """The best models, and the run's small files.
-
-    A damaged best model is named and passed over: it is not needed to continue. A line that broke
-    is not passed over, or the run would end with another model than without the fault.
-    """
+    """The best models, of which a damaged one is passed over, and the run's small files."""
     for best in complete_steps(names, "best"):
         try:
             here, there = run / "best" / best, bucket.read(f"best/{best}/{MANIFEST}")

@@ -38,12 +38,15 @@ from toque.training.state_values import (
 )
 from toque.units import Cursor, Progress
 
+_UNFIT: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
+"""Errors that parts may raise when they are handed a state of another form."""
+
 
 class Stateful(Protocol):
-    """A part of the trainer with JSON of its own."""
+    """A part of the trainer with JSON of its own, which a restart cannot recompute."""
 
     def state_dict(self) -> State | None:
-        """JSON that a restart cannot recompute."""
+        """JSON of this part."""
 
     def load_state_dict(self, state: Any) -> None:
         """Restore `state_dict`'s result."""
@@ -93,12 +96,12 @@ class TrainerState:
             for name, part in parts.items():
                 part.load_state_dict(state[name])
             return found, _notes_on(checkpoint, versions, state, ranks)
-        except _UNREADABLE as error:
+        except _UNFIT as error:
             missing = "lacks " if isinstance(error, KeyError) else ""
             raise CheckpointError(
-                f"{checkpoint.path} has a state this Toque cannot read: {missing}{error}. Its "
-                "hashes are right, so it was written so: put a whole copy in its place, or move it "
-                "away to continue from the one before it."
+                f"{checkpoint.path} has a state this Toque cannot read, though its hashes are "
+                f"right: {missing}{error}. Put a whole copy in its place, or move it away to "
+                "continue from the one before it."
             ) from error
 
     def refuse_other_data(self, batches: Batches, *, where: str) -> None:
@@ -115,18 +118,6 @@ class TrainerState:
                 f"{self.progress.epoch:g} epochs{why}. Put a whole copy in its place, or move it "
                 "away to continue from the one before it."
             )
-
-
-_UNREADABLE: Final = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-    RuntimeError,
-)
-"""Errors that parts may raise when they are handed a state of another form."""
 
 
 def _checked(state: Mapping[str, Any], part: str, repeated: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -181,8 +172,7 @@ def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
     name, fault = ranks.broadcast((name, fault))
     if fault:
         raise CheckpointError(
-            f"{folder} cannot be written ({fault}). Choose another run_dir, or mend its "
-            "permissions."
+            f"{folder} cannot be written ({fault}). Mend it, or choose another run_dir."
         )
     seen = ranks.all_gather((folder / name).exists())
     if ranks.is_main:
@@ -190,11 +180,9 @@ def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
     if not all(seen):
         blind = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
         raise CheckpointError(
-            f"Rank {blind} does not see what rank 0 writes in {folder}. A run over several "
-            "machines needs a folder that all of them see: put run_dir on a file system that they "
-            "share, to continue from there whichever machine is lost. Where run_dir is a bucket's "
-            "address, set TOQUE_CACHE to a shared folder on every machine: its working files lie "
-            "there."
+            f"Rank {blind} does not see what rank 0 writes in {folder}. Put run_dir on a file "
+            "system that all machines share. Where it is a bucket's address, set TOQUE_CACHE to a "
+            "shared folder on every machine: its working files lie there."
         )
 
 
@@ -208,10 +196,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str) -> None:
-    """Copy `tensors` into `model`; names, shapes and dtypes must be exactly those it would save.
-
-    Otherwise the CheckpointError names each difference, and nothing is copied.
-    """
+    """Copy `tensors` into `model`; else a CheckpointError names each difference from its own."""
     own = model_tensors(model)
     wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
     wrong += [f"{name} is unknown to the model" for name in tensors.keys() - own.keys()]
@@ -260,8 +245,7 @@ def load_tensors(
 
 def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
     """Facts about this machine that the last bits of a sum depend on, besides versions."""
-    # Kernels are chosen by the instructions a processor has (and matrix products on a GPU by its
-    # kind), and another kernel adds up in another order.
+    # Kernels are chosen by a processor's instructions and a GPU's kind, and add up differently.
     return {
         "threads": torch.get_num_threads(),
         "ranks": ranks.world_size,
@@ -282,8 +266,7 @@ def _notes_on(
         if saved.get(name) != versions.get(name)
     ]
     for name, now in environment_fingerprint(ranks).items():
-        # An entry that an older checkpoint lacks counts as unchanged.
-        then = type(now)(state.get(name, now))
+        then = type(now)(state.get(name, now))  # what an older checkpoint lacks is unchanged
         if then != now:
             changed.append(f"{name}: {then} -> {now}")
     if changed:

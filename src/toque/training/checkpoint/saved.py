@@ -4,8 +4,7 @@
     step-00000200/{shard-00000-of-00002.safetensors, ..., shards.json, state.json, manifest.json}
 
 A checkpoint exists when its manifest verifies: JSON with the size and SHA-256 of its files, written
-last. A reader trusts nothing it says about places: file names are plain names in the same folder.
-Whatever the layout, the tensors are those of one process: any number of ranks reads either.
+last. Whatever the layout, the tensors are those of one process: any number of ranks reads either.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ SHARDED: Final = 2
 """Formats of a checkpoint, by its layout. A new one adds a number; `tests/golden/checkpoint-v*`
 holds a checkpoint of each, which must load to the same loss."""
 MANIFEST: Final = "manifest.json"
-MOST_BYTES: Final = 1 << 24
-"""A manifest, and any small file of a run, has less."""
+MOST_BYTES: Final = 1 << 24  # a manifest, and any small file of a run, has less
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,11 +52,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     files: tuple[FileEntry, ...]
     settings: dict[str, Any]
-    """The configuration it was saved under."""
     metrics: dict[str, float] = {}
     """Metrics of the evaluation that made it one of the best; empty in an ordinary checkpoint."""
     self_sha256: str = ""
-    """SHA-256 of this file's bytes with these digits left out."""
 
     def to_json(self) -> bytes:
         """Indented JSON, for people and for `read_manifest`."""
@@ -104,10 +100,9 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
             raise CheckpointError(f"{place} has format {found.format}, which no Toque ever wrote.")
         if found.settings is msgspec.UNSET:
             raise OtherFormatError(
-                f"{place} was written by version 0.1.0 of Toque, as it was before checkpoints held "
-                "the settings they were saved under. This version does not read it, and nothing "
-                "was touched. The version of that day does: finish the run with it, or export its "
-                "model there and begin a new run from that."
+                f"{place} was written by version 0.1.0 of Toque. This version does not read it, and "
+                "nothing was touched. The version of that day does: finish the run with it, or "
+                "export its model there and begin a new run from that."
             )
         manifest = decode_json(text, Manifest)
     except msgspec.DecodeError as error:
@@ -122,11 +117,10 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise CheckpointError(f"{place} lists {', '.join(doubled)} more than once.")
-    seal = seal_of(text)
-    if seal == "absent":
-        raise CheckpointError(f"{place} is damaged: it has no hash of itself ({KEY}).")
-    if seal == "damaged":
-        raise CheckpointError(f"{place} is damaged: it does not have the hash that stands in it.")
+    if (seal := seal_of(text)) != "whole":
+        absent = f"it has no hash of itself ({KEY})"
+        why = absent if seal == "absent" else "it does not have the hash that stands in it"
+        raise CheckpointError(f"{place} is damaged: {why}.")
     return manifest
 
 
@@ -170,10 +164,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every file has been verified; others in its folder are never read.
-
-    Reading raises CheckpointError where it holds no such thing.
-    """
+    """A checkpoint whose every file has been verified; others in its folder are never read."""
 
     path: Path
     manifest: Manifest
@@ -188,8 +179,7 @@ class Checkpoint:
     def tensors(self, stem: str, like: Like = lambda _name: None) -> dict[str, Tensor]:
         """The tensors saved as `stem`: "model", "optimizer" or "average".
 
-        `like` gives the tensor of this run that a stored one belongs to, by its name. Where that is
-        a DTensor of the same shape, this rank's slice alone is read, into a DTensor.
+        Where `like` gives a DTensor of a stored one's name and shape, this rank's slice is read.
         """
         layout = self.layout()
         if layout is None:

@@ -1,9 +1,8 @@
 """Upload of checkpoints to a bucket, in the background while training goes on.
 
-A checkpoint to be uploaded is hard-linked into `outbox/`: that costs no space while it is kept
-anyway, and retention may delete the original meanwhile. The queue is bounded: while the service is
-down, the newest and the best stay and older ones are given up, counted. Content goes first,
-verified; the manifest goes last, and only it makes a checkpoint of it.
+A checkpoint to be uploaded is hard-linked into `outbox/`: retention may delete the original. While
+the service is down, the newest and the best stay there and older ones are given up, counted.
+Content goes first, verified; the manifest goes last, and only it makes a checkpoint of it.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ from toque.training.checkpoint.fetch import MODEL_FILES, OUTBOX, complete_steps,
 from toque.training.checkpoint.saved import MANIFEST, read_manifest
 from toque.units import Progress
 
-QUEUE: Final = 2
-"""Checkpoints that wait at most, best models not counted."""
-_KINDS: Final = ("best", "checkpoints")
-"""Folders of checkpoints, in the order in which they are uploaded."""
+QUEUE: Final = 2  # checkpoints that wait at most, best models not counted
+_KINDS: Final = ("best", "checkpoints")  # in the order in which they are uploaded
 _AGAIN_AFTER: Final = 30.0
 """Seconds until a store that was down is tried again, if no new checkpoint comes before."""
 
@@ -41,7 +38,6 @@ class UploadCounts:
     uploaded: int = 0
     failed: int = 0
     given_up: int = 0
-    """Older ones that the queue had no place for while the service was down."""
     newest_step: int | None = None
 
     def in_words(self) -> str:
