@@ -39,8 +39,7 @@ def read_npy_header(file: IO[bytes]) -> Header:
 def check_safetensors_header(path: Path) -> None:
     """Refuse a header larger than its file or the cap, no JSON, or with a name twice.
 
-    Of two equal names the library takes one and another reader the other. Sizes, offsets and
-    overlaps are the library's to check; it does so before it makes a tensor.
+    Of two equal names readers take either. The library checks sizes, offsets and overlaps itself.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -67,10 +66,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def with_sorted_metadata(data: bytes) -> bytes:
-    """The same safetensors file with its metadata in the order of their names.
-
-    The library writes them in another order every time, so that equal tensors are unequal files.
-    """
+    """The same safetensors file with its metadata sorted, so that equal tensors are equal files."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     if "__metadata__" in header:

@@ -296,8 +296,7 @@ class Bucket:
     def put(self, name: str, data: bytes, *, new: bool = False) -> bool:
         """Write an object, if `new` only where there is none; False when there is another one.
 
-        One of the same content counts as ours: the reply to an earlier try was lost. A service
-        without preconditions ignores `new`.
+        One of the same content counts as ours: the reply to an earlier try was lost.
         """
 
         def ask() -> bool:
@@ -316,8 +315,8 @@ class Bucket:
     def put_file(self, path: Path, name: str, *, grows: bool = False) -> None:
         """Write a plain file of this machine; one that is there with this content is left.
 
-        What `grows` is appended to meanwhile, so that what it has now is copied first. A file that
-        cannot be read, or is a link or no plain file, is an OSError.
+        What `grows` is appended to meanwhile, so what it has now is copied first; a link, or what
+        cannot be read, is an OSError.
         """
         with ExitStack() as stack:
             file: BinaryIO = stack.enter_context(open_plain(path))
@@ -419,8 +418,7 @@ def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> 
 
 _UNCACHED: Final = {"use_listings_cache": False, "skip_instance_cache": True}
 Opened = tuple[Any, bool, tuple[type[Exception], ...]]
-"""fsspec's file system; whether no credentials were found; what the library raises when a request
-fails."""
+"""The fields `files`, `anonymous` and `failures` of a `Bucket`."""
 
 
 def _opened(scheme: str, use: BucketUse) -> Opened:

@@ -96,8 +96,7 @@ def fetch(
 ) -> list[tuple[Path, str]]:
     """The places of the files in the cache, whole, and their SHA-256, in the order given.
 
-    A whole file is not fetched again: its size, tag and SHA-256 are compared. After a
-    SourceBucketError what has come is kept.
+    A file whose size, tag and SHA-256 are right is not fetched again.
     """
     cache = cache or cache_folder("sources")
     places, total = [place_of(file, cache) for file in files], sum(file.bytes for file in files)

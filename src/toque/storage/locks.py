@@ -132,9 +132,8 @@ def _holder_of(path: Path) -> str:
 def shared_lock(path: Path, on_busy: OnBusy) -> Iterator[None]:
     """Hold the lock file `path` together with others, against whoever wants it alone.
 
-    Where the file can neither be made nor opened, or the file system knows no locks, nothing is
-    held: a reader has no right to demand more. (filelock shares locks through a database in the
-    file, which a reader who may not write there cannot have.)
+    Where it can neither be made nor opened, or the file system knows no locks, nothing is held.
+    (filelock shares locks through a database in the file, which a reader may not write.)
     """
     for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # a store may belong to somebody else
         with suppress(OSError):

@@ -85,10 +85,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def parse_manifest(text: bytes, place: str) -> Manifest:
-    """The manifest in `text`, which was read from `place`, its form and its own hash checked.
-
-    A damaged one is a CheckpointError, and one that this version cannot read OtherFormatError.
-    """
+    """The manifest in `text`, read from `place`; a CheckpointError unless its form and hash fit."""
     try:
         found = decode_json(text, _Version)
         if found.format > SHARDED:
@@ -100,7 +97,7 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
             raise CheckpointError(f"{place} has format {found.format}, which no Toque ever wrote.")
         if found.settings is msgspec.UNSET:
             raise OtherFormatError(
-                f"{place} was written by version 0.1.0 of Toque. This version does not read it, and "
+                f"{place} was written by version 0.1.0 of Toque. This one does not read it, and "
                 "nothing was touched. The version of that day does: finish the run with it, or "
                 "export its model there and begin a new run from that."
             )

@@ -138,10 +138,7 @@ class CheckpointStore:
 
     @contextmanager
     def claimed(self) -> Iterator[list[str]]:
-        """Remove the leftovers of killed saves, whose names are given; the caller holds the lock.
-
-        A folder that is not where it was in the end is a CheckpointError.
-        """
+        """Remove what killed saves left, whose names are given; the caller holds the lock."""
         yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(self.folder.parent)
         refuse_moved(self.folder)
 
@@ -178,10 +175,7 @@ class CheckpointStore:
         return len(kept) < self.keep_best or rank < kept[self.keep_best - 1]
 
     def newest_valid(self) -> Checkpoint | None:
-        """The newest checkpoint that verifies, with the newer ones that did not; None for none.
-
-        Where not one can be used, that is a CheckpointError.
-        """
+        """The newest checkpoint that verifies; a CheckpointError if there are and none does."""
         skipped: list[Skipped] = []
         for path in step_folders(self.here):
             try:

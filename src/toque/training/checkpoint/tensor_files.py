@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
@@ -134,36 +133,20 @@ Like = Callable[[str], Tensor | None]
 """The tensor of this run that a stored one belongs to, by the stored one's name."""
 
 
-@dataclass(frozen=True)
-class TensorPart:
-    """The part of a tensor that a rank holds: [start, stop) along `dim`."""
+def _part_of(tensor: DTensor) -> tuple[int, int, int]:
+    """This rank's part of a DTensor: (dim, start, stop), of which it holds [start, stop)."""
+    (placement,) = tensor.placements
+    # Alone `Shard` itself; what FSDP makes of a tensor that was cut before is another.
+    assert type(placement).__name__ == "Shard", "cut along one dimension of the tensor"
+    dim, index = cast("Shard", placement).dim % tensor.ndim, tensor.device_mesh.get_local_rank()
+    length = tensor.shape[dim]
+    most = -(-length // tensor.device_mesh.size())  # as torch.chunk, by which DTensor cuts
+    return dim, min(length, most * index), min(length, most * (index + 1))
 
-    dim: int
-    start: int
-    stop: int
 
-    @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> TensorPart:
-        """All of a tensor; of a scalar [0, 1)."""
-        return cls(0, 0, shape[0] if shape else 1)
-
-    @classmethod
-    def of(cls, tensor: DTensor) -> TensorPart:
-        """This rank's part of a DTensor."""
-        (placement,) = tensor.placements
-        # Alone `Shard` itself; what FSDP makes of a tensor that was cut before is another.
-        assert type(placement).__name__ == "Shard", "cut along one dimension of the tensor"
-        dim, index = cast("Shard", placement).dim % tensor.ndim, tensor.device_mesh.get_local_rank()
-        length = tensor.shape[dim]
-        most = -(-length // tensor.device_mesh.size())  # as torch.chunk, by which DTensor cuts
-        return cls(dim, min(length, most * index), min(length, most * (index + 1)))
-
-    def region(self, shape: tuple[int, ...]) -> Region:
-        """The part as a region of a tensor of `shape`."""
-        ranges = [slice(0, length) for length in shape]
-        if shape:
-            ranges[self.dim] = slice(self.start, self.stop)
-        return tuple(ranges)
+def _ranges(shape: Sequence[int], dim: int, start: int, stop: int) -> Region:
+    """The region [start, stop) along `dim` of a tensor of `shape`."""
+    return tuple(slice(start, stop) if d == dim else slice(0, n) for d, n in enumerate(shape))
 
 
 def shard_of(
@@ -179,10 +162,11 @@ def shard_of(
     cut: dict[str, CutTensor] = {}
     for stem, named in tensors.items():
         for name, tensor in named.items():
-            shape, local, part = tuple(tensor.shape), tensor, TensorPart.whole(tuple(tensor.shape))
+            shape, local = tuple(tensor.shape), tensor
+            dim, start, stop = 0, 0, shape[0] if shape else 1
             if is_divided(tensor):
-                part, local = TensorPart.of(tensor), tensor.to_local()
-                if part.start == part.stop and tensor.numel():
+                (dim, start, stop), local = _part_of(tensor), tensor.to_local()
+                if start == stop and tensor.numel():
                     continue
             else:
                 owner = loads.index(min(loads))
@@ -191,7 +175,7 @@ def shard_of(
                     continue
             key, dtype = f"{stem}/{name}", str(tensor.dtype).removeprefix("torch.")
             slices[key] = local
-            cut[key] = CutTensor(dtype, shape, part.dim, ((0, part.start, part.stop),))
+            cut[key] = CutTensor(dtype, shape, dim, ((0, start, stop),))
     return slices, cut
 
 
@@ -256,11 +240,11 @@ def _as_held(
 ) -> Tensor:
     """A stored tensor whole, or divided as this run's own is where that has the same shape."""
     if own is None or not is_divided(own) or tuple(own.shape) != shape:
-        return read(TensorPart.whole(shape).region(shape))
+        return read(tuple(slice(0, length) for length in shape))
     from torch.distributed.tensor import DTensor  # loading it takes a second
 
     return DTensor.from_local(
-        read(TensorPart.of(own).region(shape)),
+        read(_ranges(shape, *_part_of(own))),
         own.device_mesh,
         own.placements,
         run_check=False,
@@ -275,7 +259,7 @@ def _joined_region(
     """A region of a tensor from the slices that it overlaps."""
     result = torch.empty([r.stop - r.start for r in wanted], dtype=DTYPES[tensor.dtype])
     for number, start, stop in tensor.slices:
-        stored = TensorPart(tensor.dim, start, stop).region(tensor.shape)
+        stored = _ranges(tensor.shape, tensor.dim, start, stop)
         common = [
             slice(max(a.start, b.start), min(a.stop, b.stop))
             for a, b in zip(stored, wanted, strict=True)

@@ -213,10 +213,7 @@ class Ranks:
     def assert_in_sync(
         self, when: str, sharing: Sharing, progress: Progress, cursor: Cursor
     ) -> None:
-        """Make sure that all ranks are at the same place with the same weights, or CheckpointError.
-
-        Trainable weights that every rank holds whole are compared by their sum.
-        """
+        """Make sure that all ranks are at one place with the same weights, or CheckpointError."""
         if not self.is_distributed:
             return
         facts: dict[str, Any] = {

@@ -39,9 +39,8 @@ _LOOK_SECONDS: Final = 0.1
 def launch(command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[str], None]) -> int:
     """Start the ranks, wait until they have ended, and start them again after a loss.
 
-    All start again from the newest checkpoint, at most `restarts` times, when one was lost. The
-    exit code is what the ranks agree on, or that of the first that failed; RankLost if they were
-    killed, and none is left to say so.
+    The exit code is what the ranks agree on, or that of the first that failed; RankLost if they
+    were killed, and none is left to say so.
     """
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
