@@ -9,7 +9,6 @@ from toque.storage.atomic import (
     atomic_folder,
     atomic_write,
     no_hook,
-    remove_folder,
     sha256_of,
     sweep,
 )
@@ -76,13 +75,6 @@ def test_a_failure_leaves_the_old_folder_and_nothing_else(tmp_path, stage):
     assert [p.name for p in tmp_path.iterdir()] == ["step"]
 
 
-def test_a_folder_of_the_same_name_is_replaced(tmp_path):
-    write_folder(tmp_path / "step", {"a": b"old", "b": b"old"})
-    write_folder(tmp_path / "step", {"a": b"new"})
-    assert content_of(tmp_path / "step") == {"a": b"new"}
-    assert [p.name for p in tmp_path.iterdir()] == ["step"]
-
-
 def test_sweeping_removes_leftovers_and_puts_back_what_was_set_aside(tmp_path):
     write_folder(tmp_path / "temp-step-1-77", {"a": b"half"})
     write_folder(tmp_path / "aside-step-2", {"a": b"old"})
@@ -91,11 +83,3 @@ def test_sweeping_removes_leftovers_and_puts_back_what_was_set_aside(tmp_path):
     assert sweep(tmp_path) == ["temp-step-1-77", "aside-step-3"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-2", "step-3"]
     assert content_of(tmp_path / "step-3") == {"a": b"new"}
-
-
-def test_removing_takes_the_name_away_first(tmp_path):
-    write_folder(tmp_path / "step", {"a": b"1"})
-    seen = []
-    remove_folder(tmp_path / "step", after=lambda _s: seen.append((tmp_path / "step").exists()))
-    assert seen == [False, False]
-    assert list(tmp_path.iterdir()) == []

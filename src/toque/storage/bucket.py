@@ -79,8 +79,7 @@ class BucketUse:
 
     setting: str
     rights: str
-    kept: str
-    """A sentence on what a failure leaves intact."""
+    kept: str  # a sentence on what a failure leaves intact
     error: type[BucketError]
 
 
@@ -145,10 +144,8 @@ class RemoteFile:
     scheme: str
     key: str
     bytes: int
-    tag: str
-    """Changes with the content: MD5 or generation of gs, ETag of s3."""
-    md5: str | None
-    """MD5 of the content in hexadecimal, where the service tells it."""
+    tag: str  # changes with the content: MD5 or generation of gs, ETag of s3
+    md5: str | None  # MD5 of the content in hexadecimal, where the service tells it
 
     @property
     def address(self) -> str:

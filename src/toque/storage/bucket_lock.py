@@ -35,8 +35,7 @@ class BucketLock:
 
     bucket: Bucket
     heartbeat: float = HEARTBEAT
-    stale: float = STALE
-    """Seconds to watch a lock of another machine before taking it over."""
+    stale: float = STALE  # seconds to watch a lock of another machine before taking it over
     settle: float = _SETTLE
     lost: threading.Event = field(default_factory=threading.Event)
     """Another process has taken the run over; nothing more may be written."""

@@ -45,8 +45,7 @@ CHUNK_BYTES = 8 << 20  # of one range request; a cut connection costs at most th
 THREADS = 8
 _TRIES = 3  # to fetch a file whose checksum is not the service's
 
-Say = Callable[[str], None]
-"""Function called with a sentence that the user should read."""
+Say = Callable[[str], None]  # function called with a sentence that the user should read
 
 
 class _Record(msgspec.Struct):

@@ -1,8 +1,7 @@
 """JSON files: decoding that fails in one way, a checksum of itself, lines appended whole.
 
 The last member of a sealed JSON object is `"self_sha256": "<64 hex digits>"`: SHA-256 of the file's
-bytes with these digits left out, white space and all. It finds damage, a single flipped bit too;
-whoever forges a file can compute it.
+bytes with these digits left out. It finds damage; whoever forges a file can compute it.
 """
 
 from __future__ import annotations

@@ -21,10 +21,8 @@ from filelock import FileLock, SoftFileLease, Timeout
 
 from toque.storage.no_follow import open_no_follow
 
-HEARTBEAT: Final = 10.0
-"""Seconds between renewals of a lease."""
-STALE: Final = 45.0
-"""Seconds without a renewal after which a lease counts as left behind."""
+HEARTBEAT: Final = 10.0  # seconds between renewals of a lease
+STALE: Final = 45.0  # seconds without a renewal after which a lease counts as left behind
 _UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Answers of network file systems that have no locks."""
 
@@ -38,8 +36,7 @@ class Held:
     """A lock that this process holds."""
 
     lease: SoftFileLease | None = None
-    note: str | None = None
-    """A sentence for the user where a lease holds it."""
+    note: str | None = None  # a sentence for the user where a lease holds it
 
     def is_mine(self) -> bool:
         """True if nobody has taken it over, which can happen to a lease alone."""

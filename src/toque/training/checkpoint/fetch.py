@@ -32,8 +32,7 @@ from toque.training.checkpoint.saved import (
 
 Say = Callable[[str], None]
 
-OUTBOX: Final = "outbox"
-"""Folder of a run with the checkpoints that wait for their upload."""
+OUTBOX: Final = "outbox"  # folder of a run with the checkpoints that wait for their upload
 _GROWING: Final = r"(metrics|samples|skipped_updates)\.jsonl|scores_by_text\.json|training\.log"
 _SMALL: Final = r"config\.yaml|(end|evaluation|non_finite|resources(-rank\d+)?)\.json"
 _OWN: Final = re.compile(rf"{_SMALL}|(?P<growing>{_GROWING})", re.ASCII)

@@ -165,8 +165,7 @@ class Checkpoint:
 
     path: Path
     manifest: Manifest
-    skipped: tuple[Skipped, ...] = ()
-    """Newer ones that could not be used."""
+    skipped: tuple[Skipped, ...] = ()  # newer ones that could not be used
 
     @property
     def step(self) -> int:
@@ -224,11 +223,7 @@ def verify_checkpoint(folder: Path) -> Checkpoint:
 
 
 def step_name(step: int) -> str:
-    """The name of a checkpoint's folder.
-
-    >>> step_name(200)
-    'step-00000200'
-    """
+    """The name of a checkpoint's folder, e.g. step-00000200."""
     return f"step-{step:08d}"
 
 

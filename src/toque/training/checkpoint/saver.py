@@ -124,11 +124,9 @@ def lower_priority() -> None:
 class _Save:
     """This rank's part of one save."""
 
-    kind: str
-    """Name of the folder it will lie in: checkpoints or best."""
+    kind: str  # name of the folder it will lie in: checkpoints or best
     tensors: Tensors
-    write: Callable[[Tensors], Any]
-    """Writes them or their copies, in the thread or in the loop."""
+    write: Callable[[Tensors], Any]  # writes them or their copies, in the thread or in the loop
     finish: Callable[[Any], Saved] = lambda saved: saved
     """Function called in the loop, by all ranks that write, with the result of `write`."""
     folder: ExitStack = field(default_factory=ExitStack)

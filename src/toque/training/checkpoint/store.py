@@ -54,8 +54,7 @@ from toque.training.checkpoint.saved import (
 from toque.training.checkpoint.tensor_files import bytes_of, write_tensors
 
 LOCK: Final = ".lock"
-MOVED: Final = "folder moved"
-"""`RunEnd.reason` where the run's folder is not at its place any more."""
+MOVED: Final = "folder moved"  # `RunEnd.reason` where the run's folder is not at its place any more
 
 NamedTensors = Mapping[str, Tensor]
 NO_METRICS: Final[Mapping[str, float]] = {}
@@ -77,8 +76,7 @@ class RunIdentity:
     config_sha256: str = ""
     data_fingerprint: str = ""
     versions: Mapping[str, str] = field(default_factory=software_versions)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The configuration, as JSON says it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the configuration, as JSON says it
 
 
 @contextmanager
@@ -109,8 +107,7 @@ class CheckpointStore:
 
     folder: Path
     keep_last: int = 2
-    keep_best: int = 1
-    """Number of models with the best evaluation, by `best_by`, to keep apart."""
+    keep_best: int = 1  # number of models with the best evaluation, by `best_by`, to keep apart
     best_by: Goal = LOSS
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook

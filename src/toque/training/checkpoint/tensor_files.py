@@ -38,11 +38,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 def shard_name(rank: int, world_size: int) -> str:
-    """The file of one rank.
-
-    >>> shard_name(0, 4)
-    'shard-00000-of-00004.safetensors'
-    """
+    """The file of one rank, e.g. shard-00000-of-00004.safetensors."""
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
@@ -52,8 +48,7 @@ class CutTensor(msgspec.Struct, frozen=True):
     dtype: str
     """The dtype by torch's name, e.g. float32."""
     shape: tuple[Count, ...]
-    dim: Count
-    """Along which it is cut; 0 of a whole one."""
+    dim: Count  # along which it is cut; 0 of a whole one
     slices: tuple[tuple[Count, Count, Count], ...]
     """(number of the file, start, stop along `dim`), which adjoin and cover the tensor."""
 
@@ -127,8 +122,7 @@ def joined_layout(shards: Mapping[str, Mapping[str, CutTensor]]) -> ShardLayout:
     return ShardLayout(tuple(shards), found)
 
 
-Region = tuple[slice, ...]
-"""Part of a tensor: one range for each dimension."""
+Region = tuple[slice, ...]  # part of a tensor: one range for each dimension
 Like = Callable[[str], Tensor | None]
 """The tensor of this run that a stored one belongs to, by the stored one's name."""
 

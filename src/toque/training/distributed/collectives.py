@@ -142,8 +142,7 @@ class Ranks:
 
     rank: int = 0
     world_size: int = 1
-    local_rank: int = 0
-    """Number of this rank on its machine, and so of its CUDA device."""
+    local_rank: int = 0  # number of this rank on its machine, and so of its CUDA device
     failures: RankFailures | None = None
 
     @property

@@ -27,8 +27,7 @@ from toque.hardware.processor import usable_cores
 LAUNCHER_VARIABLE: Final = "TOQUE_LAUNCHER"
 """Environment variable of a rank: the process of the launcher that started it."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_AGREED: Final = {0, Interrupted.exit_code}
-"""Exit codes of ranks that left together."""
+_AGREED: Final = {0, Interrupted.exit_code}  # exit codes of ranks that left together
 _FINAL: Final = {*range(ConfigError.exit_code, NonFiniteError.exit_code + 1)}
 """Exit codes of errors that another attempt would only repeat."""
 _END_SECONDS: Final = 30

@@ -29,13 +29,11 @@ from toque.version import __version__
 
 Strategy = Literal["auto", "single", "ddp", "fsdp"]
 _STARTING: Final = f"toque train CONFIG {argument('gpus=2')}"
-BEAT = 10.0
-"""Seconds between two signs of life of rank 0 while it works alone."""
+BEAT = 10.0  # seconds between two signs of life of rank 0 while it works alone
 TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
 """Environment variable: seconds that ranks wait for each other before the run is given up."""
 _TIMEOUT_SECONDS: Final = 1800  # one rank's evaluating, writing texts and saving must fit in
-_KEPT: Final[list[ProcessGroup]] = []
-"""Groups that were left; they live as long as the process."""
+_KEPT: Final[list[ProcessGroup]] = []  # groups that were left; they live as long as the process
 
 
 @contextmanager
@@ -158,18 +156,17 @@ def refuse_unlike(ranks: Ranks, facts: Mapping[str, str]) -> None:
         for rank, (host, own) in enumerate(held):
             places = having.setdefault(own.get(name, "not known"), {})
             places.setdefault(host, []).append(str(rank))
+        values = []
+        for value, places in having.items():
+            where = [
+                f"{host} (rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)})"
+                for host, numbers in places.items()
+            ]
+            values.append(f"{value} on {' and '.join(where)}")
         if len(having) > 1:
-            values = (f"{value} on {_in_words(places)}" for value, places in having.items())
             told.append(f"{name} is {', '.join(values)}")
     if told:
         raise ConfigError(
             f"The {ranks.world_size} ranks are not alike: {'; '.join(told)}. They share every "
             "update, so all need the same installation, and the same command with the same files."
         )
-
-
-def _in_words(ranks_by_host: Mapping[str, list[str]]) -> str:
-    return " and ".join(
-        f"{host} (rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)})"
-        for host, ranks in ranks_by_host.items()
-    )

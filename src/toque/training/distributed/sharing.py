@@ -32,8 +32,7 @@ gloo smaller ones begin earlier, and less is left when backward ends (lab/perfor
 class Sharing:
     """The model of a run as its ranks hold it: here whole, by one process."""
 
-    strategy = "single"
-    """single, ddp or fsdp."""
+    strategy = "single"  # single, ddp or fsdp
     is_sharded = False
     """True if a rank holds parts of the weights, so that all ranks must compute together."""
 
@@ -84,9 +83,9 @@ class Entered(nn.Module):
 class Replicated(Sharing):
     """All weights on every rank; DistributedDataParallel sums the gradients during backward.
 
-    Buckets stay as they were laid out first (`find_unused_parameters`, which also leaves a
-    parameter that nothing reaches without a gradient, as in one process): more than two ranks add a
-    number up in an order that depends on its place in its bucket, and a continued run must, too.
+    Buckets stay as they were laid out first (`find_unused_parameters`, which also leaves what
+    nothing reaches without a gradient): more than two ranks add a number up in an order that
+    depends on its place in its bucket, and a continued run must, too.
     """
 
     strategy = "ddp"
