@@ -24,10 +24,8 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import prompt_bounds
 from toque.keyed_random import key_of
 
-_AUGMENT = 4
-"""Sets these keys apart from those of the order."""
-_SAMPLE = 1024
-"""Examples in the sample that `in_words` reports on; it takes a tenth of a second."""
+_AUGMENT = 4  # sets these keys apart from those of the order
+_SAMPLE = 1024  # examples in the sample that `in_words` reports on; it takes a tenth of a second
 
 
 Fate = Literal["plain", "left", "changed"]
@@ -198,5 +196,4 @@ TIPS: Final[tuple[str, ...]] = (
     "Leftovers keep best in a closed container in the refrigerator.",
     "A sharp knife makes the work quicker and safer.",
     "Clean up as you go, and there is little left to do at the end.",
-)
-"""Tips that hold for any dish."""
+)  # tips that hold for any dish

@@ -41,8 +41,7 @@ from toque.cooking.text_keys import normalised
 from toque.keyed_random import key_of
 from toque.sources.records import NO_LABEL, Example, examples_note, missing_note
 
-UNKNOWN: Final = 255
-"""Column value of an unknown label."""
+UNKNOWN: Final = 255  # column value of an unknown label
 BY_RULE, BY_FIGURES, BY_SOURCE = 0, 1, 2
 """Origin of a label: 0 our rule, 1 the source's figures (of difficulty: its label), 2 its label."""
 
@@ -132,8 +131,7 @@ NEEDS: Final[dict[Task, str]] = {
     "ingredients that tell enough",
     "cuisine": "no field cuisine and no tag that names one cuisine",
     "next_step": "one step alone",
-}
-"""Reasons for which a record has no example of a task."""
+}  # reasons for which a record has no example of a task
 
 
 def _asked(

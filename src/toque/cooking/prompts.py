@@ -20,8 +20,7 @@ CLASSES: Final[dict[Task, tuple[str, ...]]] = {
     "nutrition": NUTRITION_CLASSES,
     "difficulty": DIFFICULTIES,
     "cuisine": CUISINES,
-}
-"""The classes of each classification task, in the order of their columns' codes."""
+}  # the classes of each classification task, in the order of their columns' codes
 
 ASKS_FOR = "Generate recipe for:"
 WITH_INGREDIENTS = " using ingredients: "
@@ -32,8 +31,7 @@ QUESTIONS: Final[dict[Task, str]] = {
     "cuisine": "Name the cuisine of this recipe: ",
     "next_step": "Write the next step of this recipe: ",
     "title": "Name the dish of this recipe: ",
-}
-"""Beginning of each classification prompt; the part of the recipe that the task may see follows."""
+}  # beginning of each classification prompt; the part of the recipe that the task may see follows
 
 REQUESTS: Final[tuple[str, ...]] = (
     "How do I make {title}?",
@@ -44,11 +42,9 @@ REQUESTS: Final[tuple[str, ...]] = (
     "What is a good recipe for {title}? I have {foods} at home.",
     "I need {title} for {servings} people.",
     "Is there a way to make {title} in {minutes} minutes?",
-)
-"""Open-ended requests. Those that need a missing field (servings, minutes) are skipped."""
+)  # Open-ended requests. Those that need a missing field (servings, minutes) are skipped
 
-MAX_PROMPT_INGREDIENTS = 20
-"""Most ingredient names in a prompt; real requests are shorter."""
+MAX_PROMPT_INGREDIENTS = 20  # most ingredient names in a prompt; real requests are shorter
 
 PROMPT_FORMATS: tuple[str, ...] = (
     "Create a recipe: {text}",
@@ -58,8 +54,7 @@ PROMPT_FORMATS: tuple[str, ...] = (
     "How to prepare: {text}",
     "Cooking instructions: {text}",
     "{text}",
-)
-"""Paraphrased requests for augmentation; `text` names the dish."""
+)  # paraphrased requests for augmentation; `text` names the dish
 
 _OPENINGS: Final = tuple(form.partition("{title}")[0].partition("{foods}")[0] for form in REQUESTS)
 

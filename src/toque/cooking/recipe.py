@@ -74,8 +74,7 @@ def to_text(recipe: Recipe) -> str:
     return f"Ingredients:\n{ingredients}\n\nInstructions:\n{steps}"
 
 
-LONGEST_HEADER = 40
-"""Longest header line in characters, without decoration."""
+LONGEST_HEADER = 40  # longest header line in characters, without decoration
 _DECORATION = " \t#*_=:"
 _INGREDIENT_HEADERS = frozenset({"ingredients", "ingredient list"})
 _FORM_HEADERS = frozenset({"instructions", "steps"})

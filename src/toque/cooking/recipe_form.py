@@ -22,10 +22,8 @@ from toque.cooking.ingredients.vocabulary import (
     SPELLINGS,
 )
 
-MOST_MORE: Final = 5
-"""Most ingredients that were not requested; a guess."""
-MOST_STEPS: Final = 30
-"""Most steps, a guess: long recipes have twenty."""
+MOST_MORE: Final = 5  # most ingredients that were not requested; a guess
+MOST_STEPS: Final = 30  # most steps, a guess: long recipes have twenty
 
 
 def _any_of(words: frozenset[str]) -> str:

@@ -50,8 +50,7 @@ _AROUND_TITLES: Final = sorted(
         for before, _, after in (form.partition("{title}") for form in REQUESTS)
     ),
     key=lambda around: -len(around[0]) - len(around[1]),
-)
-"""Text just before and just after the title in each request, the longest first."""
+)  # text just before and just after the title in each request, the longest first
 
 
 POOR: Final = 0.6
@@ -165,8 +164,7 @@ def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
 
 FREE_SHARE: Final = 0.3
 """Share that may repeat: salt and butter stand twice in a cake with its frosting."""
-RUN_WORDS: Final = 4
-"""Words of a sequence, as in the metric `repetition`."""
+RUN_WORDS: Final = 4  # words of a sequence, as in the metric `repetition`
 
 
 def variety(recipe: ParsedRecipe) -> float:
@@ -192,10 +190,8 @@ MOST: Final[dict[str, float]] = {
     "volume": 10_000.0,  # millilitres
     "length": 100.0,  # centimetres
     "count": 100.0,
-}
-"""Largest plausible amounts of one ingredient; chosen by hand."""
-MOST_OF_A_SPOON: Final = 24.0
-"""Largest plausible number of tea- or tablespoons."""
+}  # largest plausible amounts of one ingredient; chosen by hand
+MOST_OF_A_SPOON: Final = 24.0  # largest plausible number of tea- or tablespoons
 MOST_OF_A_STRONG_ONE: Final = 60.0
 """Millilitres (a quarter of a cup) of a leavening, an extract or a ground spice.
 
@@ -209,8 +205,7 @@ _STRONG: Final = re.compile(
     re.IGNORECASE,
 )
 DEGREES: Final = (30.0, 600.0)
-MINUTES: Final = (0.0, 3 * 24 * 60.0)
-"""Plausible temperatures and times in steps."""
+MINUTES: Final = (0.0, 3 * 24 * 60.0)  # plausible temperatures and times in steps
 
 # A line without a number of two digits, a lone zero or the name of a large number is plausible,
 # unless it names something strong: every other bound above is over nine.
@@ -326,15 +321,13 @@ _NAMES_DISHES: Final = frozenset(
     sherbet soup spaghetti spice spread steak stew sweet tea toast tortilla vegetable vinaigrette
     water wing
     """.split()  # noqa: SIM905
-)
-"""Words of the table that often name a dish, or a kind, instead of a food: "coffee cake"."""
+)  # words of the table that often name a dish, or a kind, instead of a food: "coffee cake"
 UNLISTED: Final = frozenset(
     """
     broth butter flour garlic herb ice juice liquid oil onion pepper salt sauce spice stock sugar
     vegetable water wine
     """.split()  # noqa: SIM905
-)
-"""Foods that steps may use without listing them, and words for what they make of others."""
+)  # foods that steps may use without listing them, and words for what they make of others
 
 
 def title_kept(title: str, recipe: ParsedRecipe) -> float | None:

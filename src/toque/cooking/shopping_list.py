@@ -21,8 +21,7 @@ from toque.cooking.labels.nutrition import estimate
 from toque.cooking.recipe import Recipe
 from toque.cooking.text_keys import words_of
 
-MOST_SERVINGS: Final = 1000
-"""Most servings; more is a canteen's order, and no recipe scales to it."""
+MOST_SERVINGS: Final = 1000  # most servings; more is a canteen's order, and no recipe scales to it
 _ONE: Final = (1.0, 1.0)
 
 
@@ -33,8 +32,7 @@ class Item:
     food: str
     amounts: tuple[str, ...]
     """Measures to be added, "1½ cups"; several where units differ, none where no line gives one."""
-    note: str
-    """ "to taste", "for dusting", "optional"; "" without."""
+    note: str  # "to taste", "for dusting", "optional"; "" without
 
 
 def shopping_list(lines: Sequence[str], *, factor: float) -> list[Item]:
@@ -101,12 +99,9 @@ _OFF: Final = 0.05
 
 class _Step(NamedTuple):
     unit: str
-    holds: float
-    """Amount of the ladder's first unit that it holds, exactly, unlike millilitres."""
-    least: float = 0.0
-    """The least amount written in it."""
-    most: float = math.inf
-    """An amount written in it is less."""
+    holds: float  # amount of the ladder's first unit that it holds, exactly, unlike millilitres
+    least: float = 0.0  # the least amount written in it
+    most: float = math.inf  # an amount written in it is less
 
 
 _LADDERS: Final = (
@@ -114,8 +109,7 @@ _LADDERS: Final = (
     (_Step("ounce", 1, most=16), _Step("pound", 16, 1 / 4)),
     (_Step("gram", 1, most=1000), _Step("kilogram", 1000, 1)),
     (_Step("millilitre", 1, most=1000), _Step("litre", 1000, 1)),
-)
-"""Units that change into each other, the smallest first."""
+)  # units that change into each other, the smallest first
 _LADDER_OF: Final = {step.unit: ladder for ladder in _LADDERS for step in ladder}
 _ABBREVIATED: Final = {
     "milligram": "mg", "gram": "g", "kilogram": "kg", "millilitre": "ml", "centilitre": "cl",

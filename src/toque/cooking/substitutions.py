@@ -19,11 +19,9 @@ from toque.data.tokenizer.codec import Codec
 from toque.keyed_random import key_of
 
 Ids = NDArray[np.generic]
-BREAK = "\n"
-"""The word that stands for a line break."""
+BREAK = "\n"  # the word that stands for a line break
 _SPACED_BREAK = re.compile(f" ?{BREAK} ?")
-Forms = tuple[str, str]
-"""Singular and plural."""
+Forms = tuple[str, str]  # singular and plural
 
 PAIRS: Final[tuple[tuple[Forms, Forms], ...]] = (
     (("walnut", "walnuts"), ("pecan", "pecans")),
@@ -62,8 +60,7 @@ _SIDES: Final = frozenset(
     sprout sprouts lettuce sauce vinegar flavored flavoured paste powder seeds seed oil mustard
     flakes root
     """.split()  # noqa: SIM905
-)
-"""Words next to a food that make it another one."""
+)  # words next to a food that make it another one
 
 
 class Edit(NamedTuple):

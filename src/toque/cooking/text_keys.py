@@ -9,8 +9,7 @@ from typing import Final
 
 _LETTERS: Final = bytes(
     ord(chr(code).lower()) if chr(code) in string.ascii_letters else 32 for code in range(256)
-)
-"""Bytes of ASCII: letters in lower case, everything else a blank."""
+)  # bytes of ASCII: letters in lower case, everything else a blank
 _LOWER: Final = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
 _NOT_ALPHANUMERIC: Final = bytes(
     code for code in range(128) if chr(code) not in string.ascii_letters + string.digits
@@ -70,8 +69,7 @@ ACTION_VERBS: frozenset[str] = frozenset(
     temper tenderize thaw thicken thin thread tilt tip toast top toss transfer trim truss turn
     twist uncover unmold unroll unwrap use warm wash weigh whip whirl whisk wilt wipe work wrap zest
     """.split()  # noqa: SIM905  # a block of words can be read; a list of 270 strings cannot
-)
-"""Cooking verbs, in the imperative."""
+)  # cooking verbs, in the imperative
 
 _VOWELS = "aeiou"
 
@@ -91,8 +89,7 @@ def _verb_forms() -> frozenset[str]:
     return frozenset(forms)
 
 
-VERB_FORMS: frozenset[str] = _verb_forms()
-"""Every verb in each of its regular forms."""
+VERB_FORMS: frozenset[str] = _verb_forms()  # every verb in each of its regular forms
 
 
 def has_action_verb(step: str) -> bool:

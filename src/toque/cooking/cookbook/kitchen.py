@@ -42,8 +42,7 @@ _RICH_KCAL: Final = 600.0
 """Energy of a serving above which it counts one point more: 30 % of 2,000 kcal."""
 
 _T = TypeVar("_T")
-Entry = Any
-"""A text, a list of phrasings, or a mapping whose first key is a command."""
+Entry = Any  # a text, a list of phrasings, or a mapping whose first key is a command
 
 
 class Draw:
@@ -68,12 +67,9 @@ class Dish:
     title: Sequence[Entry]
     tags: Sequence[Entry]
     steps: Sequence[Entry]
-    serves: Sequence[int] = ()
-    """Servings to choose from; amounts are for one serving."""
-    makes: int = 0
-    """Servings of one batch, if amounts are for a batch."""
-    batches: Sequence[float] = ()
-    """Numbers of batches to choose from."""
+    serves: Sequence[int] = ()  # servings to choose from; amounts are for one serving
+    makes: int = 0  # servings of one batch, if amounts are for a batch
+    batches: Sequence[float] = ()  # numbers of batches to choose from
 
     def recipe(self, draw: Draw) -> Recipe:
         """One recipe for this dish; the draws decide which."""

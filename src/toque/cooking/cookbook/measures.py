@@ -23,26 +23,17 @@ _CAN_OUNCES: Final = "15"
 class PantryFood:
     """One food of the pantry."""
 
-    name: str
-    """Name in a step, singular: "chickpea"."""
-    plural: str
-    """Name in a step, plural: "chickpeas"; a mass noun has `name` here too."""
+    name: str  # name in a step, singular: "chickpea"
+    plural: str  # name in a step, plural: "chickpeas"; a mass noun has `name` here too
     listed_as: str
     """Words before the name in an ingredient list: "boneless skinless" for chicken breasts."""
-    title: str
-    """Name in a title: "lemon" for lemon zest; empty where it is the name in a step."""
-    per_100_g: Mapping[str, float]
-    """energy_kcal, fat_g, sugar_g and salt_g of 100 g."""
-    cup_g: float
-    """Grams in a cup; 0 for a food never measured by volume."""
-    piece_g: float
-    """Grams of one piece, clove, slice, stalk or can; 0 for a food never counted."""
-    origin: str
-    """plant, dairy, egg, honey, meat or fish."""
-    can: str
-    """Ounces of one can: "14.5"."""
-    halved: bool
-    """True if a recipe may use half a piece."""
+    title: str  # name in a title: "lemon" for lemon zest; empty where it is the name in a step
+    per_100_g: Mapping[str, float]  # energy_kcal, fat_g, sugar_g and salt_g of 100 g
+    cup_g: float  # grams in a cup; 0 for a food never measured by volume
+    piece_g: float  # grams of one piece, clove, slice, stalk or can; 0 for a food never counted
+    origin: str  # plant, dairy, egg, honey, meat or fish
+    can: str  # ounces of one can: "14.5"
+    halved: bool  # True if a recipe may use half a piece
 
 
 def _pantry() -> dict[str, PantryFood]:
@@ -73,11 +64,9 @@ PANTRY: Final[Mapping[str, PantryFood]] = _pantry()
 
 GRAMS_PER_POUND = 453.6
 TEASPOONS_PER_CUP = 48.0
-VOLUMES = {"cup": 48.0, "tbsp": 3.0, "tsp": 1.0}
-"""Teaspoons in each unit of volume."""
+VOLUMES = {"cup": 48.0, "tbsp": 3.0, "tsp": 1.0}  # teaspoons in each unit of volume
 
-PIECES = {"clove", "stalk", "slice", "can", "sprig"}
-"""Units that count pieces of a food."""
+PIECES = {"clove", "stalk", "slice", "can", "sprig"}  # units that count pieces of a food
 
 _GLYPHS = {0.25: "1/4", 1 / 3: "1/3", 0.5: "1/2", 2 / 3: "2/3", 0.75: "3/4"}
 _CUPS = tuple(
@@ -96,8 +85,7 @@ class Specification:
 
     amount: float
     unit: str
-    key: str
-    """The food's name in the singular."""
+    key: str  # the food's name in the singular
     preparations: tuple[str, ...]
 
 
@@ -105,8 +93,7 @@ class Specification:
 class Measured:
     """A rounded amount of a food."""
 
-    line: str
-    """Amount, unit and food, as in an ingredient list, without the preparation."""
+    line: str  # amount, unit and food, as in an ingredient list, without the preparation
     grams: float
     is_single: bool
     """True if a step refers to one piece ("the onion"), False for several ("the onions")."""

@@ -37,8 +37,7 @@ class Amount(NamedTuple):
 
     quantity: Range | None
     """Low and high, the same unless the line gives a range; None for "pinch of salt"."""
-    unit: str | None
-    """A name in `units.UNITS`, or None for pieces."""
+    unit: str | None  # a name in `units.UNITS`, or None for pieces
     role: Role = "whole"
     """`whole`: the line's first measure. `plus`: to be added to the one before. `same`: the same
     amount again ("250ml/9fl oz"). `each`: of one piece ("1 (16 ounce) can", "6 10-inch ...")."""
@@ -47,20 +46,15 @@ class Amount(NamedTuple):
 class IngredientLine(NamedTuple):
     """A parsed ingredient line. Missing texts are ""."""
 
-    quantity: Range | None
-    """The first number as (low, high), equal unless the line gives a range."""
-    unit: str | None
-    """Its unit, a name in `units.UNITS`; None for pieces."""
-    size: str
-    """ "large", "small", "heaped"; of the food or of the measure."""
+    quantity: Range | None  # the first number as (low, high), equal unless the line gives a range
+    unit: str | None  # its unit, a name in `units.UNITS`; None for pieces
+    size: str  # "large", "small", "heaped"; of the food or of the measure
     name: str
     preparation: str
     comment: str
-    purpose: str
-    """ "for dusting", "to serve"."""
+    purpose: str  # "for dusting", "to serve"
     optional: bool
-    amounts: tuple[Amount, ...]
-    """Every measure of the line, including the first."""
+    amounts: tuple[Amount, ...]  # every measure of the line, including the first
 
 
 class AmountReader:

@@ -29,8 +29,7 @@ Remarks = tuple[str, str, str, bool]
 NO_REMARKS: Final[Remarks] = ("", "", "", False)
 
 _COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
-_MAX_NAMED: Final = 4
-"""Most segments in one list of foods."""
+_MAX_NAMED: Final = 4  # most segments in one list of foods
 _QUALITY_ENDINGS: Final = (
     "-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-packed", "-less",
 )  # fmt: skip
@@ -46,8 +45,7 @@ ENDS: Final = frozenset(
      "dissolved", "combined", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
 )  # fmt: skip
 """Words that may end a name; `ends_name` decides."""
-SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES
-"""Words in a name that need further checks."""
+SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES  # words in a name that need further checks
 
 
 def segments(tokens: Tokens, i: int) -> list[Run]:
@@ -110,8 +108,7 @@ _FOLLOWING: Final[dict[str, frozenset[str]]] = {
     **dict.fromkeys(("i", "you", "you'll", "can"), _SPEAKING),
     "cut": frozenset({"into", "in", "up", "from", "to", "on", "across", "crosswise"}),
     "+": _NO_FOOD | UNSAID,  # "salt + pepper", but "oil + extra"
-}
-"""Words of `ENDS` that end a name only before one of these."""
+}  # words of `ENDS` that end a name only before one of these
 
 
 def ends_name(tokens: Tokens, i: int) -> bool:

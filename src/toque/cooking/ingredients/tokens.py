@@ -29,8 +29,7 @@ WORDS: Final[dict[str, float]] = {
 
 _TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{NUMBER}|\S")
 _KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
-CLOSING: Final = {"(": ")", "[": "]"}
-"""Opening brackets and their closing ones."""
+CLOSING: Final = {"(": ")", "[": "]"}  # opening brackets and their closing ones
 
 
 def _kind(word: str) -> str:
@@ -110,8 +109,7 @@ _GLYPHS = {
 _PLAIN = _MARKS | _GLYPHS
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
-_MOST: Final = 1e15
-"""Largest number read: exact in a float, and far beyond any kitchen."""
+_MOST: Final = 1e15  # largest number read: exact in a float, and far beyond any kitchen
 _OVER: Final = re.compile(r"\d{16}")
 """Digits of a larger one; over 4,300 Python refuses to make an integer of them."""
 
@@ -208,12 +206,10 @@ _OPENING: Final = frozenset(CLOSING)
 _CLOSERS: Final = frozenset(CLOSING.values())
 _NUMBERED: Final = re.compile(
     r"(?<![\w(#])(?:no\. ?|# ?)(\d{1,4}(?: ?1/2)?)(?![\w/.,%])", re.IGNORECASE
-)
-"""A can by its number ("No. 303", "#10"): a size of the trade, never an amount."""
+)  # A can by its number ("No. 303", "#10"): a size of the trade, never an amount
 _TEN_X: Final = re.compile(
     r"\b(?:10|6|4) ?-?x,? (?:(?:powdered|confectioners?'?s?|icing) )?sugar\b", re.IGNORECASE
-)
-"""Sugar by its fineness, of which 10x is the usual one."""
+)  # sugar by its fineness, of which 10x is the usual one
 _THICK: Final = re.compile(
     r"(?<=\d)(?:-(inch|in|cm|mm)[ -](?:thick|long|wide|diameter|square|round)\b"
     r"|\"(?:(?=[\s,)])|-(?:thick|long|wide|diameter)\b))"
@@ -248,8 +244,7 @@ _FOREIGN: Final = [
         ),
         ((" d'",), rf"\A(\d[\d /.,]{{0,9}}(?:{'|'.join(sorted(SPELLINGS))})) d'", r"\1 de "),
     )
-]
-"""Words that databases and other languages write around a food, by marks of such a line."""
+]  # words that databases and other languages write around a food, by marks of such a line
 
 
 def rewritten(text: str) -> str:

@@ -18,8 +18,7 @@ class Unit:
 
     name: str
     kind: UnitKind
-    size: float
-    """Grams of a mass, millilitres of a volume, centimetres of a length; 0 for pieces."""
+    size: float  # grams of a mass, millilitres of a volume, centimetres of a length; 0 for pieces
 
 
 # name | kind | size | other spellings; plurals in "s" are added for words of three letters or more
@@ -105,8 +104,7 @@ STARTERS: Final = frozenset(
 
 CONTAINERS: Final = frozenset(
     {"can", "package", "sachet", "jar", "bottle", "bag", "box", "carton", "container", "punnet"}
-)
-"""Units whose size has to be given: "1 (16 ounce) can"."""
+)  # units whose size has to be given: "1 (16 ounce) can"
 
 LATE: Final[dict[str, frozenset[str] | None]] = {
     "clove": frozenset({"garlic"}),
@@ -120,8 +118,7 @@ LATE: Final[dict[str, frozenset[str] | None]] = {
     "bulb": None,
     "sprig": None,
     "slice": None,
-}
-"""Units written after the food ("2 garlic cloves"), with the foods that take them; None: any."""
+}  # units written after the food ("2 garlic cloves"), with the foods that take them; None: any
 
 
 def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
@@ -154,8 +151,7 @@ SIZES: Final = frozenset(
 )
 SIZES_OF_MEASURES: Final = frozenset(
     "generous little good thick thin level plump bun-size fat".split()  # noqa: SIM905
-)
-"""Sizes only before a unit: "a good pinch", but "good red wine"."""
+)  # sizes only before a unit: "a good pinch", but "good red wine"
 
 SIZE_ADVERBS: Final = frozenset({"very", "extra", "fairly", "evenly", "slightly"})
 
@@ -182,8 +178,7 @@ PREPARED: Final = frozenset(
     skinned sliced slivered snipped softened squeezed stemmed stoned strained thawed toasted
     separated torn trimmed uncooked unpeeled unsifted washed well-shaken wiped zested
     """.split()  # noqa: SIM905
-)
-"""Participles of preparation, which do not tell which food to buy."""
+)  # participles of preparation, which do not tell which food to buy
 
 PART_OF_NAME: Final[dict[str, frozenset[str]]] = {
     "crushed": frozenset({"red", "tomatoes", "pineapple", "ice", "chilies"}),
@@ -194,13 +189,11 @@ PART_OF_NAME: Final[dict[str, frozenset[str]]] = {
     "sliced": frozenset({"almonds"}),
     "slivered": frozenset({"almonds"}),
     "cracked": frozenset({"wheat"}),
-}
-"""Participles that are part of what is bought before these foods."""
+}  # participles that are part of what is bought before these foods
 
 KEPT_WITH: Final = frozenset(
     {"frozen", "canned", "tinned", "ready", "jarred", "dried", "unsweetened"}
-)
-"""Before a participle they make it part of what is bought: "frozen chopped spinach"."""
+)  # before a participle they make it part of what is bought: "frozen chopped spinach"
 
 SEGMENT_PREPARED: Final = PREPARED | frozenset(
     """
@@ -212,8 +205,7 @@ SEGMENT_PREPARED: Final = PREPARED | frozenset(
     thinned cold defrosted warm room chiffonade scraped smashed bashed podded topped layered
     brought rolled plucked shaken
     """.split()  # noqa: SIM905
-)
-"""Words that open a preparation after a comma."""
+)  # words that open a preparation after a comma
 
 REMARKS: Final = frozenset(
     """
@@ -221,8 +213,7 @@ REMARKS: Final = frozenset(
     use using for to white like your homemade store-bought any ideally i.e e.g ie eg total
     least more and/or adjust reserved packed without
     """.split()  # noqa: SIM905
-)
-"""Words that open a remark."""
+)  # words that open a remark
 
 QUALITIES: Final = frozenset(
     """
@@ -234,8 +225,7 @@ QUALITIES: Final = frozenset(
     day-old stale fine coarse best-quality unwaxed unbleached strong full-fat skinned pitted long
     wide flat grilled tart refrigerated creamed pared stewed sweetened unshelled delicate
     """.split()  # noqa: SIM905
-)
-"""Words that are no food; a comma after them separates adjectives ("boneless, skinless ...")."""
+)  # words that are no food; a comma after them separates adjectives ("boneless, skinless ...")
 
 ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}
 """Words of which none can be a food."""
@@ -248,8 +238,7 @@ PURPOSES: Final = frozenset(
     spread spreading roll rolling season seasoning top topping coat coating line lining dip dipping
     dredging poach poaching cook cooking the deep egg scatter pass passing blend
     """.split()  # noqa: SIM905
-)
-"""Words after "for" or "to" that give an ingredient's purpose."""
+)  # words after "for" or "to" that give an ingredient's purpose
 
 PARTS: Final = frozenset({"juice", "zest", "rind", "peel", "kernels", "leaves"})
 """Parts of a fruit: "juice of 1 lemon", "grated zest and juice of 2 limes"."""
@@ -260,5 +249,4 @@ UNSAID: Final = frozenset("additional extra some more optional each etwas plenty
 BEFORE_NAME: Final = frozenset("of or and x the from per plus to weight size : % , . - +".split())  # noqa: SIM905
 AFTER_NAME: Final = frozenset(
     "and or in with made from of dissolved mixed studded to for plus at the".split()  # noqa: SIM905
-)
-"""Words that are left at the ends of a name when what they belong to is read: "or so", "made"."""
+)  # words that are left at the ends of a name when what they belong to is read: "or so", "made"

@@ -20,11 +20,9 @@ from typing import Final
 from toque.cooking.labels.features import Reading
 from toque.cooking.recipe import DIFFICULTIES, Difficulty, difficulty_of
 
-LITTLE_WORK: Final = 30_000.0
-"""Largest product of ingredients, words and minutes that is easy."""
+LITTLE_WORK: Final = 30_000.0  # largest product of ingredients, words and minutes that is easy
 UNSAID_MINUTES: Final = 30.0
-TECHNIQUE_WORK: Final = 2.0
-"""Factor of the work of a recipe with a demanding technique."""
+TECHNIQUE_WORK: Final = 2.0  # factor of the work of a recipe with a demanding technique
 LONG_MINUTES: Final = 120
 MANY_TECHNIQUES: Final = 2
 
@@ -52,8 +50,7 @@ TECHNIQUES: Final[dict[str, str]] = {
     "can": "sterilize sterilise sterilized sterilised canning",
     "julienne": "julienne chiffonade brunoise mandoline",
     "roll out": "lattice crimp",
-}
-"""Demanding techniques and the words that name them."""
+}  # demanding techniques and the words that name them
 
 _WORDS: Final = {word: name for name, words in TECHNIQUES.items() for word in words.split()}
 _PHRASES: Final = tuple(
@@ -70,13 +67,11 @@ _PHRASES: Final = tuple(
         ("smoke", r"(?:wood|smoking) chips"),
         ("roll out", r"\broll (?:out|dough|pastry|the (?:dough|pastry)|.{0,30} out (?:on|to))"),
     )
-)
-"""Phrases that name them."""
+)  # phrases that name them
 _WORDS_OF_PHRASES: Final = frozenset(
     {"ball", "bath", "boiler", "brine", "butterfly", "chips", "crack", "cure", "deep", "ice"}
     | {"pastry", "pipe", "rise", "roll", "simmering", "thermometer"}
-)
-"""Each phrase holds one; most recipes hold none, and the search is a fifteenth of reading them."""
+)  # each phrase holds one; most recipes hold none, and the search is a fifteenth of reading them
 
 # A set of characters first: a search then runs from one of them to the next.
 _TIME: Final = re.compile(
@@ -91,10 +86,8 @@ class DifficultyReport:
 
     level: Difficulty
     by_bounds: Difficulty
-    minutes: float | None
-    """None if neither the recipe nor its steps state a time."""
-    techniques: tuple[str, ...]
-    """Names of `TECHNIQUES`, in their order."""
+    minutes: float | None  # None if neither the recipe nor its steps state a time
+    techniques: tuple[str, ...]  # names of `TECHNIQUES`, in their order
 
 
 def judged_difficulty(reading: Reading) -> DifficultyReport:

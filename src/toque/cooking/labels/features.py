@@ -18,8 +18,7 @@ from toque.cooking.labels.foods import NUTRIENTS, Food, find_food, grams_of, is_
 from toque.cooking.recipe import Recipe
 from toque.cooking.text_keys import words_of
 
-Nutrients = tuple[float, ...]
-"""Figures in the order of `foods.NUTRIENTS`."""
+Nutrients = tuple[float, ...]  # figures in the order of `foods.NUTRIENTS`
 
 _FAT: Final = NUTRIENTS.index("fat_g")
 _SODIUM: Final = NUTRIENTS.index("sodium_mg")
@@ -42,27 +41,19 @@ class LineFacts(NamedTuple):
     """Features of one ingredient line."""
 
     line: IngredientLine
-    name: str
-    """Its name in a prompt; see `ingredients.ingredient_name`."""
-    food: Food | None
-    """None if it is not in the table, or the line names a skewer or foil."""
+    name: str  # its name in a prompt; see `ingredients.ingredient_name`
+    food: Food | None  # None if it is not in the table, or the line names a skewer or foil
     is_food: bool
-    is_named: bool
-    """True if the name is in the table, skewers included."""
-    has_amount: bool
-    """True also if it needs none ("salt to taste")."""
+    is_named: bool  # True if the name is in the table, skewers included
+    has_amount: bool  # True also if it needs none ("salt to taste")
     stems: frozenset[str]
     """Words by which steps may refer to it: its own, and the last of its food's name."""
-    words: str
-    """Its words, joined: two lines with the same words are duplicates."""
-    grams: float
-    """Grams eaten; 0.0 if the line gives no amount or the food is unknown."""
-    nutrients: Nutrients
-    """Nutrients of `grams` of the food."""
+    words: str  # its words, joined: two lines with the same words are duplicates
+    grams: float  # grams eaten; 0.0 if the line gives no amount or the food is unknown
+    nutrients: Nutrients  # nutrients of `grams` of the food
     is_frying_fat: bool
     """True if it is enough fat for frying: if anything is fried, `TAKEN_UP` of it is eaten."""
-    usual: Nutrients
-    """Nutrients of the food's usual weight in one serving; empty without a food."""
+    usual: Nutrients  # nutrients of the food's usual weight in one serving; empty without a food
 
 
 @lru_cache(maxsize=1 << 16)
@@ -110,16 +101,11 @@ class Reading:
 
     recipe: Recipe
     lines: tuple[LineFacts, ...]
-    text: str
-    """The steps, joined by blanks, in lower case."""
-    step_words: list[list[str]]
-    """Words of each step; see `text_keys.words_of`."""
-    words: list[str]
-    """Words of all steps, in order."""
-    different: frozenset[str]
-    """The distinct words of all steps."""
-    n_tokens: int
-    """Whitespace-separated tokens in the steps."""
+    text: str  # the steps, joined by blanks, in lower case
+    step_words: list[list[str]]  # words of each step; see `text_keys.words_of`
+    words: list[str]  # words of all steps, in order
+    different: frozenset[str]  # the distinct words of all steps
+    n_tokens: int  # whitespace-separated tokens in the steps
 
 
 def read(recipe: Recipe) -> Reading:

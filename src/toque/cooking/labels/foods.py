@@ -27,8 +27,7 @@ NUTRIENTS: Final = (
     "carbohydrate_g",
 )  # fmt: skip
 _MAX_WORDS: Final = 5
-_SERVING_G: Final = 30.0
-"""Grams in a serving, for a rare food."""
+_SERVING_G: Final = 30.0  # grams in a serving, for a rare food
 _NOT_FOOD: Final = frozenset(
     {"skewer", "toothpick", "foil", "parchment", "equipment", "accompaniment", "twine", "reynold",
      "thermometer", "cutter", "cheesecloth", "liner", "charcoal", "torch", "ramekin"}
@@ -40,14 +39,10 @@ class Food:
     """A food; its figures are for raw, edible parts, which is what recipes weigh."""
 
     name: str
-    names: tuple[str, ...]
-    """All that recipes call it, `name` first."""
-    per_100_g: tuple[float, ...]
-    """Figures in the order of `NUTRIENTS`."""
-    weights_g: dict[str, float]
-    """Grams per cup, per piece, and per other units of this food."""
-    serving_g: float
-    """Median grams in one serving of a dish with it, for lines without an amount."""
+    names: tuple[str, ...]  # all that recipes call it, `name` first
+    per_100_g: tuple[float, ...]  # figures in the order of `NUTRIENTS`
+    weights_g: dict[str, float]  # grams per cup, per piece, and per other units of this food
+    serving_g: float  # median grams in one serving of a dish with it, for lines without an amount
 
 
 @cache
@@ -107,8 +102,7 @@ def is_food(name: str) -> bool:
 
 
 CUP_ML: Final = 236.6
-_CUP_G: Final = 150.0
-"""Grams per cup of a food without a known density; between flour and water."""
+_CUP_G: Final = 150.0  # grams per cup of a food without a known density; between flour and water
 _PIECE_G: Final = 60.0
 _UNIT_G: Final[dict[str, float]] = {
     "can": 400, "package": 300, "jar": 340, "bottle": 350, "bag": 300, "box": 350, "carton": 450,

@@ -36,8 +36,7 @@ GREEN_PER_100_G: Final = {"fat_g": 3.0, "saturated_fat_g": 1.5, "sugar_g": 5.0, 
 RED_PER_100_G: Final = {"fat_g": 17.5, "saturated_fat_g": 5.0, "sugar_g": 22.5, "salt_g": 1.5}
 RED_PER_SERVING: Final = {"fat_g": 21.0, "saturated_fat_g": 6.0, "sugar_g": 27.0, "salt_g": 1.8}
 SALT_PER_SODIUM: Final = 2.5
-MIN_LIGHTS: Final = 2
-"""Fewest known lights; with fewer given nutrients the class is estimated."""
+MIN_LIGHTS: Final = 2  # fewest known lights; with fewer given nutrients the class is estimated
 
 _UNKNOWN_G: Final = 40.0
 """Grams per serving of an ingredient that is neither measured nor in the table."""
@@ -46,11 +45,9 @@ _FAT, _SUGAR = NUTRIENTS.index("fat_g"), NUTRIENTS.index("sugar_g")
 _PROTEIN, _CARBOHYDRATE = NUTRIENTS.index("protein_g"), NUTRIENTS.index("carbohydrate_g")
 _MOST_REFINED: Final = 0.5
 """Largest share of a Healthy dish's weight, water left out, that is refined."""
-_LEAST_REFINED_G: Final = 15.0
-"""Fewest refined grams that count; less sweetens a pot of tea."""
+_LEAST_REFINED_G: Final = 15.0  # fewest refined grams that count; less sweetens a pot of tea
 _MOST_REFINED_NAMES: Final = 0.6
-_LEAST_SERVING: Final = 2.0
-"""Fewest grams in a serving of a food that is no seasoning."""
+_LEAST_SERVING: Final = 2.0  # fewest grams in a serving of a food that is no seasoning
 _REFINED_ENERGY: Final = 0.6
 """Least share of fat and sugar in the stated energy of a dish that is refined."""
 _REFINED: Final = ((25.0, 0.5), (45.0, 2.0), (70.0, 6.0))
@@ -77,8 +74,7 @@ class Nutrition:
     klass: NutritionClass | None
     """None if nothing is known: no nutrients given and no ingredient found."""
     per_serving: Mapping[str, float]
-    lights: Mapping[str, Light]
-    """The known ones of fat, saturates, sugar and salt."""
+    lights: Mapping[str, Light]  # the known ones of fat, saturates, sugar and salt
     estimated: bool
     coverage: float
     """1.0 if given. If estimated, the share of the ingredients' weight that is both measured by the

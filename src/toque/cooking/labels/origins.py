@@ -83,8 +83,7 @@ _SCRIPTS: Final = (
     ("\uac00", "\ud7af", "Korean"),
 )
 _SEEN_CHARS: Final = 300
-MIN_SHARE: Final = 0.04
-"""Least share of function words of a language for it to be named."""
+MIN_SHARE: Final = 0.04  # least share of function words of a language for it to be named
 
 
 def language_of(reading: Reading) -> str:

@@ -25,8 +25,7 @@ _BROKEN_ENTITY = re.compile(
     r"#?&(?P<number>\d{2,4});{1,2}|&[; ]?(?P<name>amp|deg|nbsp|frac\d\d"
     r"|[a-z](?:acute|grave|circ|uml|cedil|tilde|ring));|&(?P<letter>[a-z]);",
     re.IGNORECASE,
-)
-"""An entity without its "#", with a mark or a blank too many, or in capitals; "M&M;" is none."""
+)  # an entity without its "#", with a mark or a blank too many, or in capitals; "M&M;" is none
 _LINK = re.compile(r"\[([^\[\]]{1,200})\]\([^()\s]{1,300}\)")
 _BLANKS = re.compile(r"[^\S\n]+")
 _LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x85]")
@@ -39,8 +38,7 @@ _EMOJI = "\u2190-\u2bff\U0001f000-\U0001faff"
 _INVISIBLE = re.compile(
     f"([{_JOINING}][\u200c\u200d]|[{_EMOJI}]\ufe0f?\u200d(?=[{_EMOJI}]))"
     "|[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufe0e\ufe0f\ufffc]"
-)
-"""An invisible character, or in its group one that is kept with the character before it."""
+)  # an invisible character, or in its group one that is kept with the character before it
 _CONTROLS = re.compile(r"[\x00-\x09\x0e-\x1f\x7f-\x9f]")
 # Windows-1252 read as Latin-1 leaves its punctuation among the C1 controls.
 _WINDOWS_1252 = {0x91: "'", 0x92: "'", 0x93: '"', 0x94: '"', 0x96: "–", 0x97: "—", 0x09: " "}
@@ -49,8 +47,7 @@ _LOST_DEGREE = re.compile(r"(?<=\d)\ufffd{1,2}(?=\s?[FC]\b)")
 _LOST_DASH = re.compile(r"(?<=\d)\ufffd{1,3}(?=\d)")
 _LOST_APOSTROPHE = re.compile(r"(?<=[^\W\d_])(?:\ufffd{3}|\ufffd)(?=(?:s|t|re|ve|ll|d)\b)")
 
-_SIGNS: Final = "•·▪▫●○◦‣□■▢◻◼◽◾⬜☐☑☒✓✔❏❑❒➢➤►▸◆"
-"""Bullets and the boxes of lists to tick off."""
+_SIGNS: Final = "•·▪▫●○◦‣□■▢◻◼◽◾⬜☐☑☒✓✔❏❑❒➢➤►▸◆"  # bullets and the boxes of lists to tick off
 _BULLET = re.compile(rf"(?:[-–—*{_SIGNS}]++\s++|[{_SIGNS}]++\s*+|\[[ xX]?\]\s*+)")
 _STEP_NUMBER = re.compile(
     r"(?:(?:step|[ée]tape|schritt|pass?o|stap|krok)\s*\d{1,2}\s*(?:[:.)–-]|(?=[A-Z]|$))|\d{1,2}\s*(?:[.:](?!\d)|\))|\(\d{1,2}\))\s*",
@@ -62,8 +59,7 @@ _BARE_HEADING: Final = re.compile(
     r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)(?:\s*\d{1,2})?"
     r"|method|methods|directions?|instructions?|preparation|steps)\W*",
     re.IGNORECASE,
-)
-"""Lines that only announce a step."""
+)  # lines that only announce a step
 _BOLD: Final = re.compile(r"(?<![*_])(\*\*|__)(?=[^\s*_])([^*_]{1,300}+)(?<!\s)\1(?![*_])")
 """Bold words of Markdown, in which there is no other mark."""
 _GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+,? )")

@@ -69,8 +69,7 @@ class Shape:
     """Role, or another known word such as "servings", to the record's own field name."""
     folded: Mapping[str, str]
     """Name in lower case, letters and digits only, to the record's own field name."""
-    nutrients: tuple[str, ...]
-    """Fields that hold a nutrient."""
+    nutrients: tuple[str, ...]  # fields that hold a nutrient
     read: frozenset[str]
     """Fields from which numbers and labels are read, and the quantities of Food.com."""
 
@@ -159,8 +158,7 @@ PAIRS = (
     ("question", "answers"),
     ("input", "output"),
     ("source", "target"),
-)
-"""Names of the fields for prompt and answer, in the order in which they are tried."""
+)  # names of the fields for prompt and answer, in the order in which they are tried
 _BEFORE = ("system", "systemprompt")
 _AFTER = ("input", "context", "passage", "paragraph", "article", "document", "background")
 """Fields joined to the prompt, before and behind it: Alpaca's, Dolly's, SQuAD's."""

@@ -25,8 +25,7 @@ NOTES: Final = "notes and tips among the steps removed"
 HEADINGS: Final = "step lines that only say Step 1, Method or the like"
 PARTS: Final = "section names joined to their step"
 
-MOST_CHARS: Final = 300
-"""Longest credit or note; a longer line is left alone."""
+MOST_CHARS: Final = 300  # longest credit or note; a longer line is left alone
 _OPEN: Final = r"[\W_]{0,4}"
 _CREDIT: Final = re.compile(
     rf"{_OPEN}(?:notes?: )?(?:"
@@ -58,13 +57,11 @@ _WITHIN: Final = re.compile(
     r"[.!?)\"”’] (?=(?:Photo(?:graph(?:s|y)?|s)? (?:by|courtesy|credit)"
     r"|Recipes? (?:courtesy|by|adapted|reprinted) |Adapted from |Reprinted (?:from|with) "
     r"|Excerpted from |Courtesy of |Copyright |©|From the (?:kitchen|book|cookbook) of ))"
-)
-"""The end of a sentence before a credit that continues to the end of the step."""
+)  # the end of a sentence before a credit that continues to the end of the step
 _AUTHOR: Final = re.compile(
     rf"{_OPEN}by (?:[A-Z][\w.'’-]{{1,20}},? ?){{2,4}}(?:(?:and|with|&) .{{2,60}})?"
     r"(?:\W{0,3}\Z|\()"
-)
-"""The author of a book whose title stands on the line before."""
+)  # the author of a book whose title stands on the line before
 _PUBLISHED: Final = re.compile(r"\([^\W\d][^()]{2,60}[,:;]? (?:19|20)\d\d\)\W{0,3}\Z")
 """A publisher and a year, which end a line."""
 _GOES_ON: Final = re.compile(rf"{_OPEN}(?:by|from|in|and|with|of)\b(?! the\b)", re.IGNORECASE)
@@ -90,8 +87,7 @@ _WINE_WORDS: Final = frozenset(
     vineyard vineyards wine winery wines zinfandel
     """.split()  # noqa: SIM905
 )
-_BOTTLE: Final = re.compile(r"\b(?:19[5-9]|20[0-4])\d\b|['’]\d\d\b|\$\d")
-"""A vintage or a price."""
+_BOTTLE: Final = re.compile(r"\b(?:19[5-9]|20[0-4])\d\b|['’]\d\d\b|\$\d")  # a vintage or a price
 _VINTAGE: Final = re.compile(r"(?:[A-Z][\w.'’-]{0,24} ){1,8}(?:['’]\d\d|(?:19|20)\d\d)\W?")
 """The name of a wine and its year, alone."""
 _NOTICE: Final = re.compile(
@@ -115,8 +111,7 @@ _NOTE: Final = re.compile(
     r"|suggestions?)"
     r"(?: (?:notes?|tips?|\d))? ?(?::|[–—-] )",
     re.IGNORECASE,
-)
-"""A note on the recipe, however long; "*Peas" is one at the foot of a page."""
+)  # a note on the recipe, however long; "*Peas" is one at the foot of a page
 _BEFORE_AMOUNT: Final = re.compile(r"[^,;:(\d]{0,70}")
 _TELLING: Final = (" can ", " is ", " are ", " you'll ", " we ")
 """Words of a sentence that begins with no amount."""
@@ -157,8 +152,7 @@ _BARE: Final = frozenset(
     .replace("  ", "")
     .strip()
     .split("|")
-)
-"""Lines that only announce steps, in addition to those of `cleaning`."""
+)  # lines that only announce steps, in addition to those of `cleaning`
 PART_NOUNS: Final = frozenset(
     """
     assembly base batter brine cake cakes crepes crust custard dough dressing filling frosting

@@ -42,13 +42,10 @@ DAILY_VALUES = {
 MAX_FIELD_CHARS = 200_000
 """Longest text of a record, in characters; the longest in 90,000 real recipes has 15,290. Every
 pattern takes linear time, so this bounds the time a record can take."""
-MAX_DEPTH = 100
-"""Deepest nesting of a record's values; real pages nest ten deep."""
-_API_DEFAULT_MINUTES = ("45", "45.0")
-"""Spoonacular's value for an unknown time."""
+MAX_DEPTH = 100  # deepest nesting of a record's values; real pages nest ten deep
+_API_DEFAULT_MINUTES = ("45", "45.0")  # Spoonacular's value for an unknown time
 
-_MOST = 1e9
-"""Upper bound of the numbers in a record."""
+_MOST = 1e9  # upper bound of the numbers in a record
 
 Record = dict[str, Any]
 
@@ -197,8 +194,7 @@ _ADAPTERS: dict[str, Callable[[Record, Mapping[str, Any], Counter[str]], None]] 
     "foodcom": _foodcom,
     "recipenlg": _recipenlg,
     "spoonacular": _spoonacular,
-}
-"""Adapters of single collections, which need more than the names of their fields."""
+}  # adapters of single collections, which need more than the names of their fields
 
 
 def _list_of(value: Any) -> list[Any]:

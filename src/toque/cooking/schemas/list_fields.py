@@ -137,8 +137,7 @@ def _part(value: Mapping[Any, Any], names: tuple[str, ...]) -> str:
     return str(found) if isinstance(found, str | int | float) else ""
 
 
-MAX_DEPTH = 24
-"""Deepest nesting; recipes need three, and more could exhaust the stack."""
+MAX_DEPTH = 24  # deepest nesting; recipes need three, and more could exhaust the stack
 
 _TOKEN = re.compile(
     r"""\s*+(?:

@@ -145,8 +145,7 @@ _MASS: Final = re.compile(
     r"((?<!\d)\d++(?:[.,]\d++)?+)\s*+(g|grams?|gr|oz|ounces?)\b", re.IGNORECASE
 )
 _NOT_FOLDED: Final = re.compile(r"[^a-z0-9]")
-_MIN_SERVING_G: Final = 5.0
-"""Smallest serving in grams: exporters write "1 g" for an unknown one."""
+_MIN_SERVING_G: Final = 5.0  # smallest serving in grams: exporters write "1 g" for an unknown one
 
 
 @lru_cache(maxsize=1024)

@@ -55,8 +55,7 @@ class RecipeReader:
     columns: Mapping[str, str] = field(default_factory=dict)
     """ "title", "ingredients" or "steps" to the field that holds it, if its own name is unknown."""
     tasks: tuple[Task, ...] = ("write",)
-    version: int = 9
-    """Raised when the same bytes would give other examples."""
+    version: int = 9  # raised when the same bytes would give other examples
     encoding: str = UTF_8
 
     @property

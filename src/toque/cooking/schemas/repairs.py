@@ -33,8 +33,7 @@ _HANGS = re.compile(
     r"(?<![^\W_])(?:a|an|and|about|approx|at|by|deg|for|from|if|in|into|med|no\.?|of|on|or|over|than|the|then|to|until"
     r"|when|with|your|\d++)\s*+\Z",
     re.IGNORECASE,
-)
-"""Endings of a line that end no sentence; a number may be one, before its unit."""
+)  # endings of a line that end no sentence; a number may be one, before its unit
 _SURELY_HANGS = re.compile(r"\b(?:a|an|and|(?<!courtesy )of|than|the|with|your)\s*+\Z")
 _SHORTENED = re.compile(
     r"(?<![^\W_])(?:sec|min|hr|oz|lb|tsp|tbsp|pkg|qt|pt|approx|in|temp|deg)s?\.\s*+\Z",
@@ -51,8 +50,7 @@ _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
 _HEADING_CHARS = 40
 """Most characters of a heading or an item of a list, after which a small letter may follow."""
-_END_CHARS = 24
-"""Characters at the end of a step that are searched for the end of its sentence."""
+_END_CHARS = 24  # characters at the end of a step that are searched for the end of its sentence
 _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"
 _MISPRINTS = [
@@ -98,8 +96,7 @@ _ONLY_A_LINK = re.compile(
     r"[^.]{0,60}[.!]?\W*\Z",
     re.IGNORECASE,
 )
-_LINK_CHARS = 1000
-"""Longest steps in characters that may only be a link."""
+_LINK_CHARS = 1000  # longest steps in characters that may only be a link
 _TAGS = re.compile(r"<[^<>]*>")
 
 

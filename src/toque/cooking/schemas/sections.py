@@ -24,22 +24,18 @@ SHOPPING: Final = "shopping notes among the ingredients removed"
 CREDITS: Final = "credits among the ingredients removed"
 NOTES: Final = "notes among the ingredients removed"
 
-_MOST_CHARS: Final = 90
-"""Longest tool; more is a step that was put among the ingredients."""
-_MIN_CAPITALS: Final = 5
-"""Fewest letters of a heading in capitals: "EVOO" is oil."""
+_MOST_CHARS: Final = 90  # longest tool; more is a step that was put among the ingredients
+_MIN_CAPITALS: Final = 5  # fewest letters of a heading in capitals: "EVOO" is oil
 SECTION_NOUNS: Final = PART_NOUNS | frozenset(
     "crumble decoration fillings garnishes layer presentation ragout rub sauces toppings".split()  # noqa: SIM905
-)
-"""Parts of a dish, in the words that head their ingredients or steps."""
+)  # parts of a dish, in the words that head their ingredients or steps
 _ALWAYS: Final = re.compile(
     r"(?:(?:optional|suggested|possible|additional|other|serving|dry|wet|main|mix) ){0,3}"
     r"(?:garnish(?:es)?|accompaniments?|decorations?|toppings|ingredients|add-?ins"
     r"|mix-?ins|options|serve with .{2,60}|(?:to|for) (?:serve|serving|garnish|finish|assemble))"
     r"(?: (?:ingredients|options))?(?: if desired| \(optional\)|, optional)?\W*",
     re.IGNORECASE,
-)
-"""A line that names no food even where nothing else has an amount."""
+)  # a line that names no food even where nothing else has an amount
 _PREFIX: Final = re.compile(
     r"(?:(?:optional|suggested|serving) )?(?:garnish(?:es)?|accompaniments?|decorations?|toppings?"
     r"|for serving|to serve|for garnish|to garnish|serving suggestions?)"
@@ -60,12 +56,10 @@ _SURELY: Final = frozenset(
     parchment peeler pestle pushpin ramekin ricer scraper shaker sieve slicer soupspoon spatula
     strainer thermometer toothpick torch twine umbrella whisk zester
     """.split()  # noqa: SIM905
-)
-"""Last words of things that nobody eats."""
+)  # last words of things that nobody eats
 _WITHOUT_FOOD: Final = frozenset(
     {"cutter", "liner", "machine", "maker", "mold", "mould", "paper", "skewer", "string"}
-)
-"""Last words of such things unless a food is named: "rice paper", "chicken skewers"."""
+)  # last words of such things unless a food is named: "rice paper", "chicken skewers"
 _PAIRS: Final[dict[str, frozenset[str]]] = {
     noun: frozenset(words.split())
     for noun, words in {
