@@ -28,9 +28,7 @@ _AUGMENT = 4  # sets these keys apart from those of the order
 _SAMPLE = 1024  # examples in the sample that `in_words` reports on; it takes a tenth of a second
 
 
-Fate = Literal["plain", "left", "changed"]
-"""Outcome for an example: nothing was drawn; it would be too long or cannot be read back; changed.
-"""
+Fate = Literal["plain", "left", "changed"]  # left: too long, or it cannot be read back
 
 
 class Rewriting:
@@ -174,12 +172,11 @@ def _paraphrased(target: Sequence[str], key: int) -> Edits:
     return edits
 
 
-CONNECTIONS: Final[tuple[str, ...]] = (
+CONNECTIONS: Final[tuple[str, ...]] = (  # for "using ingredients:" between dish and foods
     "with", "using:", "with these ingredients:", "made from", "I have", "that uses",
 )  # fmt: skip
-"""Replacements for "using ingredients:" between a dish and its ingredients."""
 
-VERBS: Final[dict[str, tuple[str, ...]]] = {
+VERBS: Final[dict[str, tuple[str, ...]]] = {  # verbs that begin a sentence of a recipe
     "Add": ("Put in",), "Arrange": ("Lay out",), "Beat": ("Whisk",), "Blend": ("Mix",),
     "Chill": ("Refrigerate",), "Combine": ("Mix", "Mix together"), "Drain": ("Strain",),
     "Garnish": ("Decorate",), "Heat": ("Warm",), "Mix": ("Combine", "Stir together"),
@@ -187,7 +184,6 @@ VERBS: Final[dict[str, tuple[str, ...]]] = {
     "Sauté": ("Fry gently",), "Simmer": ("Boil gently",), "Sprinkle": ("Scatter",),
     "Stir": ("Mix",), "Toss": ("Mix",), "Transfer": ("Move",), "Whisk": ("Beat",),
 }  # fmt: skip
-"""Verbs that begin a sentence of a recipe, with their replacements."""
 
 TIPS: Final[tuple[str, ...]] = (
     "Read the whole recipe before you begin.",

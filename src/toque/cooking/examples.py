@@ -121,8 +121,7 @@ _ORIGINS: Final = {
 }
 
 
-SHOWN_STEPS: Final = 3
-"""Most steps before the requested one: more would be truncated in a full prompt."""
+SHOWN_STEPS: Final = 3  # most steps before the requested one: more would be cut in a full prompt
 _FOODS_OF_A_REQUEST: Final = 3
 _REQUEST, _NEXT_STEP = 1, 2
 

@@ -12,9 +12,7 @@ from toque.cooking.labels.origins import CUISINES
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
 
 Task = Literal["write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"]
-TASKS: tuple[Task, ...] = get_args(Task)
-"""Tasks of a recipe; see `tasks`. A task's index is its code in a store's column `task`: append new
-ones."""
+TASKS: tuple[Task, ...] = get_args(Task)  # an index is a code of the column `task`
 
 CLASSES: Final[dict[Task, tuple[str, ...]]] = {
     "nutrition": NUTRITION_CLASSES,

@@ -53,16 +53,13 @@ _AROUND_TITLES: Final = sorted(
 )  # text just before and just after the title in each request, the longest first
 
 
-POOR: Final = 0.6
-"""Recipe scores below it are poor: of five collections, 97 to 99 % of the recipes have more."""
-NAMES: Final = (
+POOR: Final = 0.6  # of five collections, 97 to 99 % of the recipes have a better score
+NAMES: Final = (  # of the scores in `text_metrics`; a text has those that apply to it
     "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
     "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
     "ingredient_coherence", "instruction_quality", "completeness", "format_correctness", "form",
 )  # fmt: skip
-"""Names of the scores in `text_metrics`; a text has those that apply to it."""
-_FACTORS: Final = ("variety", "title_kept", "form")
-"""Scores that are no part of the mean in `recipe_score`."""
+_FACTORS: Final = ("variety", "title_kept", "form")  # no part of the mean
 
 RECIPE_SCORES: Final = frozenset(NAMES)
 

@@ -30,8 +30,7 @@ class Item:
     """One food to buy."""
 
     food: str
-    amounts: tuple[str, ...]
-    """Measures to be added, "1½ cups"; several where units differ, none where no line gives one."""
+    amounts: tuple[str, ...]  # to be added, "1½ cups"; several where units differ
     note: str  # "to taste", "for dusting", "optional"; "" without
 
 
@@ -93,8 +92,7 @@ _FRACTIONS: Final = (
     (0.0, ""), (1 / 8, "⅛"), (1 / 4, "¼"), (1 / 3, "⅓"), (1 / 2, "½"), (2 / 3, "⅔"), (3 / 4, "¾"),
     (1.0, ""),
 )  # fmt: skip
-_OFF: Final = 0.05
-"""Largest relative error that writing a fraction may make when an amount changes its unit."""
+_OFF: Final = 0.05  # largest relative error by which a fraction may change the unit
 
 
 class _Step(NamedTuple):
@@ -111,11 +109,10 @@ _LADDERS: Final = (
     (_Step("millilitre", 1, most=1000), _Step("litre", 1000, 1)),
 )  # units that change into each other, the smallest first
 _LADDER_OF: Final = {step.unit: ladder for ladder in _LADDERS for step in ladder}
-_ABBREVIATED: Final = {
+_ABBREVIATED: Final = {  # metric units, which take decimals, as they are written
     "milligram": "mg", "gram": "g", "kilogram": "kg", "millilitre": "ml", "centilitre": "cl",
     "decilitre": "dl", "litre": "l", "millimetre": "mm", "centimetre": "cm",
 }  # fmt: skip
-"""Metric units, which take decimals, as they are written."""
 
 
 def write_amount(quantity: Range, unit: str | None, *, keep_unit: bool = False) -> str:

@@ -15,7 +15,6 @@ _NOT_ALPHANUMERIC: Final = bytes(
     code for code in range(128) if chr(code) not in string.ascii_letters + string.digits
 )
 _SIGNS: Final = re.compile("[°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″]")
-"""Signs that stand between words in recipes; Unicode counts some of them among the letters."""
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
 

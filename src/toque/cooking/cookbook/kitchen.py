@@ -23,11 +23,10 @@ from toque.cooking.recipe import NutritionClass, Recipe, difficulty_of
 from toque.keyed_random import GOLDEN, mix
 
 SOURCE: Final = "toque cookbook (synthetic)"
-CHAPTERS: Final = (
+CHAPTERS: Final = (  # the order counts: recipe `index` of a seed draws the number of its dish
     "soups", "stews", "pasta", "grains", "mains", "handheld", "vegetables", "breakfast", "baking",
     "sweets", "simple",
 )  # fmt: skip
-"""Files of dishes. The order counts: recipe `index` of a seed draws the number of its dish."""
 
 _FOLDER: Final = Path(__file__).with_name("dishes")
 # The parser in C is ten times faster; a few builds of PyYAML come without it.
@@ -38,8 +37,7 @@ _GROUP: Final = re.compile(r"(\w+) (\d)(?:-(\d))?")
 _SLOT: Final = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
 _SMALL_WORDS: Final = {"with", "and", "of", "in", "the", "a", "on", "for"}
 _SINGULAR_IN_S: Final = {"asparagus", "couscous", "swiss"}
-_RICH_KCAL: Final = 600.0
-"""Energy of a serving above which it counts one point more: 30 % of 2,000 kcal."""
+_RICH_KCAL: Final = 600.0  # energy above which a serving counts one point more: 30 % of 2,000
 
 _T = TypeVar("_T")
 Entry = Any  # a text, a list of phrasings, or a mapping whose first key is a command

@@ -25,8 +25,7 @@ class PantryFood:
 
     name: str  # name in a step, singular: "chickpea"
     plural: str  # name in a step, plural: "chickpeas"; a mass noun has `name` here too
-    listed_as: str
-    """Words before the name in an ingredient list: "boneless skinless" for chicken breasts."""
+    listed_as: str  # words before the name in a list: "boneless skinless" for chicken breasts
     title: str  # name in a title: "lemon" for lemon zest; empty where it is the name in a step
     per_100_g: Mapping[str, float]  # energy_kcal, fat_g, sugar_g and salt_g of 100 g
     cup_g: float  # grams in a cup; 0 for a food never measured by volume
@@ -59,8 +58,7 @@ def _pantry() -> dict[str, PantryFood]:
     return {food.plural: food for food in foods.values()} | foods
 
 
-PANTRY: Final[Mapping[str, PantryFood]] = _pantry()
-"""Every food by its singular and its plural name."""
+PANTRY: Final[Mapping[str, PantryFood]] = _pantry()  # by singular and plural
 
 GRAMS_PER_POUND = 453.6
 TEASPOONS_PER_CUP = 48.0
@@ -95,8 +93,7 @@ class Measured:
 
     line: str  # amount, unit and food, as in an ingredient list, without the preparation
     grams: float
-    is_single: bool
-    """True if a step refers to one piece ("the onion"), False for several ("the onions")."""
+    is_single: bool  # a step refers to one piece ("the onion"), not several ("the onions")
 
 
 @lru_cache(maxsize=4096)

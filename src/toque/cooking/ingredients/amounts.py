@@ -25,18 +25,16 @@ _BETWEEN: Final = frozenset({"/", ",", ";", "or", "-", "and", "plus", "+", "=", 
 _BULLETS: Final = frozenset({"-", "*", "•", "~", "."})
 _OF: Final = frozenset({"de", "di", "du", "del", "da"})
 _PLUS: Final = frozenset({"plus", "+", "and", "&"})
-OPENERS: Final = (
+OPENERS: Final = (  # words that may stand before a food's name
     frozenset(WORDS) | frozenset(SPELLINGS) | SIZES | SIZE_ADVERBS | PACKED | ABOUT | _PLUS
     | {"a", "an", "x", "or", "fl", "fluid"}
 )  # fmt: skip
-"""Words that may stand before a food's name."""
 
 
 class Amount(NamedTuple):
     """One measure of a line."""
 
-    quantity: Range | None
-    """Low and high, the same unless the line gives a range; None for "pinch of salt"."""
+    quantity: Range | None  # low and high, maybe the same; None for "pinch of salt"
     unit: str | None  # a name in `units.UNITS`, or None for pieces
     role: Role = "whole"
     """`whole`: the line's first measure. `plus`: to be added to the one before. `same`: the same

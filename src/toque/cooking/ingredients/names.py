@@ -17,8 +17,7 @@ _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _JOINING = re.compile(r"\b(?:of|with|in|or|from)\b")
 _JOINS = re.compile(r"(?:or|and|and/or) ")
 _LISTED = re.compile(r"(?:\A| )and ", re.IGNORECASE)
-_NO_LIST = re.compile(r"\bor\b|(?<=[a-z])ed\b", re.IGNORECASE)
-"""A choice, or a participle: "corn, husks and silks removed"."""
+_NO_LIST = re.compile(r"\bor\b|(?<=[a-z])ed\b", re.IGNORECASE)  # "corn, husks removed"
 _WORD = re.compile(r"[^\W\d_]{2,}")
 
 

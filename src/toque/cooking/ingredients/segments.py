@@ -24,8 +24,7 @@ from toque.cooking.ingredients.vocabulary import (
 
 Run = tuple[int, int]
 RemarkKind = Literal["preparation", "comment", "purpose"]
-Remarks = tuple[str, str, str, bool]
-"""Preparation, comment and purpose, "" where there is none; and whether the line is optional."""
+Remarks = tuple[str, str, str, bool]  # preparation, comment, purpose; is it optional
 NO_REMARKS: Final[Remarks] = ("", "", "", False)
 
 _COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
@@ -39,12 +38,11 @@ _PREPARING: Final = SEGMENT_PREPARED | ADVERBS
 _OF_NO_FOOD: Final = _PREPARING | PARTS | {"only", "part"}
 _NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
 _NO_NAME: Final = REMARKS | PURPOSES | SEGMENT_PREPARED
-ENDS: Final = frozenset(
+ENDS: Final = frozenset(  # words that may end a name; `ends_name` decides
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
      "or", "and", "to", "for", "as", "if", "at", "cut", "i", "you", "you'll", "can", "made",
      "dissolved", "combined", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
 )  # fmt: skip
-"""Words that may end a name; `ends_name` decides."""
 SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES  # words in a name that need further checks
 
 

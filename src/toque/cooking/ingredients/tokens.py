@@ -20,12 +20,11 @@ NUMBER: Final = (
     r"|\d{1,3}(?:,\d{3})+(?!\d)|\d*[.]\d+|\d+(?:,\d{1,2})?(?!\d)|\d+"
 )
 
-WORDS: Final[dict[str, float]] = {
+WORDS: Final[dict[str, float]] = {  # "few" and "several" count as three; some of other languages
     "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8,
     "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "half": 0.5, "quarter": 0.25, "couple": 2,
     "few": 3, "several": 3, "een": 1, "eine": 1, "una": 1, "halve": 0.5, "meia": 0.5, "mezza": 0.5,
 }  # fmt: skip
-"""Number words; "few" and "several" count as three; some of other languages."""
 
 _TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{NUMBER}|\S")
 _KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
@@ -110,8 +109,7 @@ _PLAIN = _MARKS | _GLYPHS
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
 _MOST: Final = 1e15  # largest number read: exact in a float, and far beyond any kitchen
-_OVER: Final = re.compile(r"\d{16}")
-"""Digits of a larger one; over 4,300 Python refuses to make an integer of them."""
+_OVER: Final = re.compile(r"\d{16}")  # a larger one; over 4,300 digits Python refuses
 
 
 def plain(text: str) -> str:
@@ -213,8 +211,7 @@ _TEN_X: Final = re.compile(
 _THICK: Final = re.compile(
     r"(?<=\d)(?:-(inch|in|cm|mm)[ -](?:thick|long|wide|diameter|square|round)\b"
     r"|\"(?:(?=[\s,)])|-(?:thick|long|wide|diameter)\b))"
-)
-"""A length and how it is measured: "1-inch-thick", 8\"."""
+)  # a length and how it is measured: "1-inch-thick", 8"
 
 _SPOON: Final = r"\b(?:c(?:uill?(?:[eè]res?)?)?|colh(?:er(?:es)?)?)\.?(?: ?[aà]\b| ?de\b)? ?\(?"
 _FOREIGN: Final = [

@@ -96,11 +96,10 @@ leaf|count|0|leaves
 glass|count|0|glasses wineglass wineglasses
 """
 
-STARTERS: Final = frozenset(
+STARTERS: Final = frozenset(  # units that need no number: "pinch of salt", "cup butter"
     {"pinch", "dash", "drop", "splash", "drizzle", "squeeze", "glug", "knob", "handful", "slice",
      "bunch", "sprig", "strip", "sheet", "piece", "wedge", "scoop", "cup", "teaspoon", "tablespoon"}
 )  # fmt: skip
-"""Units that need no number: "pinch of salt", "cup butter"."""
 
 CONTAINERS: Final = frozenset(
     {"can", "package", "sachet", "jar", "bottle", "bag", "box", "carton", "container", "punnet"}
@@ -135,8 +134,7 @@ def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
     return units, spellings
 
 
-UNITS, SPELLINGS = _spellings()
-"""Units by name; and by every spelling, in lower case but for "T", a tablespoon."""
+UNITS, SPELLINGS = _spellings()  # in lower case but for "T", a tablespoon
 
 
 LATE_SPELLINGS: Final = frozenset(word for word, unit in SPELLINGS.items() if unit.name in LATE)
@@ -227,8 +225,7 @@ QUALITIES: Final = frozenset(
     """.split()  # noqa: SIM905
 )  # words that are no food; a comma after them separates adjectives ("boneless, skinless ...")
 
-ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}
-"""Words of which none can be a food."""
+ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}  # none can be a food
 
 PURPOSES: Final = frozenset(
     """

@@ -51,8 +51,7 @@ class LineFacts(NamedTuple):
     words: str  # its words, joined: two lines with the same words are duplicates
     grams: float  # grams eaten; 0.0 if the line gives no amount or the food is unknown
     nutrients: Nutrients  # nutrients of `grams` of the food
-    is_frying_fat: bool
-    """True if it is enough fat for frying: if anything is fried, `TAKEN_UP` of it is eaten."""
+    is_frying_fat: bool  # enough fat for frying: if anything is fried, `TAKEN_UP` of it is eaten
     usual: Nutrients  # nutrients of the food's usual weight in one serving; empty without a food
 
 

@@ -104,7 +104,7 @@ def is_food(name: str) -> bool:
 CUP_ML: Final = 236.6
 _CUP_G: Final = 150.0  # grams per cup of a food without a known density; between flour and water
 _PIECE_G: Final = 60.0
-_UNIT_G: Final[dict[str, float]] = {
+_UNIT_G: Final[dict[str, float]] = {  # grams per unit for foods without their own figure
     "can": 400, "package": 300, "jar": 340, "bottle": 350, "bag": 300, "box": 350, "carton": 450,
     "container": 250, "punnet": 250, "sachet": 10, "drop": 0.05, "splash": 10, "drizzle": 10,
     "squeeze": 5, "glug": 15, "knob": 15, "handful": 30, "slice": 25, "bunch": 100, "stick": 50,
@@ -112,7 +112,6 @@ _UNIT_G: Final[dict[str, float]] = {
     "cube": 5, "square": 28, "scoop": 60, "rack": 600, "part": 30, "batch": 300, "recipe": 300,
     "serving": 150, "leaf": 1, "glass": 150, "inch": 10, "centimetre": 4,
 }  # fmt: skip
-"""Grams per unit for foods without their own figure."""
 _UNIT_ML: Final = {"pinch": 0.31, "dash": 0.62}
 _SIZE_FACTORS: Final = {
     "small": 0.7, "sm": 0.7, "baby": 0.5, "large": 1.3, "lg": 1.3, "big": 1.3, "jumbo": 1.5,

@@ -38,18 +38,15 @@ RED_PER_SERVING: Final = {"fat_g": 21.0, "saturated_fat_g": 6.0, "sugar_g": 27.0
 SALT_PER_SODIUM: Final = 2.5
 MIN_LIGHTS: Final = 2  # fewest known lights; with fewer given nutrients the class is estimated
 
-_UNKNOWN_G: Final = 40.0
-"""Grams per serving of an ingredient that is neither measured nor in the table."""
+_UNKNOWN_G: Final = 40.0  # grams per serving of what is neither measured nor in the table
 _ENERGY: Final = NUTRIENTS.index("energy_kcal")
 _FAT, _SUGAR = NUTRIENTS.index("fat_g"), NUTRIENTS.index("sugar_g")
 _PROTEIN, _CARBOHYDRATE = NUTRIENTS.index("protein_g"), NUTRIENTS.index("carbohydrate_g")
-_MOST_REFINED: Final = 0.5
-"""Largest share of a Healthy dish's weight, water left out, that is refined."""
+_MOST_REFINED: Final = 0.5  # largest share of a Healthy dish, water left out, that is refined
 _LEAST_REFINED_G: Final = 15.0  # fewest refined grams that count; less sweetens a pot of tea
 _MOST_REFINED_NAMES: Final = 0.6
 _LEAST_SERVING: Final = 2.0  # fewest grams in a serving of a food that is no seasoning
-_REFINED_ENERGY: Final = 0.6
-"""Least share of fat and sugar in the stated energy of a dish that is refined."""
+_REFINED_ENERGY: Final = 0.6  # least share of fat and sugar in a refined dish's stated energy
 _REFINED: Final = ((25.0, 0.5), (45.0, 2.0), (70.0, 6.0))
 """Least fat and sugar, and most protein, in 100 g of what is refined; nuts hold more protein."""
 _DRIED_FRUIT: Final = frozenset({"raisin", "dried cranberry", "date"})
@@ -71,16 +68,14 @@ _CLAIMS: Final[dict[str, tuple[str, ...]]] = {
 class Nutrition:
     """Nutrients of a serving and its class."""
 
-    klass: NutritionClass | None
-    """None if nothing is known: no nutrients given and no ingredient found."""
+    klass: NutritionClass | None  # None if no nutrients are given and no ingredient is found
     per_serving: Mapping[str, float]
     lights: Mapping[str, Light]  # the known ones of fat, saturates, sugar and salt
     estimated: bool
     coverage: float
     """1.0 if given. If estimated, the share of the ingredients' weight that is both measured by the
     recipe and found in the food table; 0.0 if the recipe gives names only."""
-    servings: float | None
-    """Servings that the estimate was divided by; None if the nutrients were given."""
+    servings: float | None  # servings the estimate was divided by; None if figures were given
 
 
 def nutrition_of(reading: Reading) -> Nutrition:
@@ -243,9 +238,7 @@ _DIVIDED: Final = tuple(
         ("serves|makes", rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)"),
         ("servings|portions", rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b"),
     )
-)
-"""Sentences that divide a dish; each holds one of the words, which are looked for first because the
-search takes ten times as long."""
+)  # sentences that divide a dish, with words that are found ten times as fast
 _EATEN_WHOLE: Final = frozenset(
     {"chicken", "chicken breast", "steak", "pork loin", "salmon", "cod", "tuna", "veal", "duck",
      "bun", "hot dog", "rabbit", "pita", "crab", "tortilla", "mackerel"}

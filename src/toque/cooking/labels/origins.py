@@ -33,8 +33,7 @@ _NAMED: Final = {
     "Thai": "",
     "Vietnamese": "",
 }
-CUISINES: Final[tuple[str, ...]] = tuple(_NAMED)
-"""The classes of the task `cuisine`, in the order of the column's codes."""
+CUISINES: Final[tuple[str, ...]] = tuple(_NAMED)  # in the order of the column's codes
 
 _CODES: Final = {
     name.casefold(): code

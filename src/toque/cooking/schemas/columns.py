@@ -43,7 +43,6 @@ _NAMES: dict[Role, str] = {
     """,
 }
 NAMES: dict[Role, tuple[str, ...]] = {role: tuple(n.split()) for role, n in _NAMES.items()}
-"""Field names of each role, in lower case, letters and digits only; the first present counts."""
 _OTHERS = {
     "tags": ("tags", "keywords", "categories", "category"),
     "cuisine": ("cuisine", "cuisines", "recipecuisine"),
@@ -55,7 +54,6 @@ _OTHERS = {
     "quantities": ("recipeingredientquantities",),
 }
 _TEXTS = ("title", "ingredients", "steps", "tags", "cuisine", "source")
-"""Roles whose text an example holds; only numbers are read from the fields of the others."""
 _LABELS = ("nutrition", "nutrients", "difficulty", "nutrition_class")
 _NOT_FOLDED = re.compile(r"[^a-z0-9]")
 
@@ -65,13 +63,10 @@ class Shape:
     """Schema and roles of a record, by its field names."""
 
     schema: str
-    roles: Mapping[str, str]
-    """Role, or another known word such as "servings", to the record's own field name."""
-    folded: Mapping[str, str]
-    """Name in lower case, letters and digits only, to the record's own field name."""
+    roles: Mapping[str, str]  # role, or "servings" and the like, to the record's own field name
+    folded: Mapping[str, str]  # name in lower case, letters and digits only, to the record's own
     nutrients: tuple[str, ...]  # fields that hold a nutrient
-    read: frozenset[str]
-    """Fields from which numbers and labels are read, and the quantities of Food.com."""
+    read: frozenset[str]  # numbers and labels are read from them, and Food.com's quantities
 
     @property
     def missing(self) -> tuple[Role, ...]:

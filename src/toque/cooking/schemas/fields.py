@@ -24,8 +24,7 @@ from toque.cooking.schemas.schema_org import is_schema_org, recipe_nodes, record
 
 BROKEN_LIST = "broken list"
 NO_NODE = "no recipe in record"
-UNUSED = "field that no example holds: "
-"""Beginning of the notes that count fields which no example holds."""
+UNUSED = "field that no example holds: "  # the beginning of a note that counts one
 _NODE = (("ingredients", "recipeIngredient"), ("steps", "recipeInstructions"))
 """Fields of a schema.org node that are read first, by role."""
 

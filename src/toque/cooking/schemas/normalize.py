@@ -26,16 +26,13 @@ from toque.cooking.text_keys import has_action_verb
 Reason = Literal["no title", "no ingredients", "no steps", "too short"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
-MIN_STEP_CHARS = 20
-"""Fewest characters in all steps, unless they tell how; less teaches nothing ("Mix.")."""
-MIN_STEP_WORDS = 3
-"""Fewest words of steps that are shorter and yet tell how: "Mix and bake." is all a cook needs."""
+MIN_STEP_CHARS = 20  # fewest in all steps that do not tell how; less teaches nothing ("Mix.")
+MIN_STEP_WORDS = 3  # fewest of shorter steps that tell how: "Mix and bake." is all a cook needs
 
 _ISO_TIME = re.compile(r"P(?:(\d{1,9})D)?T?(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:\d+S)?", re.IGNORECASE)
 _HOURS = re.compile(r"((?<!\d)\d++(?:\.\d++)?+)\s*+h", re.IGNORECASE)
 _MINUTE = re.compile(r"((?<!\d)\d++(?:\.\d++)?+)\s*+m", re.IGNORECASE)
-_MOST_MINUTES = 1e9
-"""A longer time is no time; the same bound as for every other number of a record."""
+_MOST_MINUTES = 1e9  # the bound of every other number of a record, too
 _T = TypeVar("_T", bound=str)
 
 

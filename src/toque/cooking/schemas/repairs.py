@@ -11,18 +11,15 @@ from itertools import accumulate
 
 from toque.cooking.text_keys import has_action_verb
 
-BOILERPLATE = frozenset((
+BOILERPLATE = frozenset((  # buttons and notices that scrapers took for an ingredient or a step
     "Add all ingredients to list", "Add all ingredients to shopping list", "Watch Now",
     "Add ingredients to shopping list", "Add to shopping list", "ADVERTISEMENT", "Advertisement",
     "Print Recipe", "Save Recipe",
 ))  # fmt: skip
-"""Buttons and notices of web pages that scrapers took for an ingredient or a step."""
 
-MIN_DOUBLED_CHARS = 40
-"""Fewest characters of a doubled text; a shorter one may repeat on purpose ("Stir. Stir.")."""
+MIN_DOUBLED_CHARS = 40  # a shorter text may repeat on purpose ("Stir. Stir.")
 
-MAX_STEPS = 200
-"""Most steps compared, which takes quadratic time; longer texts are not recipes written twice."""
+MAX_STEPS = 200  # most steps compared, which takes quadratic time
 _ALIKE_CHARS = 24
 _ENDS_SENTENCE = re.compile(r"[.!?:;)\]\"'’”…*]\s*\Z")
 _LOWER = re.compile(r"\s*+[a-zß-öø-ÿ]")
@@ -48,8 +45,7 @@ _MEASURES = re.compile(rf"(?:[\d\W]*+(?:{_UNITS}|each|about|or|to|x)\b)+[\d\W]*"
 _DECIMALS = {"5", "25", "75"}
 _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
-_HEADING_CHARS = 40
-"""Most characters of a heading or an item of a list, after which a small letter may follow."""
+_HEADING_CHARS = 40  # longest heading or item of a list; a small letter may follow it
 _END_CHARS = 24  # characters at the end of a step that are searched for the end of its sentence
 _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"

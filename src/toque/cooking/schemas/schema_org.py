@@ -206,8 +206,7 @@ _VOID = frozenset(
     ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr")
 )
 _BREAKS = frozenset(("br", "p", "li", "div", "tr", "h2", "h3", "h4"))
-_MAX_OPEN = 50
-"""Most open elements that collect text; more are damage and would take quadratic time."""
+_MAX_OPEN = 50  # most open elements that collect text; more would take quadratic time
 _UNREAD = {"<!--": "-->", "<script": "</script", "<style": "</style"}
 _UNREAD_BEGIN = re.compile("<(?:!--|script|style)")
 _TAG = re.compile(
