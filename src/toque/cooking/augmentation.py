@@ -32,10 +32,9 @@ Fate = Literal["plain", "left", "changed"]  # left: too long, or it cannot be re
 
 
 class Rewriting:
-    """The training examples, `rows` of a store, augmented; a function of (row, epoch key).
+    """Training examples, `rows` of a store, augmented: a function of (row, epoch key).
 
-    An example that would become longer than the longest of `rows` stays as it is, so that rows,
-    positions and memory suffice. An `encoder` reads prompts on a side of their own.
+    What would be longer than the longest row stays as it is, so that positions and memory suffice.
     """
 
     def __init__(
@@ -102,7 +101,6 @@ class Rewriting:
 
 
 def _divided(ids: Ids, begin: int | None, end: int | None) -> tuple[Ids, Ids, Ids]:
-    """The tokens before a text, its own, and those after it."""
     first = int(begin is not None and len(ids) > 0 and ids[0] == begin)
     last = len(ids) - int(end is not None and len(ids) > first and ids[-1] == end)
     return ids[:first], ids[first:last], ids[last:]

@@ -49,10 +49,7 @@ BY_RULE, BY_FIGURES, BY_SOURCE = 0, 1, 2
 def examples_of(
     recipe: Recipe, notes: Counter[str], tasks: Sequence[Task] = ("write",)
 ) -> list[Example] | str:
-    """The examples of a recipe, one per task in ascending order; or the reason why it has none.
-
-    `notes` counts the labels' origins, and of each task the recipes with and without an example.
-    """
+    """The examples of a recipe, one per task in ascending order; or the reason why it has none."""
     reading = read(recipe)
     columns = labels_of(reading, notes)
     body = normalised("\n".join((*recipe.ingredients, *recipe.steps)))
@@ -136,10 +133,7 @@ NEEDS: Final[dict[Task, str]] = {
 def _asked(
     task: Task, reading: Reading, codes: Mapping[Task, int], key: int
 ) -> tuple[str, str] | None:
-    """The prompt and the answer of a task; None if the recipe lacks what the task needs.
-
-    `codes` has the known classes. `key` seeds the wording of a request and the requested step.
-    """
+    """The prompt and the answer of a task, seeded by `key`; None if the recipe lacks a part."""
     recipe = reading.recipe
     if task == "write":
         return prompt_of_names(recipe.title, _names(reading)), to_text(recipe)
@@ -172,14 +166,7 @@ def _request(reading: Reading, key: int) -> str:
 
 
 def question(task: Task, recipe: Recipe) -> str:
-    r"""The prompt of a classification task, as in training; steps and lines may be missing.
-
-    >>> question("nutrition", Recipe("Toast", ("2 slices bread",), ()))
-    'Rate how healthy this recipe is (Healthy, Moderate or Indulgent): Toast\n- 2 slices bread'
-
-    Raises:
-        KeyError: the task has no question.
-    """
+    """The prompt of a classification task, as in training; raises `KeyError` for any other."""
     return _question(task, read(recipe))
 
 

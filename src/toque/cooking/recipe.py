@@ -52,11 +52,7 @@ class ParsedRecipe:
 
 
 def difficulty_of(n_ingredients: int, n_steps: int) -> Difficulty:
-    """Difficulty by the curriculum's bounds on ingredients and steps: 6 and 6, then 12 and 12.
-
-    >>> difficulty_of(6, 6), difficulty_of(7, 3), difficulty_of(5, 13)
-    ('easy', 'medium', 'hard')
-    """
+    """Difficulty by the curriculum's bounds on ingredients and steps: 6 and 6, then 12 and 12."""
     if n_ingredients <= 6 and n_steps <= 6:
         return "easy"
     return "medium" if n_ingredients <= 12 and n_steps <= 12 else "hard"
@@ -88,9 +84,8 @@ _NUMBER = re.compile(r"\s*(?:step\s*)?\d{1,3}\s*[.):](?!\d)\s*", re.IGNORECASE)
 def parse_text(text: str) -> ParsedRecipe:
     """Parse a model's output, however odd; the inverse of `to_text` on well-formed text.
 
-    Headers may be decorated ("## Ingredients", "**Steps:**") or carry their first item on the
-    same line. Without headers, bulleted lines are ingredients and numbered lines steps; other
-    lines outside a section are ignored.
+    Headers may be decorated or carry their first item. Without headers, bulleted lines are
+    ingredients and numbered ones steps.
     """
     ingredients: list[str] = []
     steps: list[str] = []

@@ -89,13 +89,10 @@ def text_metrics(prompt: str, text: str) -> dict[str, float]:
 
 
 def recipe_score(scores: Mapping[str, float], *, whole: float = 1.0) -> float:
-    """One number to rank recipes by, in [0, 1].
+    """One number in [0, 1] to rank recipes by, for good form cannot make up for a low factor.
 
-    The mean of the scores, hallucinated ingredients counted as 1 minus the score, times `variety`,
-    times (1 + `title_kept`) / 2, times `whole`. Good form cannot make up for a low factor:
-    blueberry muffins without blueberries score at most 0.5.
-
-    `whole` is the share of the two parts, ingredients and steps, that the text has.
+    The mean of the scores, hallucinated ingredients counted as 1 minus theirs, times `variety`,
+    times (1 + `title_kept`) / 2, times `whole`: the share of the two parts that the text has.
     """
     parts = [
         1.0 - score if name == "hallucinated_ingredients" else score
@@ -132,11 +129,7 @@ def title_of(prompt: str) -> str:
 
 
 def asked_ingredients(prompt: str) -> list[str]:
-    """The ingredient names in a prompt of `write_prompt`.
-
-    >>> asked_ingredients("Generate recipe for: Toast using ingredients: bread, butter")
-    ['bread', 'butter']
-    """
+    """The ingredient names in a prompt of `write_prompt`."""
     _, _, listed = prompt.partition(WITH_INGREDIENTS)
     return [name.strip() for name in listed.split(",") if name.strip()]
 
@@ -165,10 +158,7 @@ RUN_WORDS: Final = 4  # words of a sequence, as in the metric `repetition`
 
 
 def variety(recipe: ParsedRecipe) -> float:
-    """The least share of different ingredients, of different steps and of different sequences.
-
-    1 as long as at most `FREE_SHARE` repeats, then in proportion to what does not.
-    """
+    """The least share of different ingredients, steps and sequences; `FREE_SHARE` may repeat."""
     words = [word for text in (*recipe.ingredients, *recipe.steps) for word in words_of(text)]
     runs = list(zip(*(words[at:] for at in range(RUN_WORDS)), strict=False))
     shares = (
@@ -234,11 +224,7 @@ def missed_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
 
 
 def hallucinated_ingredients(asked: Sequence[str], recipe: ParsedRecipe) -> float | None:
-    """Share of the listed ingredients that were not requested; None if none is listed.
-
-    An ingredient was requested if its head noun, singular or plural, is a word of a requested name.
-    Water, salt and pepper always count as requested.
-    """
+    """Share of listed ingredients whose head noun is no word of a requested name; None of none."""
     if not recipe.ingredients:
         return None
     known = STAPLES | {stem(word) for name in asked for word in words_of(name)}
@@ -328,10 +314,7 @@ UNLISTED: Final = frozenset(
 
 
 def title_kept(title: str, recipe: ParsedRecipe) -> float | None:
-    """Share of the foods before the title's last word that are listed or used; None without any.
-
-    The last word names the dish ("blueberry muffins"), and what follows "with" names its foods.
-    """
+    """Share of the title's foods, before the dish or after "with", that occur; None without any."""
     wanted = foods_of_title(title)
     if not wanted:
         return None

@@ -93,8 +93,6 @@ def _chapter(name: str) -> dict[str, Any]:
 
 
 class _Kitchen:
-    """Interpreter of one dish: foods first, then title and tags, then steps."""
-
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
         self._scale = 1.0
@@ -208,7 +206,6 @@ class _Kitchen:
         return Template(text).substitute(self._words) if "$" in text else text
 
     def _options(self, value: Entry) -> list[str]:
-        """The texts to choose from, without those whose condition does not hold."""
         if isinstance(value, str):
             return [self._filled(value)]
         entries = self._chosen(value) if isinstance(value, dict) else value
@@ -260,7 +257,7 @@ class _Kitchen:
         return low + step * self._draw.below((high - low) // step + 1)
 
     def _list(self, foods: str, eaten: float = 1.0) -> None:
-        """List foods. `eaten` is the share that ends on the plate (salt of pasta water)."""
+        """List foods; `eaten` is the share that ends on the plate (salt of pasta water)."""
         for text in foods.split("; "):
             self._add(specification(text), eaten)
 
@@ -321,11 +318,7 @@ class _Kitchen:
 
 
 def nutrition_class(facts: Mapping[str, float], grams: float) -> NutritionClass:
-    """Class of a serving of `grams`, by the limits of its traffic lights (see `labels.nutrition`).
-
-    Amber counts one point, red two, and a rich serving one more: up to two points are Healthy,
-    three Moderate, more Indulgent.
-    """
+    """Class of a serving of `grams` by its lights: amber is a point, red two; rich is one more."""
     points = int(facts["energy_kcal"] > _RICH_KCAL)
     for name in ("fat_g", "sugar_g", "salt_g"):
         per_100_g = 100.0 * facts[name] / max(grams, 1.0)

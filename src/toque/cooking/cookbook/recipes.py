@@ -40,11 +40,10 @@ def recipes(n: int, seed: int) -> Iterator[Recipe]:
 
 
 def write_cookbook(path: Path, n: int, seed: int, *, unseen: Collection[str] = ()) -> None:
-    """Write `n` recipes as JSON lines, atomically; gzipped if the name ends in ".gz".
+    """Write `n` recipes as JSON lines, gzipped for ".gz"; equal arguments give equal bytes.
 
-    The same arguments give the same bytes. Recipes whose title is one of `unseen` are left out, so
-    that a model can be asked for a dish it has not read. Raises `ConfigError` for a negative `n`,
-    `DataError` if the file cannot be written.
+    Titles in `unseen` are left out, so that a model can be asked for a dish it has not read.
+    Raises `ConfigError` for a negative `n`, `DataError` if the file cannot be written.
     """
     made = (one for one in recipes(n, seed) if one.title not in unseen)
     with _output(Path(path)) as stream:

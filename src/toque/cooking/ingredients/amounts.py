@@ -80,7 +80,6 @@ class AmountReader:
             self.i += 1 + (words[self.i + 1] in {"a", "an"} and self.i + 2 < self.end)
 
     def _amount(self) -> bool:
-        """Read a number with its unit, or a bracket of measures."""
         i, word = self.i, self.tokens.words[self.i]
         if self.tokens.kinds[i] == "N" or word in WORDS or word in {"a", "an"}:
             return self.measure()
@@ -237,7 +236,6 @@ class AmountReader:
         return True
 
     def _group(self) -> bool:
-        """Read a bracket that holds nothing but measures."""
         close = self.tokens.closing(self.i, self.end)
         amounts = read_measures(self.tokens, self.i + 1, close)
         if not amounts:

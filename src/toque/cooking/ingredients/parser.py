@@ -100,7 +100,6 @@ class _Line:
         )
 
     def _head(self, i: int) -> int:
-        """Read the amounts at `i`; the index after them."""
         reader = AmountReader(self.tokens, i)
         reader.head()
         self.amounts, self.sizes = reader.amounts, reader.sizes
@@ -228,7 +227,6 @@ class _Line:
         return kept
 
     def _inside(self, i: int, close: int) -> list[tuple[int, int]]:
-        """The parts of a bracket: what stands between its semicolons."""
         ends = [at for at in range(i + 1, close) if self.tokens.words[at] == ";"] + [close]
         return list(zip([i + 1, *(end + 1 for end in ends)], ends, strict=False))
 
@@ -257,7 +255,6 @@ class _Line:
                 self._file_plain(start, end)
 
     def _file_plain(self, i: int, end: int) -> None:
-        """Classify a run without brackets as measures, purpose, preparation or remark."""
         words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
         if end - i > 2 and kinds[end - 2] == "N" and words[end - 1] == "ml":
             end -= 2 * self._measure(end - 2, end)  # "..., divided 325 mL"

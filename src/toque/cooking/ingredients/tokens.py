@@ -32,7 +32,6 @@ CLOSING: Final = {"(": ")", "[": "]"}  # opening brackets and their closing ones
 
 
 def _kind(word: str) -> str:
-    """The kind of a token that its first character does not decide."""
     if word[0].isalpha() or word == "00":  # "00 flour"
         return "W"
     return "N" if word[-1].isdecimal() else "P"  # "²" is a digit but not a number
@@ -262,10 +261,7 @@ def rewritten(text: str) -> str:
 
 
 def _level(text: str) -> str:
-    """Brackets one deep: inner ones become parts of the outer, strays go.
-
-    So no later step has to recurse, however deep a line is nested.
-    """
+    """Brackets one deep, so that no later step recurses: inner ones are parts, strays go."""
     depth = 0
     out: list[str] = []
     for part in filter(None, _BRACKET.split(text)):

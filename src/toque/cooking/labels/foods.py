@@ -61,7 +61,6 @@ def foods() -> tuple[Food, ...]:
 
 @cache
 def _index() -> dict[tuple[str, ...], Food]:
-    """Foods by the singular words of each of their names."""
     index: dict[tuple[str, ...], Food] = {}
     for food in foods():
         for name in food.names:
@@ -79,11 +78,7 @@ def _words(name: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1 << 16)
 def find_food(name: str) -> Food | None:
-    """Look up the food that an ingredient's name means; None if it is not in the table.
-
-    The longest run of words that is a name in the table counts, the last if there are several; of
-    alternatives ("butter or margarine"), the first known one.
-    """
+    """The food that a name means, by its longest run of words in the table, the last of several."""
     index = _index()
     for part in (*_ALTERNATIVES.split(name), name):
         words = _words(part)
@@ -161,7 +156,6 @@ def _weight(amount: Amount, food: Food) -> float:
 
 
 def _counted(line: IngredientLine, food: Food) -> float:
-    """The weight of pieces, cans, cloves and the like."""
     count, unit = _mean(line.amounts[0]), line.amounts[0].unit
     own = food.weights_g
     if unit is None:

@@ -94,10 +94,7 @@ def nutrition_of(reading: Reading) -> Nutrition:
 
 
 def traffic_lights(per_serving: Mapping[str, float]) -> dict[str, Light]:
-    """Lights of a serving; with `serving_g`, by its nutrients per 100 g too.
-
-    Without it, green cannot be distinguished from amber, and what is not red is amber.
-    """
+    """Lights of a serving; without `serving_g` there is no green, and what is not red is amber."""
     known = dict(per_serving)
     if "salt_g" not in known and "sodium_mg" in known:
         known["salt_g"] = known["sodium_mg"] / 1000.0 * SALT_PER_SODIUM
@@ -128,10 +125,7 @@ def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
 
 @cache
 def _refined_names() -> frozenset[str]:
-    """Names of foods that are a sugar, a fat, a sweet or an alcoholic drink.
-
-    Alcohol is the energy that fat, carbohydrate and protein (9, 4 and 4 kcal a gram) leave over.
-    """
+    """Names of foods that are a sugar, a fat, a sweet or an alcoholic drink."""
     found: set[str] = set()
     for food in foods():
         energy, fat, sugar = (food.per_100_g[i] for i in (_ENERGY, _FAT, _SUGAR))
@@ -144,10 +138,7 @@ def _refined_names() -> frozenset[str]:
 
 
 def mostly_refined(known: Iterable[LineFacts]) -> bool:
-    """True if more than half of the weight of known foods is refined; water does not count.
-
-    If none is measured, most names have to be of refined foods, those used by the pinch apart.
-    """
+    """True if most of the foods, by weight without water, else by name, is refined."""
     weights = [(line.grams, line.food) for line in known if line.food is not None]
     if any(grams for grams, _ in weights):
         whole = sum(grams for grams, food in weights if food.name != "water")
@@ -252,11 +243,7 @@ _MOST: Final = 40.0
 def servings_of(
     reading: Reading, known: Iterable[LineFacts], *, energy_kcal: float, usual_kcal: float
 ) -> float:
-    """Servings of a recipe: stated, or estimated as described above.
-
-    `energy_kcal` is that of the whole dish, `usual_kcal` what the same foods contribute to a
-    serving of other dishes.
-    """
+    """Servings, stated or estimated; `usual_kcal` is what such foods give elsewhere."""
     if reading.recipe.servings:
         return float(reading.recipe.servings)
     for words, pattern in _DIVIDED:

@@ -114,11 +114,7 @@ def _repair(text: str, notes: Counter[str]) -> str:
 
 
 def decoded_entities(text: str) -> str:
-    """A text with the characters that its HTML entities name, those of common misprints too.
-
-    Numbers that no character has are the character of what is lost: `html.unescape` would make
-    integers of them, which Python refuses over 4,300 digits.
-    """
+    """A text with the characters that its HTML entities name, those of common misprints too."""
     return html.unescape(_BROKEN_ENTITY.sub(_mended, _NO_CHARACTER.sub("\ufffd", text)))
 
 
@@ -130,11 +126,7 @@ def _mended(entity: re.Match[str]) -> str:
 
 
 def clean_title(text: str, notes: Counter[str]) -> str:
-    """A title on one line, without a yield in brackets at its end.
-
-    >>> clean_title("Mint Shake(Yield:  Two 8 Oz. Drinks)", Counter())
-    'Mint Shake'
-    """
+    """A title on one line, without a yield in brackets at its end."""
     title = " ".join(clean_text(text, notes).split())
     return _YIELD_OF_TITLE.sub("", title) if title.endswith(")") else title
 

@@ -167,10 +167,8 @@ def refuse_cut_schema(
     """Raise before any work if a file cannot hold recipes.
 
     Raises:
-        TextRecordsError: the records have a field "text", or a prompt and its answer, and neither
-            ingredients nor steps.
-        RefusedFileError: a role is filled by no field, or a prompt may make no sense without a
-            field that would not be used.
+        TextRecordsError: it has texts, or prompts and answers, and no ingredients nor steps.
+        RefusedFileError: a role has no field, or a prompt may need a field that is not used.
         DataError: a named field is missing.
     """
     refuse_missing(path, layout, columns)

@@ -176,10 +176,7 @@ def is_credit(line: str) -> bool:
 
 
 def is_shopping_note(line: str, *, within: bool = False) -> bool:
-    """True if a whole line tells where a food is sold: no food and no step of cooking.
-
-    `within` steps, "available at ..." may come after other words, which are no food there.
-    """
+    """True if a line only tells where a food is sold; `within` steps, after other words too."""
     if len(line) > MOST_CHARS:
         return False
     if _INFO.match(line):
@@ -238,11 +235,7 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
 
 
 def _reasons(steps: tuple[str, ...]) -> list[str]:
-    """The reason to remove each step, or "".
-
-    Credits and notes on wine at the end continue over lines that mean nothing alone, such as
-    the title of a book.
-    """
+    """Why each step goes, or ""; credits and wines at the end include lines such as book titles."""
     found = [_why_removed(step) for step in steps]
     start = len(steps)
     if start > 1 and all(step[-1:] in _STOPS for step in steps[:-1]) and _is_name(steps[-1]):
@@ -309,7 +302,6 @@ def _without_end(step: str, notes: Counter[str]) -> str:
 
 
 def _is_on_wine(step: str) -> bool:
-    """True if a line recommends a wine."""
     opener = _WINE.match(step)
     verbs = set(words_of(step[opener.end() if opener else 0 :])[:1])
     if not ACTION_VERBS.isdisjoint(verbs):

@@ -157,11 +157,7 @@ def _foodcom_raw(record: Record, raw: Mapping[str, Any], notes: Counter[str]) ->
 
 
 def _foodcom(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
-    """recipes.csv and recipes.parquet: vectors of R, nutrients per serving in own columns.
-
-    Most quantities have lost their unit there ("1/4" for a quarter cup). An amount without its
-    unit is wrong, so a quantity is joined to its ingredient only if it has one.
-    """
+    """recipes.csv and recipes.parquet: most quantities lost their unit ("1/4"); they stay out."""
     record |= {"source": "food.com", "servings": raw.get("recipeservings")}
     parts, quantities = record["ingredients"], _list_of(raw.get("recipeingredientquantities"))
     if len(quantities) != len(parts):
@@ -197,7 +193,6 @@ _ADAPTERS: dict[str, Callable[[Record, Mapping[str, Any], Counter[str]], None]] 
 
 
 def _list_of(value: Any) -> list[Any]:
-    """A list, printed or real; else empty."""
     value = printed(value)
     if isinstance(value, str):
         return [value]

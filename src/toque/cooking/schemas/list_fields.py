@@ -35,8 +35,6 @@ def lines_in(value: Any, *, commas: bool) -> list[str]:
 
     A text of ingredients is split at semicolons and `commas`, too; one of steps is a single step.
 
-    >>> lines_in("['2 eggs', 'salt']", commas=True), lines_in("2 eggs|salt", commas=True)
-    (['2 eggs', 'salt'], ['2 eggs', 'salt'])
     >>> lines_in("1 onion, chopped, 2 eggs", commas=True)
     ['1 onion, chopped', '2 eggs']
 
@@ -79,8 +77,7 @@ def printed(value: Any, *, strict: bool = False) -> Any:
     """The value printed in a cell, or the cell's own; None if it cannot be parsed.
 
     Raises:
-        BrokenListError: it looks like a list, cannot be parsed as one, and is read strictly; text
-            that happens to begin with a brace or a quote is a text then.
+        BrokenListError: it looks like a list, cannot be parsed as one, and is read strictly.
     """
     if not isinstance(value, str) or not looks_like_literal(value):
         return value
@@ -93,10 +90,7 @@ def printed(value: Any, *, strict: bool = False) -> Any:
 
 
 def all_lines(value: Any, notes: Counter[str] | None = None) -> list[str]:
-    """The texts in lists of texts, of lists and of objects, in order; a section's name heads it.
-
-    `notes` counts the tips of schema.org, which are left out.
-    """
+    """The texts in nested lists and objects, in order, headings too; tips are only counted."""
     return list(_lines(value, Counter() if notes is None else notes, 0))
 
 
@@ -171,11 +165,7 @@ def looks_like_literal(text: str) -> bool:
 
 
 def parse_literal(text: str) -> Any:
-    """The value of a printed list, dict, string or number; several values make a list.
-
-    Raises:
-        ValueError: it cannot be parsed, e.g. because it was truncated.
-    """
+    """The value of a printed list, dict, string or number, or several; raises `ValueError`."""
     if text.startswith(('["', "[{")):
         try:
             return msgspec.json.decode(text)

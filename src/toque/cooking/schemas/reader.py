@@ -171,11 +171,7 @@ class RecipeReader:
 
 
 def reader_for(columns: Columns, *, encoding: str = UTF_8) -> RecordReader:
-    """The reader for these columns, as the user has named them; without any, that of recipes.
-
-    Raises:
-        ConfigError: `columns` has an unknown key, or several fields for anything but a prompt.
-    """
+    """The reader for these columns, or that of recipes; raises `ConfigError` for unknown ones."""
     single = {role: field for role, field in columns.items() if isinstance(field, str)}
     if several := ", ".join(columns.keys() - single.keys() - {"prompt"}):
         raise ConfigError(

@@ -127,11 +127,10 @@ def without_repeat(steps: list[str], notes: Counter[str]) -> list[str]:
 
 
 def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -> list[str]:
-    """Rejoin steps that were split in the middle of a sentence.
+    """Rejoin steps split within a sentence: after an abbreviation, or at a decimal's point.
 
-    Scrapers split lines where a page did, after an abbreviation, and at the point of a decimal;
-    that of RecipeNLG did so `anywhere`, before any word, others within long lines. A recipe
-    without capitals and full stops is split only where nothing else can be meant.
+    RecipeNLG's scraper split `anywhere`, others within long lines. A recipe without capitals and
+    full stops is split only where nothing else can be meant.
     """
     if len(steps) < 2:
         return steps

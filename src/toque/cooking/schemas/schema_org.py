@@ -27,10 +27,7 @@ MAX_DEPTH = 12
 
 
 def recipe_nodes(value: Any) -> list[dict[str, Any]]:
-    """The distinct Recipe nodes in a JSON-LD value; one with empty lists only if there is no other.
-
-    Carousels list other recipes by title and address only; these are ignored.
-    """
+    """The distinct Recipe nodes in a JSON-LD value; one with empty lists only if it is alone."""
     full: dict[str, dict[str, Any]] = {}
     empty: list[dict[str, Any]] = []
     for node in _recipes(value, 0):
