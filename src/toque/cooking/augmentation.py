@@ -1,9 +1,7 @@
 """Augmentation of a store's examples by rules: texts that differ from epoch to epoch.
 
-The rules change formats, instructions, verbs and ingredients, and add tips. They read only the
-words of an example and a 64-bit key, so the augmented example is a function of (seed, epoch,
-example). Only requests for a whole recipe are changed: the labels of the other tasks hold for the
-original text.
+An augmented example is a function of (seed, epoch, example): the rules read its words and a 64-bit
+key. Only requests for a whole recipe are changed: other tasks' labels hold for the original text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Recipe's form as patterns, for constrained decoding: two headed lists, asked ingredients first.
 
-The ingredient list begins with the requested ingredients, each once, in the order the model
-likes; it chooses amounts and preparation. What else it wants to use follows. So nothing is left
-out, nothing asked for is listed twice, and nothing unasked stands before what was asked.
+The requested ingredients come first, each once, in the order and amounts that the model likes; what
+else it wants to use follows. So nothing is left out and nothing asked for is listed twice.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
-"""Recipe scores of one generated text and its prompt.
+"""Recipe scores of one generated text and its prompt, each in [0, 1]; `recipe_score` combines them.
 
-Scores of form (each in [0, 1]; a recipe without any ingredient or step scores 0 there):
-
-* ingredient_coherence: well-formatted ingredient lines / all. Well formatted means an item of
-  the ingredient section that holds a quantity (number, fraction or words) and names something.
-* instruction_quality: steps with a cooking verb / all steps.
+* ingredient_coherence: share of items in the ingredient section with a quantity and a name.
+* instruction_quality: share of steps with a cooking verb.
 * completeness: 0.33 for an ingredient section, 0.33 for an instruction section, 0.34 for a
   length of 100 to 2000 characters.
 * format_correctness: 0.5 for an "Ingredients" header, 0.5 for "Instructions" or "Steps".
 * form: the mean of the four. It is no quality: a step repeated twelve times is perfect to it.
 
-The scores of consistency judge the content: with its prompt, with its title, and within itself.
-Each is in [0, 1]; 1 is best, except for `hallucinated_ingredients`, where 0 is. A score that does
-not apply to a text (no quantity in it, no ingredient requested) is None. Foods are words of the
-food table. `recipe_score` combines all scores.
+The others judge consistency with the prompt, the title and itself, by words of the food table; 1 is
+best, but 0 of `hallucinated_ingredients`. A score that does not apply to a text is None.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Shopping list of a recipe: its foods with amounts for a number of servings, equal foods added.
 
-Scaling a recipe gives numbers no spoon holds. A spoon or a cup is written in halves, thirds,
-quarters and eighths, a metric unit with three digits; what outgrows its unit climbs to the next
-(6 teaspoons are 2 tablespoons), what no longer fills it steps down.
+A spoon or a cup is written in halves, thirds, quarters and eighths, a metric unit with three
+digits; what outgrows or no longer fills its unit gets another (6 teaspoons are 2 tablespoons).
 """
 
 from __future__ import annotations

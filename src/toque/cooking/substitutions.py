@@ -1,8 +1,7 @@
 """Edits of words, and ingredient substitution, throughout prompt and recipe or not at all.
 
-A swap is made only if it leaves nothing wrong in the text: the request lists exactly that food, the
-recipe names it, and no other word of the example refers to it ("buttered", "peanut butter", "the
-beef") or to its replacement.
+A swap is made only if the request lists exactly that food, the recipe names it, and no other word
+of the example refers to it ("buttered", "peanut butter", "the beef") or to its replacement.
 """
 
 from __future__ import annotations
@@ -23,35 +22,29 @@ BREAK = "\n"  # the word that stands for a line break
 _SPACED_BREAK = re.compile(f" ?{BREAK} ?")
 Forms = tuple[str, str]  # singular and plural
 
-PAIRS: Final[tuple[tuple[Forms, Forms], ...]] = (
-    (("walnut", "walnuts"), ("pecan", "pecans")),
-    (("butter", "butter"), ("margarine", "margarine")),
-    (("vegetable oil", "vegetable oil"), ("canola oil", "canola oil")),
-    (("sunflower oil", "sunflower oil"), ("canola oil", "canola oil")),
-    (("parsley", "parsley"), ("cilantro", "cilantro")),
-    (("lemon juice", "lemon juice"), ("lime juice", "lime juice")),
-    (("chicken broth", "chicken broth"), ("vegetable broth", "vegetable broth")),
-    (("beef broth", "beef broth"), ("vegetable broth", "vegetable broth")),
-    (("chicken stock", "chicken stock"), ("vegetable stock", "vegetable stock")),
-    (("ground beef", "ground beef"), ("ground turkey", "ground turkey")),
-    (("honey", "honey"), ("maple syrup", "maple syrup")),
-    (("raisin", "raisins"), ("dried cherry", "dried cherries")),
-    (("spinach", "spinach"), ("kale", "kale")),
-    (("zucchini", "zucchini"), ("yellow squash", "yellow squash")),
-    (("kidney bean", "kidney beans"), ("black bean", "black beans")),
-    (("spaghetti", "spaghetti"), ("linguine", "linguine")),
-    (("penne", "penne"), ("rigatoni", "rigatoni")),
-    (("broccoli", "broccoli"), ("cauliflower", "cauliflower")),
-    (("carrot", "carrots"), ("parsnip", "parsnips")),
-    (("strawberry", "strawberries"), ("raspberry", "raspberries")),
-    (("peach", "peaches"), ("nectarine", "nectarines")),
-    (("cod", "cod"), ("haddock", "haddock")),
-    (("thyme", "thyme"), ("rosemary", "rosemary")),
-    (("dried basil", "dried basil"), ("dried marjoram", "dried marjoram")),
-    (("sour cream", "sour cream"), ("plain yogurt", "plain yogurt")),
+
+def _forms(food: str) -> Forms:
+    one, _, several = food.partition("|")
+    return one, several or one
+
+
+_SWAPS: Final = (
+    "walnut|walnuts = pecan|pecans; butter = margarine; vegetable oil = canola oil; "
+    "sunflower oil = canola oil; parsley = cilantro; lemon juice = lime juice; "
+    "chicken broth = vegetable broth; beef broth = vegetable broth; "
+    "chicken stock = vegetable stock; ground beef = ground turkey; honey = maple syrup; "
+    "raisin|raisins = dried cherry|dried cherries; spinach = kale; zucchini = yellow squash; "
+    "kidney bean|kidney beans = black bean|black beans; spaghetti = linguine; "
+    "penne = rigatoni; broccoli = cauliflower; carrot|carrots = parsnip|parsnips; "
+    "strawberry|strawberries = raspberry|raspberries; peach|peaches = nectarine|nectarines; "
+    "cod = haddock; thyme = rosemary; dried basil = dried marjoram; "
+    "sour cream = plain yogurt"
 )
-"""Foods interchangeable at the same weight; all begin with a consonant, so that "a" before them
-stays right."""
+PAIRS: Final = tuple(
+    (_forms(one), _forms(other))
+    for one, _, other in (swap.partition(" = ") for swap in _SWAPS.split("; "))
+)
+"""Foods interchangeable at the same weight; all begin with a consonant, so that "a" stays right."""
 
 _CLOSING: Final = ",.;:)!?"
 _SIDES: Final = frozenset(

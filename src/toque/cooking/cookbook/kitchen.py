@@ -1,8 +1,7 @@
-"""Kitchen of the cookbook: the interpreter that makes recipes of a dish's data.
+"""Kitchen of the cookbook: the interpreter of its dishes' data (`dishes/README.md`).
 
-`dishes/README.md` describes the data. The kitchen follows a dish's entries in order, scales
-amounts, names foods in steps as the ingredient list does, and refuses a recipe in which a listed
-food is not used or a used food is not listed.
+It scales amounts, names foods in steps as the ingredient list does, and refuses a recipe in which a
+listed food is not used or a used food is not listed.
 """
 
 from __future__ import annotations

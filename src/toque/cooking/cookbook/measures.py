@@ -1,7 +1,4 @@
-"""Pantry and measures of the cookbook: foods from `pantry.tsv`, and amounts of them, scaled.
-
-Amounts are rounded to what a kitchen can measure, and written out.
-"""
+"""Pantry and measures of the cookbook: foods of `pantry.tsv`, and amounts as a kitchen has them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
 """Cookbook generator: synthetic recipes from a hand-written grammar of dish families.
 
-Nobody wrote or cooked these recipes one by one, and every record says so in its `source`. They are
-the default data and the data of the tests: correct in form, consistent (a listed ingredient is
-used, a used one is listed), varied in wording, labelled, and free of anyone's rights.
-
-Recipe `index` of a seed depends on nothing but (seed, index), so any part of an endless cookbook
-can be generated independently.
+Every record says in its `source` that nobody cooked it. They are the default data and the data of
+the tests: correct in form, consistent, varied in wording, labelled, free of anyone's rights. Recipe
+`index` of a seed depends on nothing but (seed, index).
 """
 
 from __future__ import annotations

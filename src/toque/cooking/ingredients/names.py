@@ -1,8 +1,4 @@
-"""Ingredient names, head nouns, and whether a line has a quantity, for prompts and metrics.
-
-Lines are parsed by `parser.parse_line`. A prompt separates names by commas, so a name here
-contains none.
-"""
+"""Ingredient names without commas, head nouns, and whether a line has a quantity."""
 
 from __future__ import annotations
 

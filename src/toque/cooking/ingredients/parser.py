@@ -1,8 +1,7 @@
 """Ingredient line parser: quantity, unit, size, name, preparation, remarks.
 
-A line is tokenised into numbers, words and marks and read from the left: amounts first, then the
-food's name up to the first mark or word that ends it, then its preparation and remarks. English
-only; no line is refused: what cannot be parsed stays in the name.
+A line is read from the left: amounts, then the food's name up to what ends it, then the rest.
+English only; no line is refused: what cannot be parsed stays in the name.
 """
 
 from __future__ import annotations

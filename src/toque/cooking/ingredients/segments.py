@@ -1,7 +1,4 @@
-"""Segmentation of an ingredient line: runs between commas, names, participles.
-
-Functions over a line's tokens; positions are token indices, ends exclusive.
-"""
+"""Segmentation of an ingredient line's tokens: runs between commas, names, participles."""
 
 from __future__ import annotations
 

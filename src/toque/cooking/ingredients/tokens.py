@@ -1,7 +1,6 @@
 """Tokens of an ingredient line: the line rewritten, its numbers, words and marks, and their values.
 
-Before it is tokenised, a line loses what would be misread: nested brackets, numbers of cans, "10x
-sugar". Every function takes linear time; no line comes out longer than by a constant factor.
+Every function takes linear time; no line comes out longer than by a constant factor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Words of ingredient lines: units of measure with their spellings, sizes, preparations, remarks.
 
-A unit with two sizes is the United States customary one (a cup is 236.6 ml, a pint 473 ml): its
-name does not say which, and most English recipes at hand are American.
+A unit with two sizes is the United States customary one, as in most English recipes.
 """
 
 from __future__ import annotations
@@ -51,49 +50,33 @@ ząbek ząbki gerezd fed klyfta strúčik strúčikov stroužek stroužky
 can|count|0|tin lata blik blikje dose dosen dåse burk
 package|count|0|pk pkg pkgs pack packet packages pkt pck päckchen paket bal förpackning
 sachet|count|0|envelope zakje bustina sachê sáček sobre
-jar|count|0|
-bottle|count|0|
-bag|count|0|
 box|count|0|boxes case
-carton|count|0|
 container|count|0|tub pot tube
-punnet|count|0|
 pinch|count|0|pinches pizca pincée prise prisen snufje snuifje snuf msp krm nip \
 csipet nypa pitada pizzico szczypta szczypty špetka štipka щепотка
 dash|count|0|dashes
-drop|count|0|
 splash|count|0|splashes scheut scheutje spritzer schuss
-drizzle|count|0|
-squeeze|count|0|
 glug|count|0|lug
 knob|count|0|nub klont klontje
 handful|count|0|handsful handfull handje handvol handvoll poignée
 slice|count|0|rasher φετ rodaja tranche scheibe scheiben plak plakje plakken skiva skivor fetta
 bunch|count|0|bunches bosje bund bd bunt manojo knippe botte
 stalk|count|0|rib stilk stilke
-stick|count|0|
-head|count|0|
-bulb|count|0|
 sprig|count|0|takje zweig zweige szál brin branche ramita kvist kvister stängel
-strip|count|0|
 piece|count|0|pc pcs chunk stk stück stuks adet db ks unid unidade \
 sztuka sztuki szt pièce unité 个
 sheet|count|0|vel rolle rulle
 loaf|count|0|loaves
-ball|count|0|
 block|count|0|log
-wedge|count|0|
-ear|count|0|
 cube|count|0|blokje tablete
-square|count|0|
-scoop|count|0|
-rack|count|0|
-part|count|0|
 batch|count|0|batches
-recipe|count|0|
-serving|count|0|
 leaf|count|0|leaves
 glass|count|0|glasses wineglass wineglasses
+"""
+# pieces without other spellings
+_PIECES = """
+jar bottle bag carton punnet drop drizzle squeeze stick head bulb strip ball wedge ear
+square scoop rack part recipe serving
 """
 
 STARTERS: Final = frozenset(  # units that need no number: "pinch of salt", "cup butter"
@@ -123,7 +106,8 @@ LATE: Final[dict[str, frozenset[str] | None]] = {
 def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
     units: dict[str, Unit] = {}
     spellings: dict[str, Unit] = {}
-    for row in _TABLE.strip().splitlines():
+    pieces = (f"{name}|count|0|" for name in _PIECES.split())
+    for row in (*_TABLE.strip().splitlines(), *pieces):
         name, kind, size, others = row.split("|")
         unit = Unit(name, kind, float(size))  # type: ignore[arg-type]  # a word of the table above
         units[name] = unit

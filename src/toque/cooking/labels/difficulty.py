@@ -2,13 +2,12 @@
 
 1. By bounds: easy up to 6 ingredients and 6 steps, medium up to 12 and 12, else hard.
 2. One level harder when it needs two demanding techniques, or one and more than 2 hours.
-3. Else easy when there is little work: the product of ingredients, words of directions and minutes
-   is at most 30,000 (8 ingredients, 100 words, 35 minutes); a demanding technique doubles it.
+3. Else easy if the product of ingredients, words of directions and minutes is at most 30,000 (of
+   8, 100 and 35, say); a demanding technique doubles it.
 
-Time is the recipe's `minutes`; if they are missing (or 0), the sum of the times in its steps; if
-they give none, half an hour. The product stands for a logistic regression of Epicurious' tag "Quick
-& Easy" on the logarithms of the three, whose weights are nearly equal (0.9, 1.1, 1); the limit and
-the half hour are those that agreed best with the tag, on one half of its recipes.
+Minutes are the recipe's, else the sum of those in its steps, else half an hour. The product stands
+for a logistic regression of Epicurious' tag "Quick & Easy" on the logarithms of the three, whose
+weights are nearly equal (0.9, 1.1, 1); limit and half hour agreed best with the tag on one half.
 """
 
 from __future__ import annotations

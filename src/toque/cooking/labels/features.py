@@ -1,8 +1,4 @@
-"""Features of a recipe, shared by all labels: facts of its lines, and the words of its steps.
-
-Facts are computed once per distinct line (LRU cache): of 192,548 lines in 20,000 real recipes a
-third are distinct. They are a function of the line alone, so a bounded cache changes no result.
-"""
+"""Features of a recipe, shared by all labels: facts of its lines, and the words of its steps."""
 
 from __future__ import annotations
 

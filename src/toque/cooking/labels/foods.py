@@ -2,8 +2,7 @@
 
 The table `foods.tsv` comes from the USDA's National Nutrient Database for Standard Reference 21
 (public domain) through `tools/make_foods.py`. One entry stands for many names: a traffic light
-need not distinguish Gouda from Edam. The weight of an ingredient line comes from its mass, its
-volume or its number of pieces.
+need not distinguish Gouda from Edam.
 """
 
 from __future__ import annotations

@@ -1,21 +1,17 @@
 """Nutrition classes (Healthy, Moderate, Indulgent) from traffic lights, given or estimated.
 
 Lights are those of the UK's front-of-pack guidance (Food Standards Agency and Department of
-Health, "Guide to creating a front of pack nutrition label", 2016): per 100 g green up to
-3 g fat, 1.5 g saturates, 5 g sugars, 0.3 g salt; red above 17.5, 5, 22.5 and 1.5 g; and red when
-a serving holds more than 21 g fat, 6 g saturates, 27 g sugars or 1.8 g salt. The lights per 100 g
-are used if the weight of a serving is known. A recipe rarely states it, and then the guidance only
-distinguishes red from not red.
+Health, "Guide to creating a front of pack nutrition label", 2016): green and red per 100 g, and red
+per serving. Without the weight of a serving, it only distinguishes red from not red.
 
 The class is ours: *Healthy* when no light is red, *Indulgent* when more than half of the known
 lights are red, *Moderate* otherwise. Small servings turn no light red, so a dish of which more than
 half is sugar, fat, sweets or alcohol is Moderate at best: see `mostly_refined`.
 
-Servings are stated, or estimated, in this order: the recipe's own `servings`; a step that divides
-the dish ("among 4 plates"); pieces that are eaten whole (4 salmon fillets, 6 buns); else the energy
-of a portion, a power law of the whole dish's energy and of its foods' usual share in a serving. The
-law was fitted by least squares on 3,200 Epicurious recipes whose energy per serving is known; its
-residual is a factor of 1.75 (one standard deviation): a guess, good for a traffic light.
+Servings are the recipe's own; else those of a step that divides the dish ("among 4 plates"); else
+pieces that are eaten whole (4 salmon fillets); else a portion's energy divides the dish's: a power
+law of the dish's energy and its foods' usual share in a serving, fitted by least squares on 3,200
+Epicurious recipes; its residual is a factor of 1.75 (one standard deviation).
 """
 
 from __future__ import annotations

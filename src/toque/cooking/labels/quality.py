@@ -1,21 +1,19 @@
-"""Recipe quality score in [0, 1], with its parts.
+"""Recipe quality score in [0, 1]: form and coherence; nobody has tasted anything.
 
-Each part is in [0, 1]:
+Its parts, each in [0, 1]:
 
 * title: a name of 1 to 12 words, with letters, not shouted, no link.
 * ingredients: share of lines that name a food; full from 2 lines on.
 * amounts: share of lines with an amount, or that need none ("salt to taste").
 * steps: share of steps that hold a cooking verb.
-* used: share of ingredients that the steps mention. A step that takes up "all ingredients",
-  "the dry ingredients" or "everything" counts as three quarters of a mention of each.
+* used: share of ingredients that the steps mention; "all ingredients" is 3/4 of a mention of each.
 * length: directions of 20 words or more, up to 800; less in proportion outside.
 * unique: share of lines and steps that do not repeat.
 * clean: share of texts without markup, links, adverts, broken characters.
 * language: share of English words the rules know among all words; full from 30 % on.
 
-score = 0.6 * weighted mean + 0.4 * the weakest of the essential parts
-(ingredients, steps, used, length, unique, clean, language): a fine list above missing
-directions is no recipe. The score judges form and coherence; nobody has tasted anything.
+score = 0.6 * weighted mean + 0.4 * the weakest of `ESSENTIAL`: a fine list of ingredients above
+missing directions is no recipe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Text cleaning of scraped recipes: markup, entities, control characters, white space, numbering.
 
-Repairs are counted in `notes` for the data report. Fractions such as "½" stay: the tokenizer's
-codec replaces them if its vocabulary lacks them.
+Repairs are counted in `notes` for the data report. Fractions such as "½" are left to the codec.
 """
 
 from __future__ import annotations

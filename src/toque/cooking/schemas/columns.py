@@ -1,7 +1,4 @@
-"""Column mapping: which fields hold the title, the ingredients and the steps, and whose schema.
-
-A schema is recognised by its field names, never by the name of a file.
-"""
+"""Column mapping: by their names, which fields hold a recipe's parts, and whose schema they are."""
 
 from __future__ import annotations
 

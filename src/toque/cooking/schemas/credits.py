@@ -1,9 +1,8 @@
 """Credits, notices and headings among scraped steps: removed, each counted with its reason.
 
-"Photograph by ...", "Adapted from ..." with a title and an author on lines of their own, "Serves
-6.", "Wine: ...", "Healthy Dish of the Day", "Watch Now", nutrition facts and "*Available at Asian
-markets" are what a page prints beside its steps, or after the last one. Every pattern is anchored
-at the beginning of a line or a sentence, and every repetition in it is bounded.
+They are what a page prints beside its steps: "Photograph by ...", a title and an author on lines of
+their own, "Serves 6.", "Wine: ...", "Watch Now", nutrition facts. Every pattern is anchored at the
+beginning of a line or a sentence, and every repetition in it is bounded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Field mapping: a raw record of any known schema to the one record form that `normalize` cleans.
-
-The result has a title, `ingredients` and `directions` as lists of lines, and other known fields
-under the names that `normalize` reads.
-"""
+"""Field mapping: a raw record of any known schema to the one form that `normalize` cleans."""
 
 from __future__ import annotations
 
@@ -31,13 +27,9 @@ _NODE = (("ingredients", "recipeIngredient"), ("steps", "recipeInstructions"))
 # Daily values Food.com divided by: the US label before 2016, and 25 g of sugar, which is not on
 # that label; with them energy agrees with 9/4/4 kcal per gram (tests/cooking/schemas).
 DAILY_VALUES = {
-    "fat_g": 65.0,
-    "sugar_g": 25.0,
-    "sodium_mg": 2400.0,
-    "protein_g": 50.0,
-    "saturated_fat_g": 20.0,
-    "carbohydrate_g": 300.0,
-}
+    "fat_g": 65.0, "sugar_g": 25.0, "sodium_mg": 2400.0, "protein_g": 50.0,
+    "saturated_fat_g": 20.0, "carbohydrate_g": 300.0,
+}  # fmt: skip
 MAX_FIELD_CHARS = 200_000
 """Longest text of a record, in characters; the longest in 90,000 real recipes has 15,290. Every
 pattern takes linear time, so this bounds the time a record can take."""

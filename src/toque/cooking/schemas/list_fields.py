@@ -1,9 +1,8 @@
 r"""List fields: a list of lines from a list, a printed list, or a text with separators.
 
-Printed lists are those of Python, numpy, R and JSON, parsed without evaluation: RAW_recipes.csv
-holds `['a', "b"]`, Food.com's recipes.csv `c("a", NA)`, RecipeNLG `["a", "b"]`, Spoonacular's
-Parquet `[{'name': 'a', 'meta': array([], dtype=object)}\n {'name': 'b'}]`. Where
-`ast.literal_eval` works, the values are equal; the rest it cannot parse.
+Printed lists are those of Python, numpy, R and JSON, parsed without evaluation: `['a', "b"]` in
+RAW_recipes.csv, `c("a", NA)` in recipes.csv, `[{'name': array([], dtype=object)}\n {'name': 'b'}]`
+in Spoonacular's Parquet. Where `ast.literal_eval` works, the values are equal.
 """
 
 from __future__ import annotations

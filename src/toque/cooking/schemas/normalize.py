@@ -2,8 +2,7 @@
 
 `fields` maps every schema to these: title; ingredients and directions, lists of lines; and, if
 known, tags, servings, minutes, prep_time, cook_time, source, difficulty, nutrition_class, and
-nutrients, under any name and in any unit, directly or in "nutrition". A bad record is dropped for
-one of `REASONS` or its reader's; never an error.
+nutrients, under any name and in any unit, directly or in "nutrition".
 """
 
 from __future__ import annotations
@@ -55,13 +54,16 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         return "no steps"
     source, tags, nutrition = map(record.get, ("source", "tags", "nutrition"))
     tags = tags.split(",") if isinstance(tags, str) else _texts(tags)
+    minutes, prep, cook = map(_duration, map(record.get, ("minutes", "prep_time", "cook_time")))
+    if minutes is None:
+        minutes = (prep or 0) + (cook or 0) or None
     recipe = Recipe(
         title=title,
         ingredients=ingredients,
         steps=directions,
         tags=tuple(tag for text in tags if (tag := clean_text(text, notes))),
         servings=_whole(record.get("servings")),
-        minutes=_minutes(record),
+        minutes=minutes,
         source=source if isinstance(source, str) else "",
         nutrition=nutrients_of(nutrition if isinstance(nutrition, dict) else record) or None,
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
@@ -84,14 +86,6 @@ def _whole(value: Any) -> int | None:
     """A whole number from one on, or the first number of a text ("4 servings"), rounded."""
     amount = _amount(value)
     return round(amount[0]) if amount is not None and amount[0] >= 1 else None
-
-
-def _minutes(record: Mapping[str, Any]) -> int | None:
-    total = _duration(record.get("minutes"))
-    if total is None:
-        prep, cook = _duration(record.get("prep_time")), _duration(record.get("cook_time"))
-        total = (prep or 0) + (cook or 0) or None
-    return total
 
 
 def _duration(value: Any) -> int | None:

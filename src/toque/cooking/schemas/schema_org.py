@@ -1,9 +1,8 @@
 """schema.org recipes: JSON-LD nodes as websites write them, and web pages that hold them.
 
-https://schema.org/Recipe. A page is one block; its recipes are in JSON-LD or else microdata. Only
-structured data is read; nothing is guessed from the layout of a page. Pages are untrusted: every
-pattern has bounded cost, nothing is fetched, no code is run. Tags are matched by patterns of
-bounded length: `html.parser` takes quadratic time on damaged pages, and extruct (under
+https://schema.org/Recipe. A page is one block; its recipes are in JSON-LD or else microdata, and
+nothing is guessed from its layout. Nothing is fetched or run. Tags are matched by patterns of
+bounded length, because `html.parser` takes quadratic time on damaged pages, and extruct (under
 recipe-scrapers) over a minute on 0.3 MB of nested `itemref`.
 """
 

@@ -1,8 +1,7 @@
 """Section names and equipment among scraped ingredients: removed, each counted with its reason.
 
-Magazines print "Special equipment: a deep-fry thermometer", "Garnish: lemon wedges" and "FILLING"
-in the list of ingredients; a prompt would ask for them as foods. Lines are looked at one by one,
-every pattern is anchored, and no record loses its last ingredient here.
+A prompt would ask for "Special equipment: a thermometer", "Garnish: lemon wedges" and "FILLING" as
+foods. Every pattern is anchored, and no record loses its last ingredient here.
 """
 
 from __future__ import annotations
