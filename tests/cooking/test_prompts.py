@@ -66,12 +66,10 @@ def test_ingredients_stand_after_a_colon() -> None:
         ("recipes", ["write"], "Generate recipe for: soup using ingredients: peas"),
         ("recipes", [], "Generate recipe for: soup using ingredients: peas"),
         ("recipes", ["request"], "Please tell me how to make soup with peas."),
-        ("recipes", ["difficulty"], "Make me a soup: peas"),
-        ("pairs", [], "Make me a soup: peas"),
-        ("documents", [], "Make me a soup: peas"),
-        ("gaps", [], "Make me a soup: peas"),
+        ("recipes", ["difficulty"], "Make me a soup: peas"), ("pairs", [], "Make me a soup: peas"),
+        ("documents", [], "Make me a soup: peas"), ("gaps", [], "Make me a soup: peas"),
     ],
-)
+)  # fmt: skip
 def test_the_form_a_model_is_trained_on(form: str, tasks: list[str], expected: str) -> None:
     record = Provenance(form=form, max_new_tokens=9, tasks=tasks)
     assert in_trained_form("Make me a soup: peas", record) == expected

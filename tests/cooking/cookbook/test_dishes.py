@@ -65,14 +65,12 @@ def test_the_example_of_the_format_is_a_dish():
     [
         ([{"eaten 50%": "2 slice bread"}], "listed twice"),
         ([{"eaten 50%": "1 cup unobtainium"}], "unobtainium"),
-        (["Toast the {bread} with {butter}."], "butter.*not listed"),
-        (["Wait."], "does not use"),
+        (["Toast the {bread} with {butter}."], "butter.*not listed"), (["Wait."], "does not use"),
         ([{"soon": ["Toast the {bread}."]}], "'soon' is no command"),
         ([{"2-3 if butter min": ["Toast the {bread}."]}], "no time"),
-        (["Toast the {bread} in $pan."], "pan"),
-        ([{"use": "flambe"}], "flambe"),
+        (["Toast the {bread} in $pan."], "pan"), ([{"use": "flambe"}], "flambe"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_dish_is_refused_by_its_name(steps, message):
     dish = Dish("toast", foods=["1 slice bread"], steps=steps, **TOAST)
     with pytest.raises((AssertionError, KeyError, ValueError), match=message) as caught:

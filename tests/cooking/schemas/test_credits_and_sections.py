@@ -122,14 +122,12 @@ def test_what_stands_after_a_credit_stays_where_steps_follow():
 @pytest.mark.parametrize(
     ("end", "counts"),
     [
-        ("Makes 3 cups.", {"yields": 1}),
-        ("Watch Now", {"notices of the page": 1}),
-        ("Photograph by Ida Berg", {"credits": 1}),
-        ("Makes 3 cups. Serves 6.", {"yields": 2}),
+        ("Makes 3 cups.", {"yields": 1}), ("Watch Now", {"notices of the page": 1}),
+        ("Photograph by Ida Berg", {"credits": 1}), ("Makes 3 cups. Serves 6.", {"yields": 2}),
         ("(Keeps 2 days.) Makes about 3/4 cup.", {"yields": 1}),
         ("Makes 35 cups. Contains 88 calories per serving.", {"yields": 1, "nutrition facts": 1}),
     ],
-)
+)  # fmt: skip
 def test_sentences_that_end_a_step_and_are_no_part_of_it_go(end, counts):
     kept = f"{STEPS[1]}{' (Keeps 2 days.)' if 'Keeps' in end else ''}"
     recipe, notes = read(directions=[STEPS[0], f"{STEPS[1]} {end}"])

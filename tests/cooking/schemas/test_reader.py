@@ -36,11 +36,9 @@ def records(n):
     [
         "Once upon a time there was a cook.\nShe made soup, and stew, and more.\n",
         "Salt, pepper, love\nStir the pot with a long spoon.\nTaste, and taste, and taste.\n",
-        "just one line of text",
-        "\0\1\2\3 binary \xff",
-        "<?xml version='1.0'?><recipes/>",
+        "just one line of text", "\0\1\2\3 binary \xff", "<?xml version='1.0'?><recipes/>",
     ],
-)
+)  # fmt: skip
 def test_files_of_no_known_format_are_refused(tmp_path, text):
     path = tmp_path / "RAW_recipes.csv"
     path.write_text(text)

@@ -92,20 +92,16 @@ def test_sentences_split_in_the_middle(steps, joined):
 @pytest.mark.parametrize(
     ("line", "right"),
     [
-        ("11/2 cups rice", "1 1/2 cups rice"),
-        ("1 12 cups rice", "1 1/2 cups rice"),
+        ("11/2 cups rice", "1 1/2 cups rice"), ("1 12 cups rice", "1 1/2 cups rice"),
         ("34 cup rice or 12 cup bulgur", "3/4 cup rice or 1/2 cup bulgur"),
-        ("1/ 2 cup rice", "1/2 cup rice"),
-        ("1 tsp . salt , fine", "1 tsp. salt, fine"),
+        ("1/ 2 cup rice", "1/2 cup rice"), ("1 tsp . salt , fine", "1 tsp. salt, fine"),
         ("2 cloves garlic (, minced)", "2 cloves garlic (minced)"),
         ("1 cup flour** (sifted)¹", "1 cup flour (sifted)"),
-        ('the"lid" of salt& oil', 'the "lid" of salt & oil'),
-        ("Ann'S Pea Soup", "Ann's Pea Soup"),
-        ("2 recipesPea Dough", "2 recipes Pea Dough"),
-        ("1 cup peas ($0.45)", "1 cup peas"),
+        ('the"lid" of salt& oil', 'the "lid" of salt & oil'), ("Ann'S Pea Soup", "Ann's Pea Soup"),
+        ("2 recipesPea Dough", "2 recipes Pea Dough"), ("1 cup peas ($0.45)", "1 cup peas"),
         ("1 cup peas Podmart 1 lb For $0.99 thru 02/09", "1 cup peas"),
     ],
-)
+)  # fmt: skip
 def test_misprints_within_a_line(line, right):
     notes: Counter[str] = Counter()
     assert without_misprints([line, "salt"], notes) == [right, "salt"]

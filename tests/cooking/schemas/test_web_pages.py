@@ -39,12 +39,10 @@ def test_a_page_with_a_recipe(read_text, tmp_path):
     "value",
     [
         {"@context": "https://schema.org", "@graph": [{"@type": "WebPage"}, NODE]},
-        [{"@type": "WebSite"}, NODE],
-        {"@type": "WebPage", "mainEntity": NODE},
-        NODE | {"@type": ["Recipe", "NewsArticle"]},
-        NODE | {"@type": "http://schema.org/Recipe"},
+        [{"@type": "WebSite"}, NODE], {"@type": "WebPage", "mainEntity": NODE},
+        NODE | {"@type": ["Recipe", "NewsArticle"]}, NODE | {"@type": "http://schema.org/Recipe"},
     ],
-)
+)  # fmt: skip
 def test_where_a_recipe_stands(read_text, value):
     assert read_text(page(value)).one.title == "Lentil & Lemon Pot"
     assert read_text(json.dumps(value)).one.title == "Lentil & Lemon Pot"
