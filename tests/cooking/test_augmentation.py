@@ -27,14 +27,10 @@ from toque.keyed_random import key_of
 ALL = AugmentationConfig(
     prompt_formats=True, instructions=0.7, paraphrase=0.9, substitute=1.0, tips=0.5
 )
-SOUP = Recipe(
-    "Walnut Bread",
-    ("2 cups flour", "1 cup walnuts, chopped", "1 teaspoon salt"),
-    (
-        "Mix the flour and salt. Add the walnuts; mix.",
-        "Bake until a walnut on top is dark (walnuts burn).",
-    ),
-)
+FOODS = ("2 cups flour", "1 cup walnuts, chopped", "1 teaspoon salt")
+STEPS = ("Mix the flour and salt. Add the walnuts; mix.",
+         "Bake until a walnut on top is dark (walnuts burn).")  # fmt: skip
+SOUP = Recipe("Walnut Bread", FOODS, STEPS)
 
 
 def both(recipe: Recipe) -> tuple[str, str]:

@@ -26,23 +26,19 @@ def test_the_seven_formats_each_name_the_dish():
 
 
 DISHES = {
-    "Create a simple pasta dish": "simple pasta dish",
-    "Make a healthy breakfast!": "healthy breakfast",
+    "Create a simple pasta dish": "simple pasta dish", "Make a healthy breakfast!":
+    "healthy breakfast", "How do I make toast": "toast", "Tell me how to cook a stew": "stew",
     "Can you please write me a quick recipe for beans?": "beans",
     "What is a good recipe for toast? I have bread at home.": "toast",
-    "How do I make toast": "toast",
-    "Tell me how to cook a stew": "stew",
     "I would like to cook pea soup. How is it done?": "pea soup",
     "I want something with eggs": "something with eggs",
     "Please make pancakes": "pancakes",
     "  pea   soup ": "pea   soup",
-    # Names of dishes that begin like requests.
-    "Make-Ahead Lasagna": "Make-Ahead Lasagna",
-    "Baked Beans": "Baked Beans",
-    "Show-Stopper Cake": "Show-Stopper Cake",
-    "Give 'Em Chili": "Give 'Em Chili",
-    "What's for Dinner?": "What's for Dinner?",
-}
+} | {
+    name: name  # of dishes that begin like requests
+    for name in ("Make-Ahead Lasagna", "Baked Beans", "Show-Stopper Cake", "Give 'Em Chili",
+                 "What's for Dinner?")
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("typed", DISHES)

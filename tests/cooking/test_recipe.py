@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.recipe import Recipe, parse_text, to_text
+from toque.cooking.recipe import ParsedRecipe, Recipe, parse_text, to_text
 
 _WORDS = st.text("abcdefg é", min_size=1).map(str.strip).filter(bool)
 
@@ -33,29 +33,25 @@ def test_headers_and_marks_as_models_write_them(text):
     assert parsed.has_instructions_header
 
 
-def test_without_headers_the_marks_decide():
-    parsed = parse_text("Eggs\n- 2 eggs\n- 1 cup water\n1. Boil the water.\n2. Add the eggs.")
-    assert parsed.ingredients == ("2 eggs", "1 cup water")
-    assert parsed.steps == ("Boil the water.", "Add the eggs.")
-    assert not parsed.has_ingredients_header
-    assert not parsed.has_instructions_header
-
-
-def test_numbered_steps_after_bulleted_ingredients_need_no_header():
-    parsed = parse_text("Ingredients:\n- 2 eggs\n1. Boil the eggs.\nPeel them.")
-    assert parsed.ingredients == ("2 eggs",)
-    assert parsed.steps == ("Boil the eggs.", "Peel them.")
-
-
-def test_a_quantity_is_not_a_step_number():
-    parsed = parse_text("Ingredients:\n1 cup rice\n1.5 cups water\n2 eggs")
-    assert parsed.ingredients == ("1 cup rice", "1.5 cups water", "2 eggs")
-
-
-def test_directions_are_read_but_are_not_the_form_asked_for():
-    parsed = parse_text("Ingredients:\n- 2 eggs\nDirections:\n1. Boil the eggs.")
-    assert parsed.steps == ("Boil the eggs.",)
-    assert not parsed.has_instructions_header
+@pytest.mark.parametrize(
+    ("text", "ingredients", "steps", "headers"),
+    [
+        # without headers the marks decide
+        ("Eggs\n- 2 eggs\n- 1 cup water\n1. Boil the water.\n2. Add the eggs.",
+         ("2 eggs", "1 cup water"), ("Boil the water.", "Add the eggs."), (False, False)),
+        # numbered steps after bulleted ingredients need no header
+        ("Ingredients:\n- 2 eggs\n1. Boil the eggs.\nPeel them.", ("2 eggs",),
+         ("Boil the eggs.", "Peel them."), (True, False)),
+        # a quantity is not a step number
+        ("Ingredients:\n1 cup rice\n1.5 cups water\n2 eggs",
+         ("1 cup rice", "1.5 cups water", "2 eggs"), (), (True, False)),
+        # directions are read but are not the form asked for
+        ("Ingredients:\n- 2 eggs\nDirections:\n1. Boil the eggs.", ("2 eggs",),
+         ("Boil the eggs.",), (True, False)),
+    ],
+)  # fmt: skip
+def test_texts_of_other_forms(text, ingredients, steps, headers):
+    assert parse_text(text) == ParsedRecipe(ingredients, steps, *headers)
 
 
 @given(st.text())

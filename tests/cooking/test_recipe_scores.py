@@ -72,15 +72,6 @@ def test_a_broken_recipe_by_hand():
     assert scores["form"] == pytest.approx((1 / 2 + 1 / 3 + 0.66 + 0.5) / 4)
 
 
-def test_only_ingredients_of_the_right_length():
-    text = "Ingredients:\n" + "\n".join(f"- {n} cups of flour" for n in range(1, 8))
-    scores = evaluated(text)
-    assert scores["completeness"] == 0.67
-    assert scores["instruction_quality"] == 0.0
-    assert scores["format_correctness"] == 0.5
-    assert scores["form"] == pytest.approx((1.0 + 0.0 + 0.67 + 0.5) / 4)
-
-
 @pytest.mark.parametrize(
     ("n_chars", "expected"), [(99, 0.66), (100, 1.0), (2000, 1.0), (2001, 0.66)]
 )
@@ -194,16 +185,13 @@ def test_what_a_prompt_asked_for_decides_what_is_scored():
 @pytest.mark.parametrize(
     ("title", "foods"),
     [
-        ("Blueberry Muffins", {"blueberry"}),
+        ("Blueberry Muffins", {"blueberry"}), ("Chicken and Rice", {"rice"}), ("", set()),
         ("Muffins with Blueberries and Lemon", {"blueberry", "lemon"}),
         ("Roast Chicken", set()),  # the last word is the dish
-        ("Chicken and Rice", {"rice"}),
-        ("Coffee Cake", set()),
-        ("Peanut Butter Cookies", {"peanut"}),
+        ("Coffee Cake", set()), ("Peanut Butter Cookies", {"peanut"}),
         ("Grandma's Best Ever", set()),
-        ("", set()),
     ],
-)
+)  # fmt: skip
 def test_foods_that_a_title_promises(title, foods):
     assert foods_of_title(title) == foods
 
@@ -233,13 +221,10 @@ def test_variety_falls_with_what_is_said_again():
     assert variety(ParsedRecipe(lines, again)) < 0.2
 
 
-@pytest.mark.parametrize("form", REQUESTS)
-def test_the_title_in_every_form_of_request(form):
+def test_the_title_in_every_form_of_request():
     known = {"foods": "peas and ham", "servings": "4", "minutes": "30"}
-    assert title_of(form.format(title="Pea Soup", **known)) == "Pea Soup"
-
-
-def test_a_prompt_without_a_title():
+    for form in REQUESTS:
+        assert title_of(form.format(title="Pea Soup", **known)) == "Pea Soup", form
     assert title_of("Once upon a time") == ""
 
 
@@ -311,13 +296,6 @@ def test_recipes_are_ranked_as_a_cook_would_rank_them(scored):
     pairs = [(a, b) for a, b in combinations(scored, 2) if a[2] != b[2]]
     in_order = sum((a[2] < b[2]) == (a[3] > b[3]) for a, b in pairs)
     assert in_order / len(pairs) >= 0.95
-
-
-@pytest.mark.parametrize("bad", [2, 3, 4])
-def test_worse_faults_score_lower_on_the_whole(scored, bad):
-    worse = [score for _, _, b, score in scored if b == bad]
-    better = [score for _, _, b, score in scored if b == bad - 1]
-    assert sum(worse) / len(worse) < sum(better) / len(better)
 
 
 @pytest.mark.parametrize("fault", ["one step again", "one ingredient again", "in a loop"])

@@ -11,26 +11,16 @@ from toque.cooking.shopping_list import shopping_list, write_amount
 @pytest.mark.parametrize(
     ("quantity", "unit", "written"),
     [
-        (2.5, "teaspoon", "2½ teaspoons"),
-        (3, "teaspoon", "1 tablespoon"),
-        (12, "teaspoon", "¼ cup"),
-        (7, "tablespoon", "7 tablespoons"),  # no fraction of a cup
-        (1 / 16, "cup", "1 tablespoon"),
-        (1 / 2, "tablespoon", "1½ teaspoons"),
+        (2.5, "teaspoon", "2½ teaspoons"), (3, "teaspoon", "1 tablespoon"),
+        (12, "teaspoon", "¼ cup"), (7, "tablespoon", "7 tablespoons"),  # no fraction of a cup
+        (1 / 16, "cup", "1 tablespoon"), (1 / 2, "tablespoon", "1½ teaspoons"),
         (1 / 30, "teaspoon", "⅛ teaspoon"),  # never nothing
-        (8, "ounce", "8 ounces"),
-        (24, "ounce", "1½ pounds"),
-        (0.2, "pound", "3¼ ounces"),
-        (999.6, "gram", "1,000 g"),
-        (1500, "gram", "1.5 kg"),
-        (0.25, "litre", "250 ml"),
-        (1.96, None, "2"),
-        (1 / 3, None, "⅓"),
-        (2, "bunch", "2 bunches"),
-        (2, "leaf", "2 leaves"),
-        (2, "box", "2 boxes"),
+        (8, "ounce", "8 ounces"), (24, "ounce", "1½ pounds"), (0.2, "pound", "3¼ ounces"),
+        (999.6, "gram", "1,000 g"), (1500, "gram", "1.5 kg"), (0.25, "litre", "250 ml"),
+        (1.96, None, "2"), (1 / 3, None, "⅓"), (2, "bunch", "2 bunches"),
+        (2, "leaf", "2 leaves"), (2, "box", "2 boxes"),
     ],
-)
+)  # fmt: skip
 def test_amounts_are_written_as_a_kitchen_measures(quantity, unit, written):
     assert write_amount((quantity, quantity), unit) == written
 

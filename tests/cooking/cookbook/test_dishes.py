@@ -26,23 +26,12 @@ def _keys(data):
 
 
 def test_conditions_ask_for_what_there_is():
-    keys = [
-        key
-        for path in sorted(FOLDER.glob("*.yaml"))
-        for key in _keys(yaml.safe_load(path.read_text()))
-    ]
+    files = [yaml.safe_load(path.read_text()) for path in FOLDER.glob("*.yaml")]
+    keys = list(_keys(files))
     conditions = [key[3:] for key in keys if key.startswith("if ")]
-    conditions += [
-        case.partition(" if ")[2]
-        for key in keys
-        if key.endswith(" min")
-        for case in key.split(", ")
-    ]
-    parts = [
-        part
-        for condition in conditions
-        for part in re.split(" and | or ", condition.removesuffix(" min"))
-    ]
+    times = [key.removesuffix(" min") for key in keys if key.endswith(" min")]
+    conditions += [case.partition(" if ")[2] for time in times for case in time.split(", ")]
+    parts = [part for text in conditions for part in re.split(" and | or ", text)]
     names = {part.removeprefix("no ").partition(" = ")[0] for part in parts}
     groups = {match[1] for key in keys if (match := re.fullmatch(r"(\w+) \d(?:-\d)?", key))}
     named = {key.partition(" ")[2] for key in keys if key.startswith(("let ", "call "))}

@@ -7,7 +7,7 @@ import pytest
 
 from toque.cooking.labels.difficulty import DifficultyReport, judged_difficulty
 from toque.cooking.labels.features import read
-from toque.cooking.recipe import DIFFICULTIES, Recipe
+from toque.cooking.recipe import Recipe
 
 WORDY = "Stir the pot gently with a wooden spoon and look at it now and then while it simmers. "
 
@@ -63,9 +63,9 @@ def test_work_techniques_and_time(n, words, minutes, end, level):
     assert judged(dish(n, n, words=words, minutes=minutes, end=end)).level == level
 
 
-def test_a_label_does_not_count():
+def test_a_label_does_not_count_and_an_empty_recipe_has_a_level():
     labelled = Recipe("Toast", ("bread",), ("Toast.",), difficulty="hard")
-    assert judged(labelled).level == "easy"
+    assert judged(labelled).level == judged(Recipe("", (), ())).level == "easy"
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,6 @@ def test_techniques(text, techniques):
 )  # fmt: skip
 def test_minutes(steps, given, minutes):
     assert judged(Recipe("Stew", ("beef",), steps, minutes=given)).minutes == minutes
-
-
-def test_empty_recipe():
-    assert judged(Recipe("", (), ())).level in DIFFICULTIES
 
 
 def test_constants_found_on_one_collection_hold_on_another(shared):

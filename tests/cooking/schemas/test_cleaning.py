@@ -12,30 +12,22 @@ from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean
 @pytest.mark.parametrize(
     ("dirty", "clean"),
     [
-        ("plain", "plain"),
-        ("  two   spaces ", "two spaces"),
-        ("Mom&#39;s &amp; Dad&amp;#39;s", "Mom's & Dad's"),
-        ("3&#8211;4 cups", "3–4 cups"),
+        ("plain", "plain"), ("  two   spaces ", "two spaces"),
+        ("Mom&#39;s &amp; Dad&amp;#39;s", "Mom's & Dad's"), ("3&#8211;4 cups", "3–4 cups"),
         ("<b>Bake</b> at <a href='x'>350</a>", "Bake at 350"),
-        ("Boil.<br/>Drain.", "Boil.\nDrain."),
-        ("heat if < 5 > 3", "heat if < 5 > 3"),
-        ("a\u00a0b\u2009c", "a b c"),
-        ("New Mexico\x96Style", "New Mexico–Style"),
-        ("it\x92s\x00 hot\x81", "it's hot"),
-        ("preheat to 350\ufffd\ufffdF.", "preheat to 350°F."),
+        ("Boil.<br/>Drain.", "Boil.\nDrain."), ("heat if < 5 > 3", "heat if < 5 > 3"),
+        ("a\u00a0b\u2009c", "a b c"), ("New Mexico\x96Style", "New Mexico–Style"),
+        ("it\x92s\x00 hot\x81", "it's hot"), ("preheat to 350\ufffd\ufffdF.", "preheat to 350°F."),
         ("40\ufffd\ufffd\ufffd50 minutes", "40-50 minutes"),
-        ("it\ufffd\ufffd\ufffds done", "it's done"),
-        ("souffl\ufffd\ufffds", "souffls"),
-        ("½ cup crème fraîche", "½ cup crème fraîche"),
-        ("cre\u0300me", "crème"),
+        ("it\ufffd\ufffd\ufffds done", "it's done"), ("souffl\ufffd\ufffds", "souffls"),
+        ("½ cup crème fraîche", "½ cup crème fraîche"), ("cre\u0300me", "crème"),
         ("zero\u200bwidth\ufeff", "zerowidth"),
         ("350&176;F, 350#&176;F, 350&;amp;deg;F, 350&Deg;F", "350°F, 350°F, 350°F, 350°F"),
         ("for hours&151;;at least", "for hours—at least"),
         ("saut& eacute; M&M;s, salt & pepper; R&D", "sauté M&Ms, salt & pepper; R&D"),
-        ("lone \ud800 surrogate", "lone surrogate"),
-        ("one\r\ntwo\rthree", "one\ntwo\nthree"),
+        ("lone \ud800 surrogate", "lone surrogate"), ("one\r\ntwo\rthree", "one\ntwo\nthree"),
     ],
-)
+)  # fmt: skip
 def test_texts(dirty, clean):
     assert clean_text(dirty, Counter()) == clean
 

@@ -29,14 +29,15 @@ COLUMNS = (
     "SodiumContent,CarbohydrateContent,FiberContent,SugarContent,ProteinContent,RecipeServings,"
     "RecipeYield,RecipeInstructions"
 )
+STEPS = ("Rinse the lentils.", "Simmer them with the lemons until soft, then serve.")
 FULL = dict.fromkeys(COLUMNS.split(","), "NA") | {
     "RecipeId": "38", "Name": "Lemon Lentil Pot", "TotalTime": "PT1H20M",
     "Images": "character(0)", "Keywords": 'c("Easy", "Beans")',
     "RecipeIngredientQuantities": 'c("1 1/2 cups", "2", NA)',
     "RecipeIngredientParts": 'c("red lentils", "lemons", "\\"good\\" olive oil")',
     "Calories": "200.5", "FatContent": "6.5", "SugarContent": "5", "SodiumContent": "120",
-    "ProteinContent": "15", "RecipeServings": "4", "RecipeInstructions":
-    'c("Rinse the lentils.", "Simmer them with the lemons until soft, then serve.")',
+    "ProteinContent": "15", "RecipeServings": "4",
+    "RecipeInstructions": f'c("{STEPS[0]}", "{STEPS[1]}")',
 }  # fmt: skip
 
 
@@ -85,10 +86,7 @@ def test_r_vectors_and_nutrient_columns(read_text, tmp_path):
     assert RecipeReader().schema(tmp_path / "file") == "foodcom"
     assert recipe.title == "Lemon Lentil Pot"
     assert recipe.ingredients == ("1 1/2 cups red lentils", "lemons", '"good" olive oil')
-    assert recipe.steps == (
-        "Rinse the lentils.",
-        "Simmer them with the lemons until soft, then serve.",
-    )
+    assert recipe.steps == STEPS
     assert recipe.tags == ("Easy", "Beans")
     assert (recipe.servings, recipe.minutes) == (4, 80)
     assert (recipe.nutrition["energy_kcal"], recipe.nutrition["sodium_mg"]) == (200.5, 120.0)
@@ -118,15 +116,9 @@ def test_parquet_with_real_lists(tmp_path, read_file):
     row = FULL | {
         "RecipeIngredientQuantities": ["1 1/2 cups", "2", None],
         "RecipeIngredientParts": ["red lentils", "lemons", "olive oil"],
-        "RecipeInstructions": [
-            "Rinse the lentils.",
-            "Simmer them with the lemons until soft, then serve.",
-        ],
-        "Keywords": ["Easy", "Beans"],
-        "Calories": 200.5,
-        "RecipeServings": 4.0,
-        "SodiumContent": float("nan"),
-    }
+        "RecipeInstructions": list(STEPS), "Keywords": ["Easy", "Beans"], "Calories": 200.5,
+        "RecipeServings": 4.0, "SodiumContent": float("nan"),
+    }  # fmt: skip
     path = tmp_path / "recipes.bin"
     parquet.write_table(arrow.Table.from_pylist([row]), path)
     recipe = read_file(path).one

@@ -9,26 +9,18 @@ import random
 
 import pytest
 
+from fixtures.recipe_files import STEPS, pot
 from toque.cooking.schemas.reader import RecipeReader
 from toque.errors import DataError
 
-STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
 N = 8
-
-
-def record(n):
-    return {
-        "title": f"Pot {n}",
-        "ingredients": [f"{n} cups lentils", "½ lemon"],
-        "directions": STEPS,
-    }
 
 
 def table(columns, row):
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(columns)
-    writer.writerows(row(record(n)) for n in range(N))
+    writer.writerows(row(pot(n)) for n in range(N))
     return text.getvalue()
 
 
@@ -46,13 +38,13 @@ def marked_up(r):
 def page():
     return (
         "<!doctype html><html><body><script type='application/ld+json'>"
-        f"{json.dumps({'@graph': [marked_up(record(0))]})}</script><p itemscope "
+        f"{json.dumps({'@graph': [marked_up(pot(0))]})}</script><p itemscope "
         "itemtype='http://schema.org/Recipe'><b itemprop='name'>x</b></p></body></html>"
     )
 
 
 NUTRITION = "[1.0, 2, 3, 4, 5, 6, 7]"
-RECORDS = [record(n) for n in range(N)]
+RECORDS = [pot(n) for n in range(N)]
 FORMATS = {
     "lines": "\n".join(json.dumps(r) for r in RECORDS),
     "array": json.dumps(RECORDS, indent=1),
@@ -75,11 +67,9 @@ FORMATS = {
 }
 PARTS = [
     *(bytes([mark]) for mark in b"\"'[]{},\\\n\r\0\xff<"),
-    *b"&#0; null 1e999 \\ud800 c( \xef\xbb\xbf NaN </script> 1/0".split(),
-    b"[" * 200,
-    b" " * 50,
+    *b"&#0; null 1e999 \\ud800 c( \xef\xbb\xbf NaN </script> 1/0".split(), b"[" * 200, b" " * 50,
     "\u2028\u200f".encode(),
-]
+]  # fmt: skip
 
 
 def damaged(data, rng):

@@ -47,8 +47,7 @@ _STEPS = SOUP["directions"]
 @pytest.mark.parametrize(
     "fields",
     [
-        {"title": "Pea Soup", "directions": _STEPS},
-        {"name": "Pea Soup", "steps": _STEPS},
+        {"title": "Pea Soup", "directions": _STEPS}, {"name": "Pea Soup", "steps": _STEPS},
         {"title": "Pea Soup", "instructions": "\n".join(_STEPS)},
         {"title": "Pea Soup", "instructions": "1. " + "\n2. ".join(_STEPS)},
         {"title": "Pea Soup", "instructions_list": _STEPS},
@@ -68,10 +67,9 @@ def test_common_field_names(fields, as_text):
     ("fields", "minutes"),
     [
         ({"minutes": 30}, 30), ({"total_time": "PT1H20M"}, 80),
-        ({"prep_time": "10 min", "cook_time": "~30 minutes"}, 40),
-        ({"cook_time": "1.5 hours"}, 90), ({"minutes": 0}, None), ({"total_time": "soon"}, None),
-        ({"minutes": float("nan")}, None), ({"minutes": True}, None),
-        ({"minutes": float("inf")}, None),
+        ({"prep_time": "10 min", "cook_time": "~30 minutes"}, 40), ({"cook_time": "1.5 hours"}, 90),
+        ({"minutes": 0}, None), ({"total_time": "soon"}, None), ({"minutes": float("nan")}, None),
+        ({"minutes": True}, None), ({"minutes": float("inf")}, None),
     ],
 )  # fmt: skip
 def test_times(fields, minutes):
@@ -91,9 +89,8 @@ def test_nutrition_flat_or_nested_with_units():
     [
         ({"title": "  "}, "no title"), ({"title": 7}, "no title"), ({"title": "*!*"}, "no title"),
         ({"ingredients": None}, "no ingredients"),
-        ({"ingredients": ["", "Sauce:"]}, "no ingredients"),
-        ({"ingredients": 3}, "no ingredients"), ({"directions": ["", "2."]}, "no steps"),
-        ({"directions": ["Mix."]}, "too short"),
+        ({"ingredients": ["", "Sauce:"]}, "no ingredients"), ({"ingredients": 3}, "no ingredients"),
+        ({"directions": ["", "2."]}, "no steps"), ({"directions": ["Mix."]}, "too short"),
     ],
 )  # fmt: skip
 def test_reasons(changes, reason):
@@ -153,7 +150,3 @@ def test_where_labels_come_from_is_counted():
         "nutrition class as the source says": 1,
         "nutrition class from the source's figures": 1,
     }
-    notes.clear()
-    german = ["Die Erbsen mit dem Salz in der Brühe kochen und etwas abkühlen lassen."] * 2
-    examples_of(_recipe(directions=german), notes)
-    assert notes["recipes in German (labels know English only)"] == 1

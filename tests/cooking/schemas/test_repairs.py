@@ -75,10 +75,8 @@ def test_boilerplate_of_pages():
         ("Add the peas to the | boiling broth.", "Add the peas to the boiling broth."),
         ("Heat 5 min., then stir for about 25 | minutes.",
          "Heat 5 min., then stir for about 25 minutes."),
-        ("Mix. | 1. Bake it | 2. Cool it.", ""),
-        ("mix it | bake it | eat it", ""),
-        ("You need: | peas | dill | Boil.", ""),
-        ("Heat oven to 350 | mix the peas. | Stir.", ""),
+        ("Mix. | 1. Bake it | 2. Cool it.", ""), ("mix it | bake it | eat it", ""),
+        ("You need: | peas | dill | Boil.", ""), ("Heat oven to 350 | mix the peas. | Stir.", ""),
         ("heat to 350 | in a bowl, mix peas", ""),
         ("Boil 2 cups of peas, | 1/2 cup of rice. | Stir.", ""),
         ("Mix (well) | then bake. | Cool: | wait.", ""),
@@ -125,15 +123,10 @@ def test_lines_that_only_look_misprinted_stay(line):
 def test_spaces_before_punctuation():
     notes: Counter[str] = Counter()
     lines = ["cook , covered , , 1 / 2 hour ( or so )", "sherbet / sorbet", "wait"]
-    assert untokenised(lines, notes) == [
-        "cook, covered, 1/2 hour ( or so)",
-        "sherbet / sorbet",
-        "wait",
-    ]
-    assert notes == {
-        "recipes with spaces before punctuation": 1,
-        "recipes with fractions mended": 1,
-    }
+    mended = ["cook, covered, 1/2 hour ( or so)", "sherbet / sorbet", "wait"]
+    assert untokenised(lines, notes) == mended
+    what = ("recipes with spaces before punctuation", "recipes with fractions mended")
+    assert notes == dict.fromkeys(what, 1)
 
 
 @pytest.mark.parametrize(

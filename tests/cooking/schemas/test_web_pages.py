@@ -52,8 +52,7 @@ def test_where_a_recipe_stands(read_text, value):
 @pytest.mark.parametrize(
     ("instructions", "steps"),
     [
-        (STEPS, STEPS),
-        ("\n".join(STEPS), STEPS),
+        (STEPS, STEPS), ("\n".join(STEPS), STEPS),
         ("<ol><li>" + "</li><li>".join(STEPS) + "</li></ol>", STEPS),
         ([{"@type": "HowToStep", "name": "First", "text": step} for step in STEPS], STEPS),
         ([{"@type": "HowToStep", "name": step} for step in STEPS], STEPS),
@@ -92,7 +91,9 @@ def test_slips_that_pages_make(read_text):
         assert read_text(page("{broken", slip)).one.ingredients == ("2 cups lentils", "1 lemon")
 
 
-def test_a_page_without_a_recipe_is_counted(read_text):
+def test_a_page_or_record_without_a_recipe_is_counted(read_text):
+    record = json.dumps({"@graph": [{"@type": "WebPage"}]})
+    assert read_text(record).dropped == {"no recipe in record": [1]}
     for values in ([{"@type": "NewsArticle", "headline": "Lentils"}], []):
         assert read_text(page(*values)).dropped == {"no recipe in page": [1]}
 
@@ -137,12 +138,6 @@ def test_encodings(read_text):
     assert read_text(text.encode("cp1252")).one.title == "Soufflé"
     declared = text.replace("<head>", '<head><meta charset="iso-8859-2">').replace("é", "ł")
     assert read_text(declared.encode("iso-8859-2")).one.title == "Soufflł"
-
-
-def test_json_ld_without_a_recipe_is_counted(read_text):
-    assert read_text(json.dumps({"@graph": [{"@type": "WebPage"}]})).dropped == {
-        "no recipe in record": [1]
-    }
 
 
 def test_a_page_that_is_too_long_is_counted(tmp_path, read_file):
