@@ -42,8 +42,7 @@ from toque.keyed_random import key_of
 from toque.sources.records import NO_LABEL, Example, examples_note, missing_note
 
 UNKNOWN: Final = 255  # column value of an unknown label
-BY_RULE, BY_FIGURES, BY_SOURCE = 0, 1, 2
-"""Origin of a label: 0 our rule, 1 the source's figures (of difficulty: its label), 2 its label."""
+BY_RULE, BY_FIGURES, BY_SOURCE = 0, 1, 2  # our rule, the source's figures, its label
 
 
 def examples_of(

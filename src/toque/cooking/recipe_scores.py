@@ -147,8 +147,7 @@ def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
     return scores | {"form": sum(scores.values()) / 4}
 
 
-FREE_SHARE: Final = 0.3
-"""Share that may repeat: salt and butter stand twice in a cake with its frosting."""
+FREE_SHARE: Final = 0.3  # share that may repeat, as salt does in a cake with its frosting
 RUN_WORDS: Final = 4  # words of a sequence, as in the metric `repetition`
 
 
@@ -164,8 +163,7 @@ def variety(recipe: ParsedRecipe) -> float:
     return min(1.0, min(shares) / (1.0 - FREE_SHARE))
 
 
-STAPLES: Final = frozenset({"water", "salt", "pepper"})
-"""Head nouns that never count as hallucinated."""
+STAPLES: Final = frozenset({"water", "salt", "pepper"})  # head nouns never hallucinated
 
 MOST: Final[dict[str, float]] = {
     "mass": 10_000.0,  # grams

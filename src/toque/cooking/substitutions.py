@@ -28,7 +28,7 @@ def _forms(food: str) -> Forms:
     return one, several or one
 
 
-_SWAPS: Final = (
+_SWAPS: Final = (  # at the same weight; all begin with a consonant, so that "a" stays right
     "walnut|walnuts = pecan|pecans; butter = margarine; vegetable oil = canola oil; "
     "sunflower oil = canola oil; parsley = cilantro; lemon juice = lime juice; "
     "chicken broth = vegetable broth; beef broth = vegetable broth; "
@@ -44,7 +44,6 @@ PAIRS: Final = tuple(
     (_forms(one), _forms(other))
     for one, _, other in (swap.partition(" = ") for swap in _SWAPS.split("; "))
 )
-"""Foods interchangeable at the same weight; all begin with a consonant, so that "a" stays right."""
 
 _CLOSING: Final = ",.;:)!?"
 _SIDES: Final = frozenset(

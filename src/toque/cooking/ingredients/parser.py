@@ -42,9 +42,7 @@ from toque.cooking.ingredients.vocabulary import (
 _AFTER_JOINS = SPELLINGS.keys() | WORDS.keys() | {"a", "an", "each", "so", "more", "less"}
 _AT_END = AFTER_NAME | ADVERBS | {"small", "large"}
 _NO_BRACKETS = str.maketrans("()", "  ")
-MAX_CHARS = 2000
-"""Characters of a line that are read. The longest of 90,000 real recipes has 604; a longer text is
-no ingredient, and its food stands at its beginning."""
+MAX_CHARS = 2000  # that are read; the longest line of 90,000 real recipes has 604
 
 
 @lru_cache(maxsize=1 << 16)

@@ -138,7 +138,6 @@ SIZES_OF_MEASURES: Final = frozenset(
 SIZE_ADVERBS: Final = frozenset({"very", "extra", "fairly", "evenly", "slightly"})
 
 PACKED: Final = frozenset({"packed", "loosely", "lightly", "firmly", "tightly", "well"})
-"""Words between a number and its unit: "2 packed cups"."""
 
 ABOUT: Final = frozenset(
     "about approximately approx around roughly nearly almost circa minimum weighing".split()  # noqa: SIM905
@@ -222,10 +221,8 @@ PURPOSES: Final = frozenset(
 )  # words after "for" or "to" that give an ingredient's purpose
 
 PARTS: Final = frozenset({"juice", "zest", "rind", "peel", "kernels", "leaves"})
-"""Parts of a fruit: "juice of 1 lemon", "grated zest and juice of 2 limes"."""
 
 UNSAID: Final = frozenset("additional extra some more optional each etwas plenty lots".split())  # noqa: SIM905
-"""Words before a name that say nothing about the food ("additional breadcrumbs")."""
 
 BEFORE_NAME: Final = frozenset("of or and x the from per plus to weight size : % , . - +".split())  # noqa: SIM905
 AFTER_NAME: Final = frozenset(

@@ -22,8 +22,7 @@ _PURE_FAT: Final = 95.0
 _PURE_SALT: Final = 30_000.0
 _FRYING_FAT_G: Final = 180.0
 _BRINE_SALT_G: Final = 50.0
-TAKEN_UP: Final = 0.1
-"""Share of frying fat, and of the salt in a brine or crust, that is eaten: a common guess."""
+TAKEN_UP: Final = 0.1  # eaten share of frying fat, and of the salt in a brine or crust: a guess
 
 _NEEDS_NO_AMOUNT: Final = re.compile(
     r"\bto (?:taste|serve|garnish|decorate|season|finish)\b|\bas (?:needed|required|desired)\b"
@@ -42,8 +41,7 @@ class LineFacts(NamedTuple):
     is_food: bool
     is_named: bool  # True if the name is in the table, skewers included
     has_amount: bool  # True also if it needs none ("salt to taste")
-    stems: frozenset[str]
-    """Words by which steps may refer to it: its own, and the last of its food's name."""
+    stems: frozenset[str]  # by which steps may refer to it: its words, the last of its food's name
     words: str  # its words, joined: two lines with the same words are duplicates
     grams: float  # grams eaten; 0.0 if the line gives no amount or the food is unknown
     nutrients: Nutrients  # nutrients of `grams` of the food

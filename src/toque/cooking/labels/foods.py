@@ -113,7 +113,6 @@ _SIZE_FACTORS: Final = {
 }  # fmt: skip
 _PIECES: Final = frozenset({"stalk", "head", "bulb", "clove", "piece", "ear", "leaf", "stick"})
 _SIZED_ALREADY: Final = frozenset({"egg", "egg white", "egg yolk", "shrimp", "marshmallow"})
-"""Foods whose usual piece is the "large" one."""
 
 
 def grams_of(line: IngredientLine, food: Food) -> float | None:

@@ -43,8 +43,11 @@ _LEAST_REFINED_G: Final = 15.0  # fewest refined grams that count; less sweetens
 _MOST_REFINED_NAMES: Final = 0.6
 _LEAST_SERVING: Final = 2.0  # fewest grams in a serving of a food that is no seasoning
 _REFINED_ENERGY: Final = 0.6  # least share of fat and sugar in a refined dish's stated energy
-_REFINED: Final = ((25.0, 0.5), (45.0, 2.0), (70.0, 6.0))
-"""Least fat and sugar, and most protein, in 100 g of what is refined; nuts hold more protein."""
+_REFINED: Final = (
+    (25.0, 0.5),
+    (45.0, 2.0),
+    (70.0, 6.0),
+)  # least fat and sugar, most protein, in 100 g
 _DRIED_FRUIT: Final = frozenset({"raisin", "dried cranberry", "date"})
 _FRIED: Final = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
 _LIMITS: Final = {

@@ -61,7 +61,6 @@ _BARE_HEADING: Final = re.compile(
 )  # lines that only announce a step
 _BOLD: Final = re.compile(r"(?<![*_])(\*\*|__)(?=[^\s*_])([^*_]{1,300}+)(?<!\s)\1(?![*_])")
 _GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+,? )")
-"""The end of a sentence with no blank before the next: "until done.Serve"."""
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
 _DIGIT = re.compile(r"\d")
 _FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]++[ '&-]*+){1,4}+", re.IGNORECASE)

@@ -153,7 +153,6 @@ PAIRS = (
 )  # names of the fields for prompt and answer, in the order in which they are tried
 _BEFORE = ("system", "systemprompt")
 _AFTER = ("input", "context", "passage", "paragraph", "article", "document", "background")
-"""Fields joined to the prompt, before and behind it: Alpaca's, Dolly's, SQuAD's."""
 _NEEDED = ("text", "choices", "options", "history", "messages", "conversations")
 """Fields without which a prompt may make no sense; the user has to decide."""
 

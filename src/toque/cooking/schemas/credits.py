@@ -62,7 +62,6 @@ _AUTHOR: Final = re.compile(
     r"(?:\W{0,3}\Z|\()"
 )  # the author of a book whose title stands on the line before
 _PUBLISHED: Final = re.compile(r"\([^\W\d][^()]{2,60}[,:;]? (?:19|20)\d\d\)\W{0,3}\Z")
-"""A publisher and a year, which end a line."""
 _GOES_ON: Final = re.compile(rf"{_OPEN}(?:by|from|in|and|with|of)\b(?! the\b)", re.IGNORECASE)
 _YIELD: Final = re.compile(
     rf"{_OPEN}(?:(?:(?:this|the|each) )?(?:(?:entire |whole )?(?:recipe|batch) )?(?:will )?"
@@ -88,7 +87,6 @@ _WINE_WORDS: Final = frozenset(
 )
 _BOTTLE: Final = re.compile(r"\b(?:19[5-9]|20[0-4])\d\b|['’]\d\d\b|\$\d")  # a vintage or a price
 _VINTAGE: Final = re.compile(r"(?:[A-Z][\w.'’-]{0,24} ){1,8}(?:['’]\d\d|(?:19|20)\d\d)\W?")
-"""The name of a wine and its year, alone."""
 _NOTICE: Final = re.compile(
     rf"{_OPEN}(?:(?:[\w'-]{{1,20}} ){{0,4}}(?:dish|recipe|meal|cocktail|dessert|drink|tip) of the "
     r"(?:day|week|month|year)\b.{0,40}"
@@ -113,7 +111,6 @@ _NOTE: Final = re.compile(
 )  # a note on the recipe, however long; "*Peas" is one at the foot of a page
 _BEFORE_AMOUNT: Final = re.compile(r"[^,;:(\d]{0,70}")
 _TELLING: Final = (" can ", " is ", " are ", " you'll ", " we ")
-"""Words of a sentence that begins with no amount."""
 _NUTRITION: Final = re.compile(
     rf"{_OPEN}(?:(?:one|each|per|a|1) serving(?: contains| provides| has)?\b|(?:it )?contains \d"
     r"|(?:carbo\w{0,10}|protein|fat|sodium|fib(?:er|re)|cholesterol)(?: rating)?(?: ?[:=])? ?\d"

@@ -22,7 +22,6 @@ BROKEN_LIST = "broken list"
 NO_NODE = "no recipe in record"
 UNUSED = "field that no example holds: "  # the beginning of a note that counts one
 _NODE = (("ingredients", "recipeIngredient"), ("steps", "recipeInstructions"))
-"""Fields of a schema.org node that are read first, by role."""
 
 # Daily values Food.com divided by: the US label before 2016, and 25 g of sugar, which is not on
 # that label; with them energy agrees with 9/4/4 kcal per gram (tests/cooking/schemas).
@@ -30,9 +29,7 @@ DAILY_VALUES = {
     "fat_g": 65.0, "sugar_g": 25.0, "sodium_mg": 2400.0, "protein_g": 50.0,
     "saturated_fat_g": 20.0, "carbohydrate_g": 300.0,
 }  # fmt: skip
-MAX_FIELD_CHARS = 200_000
-"""Longest text of a record, in characters; the longest in 90,000 real recipes has 15,290. Every
-pattern takes linear time, so this bounds the time a record can take."""
+MAX_FIELD_CHARS = 200_000  # of a record; the longest in 90,000 real recipes has 15,290
 MAX_DEPTH = 100  # deepest nesting of a record's values; real pages nest ten deep
 _API_DEFAULT_MINUTES = ("45", "45.0")  # Spoonacular's value for an unknown time
 

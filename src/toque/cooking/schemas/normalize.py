@@ -125,7 +125,6 @@ _NAMES: Final[dict[str, str]] = {
     "serving_g": "servingg servingsize portionweight servingweightg servingweight",
 }
 _FIELDS: Final = {name: what for what, names in _NAMES.items() for name in names.split()}
-"""Field names, in lower case and without punctuation, to nutrients."""
 
 _MASS_IN_G: Final = dict.fromkeys(("g", "gram", "grams", "gr"), 1.0) | {
     "mg": 1e-3, "milligram": 1e-3, "milligrams": 1e-3, "µg": 1e-6, "mcg": 1e-6, "kg": 1e3,

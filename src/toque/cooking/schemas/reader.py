@@ -52,8 +52,7 @@ _MARKUP_NAMES = ("@type", "@graph", "@context")
 class RecipeReader:
     """Reads recipes in every known format; a `RecordReader`."""
 
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """ "title", "ingredients" or "steps" to the field that holds it, if its own name is unknown."""
+    columns: Mapping[str, str] = field(default_factory=dict)  # role to the field that holds it
     tasks: tuple[Task, ...] = ("write",)
     version: int = 9  # raised when the same bytes would give other examples
     encoding: str = UTF_8
