@@ -79,12 +79,7 @@ from toque.cooking.ingredients.names import forms, has_quantity, head_noun, ingr
     ],
 )  # fmt: skip
 def test_names(line, name):
-    assert ingredient_name(line) == name
-
-
-def test_a_name_is_its_own_name():
-    for name in ("black beans", "red onions", "olive oil", "chicken thighs", "cream of tartar"):
-        assert ingredient_name(name) == name
+    assert ingredient_name(line) == ingredient_name(name) == name
 
 
 @pytest.mark.parametrize(
