@@ -171,7 +171,7 @@ def test_heading_words_are_no_steps_on_a_line_or_before_one(heading):
     for steps in ([heading, *STEPS], [f"Directions: {STEPS[0]}", STEPS[1]]):
         recipe, notes = read(directions=steps)
         assert recipe.steps == tuple(STEPS)
-        assert list(removed(notes).values()) == [1]
+        assert set(removed(notes).values()) == {1}
 
 
 @pytest.mark.parametrize("part", ["Lemon Glaze", "Dill Sauce (make ahead)"])
