@@ -37,16 +37,12 @@ each_family = pytest.mark.parametrize("family", FAMILIES)
         ({A: 31, B: 5}, [A, A, A, B]),
         ({A: 17, B: 9, C: 99}, [A, B, C, C]),  # never back to one that was left
         ({A: 12, B: 4, C: 20}, [C, C, C, C]),
+        *(({A: a, B: b}, None) for a, b in ((11, 99), (12, 19), (31, 0))),  # no room
     ],
 )
 def test_blocks_fill_devices_in_their_order(memory, blocks_on):
-    found = device_map(PARTS, memory)
-    assert found == {"wte": A, "ln_f": A} | dict(zip(PARTS.blocks, blocks_on, strict=True))
-
-
-@pytest.mark.parametrize("memory", [{A: 11, B: 99}, {A: 12, B: 19}, {A: 31}])
-def test_no_map_where_there_is_no_room(memory):
-    assert device_map(PARTS, memory) is None
+    placed = blocks_on and {"wte": A, "ln_f": A} | dict(zip(PARTS.blocks, blocks_on, strict=True))
+    assert device_map(PARTS, memory) == placed
 
 
 @each_family
