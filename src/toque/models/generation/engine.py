@@ -64,7 +64,9 @@ def generate(
     if longest is None:
         raise ConfigError(f"{argument('max_new_tokens')} is missing; it must be at least 1.")
     limits = _limits(core, prompts, longest)
-    columns = _longest(core, prompts, limits)
+    encoder = family_of(core.config).is_encoder_decoder  # whose cache holds answers alone
+    lengths = ((0 if encoder else len(p)) + n for p, n in zip(prompts, limits, strict=True))
+    columns = max(lengths, default=0)
     pairs = enumerate(zip(prompts, limits, strict=True))
     orders = [Order(prompt, limit, options, number) for number, (prompt, limit) in pairs]
     answers: list[list[int]] = [[] for _ in limits]
@@ -180,13 +182,6 @@ def _affordable_rows(core: PreTrainedModel, prompts: Sequence[Sequence[int]], co
     per_row += 8 * core.config.vocab_size  # logits, and the memory to sample from them
     free = min(map(free_bytes, {core.device, *layer_devices(core)}))
     return max(1, int(BESIDE_TRAINING * free / per_row))
-
-
-def _longest(core: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> int:
-    """Columns of the KV cache that the longest row needs."""
-    if family_of(core.config).is_encoder_decoder:
-        return max(limits, default=0)
-    return max((len(p) + limit for p, limit in zip(prompts, limits, strict=True)), default=0)
 
 
 def _limits(

@@ -36,8 +36,8 @@ def resolve_folder(
             f"{setting} is {path}, and there is no such folder. Name a Hugging Face folder, "
             'or a hub name such as "google/flan-t5-small".'
         )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = [*needs, *also]
     try:
@@ -47,13 +47,7 @@ def resolve_folder(
     else:
         if all(any(cached.glob(pattern)) for pattern in needs):
             return cached
-    return _downloaded(path, patterns, f"{setting} is {path}: there is no such folder", error)
-
-
-def _downloaded(name: str, patterns: list[str], missing: str, error: type[ToqueError]) -> Path:
-    from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
+    missing = f"{setting} is {path}: there is no such folder"
     if constants.HF_HUB_OFFLINE:
         raise error(
             f"{missing}, the hub's cache does not hold it, and HF_HUB_OFFLINE is set. Name a "
@@ -63,8 +57,8 @@ def _downloaded(name: str, patterns: list[str], missing: str, error: type[ToqueE
         # Asked first, because only this request has a time limit and is not repeated: without a
         # network hf_hub_download took 23 s of retries, and snapshot_download never gave up on a
         # proxy that accepted the connection and stayed silent (huggingface_hub 2.4.0).
-        HfApi(endpoint=constants.ENDPOINT).repo_info(name, timeout=_ANSWER_SECONDS)
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        HfApi(endpoint=constants.ENDPOINT).repo_info(path, timeout=_ANSWER_SECONDS)
+        return Path(snapshot_download(path, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError) as refusal:
         reason = str(refusal).strip().splitlines()[0]
         raise error(

@@ -101,7 +101,9 @@ def _write_model(model: PreTrainedModel, folder: Path, *, max_new_tokens: int | 
     config.dtype = model.dtype
     table = cast("nn.Embedding", model.get_input_embeddings()).weight
     shared = model.get_parameter("lm_head.weight") is table
-    config.tie_word_embeddings = shared and _scales_outputs(model)
+    # False only for a T5 that does not: then the flag that ties must not be true.
+    scales_outputs = bool(getattr(config, "scale_decoder_outputs", True))
+    config.tie_word_embeddings = shared and scales_outputs
     config.save_pretrained(folder)
     if model.generation_config is not None:
         generation = copy.deepcopy(model.generation_config)
@@ -112,15 +114,10 @@ def _write_model(model: PreTrainedModel, folder: Path, *, max_new_tokens: int | 
     tensors = {name: p.detach() for name, p in model.named_parameters()}
     kept = set(model.state_dict())
     tensors |= {name: b for name, b in model.named_buffers() if name in kept}
-    if not _scales_outputs(model):
+    if not scales_outputs:
         tensors["lm_head.weight"] = model.get_parameter("lm_head.weight").detach().clone()
     held = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _scales_outputs(model: PreTrainedModel) -> bool:
-    """False only for a T5 that does not; whether the flag that ties may be true."""
-    return bool(getattr(model.config, "scale_decoder_outputs", True))
 
 
 TOLERANCE = 1e-4
