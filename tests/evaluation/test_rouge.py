@@ -44,15 +44,8 @@ def test_texts_that_are_empty_foreign_or_full_of_marks():
 @given(st.integers(0, 10**9))
 def test_few_words_many_lines(seed):
     rng = random.Random(seed)
-
-    def text() -> str:
-        lines = [
-            " ".join(rng.choices("abcde", k=rng.randrange(9))) for _ in range(rng.randrange(6))
-        ]
-        return "\n".join(lines)
-
-    pairs = [(text(), text()) for _ in range(20)]
-    assert worst_difference(*map(list, zip(*pairs, strict=True))) < 1e-12
+    texts = ["".join(rng.choices("abcde   \n", k=rng.randrange(60))) for _ in range(40)]
+    assert worst_difference(texts[:20], texts[20:]) < 1e-12
 
 
 @pytest.mark.parametrize("length", [62, 63, 64, 65, 127, 200])
