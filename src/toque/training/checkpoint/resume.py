@@ -147,11 +147,10 @@ def _best_in(state: Mapping[str, Any], progress: Progress) -> Best | None:
 def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
     """The checkpoint that rank 0 finds; the others read the same one, whatever they would find."""
     found = find() if ranks.is_main else None
-    told = None if found is None else (str(found.path), found.manifest)
-    told = ranks.broadcast(told)
+    told = ranks.broadcast(None if found is None else (found.path, found.manifest))
     if ranks.is_main or told is None:
         return found
-    path, manifest = Path(told[0]), told[1]
+    path, manifest = told
     if manifest.format != SHARDED:
         return verify_checkpoint(path)
     if read_manifest(path) != manifest:
@@ -212,7 +211,7 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, where
 
 
 def _kind(tensor: Tensor) -> str:
-    shape = "×".join(map(str, tensor.shape)) if tensor.ndim else "scalar"
+    shape = "×".join(map(str, tensor.shape)) or "scalar"
     return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
 
 
