@@ -14,9 +14,7 @@ from toque.errors import ConfigError
         (["adapter={kind: lora}"], "`model.start_from` is scratch"),
         (["optim.cycles={growth: 3}"], "only cosine_restarts reads it"),
         (['optim.cooldown="10 %"'], "only wsd reads it"),
-        (["optim.averaging={last: 3}"], "`optim.averaging.kind` is ema"),
-        (["optim.averaging={kind: last, decay: 0.9}"], "`optim.averaging.kind` is last"),
-        (["optim.averaging={decay: 1.5}"], "above 0"),
+        (["optim.averaging={last: 3}"], "optim.averaging"),
         (["optim.gradient_noise={eta: -1}"], "optim.gradient_noise.eta"),
     ],
 )

@@ -33,7 +33,6 @@ from toque.training.distributed.process_group import joined
 from toque.training.distributed.sharding import Sharded
 from toque.training.distributed.sharing import Replicated, Sharing, gathered
 from toque.training.optim.gradient_noise import GradientNoise
-from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer
 from toque.units import Duration
@@ -73,7 +72,7 @@ def shared(model: nn.Module, strategy: str, ranks: Ranks) -> Sharing:
 def run_of(
     case: str, ranks: Ranks, folder: Path, *, stop_at: int | None = None
 ) -> tuple[Trainer, Numbers]:
-    """A run with packing, accumulation, clipping, noise and averaging, ready to go on."""
+    """A run with packing, accumulation, clipping and noise, ready to go on."""
     family, strategy, weights, share = case.split("/")
     model = model_of(family, seed=5, shape=shape_of(family, dropout=0.0)).train()
     if weights == "lora":
@@ -97,7 +96,6 @@ def run_of(
         sharing=sharing,
         check_reached=refuse_unreached if weights == "lora" else None,
         noise=GradientNoise(eta=1e-4, gamma=0.55, seed=1),
-        average=WeightAverage("ema", decay=0.9),
     )
     return trainer, seen
 

@@ -30,7 +30,7 @@ evaluation: {{max_examples: 4, generate: 0}}
 """
 EVERYTHING = [
     "adapter={r: 4, dropout: 0.1}", "optim.gradient_noise={eta: 0.01}",
-    "optim.averaging={kind: ema, decay: 0.9}", "optim.schedule=cosine_restarts",
+    "optim.schedule=cosine_restarts",
     "optim.cycles={first: 3 steps}", "optim.warmup=2 steps", "optim.label_smoothing=0.1",
     "train.stop_after=9 steps", "train.save_every=1 steps", "train.evaluate_every=4 steps",
     "train.keep_last=20",
@@ -72,7 +72,7 @@ def train(kitchen: Path, name: str, *words: str) -> Path:
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
     folder = run / "checkpoints" / f"step-{step:08d}"
     found: dict[str, torch.Tensor] = {}
-    for stem in ("model", "optimizer", "average"):
+    for stem in ("model", "optimizer"):
         tensors = load_file(folder / f"{stem}.safetensors")
         found |= {f"{stem}: {name}": tensor for name, tensor in tensors.items()}
     return found

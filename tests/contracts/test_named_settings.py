@@ -78,7 +78,7 @@ def test_every_setting_a_text_of_the_program_names_exists() -> None:
         ("raise data.max_good_share", ["data.max_good_share"]),
         ("`data.sources[].weight` or data.seed", ["data.sources.weight", "data.seed"]),
         ("toque.evaluation.classification, evaluation.json, model.eval()", []),
-        ("optim.averaging.{} and `model.shape.x`.", ["optim.averaging", "model.shape.x"]),
+        ("optim.outliers.{} and `model.shape.x`.", ["optim.outliers", "model.shape.x"]),
         ("data.sources.0.path", ["data.sources.path"]),
     ],
 )
@@ -88,6 +88,6 @@ def test_names_are_found_in_a_text(text: str, found: list[str]) -> None:
 
 def test_a_name_inside_a_mapping_exists_and_an_invented_one_does_not() -> None:
     assert exists("model.shape.hidden_size")
-    assert exists("optim.averaging")
+    assert exists("optim.outliers")
     assert not exists("data.max_good_share")
-    assert not exists("optim.averaging.decay.rate")
+    assert not exists("optim.outliers.sigma.rate")

@@ -92,11 +92,6 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "optim.gradient_noise": ("{eta: 0.1}", "losses"),
     "optim.gradient_noise.eta": ("{eta: 0.2}", "losses"),
     "optim.gradient_noise.gamma": ("{eta: 0.1, gamma: 3.0}", "losses"),
-    "optim.averaging": ("{decay: 0.5}", "evaluations"),
-    "optim.averaging.kind": ("{kind: last}", "evaluations"),
-    "optim.averaging.decay": ("{decay: 0.05}", "evaluations"),
-    "optim.averaging.last": ("{kind: last, every: 1 steps, last: 2}", "evaluations"),
-    "optim.averaging.every": ("{kind: last, every: 2 steps}", "evaluations"),
     "optim.outliers": ("{sigma: 1e-6, window: 2}", "losses"),
     "optim.outliers.sigma": ("{sigma: 1e-6, window: 2}", "warnings"),
     "optim.outliers.window": ("{sigma: 1e-6, window: 2}", "losses"),
@@ -158,7 +153,6 @@ EFFECTS: dict[str, tuple[str, str]] = {
 }
 _PRETRAINED = ("model.start_from=BASE/model", "model.shape={}")
 _ADAPTED = (*_PRETRAINED, "adapter={r: 4, dropout: 0.0}")
-_LAST = ("optim.averaging={kind: last, every: 1 steps}",)
 # Settings that need others to be read: those stand in the run and in what it is compared with.
 # Most of the time of so small a run would go to texts.
 _TEXTS = ("evaluation.generate=1", "evaluation.texts=1")
@@ -187,10 +181,6 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "optim.cooldown": ("optim.schedule=wsd",),
     "optim.gradient_noise.eta": ("optim.gradient_noise={eta: 0.1}",),
     "optim.gradient_noise.gamma": ("optim.gradient_noise={eta: 0.1}",),
-    "optim.averaging.kind": ("optim.averaging={kind: ema}",),
-    "optim.averaging.decay": ("optim.averaging={kind: ema}",),
-    "optim.averaging.last": _LAST,
-    "optim.averaging.every": _LAST,
     "optim.outliers.sigma": ("optim.outliers={window: 2}",),
     "optim.outliers.window": ("optim.outliers={sigma: 1e-6}",),
     "optim.outliers.roll_back_after": (

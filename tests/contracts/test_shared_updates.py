@@ -135,7 +135,6 @@ def kitchen(tmp_path_factory) -> Path:
         tmp_path_factory.mktemp("ranks"),
         steps=STEPS,
         shape=", resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0",
-        optim=", averaging: {kind: ema}",
         train="micro_batch_rows: 2, strategy: fsdp",
         observe=', gradients: "3 steps"',
     )

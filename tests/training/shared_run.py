@@ -31,7 +31,6 @@ from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import joined, refuse_unlike, versions
 from toque.training.distributed.sharing import Replicated
 from toque.training.optim.gradient_noise import GradientNoise
-from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer
 from toque.units import Cursor, Duration
@@ -72,7 +71,7 @@ def run_of(
     ask: Callable[[StepInfo], Requests | None] | None = None,
     loss_fn: Callable[[nn.Module, Batch], Tensor] | None = None,
 ) -> tuple[Trainer, Losses]:
-    """A run with packing, accumulation, clipping, noise, smoothing and averaging, ready to go."""
+    """A run with packing, accumulation, clipping, noise and smoothing, ready to go."""
     model = model_of(family, seed=5, shape=shape_of(family, layers=1, dropout=0.0)).train()
     runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
     seen = Losses(ask)
@@ -90,7 +89,6 @@ def run_of(
         loss_fn=loss_fn,
         sharing=Replicated(model) if ranks.is_distributed else None,
         noise=GradientNoise(eta=1e-4, gamma=0.55, seed=1),
-        average=WeightAverage("ema", decay=0.9),
     )
     return trainer, seen
 

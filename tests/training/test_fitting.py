@@ -94,7 +94,6 @@ def test_auto_says_what_it_chose_and_keeps_to_it(fit: Fit) -> None:
     first = fit()
     assert "(4,096 tokens)" in first.line
     assert "not compiled" in first.line
-    assert "guesses" in first.line
     chosen = replace(first.resources, smaller_from={4: 1}, micro_batch_rows=2)
     chosen.save(fit.run)
     assert fit().resources == chosen  # a continued run
@@ -171,50 +170,20 @@ def test_what_cannot_fit_is_refused_with_its_parts(fit: Fit) -> None:
     assert not (fit.run / "resources.json").exists()
 
 
-@pytest.mark.parametrize(("as_it_is", "compiled", "chosen"), [(1.0, 2.0, False), (2.0, 1.0, True)])
-def test_compiled_and_not_are_timed_in_turn(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, as_it_is: float, compiled: float, chosen: bool
-) -> None:
-    """Another program slows down the first tries of both; the best of each are compared."""
-    tries = {True: 0, False: 0}
-
-    def seconds_of(probe: Probe, _: Batch) -> float:
-        now = any(block._compiled_call_impl is not None for block in blocks(probe.model))
-        tries[now] += 1
-        return (compiled if now else as_it_is) * (50.0 if tries[now] < 3 else 1.0)
-
-    def compile_blocks(model: PreTrainedModel) -> None:
-        for block in blocks(model):
-            block._compiled_call_impl = block.forward
-
-    monkeypatch.setattr(Probe, "seconds_of", seconds_of)
-    monkeypatch.setattr("toque.training.fitting.compile_blocks", compile_blocks)
-    monkeypatch.setattr("toque.training.fitting._GUESSES", {"cpu": (0.0, 0.5)})
-    fitted = fit("train.micro_batch_rows=1")
-    assert fitted.resources.compile is chosen
-    assert f"saves {1 - compiled / as_it_is:.0%} of a step" in fitted.line
-    assert chosen is any(block._compiled_call_impl is not None for block in blocks(fit.model))
-
-
 def test_what_a_first_and_disturbed_try_takes_decides_nothing(
     fit: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside other programs the time told first was 20 to 60 times too long, and what compiling
-    would save with it."""
-    times = [0.9, 0.9, 0.9]
+    """Beside other programs the time told first was 20 to 60 times too long."""
+    times = [30.0]  # the first try is the one that loads
 
     def seconds_of(_probe: Probe, _batch: Batch) -> float:
         times.append(0.01)
         return times.pop(0)
 
     monkeypatch.setattr(Probe, "seconds_of", seconds_of)
-    fitted = fit("train.micro_batch_rows=1", run="again")
+    fitted = fit("train.micro_batch_rows=1")
     rows = int(fitted.resources.machine["update_rows"])
-    assert f"not compiled: {6 * rows * 0.01:,.0f} s of computing" in fitted.line
-    times[:] = [30.0]  # the choices are known now, and the first try is the one that loads
-    again = fit("train.micro_batch_rows=1", run="again")
-    assert "as before" in again.line
-    assert again.update_seconds == pytest.approx(rows * 0.01)
+    assert fitted.update_seconds == pytest.approx(rows * 0.01)
 
 
 @pytest.mark.slow  # loading the compiler takes five seconds

@@ -11,7 +11,6 @@ from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.optim.gradient_noise import GradientNoise
-from toque.training.optim.weight_average import WeightAverage
 from toque.training.stopping import Patience
 from toque.units import Duration
 
@@ -53,27 +52,22 @@ def test_resumed_from_every_step_the_losses_and_weights_are_the_same(make_run, p
             assert torch.equal(weight, reference.weights()[name]), f"{name} from step {at}"
 
 
-@pytest.mark.parametrize("kind", ["ema", "last"])
-def test_noise_restarts_and_averages_resume_to_the_bit(make_run, kind):
+def test_noise_and_restarts_resume_to_the_bit(make_run):
     methods = {
         "schedule": "cosine_restarts",
         "noise": GradientNoise(eta=0.001, gamma=0.55, seed=17),
-        "average": WeightAverage(kind, decay=0.8, last=3, every=Duration(2, "steps")),
         "evaluate_every": "5 steps",
     }
     reference = whole_run(make_run, **methods)
-    averages = reference.trainer.average.weights(reference.trainer.model)
     for at in (1, 4, 5, 11, 17):
         run = continued(make_run, at, **methods)
         run.trainer.fit()
         assert run.losses == reference.losses[at:], f"from step {at}"
         later = [e for e in reference.recorder.evaluations if e[0] > at]
         assert run.recorder.evaluations == later
-        for name, average in run.trainer.average.weights(run.trainer.model).items():
-            assert torch.equal(average, averages[name]), f"{name} from step {at}"
 
 
-def test_noise_does_not_depend_on_micro_batches_and_the_average_is_what_is_evaluated(make_run):
+def test_noise_does_not_depend_on_micro_batches(make_run):
     noise = GradientNoise(eta=0.001, gamma=0.55, seed=17)
     runs = [
         make_run(
@@ -84,14 +78,6 @@ def test_noise_does_not_depend_on_micro_batches_and_the_average_is_what_is_evalu
     for run in runs:
         run.trainer.fit()
     assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-4)
-    folder = make_run.folder / "averaged"
-    averaged = make_run(folder=folder, dropout=0.0, noise=noise, average=WeightAverage("ema"))
-    averaged.trainer.fit()
-    assert averaged.losses == runs[1].losses  # training goes on with its own weights
-    assert averaged.recorder.evaluations != runs[1].recorder.evaluations
-    best = averaged.trainer.checkpoints.best().tensors("model")
-    kept = averaged.trainer.average.weights(averaged.trainer.model)
-    assert all(torch.equal(best[name], tensor) for name, tensor in kept.items())
 
 
 def test_the_seed_decides_and_evaluating_after_every_step_changes_no_loss(make_run):

@@ -86,22 +86,12 @@ def _of_weights(config: RunConfig) -> Iterator[str]:
 
 
 def _of_time(config: RunConfig) -> Iterator[str]:
-    optim, averaging, stop_after = config.optim, config.optim.averaging, config.train.stop_after
+    optim, stop_after = config.optim, config.train.stop_after
     for name, schedule in {"cycles": "cosine_restarts", "cooldown": "wsd"}.items():
         if getattr(optim, name) is not None and optim.schedule != schedule:
             yield (
                 f"optim.{name}, optim.schedule: only {schedule} reads it. Set `optim.schedule` "
                 f"to {schedule}, or remove `optim.{name}`."
-            )
-    for name, kind in {"last": "last", "every": "last", "decay": "ema"}.items():
-        if (
-            averaging is not None
-            and averaging.kind != kind
-            and getattr(averaging, name) is not None
-        ):
-            yield (
-                f"optim.averaging.{name}, optim.averaging.kind: only {kind} reads it. Remove "
-                "it, or take the other kind."
             )
     if optim.min_lr > optim.peak_lr:
         yield (
@@ -234,7 +224,6 @@ def _alike_so_far(config: RunConfig, then: Duration, at: Progress) -> bool:
     optim = config.optim
     shares = [optim.warmup if optim.warmup.amount else None]
     shares += [optim.cycles.first] if optim.cycles is not None else []
-    shares += [optim.averaging.every] if optim.averaging is not None else []
     if any(part is not None and part.unit == "%" for part in shares):
         return False
     if optim.schedule != "wsd":

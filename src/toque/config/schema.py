@@ -37,7 +37,6 @@ from toque.config.field_types import (
 from toque.config.schema_methods import (
     AdapterConfig,
     AugmentationConfig,
-    AveragingConfig,
     CurriculumConfig,
     CyclesConfig,
     NoiseConfig,
@@ -195,8 +194,6 @@ class OptimConfig(Config):
     """Share of the target probability spread over the vocabulary (Szegedy et al. 2016)."""
     gradient_noise: NoiseConfig | None = None
     """Noise added to the clipped gradients, annealed."""
-    averaging: AveragingConfig | None = None
-    """Evaluate and keep an average of the weights."""
     outliers: OutliersConfig | None = None
     """Leave out updates whose loss or gradient lies far above those before, or is not a number.
     null: apply all, and end the run at what is not a number
@@ -236,8 +233,7 @@ class TrainConfig(Config):
     precision: Literal["auto", "bf16", "fp16", "float32"] = "auto"
     """Number format of the matrix products; weights stay float32. auto: bf16 where it is fast."""
     compile: bool | Auto = "auto"
-    """torch.compile. auto: where it pays, by the time of a step, the length of the run, and what
-    compiling cost and saved on this machine before."""
+    """torch.compile, which takes a minute. auto: on a GPU. If it fails, the run goes on without."""
     gradient_checkpointing: bool | Auto = "auto"
     """Recompute activations in backward to save memory; the same bits, about a third slower.
     auto: when a single row does not fit without."""

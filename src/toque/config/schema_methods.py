@@ -1,4 +1,4 @@
-"""Settings of optional methods: adapters, noise, averaging, curriculum, augmentation, profiling."""
+"""Settings of optional methods: adapters, noise, curriculum, augmentation, profiling."""
 
 from __future__ import annotations
 
@@ -63,19 +63,6 @@ class NoiseConfig(Config):
     """Variance at the first update."""
     gamma: Annotated[float, Field(ge=0)] = 0.55
     """The variance of update t is eta / (1 + t)^gamma."""
-
-
-class AveragingConfig(Config):
-    """An average of the weights, evaluated and kept in place of the newest ones."""
-
-    kind: Literal["ema", "last"] = "ema"
-    """ema: exponential, over all updates. last: the mean of the last few points."""
-    decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share that ema keeps of itself at each update; null: 0.999."""
-    last: Annotated[int, Field(ge=2)] | None = None
-    """Points that last averages, each a copy of the weights in memory; null: 5."""
-    every: Interval | None = None
-    """Time between two points of last; null: 100 steps."""
 
 
 class OutliersConfig(Config):

@@ -225,7 +225,6 @@ class Estimator:
         config, where = self.config, self.machine.where
         chunk = logits_bytes(vocabulary_rows(model), where, positions=rows * self.work.row.target)
         logits = min(chunk, update.computing)
-        averages = _averages_bytes(config, update.gradients)
         computing = update.computing - logits
         if config.train.activation_offload and recompute:
             computing = max(0, computing - _inputs_of_blocks(model, self.work.row, rows))
@@ -233,7 +232,6 @@ class Estimator:
             "16-bit copies of weights": update.copies,
             "gradients": update.gradients,
             "optimizer states": update.optimizer,
-            "averages of weights": averages,
             "logits": logits,
             "activations and their gradients": computing,
         }
@@ -243,7 +241,7 @@ class Estimator:
             most = max(update.step, update.computing)
             texts = _texts_bytes(config, model, self.work.row)
             parts["evaluation: keys and values"] = max(0, texts - most)
-            saved = update.gradients + update.optimizer + averages
+            saved = update.gradients + update.optimizer
             saved += update.gradients if config.train.keep_best else 0
             parts["a save's copies"] = max(0, saved - max(most, texts))
         held = sum(parts.values())
@@ -300,7 +298,7 @@ class Estimator:
         """Bytes on the disk of an outlined model's run, whose prepared data has `store` bytes."""
         config, train, trained = self.config, self.config.train, memory.update.gradients
         # What is trained has as many bytes as its gradients, float32 both.
-        saved = checkpoint_bytes(config, trained, memory.update.optimizer)
+        saved = trained + memory.update.optimizer
         # Of each kind of checkpoint one is written before the oldest goes.
         best = trained * (train.keep_best + 1) if train.keep_best else 0
         finished = trained if config.adapter is not None else 4 * parameter_counts(model).total
@@ -358,20 +356,6 @@ def largest_rows(
     while rows > 2 and fits(rows) is None:
         rows = evenly(update_rows, max(2, int(0.85 * rows)))
     return rows
-
-
-def checkpoint_bytes(config: RunConfig, trained: int, optimizer: int) -> int:
-    """Bytes of a checkpoint: what is trained, the optimizer's state, and averages of weights."""
-    return trained + optimizer + _averages_bytes(config, trained)
-
-
-def _averages_bytes(config: RunConfig, trained: int) -> int:
-    """Bytes of the averages of weights."""
-    averaging = config.optim.averaging
-    if averaging is None:
-        return 0
-    points = averaging.last or 5 if averaging.kind == "last" else 1
-    return points * trained
 
 
 def _texts_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) -> int:

@@ -1,4 +1,4 @@
-"""Fitting a run to its machine: micro-batch, gradient checkpointing and torch.compile, measured."""
+"""Fitting a run to its machine: micro-batch and gradient checkpointing, measured; torch.compile."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import contextlib
 import hashlib
 import json
 import platform
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -24,7 +23,6 @@ from toque.models.forward.blocks import (
     recompute_blocks,
     stop_compiling,
     stop_recomputing,
-    uncompiled,
 )
 from toque.models.forward.loss import logits_bytes
 from toque.models.forward.packed import output_head
@@ -42,13 +40,6 @@ from toque.training.resources import Resources, earlier_choices
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.version import __version__
-
-_GUESSES: Final = {"cpu": (150.0, 0.15), "cuda": (40.0, 0.25)}
-"""Seconds that compiling takes and the share of a step it saves, before either was measured."""
-_TRIAL_PAYS: Final = 5.0
-"""Compiling is tried when its guessed saving is this many times its guessed cost."""
-_TURNS: Final = 3
-"""Times that both ways are timed, in turn, once compiled."""
 
 
 def _remembered(key: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -193,13 +184,12 @@ class _Fit:
 
     def again(self, known: Resources) -> Fitted:
         """Apply known choices."""
-        compiled = known.compile and self._compile(known.micro_batch_rows) is not None
+        compiled = known.compile and self._compile(known.micro_batch_rows)
         self._recompute(known.gradient_checkpointing)
         if self.train.compile is True and not known.compile:
             self.warnings.append("not compiled, as in this run's earlier sessions, where it failed")
         kept = replace(known, compile=compiled)
-        line = f"{self._words(kept)}; {'compiled' if compiled else 'not compiled'}, as before"
-        return Fitted(kept, line, tuple(self.warnings))
+        return Fitted(kept, f"{self._words(kept)}, as before", tuple(self.warnings))
 
     def unmeasured(self, key: dict[str, Any]) -> Fitted:
         """The choices that are set; auto is the usual, without compiling or recomputing."""
@@ -211,8 +201,7 @@ class _Fit:
             compile_blocks(self.model)
         self._recompute(recompute)
         resources = Resources(rows, recompute, compiled, machine=key)
-        words = "compiled" if compiled else "not compiled"
-        return Fitted(resources, f"{self._words(resources)} ({why}); {words}")
+        return Fitted(resources, self._words(resources, f" ({why})"))
 
     def has_room(self, known: Resources) -> bool:
         """True if the micro-batch fits into memory now."""
@@ -245,17 +234,19 @@ class _Fit:
             most = max(1, self._room(self._at_once(usual)) // max(1, each))
             rows = evenly(self.update_rows, min(usual, most))
             why = f"{CPU_MICRO_BATCH_TOKENS:,} tokens" if usual <= most else "the most that fit"
-        compiled, reason = self._compile_policy(rows)
+        asked_compile = self.train.compile
+        wanted = device.type == "cuda" if asked_compile == "auto" else asked_compile
+        compiled = wanted and self._compile(rows)
         self._recompute(recompute)
         resources = Resources(rows, recompute, compiled, machine=key)
-        line = f"{self._words(resources)} ({why}); {reason}"
-        return Fitted(resources, line, tuple(self.warnings))
+        return Fitted(resources, self._words(resources, f" ({why})"), tuple(self.warnings))
 
     def update_seconds(self, chosen: Resources) -> float | None:
-        """Seconds of an update's micro-batches; None when memory runs out."""
+        """Seconds of an update's micro-batches, by the run's first; None when memory runs out."""
         rows = min([chosen.micro_batch_rows, *chosen.smaller_from.values()])
+        first = self.first.split(rows)[0]
         try:
-            seconds = least_of(lambda: self._try(rows))
+            seconds = least_of(lambda: self.probe.seconds_of(first))
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -266,10 +257,11 @@ class _Fit:
         """Rows of the largest micro-batch there is: however many are allowed, an update has few."""
         return min(rows, self.update_rows)
 
-    def _words(self, chosen: Resources) -> str:
-        n = chosen.micro_batch_rows
-        words = [f"{n} row{'s' * (n > 1)} at once"]
-        return ", ".join(words + ["activations recomputed"] * chosen.gradient_checkpointing)
+    def _words(self, chosen: Resources, why: str = "") -> str:
+        n, recompute = chosen.micro_batch_rows, chosen.gradient_checkpointing
+        recomputed = ", activations recomputed" if recompute else ""
+        compiled = "compiled" if chosen.compile else "not compiled"
+        return f"{n} row{'s' * (n > 1)} at once{recomputed}{why}; {compiled}"
 
     def _fitting(self) -> tuple[bool, int]:
         """Recomputing or not, and bytes of one row's activations."""
@@ -322,11 +314,10 @@ class _Fit:
         if on:
             recompute_blocks(self.model, offload=self.train.activation_offload)
 
-    def _compile(self, rows: int) -> float | None:
-        """Compile and try, in seconds; None, with a warning, when that does not work."""
+    def _compile(self, rows: int) -> bool:
+        """Compile and try; False, with a warning, when that does not work."""
         stop_recomputing(self.model)
         compile_blocks(self.model)
-        started = time.perf_counter()
         try:
             with self.reporter.working("compiling the model with torch.compile"):
                 self.probe.seconds(self._at_once(rows))
@@ -336,47 +327,5 @@ class _Fit:
             stop_compiling(self.model)
             first = (str(error).strip() or repr(error)).splitlines()[0]
             self.warnings.append(f"torch.compile failed, so the run is not compiled: {first}")
-            return None
-        return time.perf_counter() - started
-
-    def _compile_policy(self, rows: int) -> tuple[bool, str]:
-        """True if the model is compiled now, and why in a few words."""
-        asked = self.train.compile
-        key = self.cache_key() | {"about": "compile, in turn", "rows": rows}
-        if asked is False:
-            return False, "not compiled, as set"
-        known = _remembered(key)
-        cost, share = _GUESSES[self.runtime.device.type]
-        if known is not None:
-            cost, share = known["seconds"], known["saved_share"]
-        eager = least_of(lambda: self._try(rows))
-        if asked == "auto":
-            total = self.train.stop_after.seconds  # of the whole run's updates
-            if total is None:
-                steps = self.stream.totals(self.train.stop_after).get("steps", 0.0)
-                total = steps * self.update_rows / self._at_once(rows) * eager
-            if total * share < cost * (_TRIAL_PAYS if known is None else 1.0):
-                return False, (
-                    f"not compiled: {total:,.0f} s of computing would save {share:.0%} for "
-                    f"{cost:,.0f} s of compiling ({'guesses' if known is None else 'measured'})"
-                )
-        seconds = self._compile(rows)
-        if seconds is None:
-            return False, "not compiled: it failed"
-        # In turn, and the best of each: other programs may slow down a single try by any factor.
-        fast = []
-        for _ in range(_TURNS):
-            fast.append(self._try(rows))
-            with uncompiled(self.model):
-                eager = min(eager, self._try(rows))
-        share = 1.0 - min(fast) / eager
-        _remember(key, {"seconds": seconds, "saved_share": share})
-        cost_and_gain = f"compiling took {seconds:,.0f} s and saves {share:.0%} of a step"
-        if asked == "auto" and share <= 0.0:
-            stop_compiling(self.model)
-            return False, f"not compiled: {cost_and_gain}"
-        return True, cost_and_gain
-
-    def _try(self, rows: int) -> float:
-        """Seconds of the run's first micro-batch, whose speed is what counts."""
-        return self.probe.seconds_of(self.first.split(rows)[0])
+            return False
+        return True

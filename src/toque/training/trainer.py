@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +32,6 @@ from toque.training.distributed.sharing import LossFn, Sharing
 from toque.training.micro_batch import OomFallback
 from toque.training.nan_tracer import find_nonfinite_origin
 from toque.training.optim.gradient_noise import GradientNoise
-from toque.training.optim.weight_average import WeightAverage
 from toque.training.phases import PartClock
 from toque.training.runtime import Runtime
 from toque.training.stopping import INTERRUPTED
@@ -75,7 +74,6 @@ class Trainer:
     seed: int
     sharing: Sharing | None = None  # how the ranks hold the model; None in one process
     noise: GradientNoise | None = None
-    average: WeightAverage | None = None  # if set, what is evaluated and kept as a best model
     check_reached: Callable[[nn.Module], None] | None = None  # raises at the first gradients
     base_sha256: str | None = None  # of frozen weights, which checkpoints leave out
     prefetch: Callable[[Batches, Cursor], Prefetch] = Prefetch  # makes batches ahead of the loop
@@ -143,8 +141,6 @@ class Trainer:
                     self._check_updates()
                     if self.guard.should_roll_back:
                         self._roll_back()
-                if self.average is not None:
-                    self.average.update(self.model, info.before, info.progress)
                 # Observers may ask; only the loop acts, and on all ranks alike.
                 wants = self._ranks.any_rank(self.callbacks.on_step(info) | self.checkpoints.asks())
                 self._apply_requests(wants)
@@ -231,7 +227,7 @@ class Trainer:
         found = resume.broadcast_checkpoint(self.checkpoints.newest_valid, self._ranks)
         message = self.guard.roll_back(self.progress.step, found.step if found else None)
         assert found is not None
-        resume.load_tensors(found, self.model, self.optimizer, self.average)
+        resume.load_tensors(found, self.model, self.optimizer)
         self.runtime.load_state_dict(found.state()["runtime"])
         self.callbacks.on_warning(self.progress, message)
         self._save(final=False)  # a killed run would otherwise come by the same examples again
@@ -260,18 +256,17 @@ class Trainer:
         self._check_updates()
         self.callbacks.on_before_evaluate(self.progress)
         self.clock.lap("observers")
-        with self.average.in_place(self.model) if self.average is not None else nullcontext():
-            try:
-                metrics = self.evaluator()
-            except Interrupted:  # nothing of it is kept, and continuing begins with it
-                self.stop_reason, self.owes_evaluation = INTERRUPTED, True
-                return Requests(stop=True, save=True)
-            self.clock.lap("evaluation")
-            self.best = self.goal.best(self.best, self.progress.step, metrics)
-            self._saves.save_best(self.progress, self.model, metrics)
-            self.clock.lap("saving")
-            wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
-            self.clock.lap("texts")
+        try:
+            metrics = self.evaluator()
+        except Interrupted:  # nothing of it is kept, and continuing begins with it
+            self.stop_reason, self.owes_evaluation = INTERRUPTED, True
+            return Requests(stop=True, save=True)
+        self.clock.lap("evaluation")
+        self.best = self.goal.best(self.best, self.progress.step, metrics)
+        self._saves.save_best(self.progress, self.model, metrics)
+        self.clock.lap("saving")
+        wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
+        self.clock.lap("texts")
         self._apply_requests(wants)
         return wants
 
@@ -281,7 +276,7 @@ class Trainer:
         self._ranks.assert_in_sync("before a save", self._sharing, self.progress, self.cursor)
         layout = self.oom_fallback.for_checkpoint(self._ranks)
         self.callbacks.on_before_save(self.progress)
-        tensors = resume.trainer_tensors(self.model, self.optimizer, self.average)
+        tensors = resume.trainer_tensors(self.model, self.optimizer)
         self._saves.save(self.progress, tensors, self.state_dict() | layout, final=final)
         self.clock.lap("saving")
 
@@ -301,7 +296,7 @@ class Trainer:
             checkpoint, self._stateful, self._ranks, versions=versions, base=self.base_sha256
         )
         at.refuse_other_data(self.batches, where=str(checkpoint.path))
-        resume.load_tensors(checkpoint, self.model, self.optimizer, self.average)
+        resume.load_tensors(checkpoint, self.model, self.optimizer)
         self.progress, self.cursor, self.best = at.progress, at.cursor, at.best
         self.owes_evaluation, self.notes = at.owes_evaluation, self.notes + notes
 

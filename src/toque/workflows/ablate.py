@@ -95,15 +95,12 @@ _RESTARTS: Final = (
 )
 _NO_RESTARTS: Final = ("optim.schedule=cosine", "optim.cycles=null")
 _SMOOTHING: Final = "optim.label_smoothing"
-# Of the last fifth, however short the run; an ema of 0.999 spans 1,000 updates.
-_AVERAGES: Final = 'optim.averaging={kind: last, last: 5, every: "4 %"}'
 
 IMPROVEMENTS: Final = (
     Improvement("adapter", "adapter", ("adapter={kind: lora}",)),
     Improvement("label smoothing", _SMOOTHING, (f"{_SMOOTHING}=0.1",), (f"{_SMOOTHING}=0.0",)),
     Improvement("warm restarts", "optim.schedule", _RESTARTS, _NO_RESTARTS, "cosine_restarts"),
     Improvement("gradient noise", "optim.gradient_noise", ("optim.gradient_noise={}",)),
-    Improvement("weight averaging", "optim.averaging", (_AVERAGES,)),
     Improvement("curriculum", "curriculum", (_STAGES, *_DIFFICULTY)),
     Improvement("rising quality", "curriculum", (_STAGES, *_QUALITY)),
     Improvement("prompt formats", "augmentation", ("augmentation.prompt_formats=true",)),

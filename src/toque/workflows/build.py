@@ -47,7 +47,6 @@ from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.watchers import StoreWatch, Watchers
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
-from toque.training.optim.weight_average import WeightAverage
 from toque.training.phases import PartClock
 from toque.training.placement import (
     PlacedModel,
@@ -245,8 +244,7 @@ def _trainer(
     model, sharing, resources = placed.model, placed.sharing, fitted.resources
     callbacks, goal, ranks = Callbacks(), goal_of(train.best_by), runtime.ranks
     optimizer = build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay)
-    averaging, outliers, noise = optim.averaging, optim.outliers, optim.gradient_noise
-    average = WeightAverage.from_settings(averaging, length.stop_after) if averaging else None
+    outliers, noise = optim.outliers, optim.gradient_noise
     skip = SkipStep(**dict(outliers)) if outliers else None
     loss_fn = training_loss(train.optimisations, smoothing=optim.label_smoothing)
     slower = turned_off(train.optimisations)
@@ -279,12 +277,9 @@ def _trainer(
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
         noise=GradientNoise(**dict(noise), seed=config.seed) if noise else None,
-        average=average,
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=placed.base_sha256,
-        layout=chosen_layout(
-            config.checkpoint.layout, model, optimizer, averages=average is not None, ranks=ranks
-        ),
+        layout=chosen_layout(config.checkpoint.layout, model, optimizer, ranks=ranks),
         prefetch=prefetching(train.optimisations, runtime),
         background_saves=train.optimisations.background_saves,
         goal=goal,

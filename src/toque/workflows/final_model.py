@@ -83,8 +83,6 @@ def finish(run: Run, reporter: Reporter) -> None:
     if best is not None:
         load_weights(trainer.model, best)
         step = best.step
-    elif trainer.average is not None:
-        trainer.average.apply(trainer.model)
     losses = run.evaluator.losses()
     with run.evaluator.sharing.whole() as whole:
         model = cast("PreTrainedModel", whole)

@@ -323,8 +323,7 @@ def _compiles(device: str, scratch: Path) -> MachineCheck:
     return _checked(
         "torch.compile",
         f"does not compile: {failure}",
-        "Runs continue uncompiled. On a CPU it needs a C++ compiler (g++), on a GPU triton; a slow "
-        "or busy machine compiles only where it pays (train.compile=auto).",
+        "Runs continue uncompiled. On a CPU it needs a C++ compiler (g++), on a GPU triton.",
     )
 
 

@@ -31,7 +31,6 @@ from toque.config.cross_checks import lengthened
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ToqueError, argument, in_shell
 from toque.reporter import Reporter, size_text
-from toque.runs.estimate import checkpoint_bytes
 from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into
 from toque.storage.bucket import Bucket
 from toque.storage.no_follow import open_append, place_of
@@ -388,7 +387,7 @@ def refuse_small_disk(trainer: Trainer, config: RunConfig) -> None:
     if trainer.finished:
         return
     weights = bytes_of(model_tensors(trainer.model))
-    whole = checkpoint_bytes(config, weights, state_bytes(trainer.optimizer))
+    whole = weights + state_bytes(trainer.optimizer)
     best, folder = weights if config.train.keep_best else 0, Path(config.run_dir)
     parents = folder.absolute().parents
     free = shutil.disk_usage(next(p for p in (folder, *parents) if p.is_dir())).free
@@ -397,6 +396,6 @@ def refuse_small_disk(trainer: Trainer, config: RunConfig) -> None:
     kept = f" and the best model, {size_text(best)} (train.keep_best=0 keeps none)" if best else ""
     raise CheckpointError(
         f"The disk of {folder} has {size_text(free)} free, and the next save does not fit: a "
-        f"checkpoint, {size_text(whole)} (weights, optimizer and averages){kept}. Nothing that "
+        f"checkpoint, {size_text(whole)} (weights and optimizer){kept}. Nothing that "
         "training makes could be kept, so it does not begin. Make room, or choose another run_dir."
     )

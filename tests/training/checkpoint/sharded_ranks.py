@@ -33,12 +33,11 @@ from toque.training.checkpoint.tensor_files import write_tensors
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import joined
 from toque.training.optim.factory import build_optimizer
-from toque.training.optim.weight_average import WeightAverage
 from toque.units import Progress
 
 
 class Parts:
-    """A model, its optimizer and an average; by FSDP over `mesh`, or whole."""
+    """A model and its optimizer; by FSDP over `mesh`, or whole."""
 
     def __init__(self, seed: int, mesh: tuple[int, ...] | None) -> None:
         torch.manual_seed(seed)
@@ -51,7 +50,6 @@ class Parts:
                 fully_shard(layer, mesh=on)
             fully_shard(self.model, mesh=on)
         self.optimizer = build_optimizer(self.model)
-        self.average = WeightAverage("ema", decay=0.9)
 
     def update(self, step: int, n: int = 1) -> None:
         """The same updates on every rank, so that any number of them makes the same weights."""
@@ -62,10 +60,9 @@ class Parts:
                 group["lr"] = 0.05
             self.optimizer.step()
             self.optimizer.zero_grad()
-            self.average.update(self.model, Progress(t), Progress(t + 1))
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return resume.trainer_tensors(self.model, self.optimizer, self.average)
+        return resume.trainer_tensors(self.model, self.optimizer)
 
     def whole(self) -> dict[str, Tensor]:
         """Every tensor as one process has it."""
@@ -77,7 +74,7 @@ class Parts:
 
     def load(self, folder: Path) -> None:
         found = verify_checkpoint(folder)
-        resume.load_tensors(found, self.model, self.optimizer, self.average)
+        resume.load_tensors(found, self.model, self.optimizer)
 
 
 class Told(Callback):
@@ -225,9 +222,7 @@ def choices(ranks: Ranks, folder: Path) -> dict[str, Any]:
     found = {}
     for name, mesh in {"fsdp": (2,), "replicas": None}.items():
         parts = Parts(1, mesh)
-        found[name] = chosen_layout(
-            "auto", parts.model, parts.optimizer, averages=True, ranks=ranks
-        )
+        found[name] = chosen_layout("auto", parts.model, parts.optimizer, ranks=ranks)
     resume.refuse_unshared_folder(folder / "shared", ranks)
     ranks.broadcast()
     left = list((folder / "shared" / "checkpoints").iterdir())

@@ -19,7 +19,6 @@ from fixtures.runs import RunMaker
 from toque.errors import CheckpointError
 from toque.storage.atomic import FileEntry, sha256_of
 from toque.training.checkpoint.saved import MANIFEST, read_manifest
-from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import set_deterministic
 from toque.training.stopping import Patience
 
@@ -44,7 +43,6 @@ def saved(make_run, whole) -> Path:
 def options() -> dict[str, Any]:
     return {
         "callbacks": (Patience(patience=9),),
-        "average": WeightAverage("ema"),
         "evaluate_every": "2 steps",
     }
 
@@ -180,8 +178,6 @@ def fill(name: str, value: float) -> Callable[[dict[str, Any]], None]:
             lambda t: t.update({"norm.bias/exp_avg": t["norm.bias/exp_avg"].half()}),
             "is torch.float16, the optimizer's torch.float32",
         ),
-        ("average", fill("ema/embed.weight", math.nan), "not finite"),
-        ("average", fill("ema/embed.weight", 0.0), "is all zero"),
     ],
 )
 def test_fault_64_tensors_that_no_training_can_have_made_are_refused(

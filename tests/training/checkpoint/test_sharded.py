@@ -56,7 +56,7 @@ def test_one_process_reads_what_two_wrote(folder, strategy):
     ]  # fmt: skip
     found = verify_checkpoint(step)
     whole = load_file(folder / f"{strategy}.safetensors")
-    for stem in ("model", "optimizer", "average"):
+    for stem in ("model", "optimizer"):
         tensors = found.tensors(stem)
         assert tensors.keys() == {
             n.removeprefix(f"{stem}/") for n in whole if n.startswith(f"{stem}/")

@@ -34,7 +34,6 @@ COMBINATIONS = {
         "model": {"family": "auto", "start_from": "plain/model", "shape": {}},
         "adapter": {"r": 2},
     },
-    "averaged": {"optim": {"averaging": {"kind": "last", "every": "1 steps", "last": 2}}},
 }
 
 

@@ -8,7 +8,7 @@ the recomputation in backward must choose as forward did.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -32,18 +32,6 @@ def stop_compiling(model: nn.Module) -> None:
     """Undo `compile_blocks`."""
     for block in blocks(model):
         block._compiled_call_impl = None  # noqa: SLF001  # it has no public name
-
-
-@contextmanager
-def uncompiled(model: nn.Module) -> Iterator[None]:
-    """A context without compiled blocks; afterwards they are back, without compiling again."""
-    kept = [(block, block._compiled_call_impl) for block in blocks(model)]  # noqa: SLF001
-    stop_compiling(model)
-    try:
-        yield
-    finally:
-        for block, compiled in kept:
-            block._compiled_call_impl = compiled  # noqa: SLF001
 
 
 def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:

@@ -27,7 +27,6 @@ from toque.training.checkpoint.saved import (
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import divided_like, own_part
 from toque.training.optim.factory import load_optimizer_tensors, optimizer_tensors
-from toque.training.optim.weight_average import WeightAverage
 from toque.training.state_values import (
     count_in,
     flag_in,
@@ -216,18 +215,14 @@ def _kind(tensor: Tensor) -> str:
 
 
 def trainer_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None
+    model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, dict[str, Tensor]]:
-    """A checkpoint's tensors by file: of the model, the optimizer and the weight average."""
-    tensors = {"model": model_tensors(model), "optimizer": optimizer_tensors(optimizer, model)}
-    return tensors if average is None else tensors | {"average": average.tensors()}
+    """A checkpoint's tensors by file: of the model and of the optimizer."""
+    return {"model": model_tensors(model), "optimizer": optimizer_tensors(optimizer, model)}
 
 
 def load_tensors(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: WeightAverage | None,
+    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Load what `trainer_tensors` gave; CheckpointError unless it fits model and optimizer."""
     where = str(checkpoint.path)
@@ -237,9 +232,6 @@ def load_tensors(
     # Of a tensor that is no parameter's shape (a step, a row's average) every rank has the whole.
     state = checkpoint.tensors("optimizer", lambda key: own.get(key.rpartition("/")[0]))
     load_optimizer_tensors(optimizer, model, state, where=where, steps=checkpoint.step)
-    if average is not None:
-        points = checkpoint.tensors("average", lambda key: own.get(key.partition("/")[2]))
-        average.load(model, points, where=where)
 
 
 def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:

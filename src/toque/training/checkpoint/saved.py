@@ -173,7 +173,7 @@ class Checkpoint:
         return self.manifest.step
 
     def tensors(self, stem: str, like: Like = lambda _name: None) -> dict[str, Tensor]:
-        """The tensors saved as `stem`: "model", "optimizer" or "average".
+        """The tensors saved as `stem`: "model" or "optimizer".
 
         Where `like` gives a DTensor of a stored one's name and shape, this rank's slice is read.
         """

@@ -67,7 +67,6 @@ def chosen_layout(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    averages: bool,
     ranks: Ranks,
 ) -> CheckpointLayout:
     """The run's layout; auto takes shards where weights are sharded and too large for rank 0."""
@@ -76,8 +75,7 @@ def chosen_layout(
     if not any(is_divided(p) for p in model.parameters()):
         return "whole"
     weights = bytes_of(model_tensors(model))  # a DTensor counts as the whole of it
-    needed = weights * (2 if averages else 1) + state_bytes(optimizer)
-    fits = needed <= SHARE_OF_MEMORY * psutil.virtual_memory().available
+    fits = weights + state_bytes(optimizer) <= SHARE_OF_MEMORY * psutil.virtual_memory().available
     told: CheckpointLayout = ranks.broadcast("whole" if fits else "sharded")
     return told
 
