@@ -2,8 +2,7 @@
 
 Bytes follow from shapes (`outlined_update`) and hold within 15 %. Seconds are those of the run's
 own updates once it has ten; before, on this machine's CPU, the sum of its operations, each timed
-once at its own shapes, and on a card a share of the peak that its maker states: within 25 %. While
-a run trains, `time_left` corrects by its own steps.
+once, and on a card a share of the peak that its maker states: within 25 %.
 """
 
 from __future__ import annotations
@@ -54,10 +53,8 @@ Optimizers = Callable[[nn.Module, str], tuple[torch.optim.Optimizer | None, int]
 class Work:
     """The work of a run: its rows, updates and tokens."""
 
-    row: OutlinedRows
-    """One row, filled with as many examples as rows have on average."""
-    worst_examples: int
-    """Examples in a row of the longest, whose attention takes most memory."""
+    row: OutlinedRows  # one row, filled with as many examples as rows have on average
+    worst_examples: int  # examples in a row of the longest, whose attention takes most memory
     update_rows: int
     usual_rows: int  # that a CPU computes at once where nothing is set
     tokens_per_update: float  # no padding, both sides
@@ -96,8 +93,7 @@ class Memory:
     room: int
     micro_batch_rows: int
     recompute: bool
-    update: OutlinedUpdate
-    """Bytes and work of one micro-batch of so many rows."""
+    update: OutlinedUpdate  # bytes and work of one micro-batch of so many rows
     host: int | None = None
     """Bytes of the machine's own memory while a card's model is read; None on a CPU."""
 
@@ -117,8 +113,7 @@ class Time:
     """Seconds of an update and of the run, and what they were computed from."""
 
     update_seconds: float
-    flops_per_update: float
-    """FLOPs that the model needs, padding and recomputing not counted."""
+    flops_per_update: float  # FLOPs that the model needs, padding and recomputing not counted
     peak: Peak
     how: str
     evaluation_seconds: float  # of one held-out loss
@@ -254,10 +249,9 @@ class Estimator:
     def time(
         self, model: PreTrainedModel, memory: Memory, *, utilisation: float | None = None
     ) -> Time:
-        """Seconds of an update and of the run of an outlined model, by its micro-batch.
+        """Seconds of an update and of the run, not inside `outlining`, for it may measure.
 
-        Not inside `outlining`, for it may measure. `utilisation` is a share of the peak to assume,
-        instead of what is known.
+        `utilisation` is a share of the peak to assume, instead of what is known.
         """
         work, peak = self.work, self.machine.peak
         flops = work.flops_per_token * work.tokens_per_update
@@ -343,10 +337,8 @@ def largest_rows(
 ) -> int:
     """The largest micro-batch that fits, by what one row and two rows take; at least 1 row.
 
-    Args:
-        fits: bytes that so many rows take, estimated or measured; None if they do not fit.
-        update_rows: rows of an update; never more.
-        room: bytes of the device that may be taken; asked once two rows were tried.
+    `fits` tells the bytes that so many rows take, None if they do not fit; `room` those that may be
+    taken, asked once two rows were tried.
     """
     one = fits(1)
     two = fits(2) if update_rows > 1 else None

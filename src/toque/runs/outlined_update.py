@@ -3,12 +3,8 @@
 Under `FakeTensorMode` a forward and a backward take no memory and no time worth naming, and still
 create and free every tensor in the order of a real one. The ledger watches that.
 
-Peak FLOP/s for model FLOPs utilisation: from data sheets for known GPUs, else measured.
-
-The peak and its origin are recorded beside every utilisation, because a wrong peak is the most
-common cause of a wrong utilisation: a machine with 16-bit units multiplies bfloat16 several times
-as fast as float32, and a small matrix slower than a large one. So it is measured in the precision
-of the run, at the model's own shapes.
+Peak FLOP/s for model FLOPs utilisation are data sheets' for known GPUs, else measured, in the run's
+precision at the model's own shapes: both change it several times over. Its origin is recorded, too.
 """
 
 from __future__ import annotations
@@ -85,11 +81,7 @@ class Operations:
 
     @torch.no_grad()
     def seconds(self) -> float:
-        """Seconds of all of them on this machine's CPU, each distinct one timed at its own shapes.
-
-        The fastest of a few runs on real tensors counts. Nothing is assumed of what an operation
-        costs; Python between them is not counted.
-        """
+        """Seconds of all of them on this machine's CPU, by the fastest of a few runs of each."""
         total = 0.0
         with torch.random.fork_rng(devices=[]):
             for key, (function, like, structure) in self.calls.items():
@@ -107,10 +99,7 @@ class Operations:
 
 
 class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches every operation between entering and leaving it.
-
-    It counts bytes of the tensors that live now, the most there were, and FLOPs of matrix products.
-    """
+    """Counts bytes of the tensors that live now, the most there were, and FLOPs of products."""
 
     def __init__(self, operations: Operations | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -162,10 +151,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class OutlinedUpdate:
-    """Bytes and work of an update's parts, from the second micro-batch on.
-
-    The operations of a micro-batch and of the optimizer's step are empty unless asked for.
-    """
+    """Bytes and work of an update's parts, from the second micro-batch on."""
 
     weights: int
     copies: int  # 16-bit ones of the weights, which layers keep from one update to the next
@@ -203,20 +189,11 @@ def outline_update(
     masked: bool = False,
     operations: bool = False,
 ) -> OutlinedUpdate:
-    """Run a micro-batch forward and backward, and the optimizer's step, on shapes.
+    """Run a micro-batch forward and backward, and the optimizer's step, on shapes, in `outlining`.
 
-    Args:
-        model: an outlined one, its layers those of `where`; inside `outlining`.
-        rows: the micro-batch.
-        where: the kind of device.
-        precision: bf16, fp16 or float32.
-        optimizer: of the model's weights; None where its step reads numbers, which shapes lack.
-        state_bytes: its state, once every weight was updated.
-        accumulates: True if the gradients of earlier micro-batches exist already.
-        recompute: with activation checkpointing.
-        smoothing: of labels.
-        masked: True if a GPU's attention has dense masks.
-        operations: list them, to be timed.
+    `model` has the layers of `where`; `optimizer` is None where its step reads numbers, which
+    shapes lack, and has `state_bytes` once every weight was updated. With `accumulates` the
+    gradients of earlier micro-batches exist already; `operations` are listed, to be timed.
     """
     model.train()
     for parameter in model.parameters():
@@ -309,8 +286,7 @@ def _key(tensor: Tensor) -> int:
 
 _KINDS: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MEASURE_SECONDS: Final = 0.2
-_ROUNDS: Final = 2
-"""Fewest rounds of each shape: the first loads and chooses kernels."""
+_ROUNDS: Final = 2  # fewest rounds of each shape: the first loads and chooses kernels
 _FEW_TOKENS, _MANY_TOKENS = 512, 4096
 _FLOPS_OF_A_ROUND: Final = 2e10
 """Fewer tokens for large matrices, such as the output head's, so that a round stays short."""
@@ -341,10 +317,7 @@ class Peak:
 
 
 def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Peak:
-    """The peak of dense matrix products in `dtype` on `device`.
-
-    Stated for known GPUs in 16 bits; otherwise measured, which takes about a fifth of a second.
-    """
+    """The peak of dense products: stated for known GPUs in 16 bits, otherwise measured in 0.2 s."""
     if device.type == "cuda" and dtype in {torch.bfloat16, torch.float16}:
         name = torch.cuda.get_device_name(device)
         card = card_of_device(name)
@@ -359,8 +332,7 @@ def measure_peak(
 ) -> Peak:
     """The rate of `products` one after another, forward and both gradients, each at its best.
 
-    A shape with more FLOPs weighs more. All are tried for `seconds` together, a fifth of one by
-    default, and each for two rounds at least.
+    All are tried for `seconds` together, a fifth of one by default, and each for two rounds.
     """
     share = (_MEASURE_SECONDS if seconds is None else seconds) / len(products)
     needed = sum(

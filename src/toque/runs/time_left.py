@@ -13,8 +13,7 @@ from toque.units import Duration, Progress
 _WORTH_SAYING_SECONDS: Final = 2.0
 _CORRECTED_AFTER: Final = 10
 """Updates of a session: then a time that was foreseen wrongly is told again."""
-_ROUNDING: Final = 1e-12
-"""A share of the run that is no update's."""
+_ROUNDING: Final = 1e-12  # a share of the run that is no update's
 
 
 def times_in(whole: Duration, expected: Mapping[str, float], every: Duration) -> int:

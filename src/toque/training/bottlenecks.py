@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-DATA_SHARE: Final = 0.2
-"""Share of the time that may go into waiting for batches before a run warns."""
+DATA_SHARE: Final = 0.2  # share of the time that may go into waiting for batches before a run warns
 DATA_ADVICE: Final = (
     "Keep data.store on a local disk; leave a core to the thread that makes batches "
     "(OMP_NUM_THREADS one lower, other programs ended), or where reading waits, as on a network "

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from toque.units import Duration, Progress
 
-State = dict[str, Any]
-"""JSON."""
+State = dict[str, Any]  # JSON
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ class Goal:
         return f"{'highest' if self.rises else 'lowest'} {self.metric.replace('_', ' ')}"
 
 
-LOSS: Final = Goal()
-"""The held-out loss as a goal."""
+LOSS: Final = Goal()  # the held-out loss as a goal
 
 
 @dataclass(frozen=True)
@@ -89,19 +87,16 @@ class StepInfo:
     progress: Progress
     loss: Tensor
     """[] nats per target token over the whole update. On CUDA, reading it waits for the device."""
-    grad_norm: Tensor
-    """[] before clipping."""
+    grad_norm: Tensor  # [] before clipping
     lr: float
     n_targets: int
     n_tokens: int
     n_examples: int
     n_computed: int
-    seconds: float
-    """Wall seconds of the whole update, waiting for data included."""
+    seconds: float  # wall seconds of the whole update, waiting for data included
     parts: Mapping[str, float] = field(default_factory=dict)
     """Wall seconds since the update before, by what they went into: `phases.Part`."""
-    stage: int | None = None
-    """Stage of the curriculum, counted from 1; None without one."""
+    stage: int | None = None  # stage of the curriculum, counted from 1; None without one
     slowed: bool = False
     """True if an observer slowed the update, as a profiler does; rates leave it out."""
 
@@ -129,8 +124,7 @@ class Saved:
     path: Path
     step: int
     bytes: int
-    seconds: float
-    """Seconds from the first byte until it was durable."""
+    seconds: float  # seconds from the first byte until it was durable
     blocked_seconds: float | None = None
     """Seconds that training waited for a save in the background; None: all of `seconds`."""
 
@@ -140,10 +134,8 @@ class SaveCounts:
     """The saves of a session, by outcome."""
 
     written: int = 0
-    skipped: int = 0
-    """Due while the one before was still being written."""
-    waited: int = 0
-    """Written while the loop waited, because memory had no room for a copy."""
+    skipped: int = 0  # due while the one before was still being written
+    waited: int = 0  # written while the loop waited, because memory had no room for a copy
     failed: int = 0
 
 
@@ -154,13 +146,11 @@ class RunEnd:
     reason: str
     """finished | early_stopping | interrupted | non_finite | what a callback or an error named."""
     progress: Progress
-    seconds: float
-    """Wall seconds of this session, evaluating and saving included."""
+    seconds: float  # wall seconds of this session, evaluating and saving included
     best: Best | None = None
     error: str | None = None
     saves: SaveCounts = field(default_factory=SaveCounts)
-    skipped_updates: int = 0
-    """Outliers that were not applied, over the whole run."""
+    skipped_updates: int = 0  # outliers that were not applied, over the whole run
     parts: Mapping[str, float] = field(default_factory=dict)
     """Wall seconds since the last update, as in `StepInfo`."""
 
@@ -176,8 +166,7 @@ class Requests:
     stop: bool = False
     evaluate: bool = False
     save: bool = False
-    reason: str = ""
-    """Reason to stop, in one word for logs and exit codes."""
+    reason: str = ""  # reason to stop, in one word for logs and exit codes
 
     def __or__(self, other: Requests) -> Requests:
         return Requests(

@@ -92,11 +92,7 @@ def fit_to_machine(
     The worst batch is tried before step 1. Choices of an earlier session of the run are kept, and
     those of an equal run on this machine too, so that equal runs have equal bits. The record of the
     checkpoint that is continued from, `found`, goes before resources.json. Ranks that hold parts of
-    the weights compute `in_step`: none can measure.
-
-    Raises:
-        ConfigError: not even one row fits; the message lists the bytes by part.
-        CheckpointError: the checkpoint says nonsense.
+    the weights compute `in_step`: none can measure. A ConfigError where not even one row fits.
     """
     fit, ranks = _Fit(model, stream, runtime, train, optim, reporter), runtime.ranks
     if not in_step and not ranks.is_main:  # rank 0's choices; where memory ran out is each one's

@@ -40,17 +40,11 @@ LearningRate = Callable[[Progress], float]
 def make_schedule(
     optim: OptimConfig, stop_after: Duration, expected: Mapping[str, float] | None = None
 ) -> LearningRate:
-    """A learning rate for every progress.
+    """A learning rate for every progress; a ConfigError where the cooldown cannot be placed.
 
-    Args:
-        optim: names the schedule, its rates and its durations.
-        stop_after: the whole run.
-        expected: the whole run's totals by unit, as estimated before it, e.g. {"steps": 1000,
-            "epochs": 3}. Needed only to place what is given in another unit than `stop_after`:
-            without it the decay runs from the beginning and warmup multiplies it.
-
-    Raises:
-        ConfigError: the cooldown cannot be placed.
+    `expected` holds the whole run's totals by unit, e.g. {"steps": 1000, "epochs": 3}, to place
+    what is given in another unit than `stop_after`: without it the decay runs from the beginning
+    and warmup multiplies it.
     """
     totals, whole = dict(expected or {}), stop_after.in_minutes()
     warmup = _in_units(optim.warmup.in_minutes(), whole)

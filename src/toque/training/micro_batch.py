@@ -22,8 +22,7 @@ from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.units import Progress
 
-_BUDGET_SECONDS: Final = 4.0
-"""Guess: a wait nobody minds at the start of a run."""
+_BUDGET_SECONDS: Final = 4.0  # guess: a wait nobody minds at the start of a run
 _TRIES: Final = 4
 
 
@@ -197,11 +196,8 @@ class OomFallback:
     ) -> Tensor:
         """`forward_backward(micro-batches, n_targets)`, again with smaller ones on out-of-memory.
 
-        It begins by clearing the gradients of a failed attempt. `at` is the progress before the
-        update, `batch` this rank's share of it.
-
-        Raises:
-            ConfigError: one row is too much, or the other ranks are in the middle of an exchange.
+        It begins by clearing the gradients of a failed attempt. A ConfigError where one row is too
+        much, or the other ranks are in the middle of an exchange.
         """
         while True:
             rows = self.rows_at(at.step)

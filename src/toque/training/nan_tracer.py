@@ -31,11 +31,10 @@ def find_nonfinite_origin(
     micro_batches: Sequence[Batch],
     runtime: Runtime,
 ) -> NonFiniteOrigin | None:
-    """Recompute an update and look into every module; None when everything is finite this time.
+    """Recompute an update, seeded by the caller; None when everything is finite this time.
 
-    In this order: the weights, each module's inputs and outputs as they are computed, the loss,
-    the gradients as they arrive, which are thrown away. The random numbers are those the caller has
-    seeded. On CUDA the model has the weights of a few updates later.
+    It looks at the weights, each module's inputs and outputs, the loss, and the gradients as they
+    arrive, which are thrown away. On CUDA the model has the weights of a few updates later.
     """
     model.train()
     for name, parameter in model.named_parameters():

@@ -1,9 +1,7 @@
 """Phases of an update while they happen, and a clock of what a session's time goes into.
 
-The loop names the phases forward, backward, clip and update; whoever watches puts a context around
-each, to time it, to look at gradients at its edges, or to mark it in a trace. Without a watcher a
-phase costs nothing. On CUDA the host runs ahead of the device: there a part of the clock is when
-the host waited, not what the device did.
+Whoever watches puts a context around each phase; without a watcher it costs nothing. On CUDA the
+host runs ahead: there a part of the clock is when the host waited, not what the device did.
 """
 
 from __future__ import annotations
@@ -70,10 +68,8 @@ _OF_UPDATES: Final = ("forward_backward", "ranks", "clip", "optimizer", "observe
 class PartClock:
     """Seconds by part since they were last taken: a session's wall time without a gap.
 
-    Every reading gives the time since the one before to a part, so the parts of a session add up to
-    its wall time, whatever happens in it.
-
-    `compiling` tells the seconds since its last call in which the model was compiled.
+    Every reading gives the time since the one before to a part. `compiling` tells the seconds since
+    its last call in which the model was compiled.
 
     >>> times = iter([0.0, 1.0, 3.0, 3.5])
     >>> clock = PartClock(now=lambda: next(times))

@@ -37,8 +37,7 @@ from toque.units import Cursor
 
 _BY_ELEMENT: Final = ("adamw",)
 """Optimizers that update each number by itself, and so can update parts of tensors."""
-_ALL_ROWS: Final = 1 << 30
-"""More positions than any micro-batch has, so that the head is one chunk."""
+_ALL_ROWS: Final = 1 << 30  # more positions than any micro-batch has, so that the head is one chunk
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,9 @@ class PlacedModel:
 
     model: PreTrainedModel
     sharing: Sharing
-    base_sha256: str | None
-    """Hash of the weights beside an adapter; None without one."""
-    numerics: Mapping[str, str]
-    """Facts besides the runtime's that the last bits of a run depend on."""
-    notes: tuple[str, ...]
-    """A sentence about the strategy that auto chose."""
+    base_sha256: str | None  # hash of the weights beside an adapter; None without one
+    numerics: Mapping[str, str]  # facts besides the runtime's that the last bits of a run depend on
+    notes: tuple[str, ...]  # a sentence about the strategy that auto chose
 
 
 def place_model(
@@ -65,12 +61,7 @@ def place_model(
     *,
     seed: int,
 ) -> PlacedModel:
-    """Make the model to train, with the layers its device computes fastest; all ranks call it.
-
-    Raises:
-        ConfigError: settings that exclude each other, or a model that cannot be made.
-        CheckpointError: its files are damaged.
-    """
+    """Make the model to train, with the layers its device computes fastest; all ranks call it."""
     if train.activation_offload and runtime.device.type == "cpu":
         raise ConfigError(
             "train.activation_offload is true, and this run is on a CPU, whose memory is the one "
@@ -111,10 +102,7 @@ def strategy_of(
 ) -> tuple[Literal["single", "ddp", "fsdp"], str]:
     """The strategy that train.strategy asks for, and why auto chose it: ddp where that fits.
 
-    The model is whole, before it is moved to the device; the ranks agree.
-
-    Raises:
-        ConfigError: the strategy and other settings exclude each other.
+    The model is whole and not moved to the device yet. A ConfigError where settings exclude others.
     """
     asked, ranks = train.strategy, runtime.ranks
     if not ranks.is_distributed:

@@ -1,12 +1,8 @@
 """Resources of a run: how its updates are computed on its machine, chosen once and then kept.
 
-A choice made by timing could be another one the next time, and with it every dropout mask and the
-last bits of every sum. So it is made once: every checkpoint holds it, hashed with it, and the
-run's folder holds it in `resources.json`, which adds where memory ran out since the checkpoint was
-written and is all there is before the first save.
-
-Masks drawn by example, the same for every layout, would not do instead: sums over micro-batches
-are rounded differently for every split, so the layout has to be kept for equal bits anyway.
+Another choice would change every dropout mask and the last bits of every sum. So it is made once:
+every checkpoint holds it, and the run's folder in `resources.json`, which adds where memory ran out
+since the checkpoint was written and is all there is before the first save.
 """
 
 from __future__ import annotations
@@ -106,11 +102,8 @@ def earlier_choices(
 ) -> tuple[Resources | None, list[str]]:
     """The choices that a session continues with from the checkpoint `found`; and notes for people.
 
-    They are None when there are none, or those are of another machine or other settings: then they
-    are made anew.
-
-    Raises:
-        CheckpointError: the checkpoint says nonsense.
+    None, to be made anew, when there are none or those are of another machine or other settings. A
+    CheckpointError where the checkpoint says nonsense.
     """
     file = Resources.load(run, rank=rank)
     if found is None:

@@ -47,10 +47,8 @@ class Runtime:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: Precision = "float32"
     deterministic: bool = True
-    ranks: Ranks = field(default_factory=Ranks)
-    """The processes that share every update."""
-    warnings: tuple[str, ...] = ()
-    """Sentences for the user about the choices made."""
+    ranks: Ranks = field(default_factory=Ranks)  # the processes that share every update
+    warnings: tuple[str, ...] = ()  # sentences for the user about the choices made
     scaler: torch.amp.GradScaler | None = None
     phases: Phases = field(default_factory=Phases)
     """Told of backward, clip and update as they happen."""

@@ -34,10 +34,8 @@ from toque.units import Duration, Progress
 INTERRUPTED: Final = "interrupted"
 """`RunEnd.reason` after a signal; the command line then exits with 75."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PASSED_ON: Final = 5.0
-"""Seconds in which a launcher passes on a signal."""
-_AFTER_HANGUP: Final = 5.0
-"""Seconds in which whatever follows a hangup belongs to it."""
+_PASSED_ON: Final = 5.0  # seconds in which a launcher passes on a signal
+_AFTER_HANGUP: Final = 5.0  # seconds in which whatever follows a hangup belongs to it
 _STANDARD_ERROR: Final = 2
 _STEP: Final = "finishing this step"
 

@@ -191,10 +191,8 @@ class Trainer:
     def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:
         """Gradient accumulation: add up the gradients of an update; [] its loss in nats, summed.
 
-        `n_targets` are of all ranks, whose gradients the last backward sums: their mean at once.
-
-        Raises:
-            DataError: no token has loss, so there is nothing to learn from.
+        `n_targets` are of all ranks, whose gradients the last backward sums: their mean at once. A
+        DataError where no token has loss.
         """
         step = self.progress.step
         if n_targets < 1:
@@ -286,11 +284,7 @@ class Trainer:
         return at.to_json(self._stateful, self._ranks, base=self.base_sha256)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Continue from `checkpoint`; whether it belongs to this run is for the caller to judge.
-
-        Raises:
-            CheckpointError: it does not fit the model or the optimizer, or cannot be read.
-        """
+        """Continue from `checkpoint` of this run; a CheckpointError where it does not fit."""
         versions = self.checkpoints.identity.versions
         at, notes = resume.TrainerState.load(
             checkpoint, self._stateful, self._ranks, versions=versions, base=self.base_sha256

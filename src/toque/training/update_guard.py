@@ -4,12 +4,10 @@ The decision is a tensor on the device, so that CUDA need not be waited for; `ch
 decisions of several updates at once. An update that is not applied changes nothing, so hearing of
 it a few steps later harms nothing, provided nothing was saved in between.
 
-* Without `skip_step` a NaN or an infinity ends the run, with what is needed to replay it.
-* With it (`optim.outliers`) it is skipped, and so is an outlier; the run warns and continues. A
-  single broken batch can undo hours: its gradient, though clipped, points anywhere, and Adam
-  remembers it for a thousand updates. The rule is that of OLMo's SkipStepAdamW (six standard
-  deviations over 128 updates); going back to a checkpoint and passing over the data in between is
-  what PaLM did (Chowdhery et al. 2022, section 5.1).
+Without `skip_step` a NaN or an infinity ends the run. With it (`optim.outliers`) it is skipped, and
+so is an outlier, whose gradient Adam would remember for a thousand updates: the rule is that of
+OLMo's SkipStepAdamW (six standard deviations over 128 updates). Going back to a checkpoint and
+passing over the data in between is what PaLM did (Chowdhery et al. 2022, section 5.1).
 """
 
 from __future__ import annotations
@@ -64,10 +62,7 @@ class SkipStep:
     """[window, 2] float64, a ring buffer; NaN where an update was not finite."""
 
     def limits(self, values: Tensor) -> Tensor:
-        """[2] limits for the `values` of an update, loss and gradient norm; NaN is no limit.
-
-        The values, [2] float64, then enter the window.
-        """
+        """[2] limits for an update's `values`, [2] float64, which then enter the window."""
         if self._past is None:
             self._past = values.new_full((self.window, 2), math.nan)
         past = self._past = self._past.to(values.device)
@@ -133,8 +128,7 @@ class PendingUpdate:
 class UpdateGuard:
     """Keeps updates that are not finite, or are outliers, from being applied.
 
-    Without `skip_step` the first NaN or infinity ends the run. With a float16 loss scaler an
-    infinite norm is ordinary: the update is skipped and the scale is halved.
+    With a float16 loss scaler an infinite norm is ordinary: it is skipped and the scale is halved.
     """
 
     runtime: Runtime
@@ -159,10 +153,7 @@ class UpdateGuard:
     def check(self, at: Progress) -> PendingUpdate | None:
         """Judge the updates since the last call; the first that has to end the run is for `error`.
 
-        Waits for the device.
-
-        Raises:
-            NonFiniteError: float16 overflows at every loss scale.
+        Waits for the device. A NonFiniteError where float16 overflows at every loss scale.
         """
         pending, self._pending = self._pending, []
         applied = torch.stack([update.applied for update in pending]).tolist() if pending else []
@@ -185,10 +176,7 @@ class UpdateGuard:
         return None
 
     def error(self, update: PendingUpdate, origin: NonFiniteOrigin | None) -> NonFiniteError:
-        """The error that ends the run at `update` of `check`, described in `non_finite.json`.
-
-        `origin` is what `find_nonfinite_origin` found in this rank's share.
-        """
+        """The error that ends the run, in `non_finite.json`; `origin` is of this rank's share."""
         own = asdict(origin) if origin is not None else None
         shares = self.runtime.ranks.all_gather({"rows": update.batch.example_ids, "origin": own})
         rows = [row for share in shares for row in share["rows"]]
@@ -227,11 +215,7 @@ class UpdateGuard:
         return skip_step is not None and skip_step.in_a_row >= skip_step.roll_back_after
 
     def roll_back(self, step: int, to_step: int | None) -> str:
-        """A sentence for the user when the run goes back from `step` to a checkpoint's `to_step`.
-
-        Raises:
-            NonFiniteError: there is no checkpoint, or the run went back to it a moment ago.
-        """
+        """A sentence on going back; NonFiniteError without a checkpoint, or just after going back."""
         skip_step = self.skip_step
         assert skip_step is not None
         n_skipped, before = skip_step.in_a_row, skip_step.rolled_back_at

@@ -1,8 +1,7 @@
 """Machine checks: the machine and its software, looked at for what training needs.
 
-What fails is what no run can do without. What only some runs need is a warning at most: a service
-without credentials, an extra that is not installed, a compiler. A compile and two processes that
-share a sum are tried in processes of their own, which are ended when their time is up.
+What fails is what no run can do without; what only some runs need is a warning at most. A compile
+and two processes that share a sum are tried in processes of their own.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ _SHARED_MEMORY: Final = 64 << 20
 """Docker's default, with which NCCL's processes do not reach each other."""
 _FILES: Final = 1024
 _NOT_FOR_USERS: Final = ("bench", "dev")
-_ATTEMPT_SECONDS: Final = 15.0
-"""Seconds until an attempt is given up."""
+_ATTEMPT_SECONDS: Final = 15.0  # seconds until an attempt is given up
 _DISK_BYTES: Final = 128 << 20
 _PIECE: Final = 8 << 20
 _SLOW_DISK: Final = 30e6
@@ -350,10 +348,9 @@ def tried(
     *,
     limit_seconds: float = _ATTEMPT_SECONDS,
 ) -> tuple[float, str]:
-    """Run programs of Python together, each in a process that is ended when the time is up.
+    """Seconds of programs of Python run together, in processes ended when the time is up.
 
-    Returns seconds they took, and what went wrong; "" where all is well. `variables` come on top of
-    this process's environment.
+    And what went wrong; "" where all is well.
     """
     began = time.monotonic()
     running = [

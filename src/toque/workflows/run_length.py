@@ -35,8 +35,7 @@ from toque.workflows.asking import target_limit
 
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
 _SHORT_SECONDS: Final = 2.0
-_BATCHES: Final = 2
-"""Batches of held-out examples that an evaluation is timed by."""
+_BATCHES: Final = 2  # batches of held-out examples that an evaluation is timed by
 _COPIES: Final = 5
 """Copies of the weights that are written at the end: a checkpoint with AdamW's state is three, the
 best model one, the finished model one."""
@@ -47,8 +46,7 @@ _PROBE_BYTES: Final = 8 << 20
 class AfterTraining:
     """Seconds that the end of a run is expected to take."""
 
-    evaluating: float
-    """Seconds of one evaluation, with the texts it writes."""
+    evaluating: float  # seconds of one evaluation, with the texts it writes
     ending: float
     """Seconds of the final scores, their texts, the last checkpoint and the finished model."""
 
@@ -58,12 +56,10 @@ class Length:
     """Length of a run's training, and the limit that ends it."""
 
     stop_after: Duration
-    after: AfterTraining | None = None
-    """Seconds after training; None where nobody asked for them."""
+    after: AfterTraining | None = None  # seconds after training; None where nobody asked for them
     limit: TimeLimit | None = None
     """Ends training where the setting means the whole command; on the first rank alone."""
-    line: str = ""
-    """Expectation in words; empty where the setting means training alone."""
+    line: str = ""  # expectation in words; empty where the setting means training alone
 
 
 def length_of(
@@ -74,18 +70,10 @@ def length_of(
     clock: CommandClock,
     reporter: Reporter,
 ) -> Length:
-    """The length that train.stop_after asks for; every rank is given the same.
+    """The length that train.stop_after asks for, the same on every rank; `scored` writes texts.
 
-    Args:
-        config: of the run.
-        store: its data.
-        evaluator: computes and writes as every evaluation does.
-        scored: writes the texts at the end.
-        clock: runs since the command began.
-        reporter: hears of progress; the end is measured where somebody listens or time is limited.
-
-    Raises:
-        ConfigError: nothing would be left for training.
+    The end is measured where `reporter` is heard or time is limited. A ConfigError where nothing
+    would be left for training.
     """
     asked, ranks = config.train.stop_after, evaluator.ranks
     whole = asked.seconds if asked.total else None
@@ -201,11 +189,7 @@ def _texts_seconds(evaluator: Evaluator, sampler: Sampler, limit: int) -> float:
 
 
 def seconds_of_texts(timed: Callable[[int], float], most: int) -> float:
-    """Seconds of writing texts of `most` tokens, by the seconds that a few tokens take.
-
-    Two lengths tell reading the prompts apart from writing. Later tokens take longer, by attention,
-    which is left out.
-    """
+    """Seconds of texts of `most` tokens: two short lengths tell reading prompts from writing."""
     few = least_of(lambda: timed(_FEW_TOKENS), budget_seconds=_SHORT_SECONDS)
     if few / _FEW_TOKENS * most < _SHORT_SECONDS or most <= _MORE_TOKENS:
         return few / _FEW_TOKENS * most

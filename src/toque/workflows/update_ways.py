@@ -1,8 +1,7 @@
 """Ways of computing one update, and the reference that each of them must equal.
 
-The reference takes each example alone through transformers' stock forward and `F.cross_entropy`.
-Training's own is `Trainer.step` itself, at a learning rate of 0, with the gradient that reaches its
-optimizer. Both divide the sum of the losses once by the update's target tokens.
+The reference takes each example alone through transformers' stock forward and `F.cross_entropy`,
+training's own is `Trainer.step` at a learning rate of 0; both divide once, by the target tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from transformers import PreTrainedModel
 from toque.batch import IGNORE
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import (
+    Batches,
     BatchStream,
     ExampleLengths,
     Step,
@@ -55,8 +55,7 @@ from toque.units import Cursor, Duration
 from toque.workflows.build import build_language_model
 from toque.workflows.prepared_store import open_store
 
-Pair = tuple[Sequence[int], Sequence[int]]
-"""Prompt and target of an example, as token ids."""
+Pair = tuple[Sequence[int], Sequence[int]]  # prompt and target of an example, as token ids
 
 
 FLOAT32: Final = (1e-5, 1e-4)
@@ -226,7 +225,7 @@ def training_update(
     trainer = Trainer(
         model=model,
         optimizer=optimizer,
-        batches=_OneStep(step),
+        batches=cast("Batches", None),  # those of `fit`, which is not called
         loss_fn=partial(objective.loss_sum, smoothing=smoothing),
         lr_at=lambda _: 0.0,
         evaluator=dict,
@@ -240,22 +239,6 @@ def training_update(
         seed=0,
     )
     return float(trainer.step(step).loss), kept
-
-
-@dataclass(frozen=True)
-class _OneStep:
-    """Batches that hold one update, wherever the cursor is; the loop never asks for another."""
-
-    step: Step
-    readers: int = 1
-
-    def planned(self, _: Cursor) -> Any:
-        """The update."""
-        return self.step
-
-    def collated(self, _: Cursor, _update: Any) -> Step:
-        """The update."""
-        return self.step
 
 
 def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:

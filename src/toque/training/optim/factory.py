@@ -21,10 +21,8 @@ OPTIMIZERS: Final = ("adamw", "adafactor", "muon", "adamw8bit")
 _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
 """Floors of a gradient's and of a weight's RMS. torch's own floor of gradients, 1e-7, is above
 those of a large model; the square of this one is still a normal float32."""
-_SMALL: Final = 4096
-"""Weights below which bitsandbytes keeps a tensor's averages in float32."""
-_BLOCK: Final = 256
-"""Weights that share one of bitsandbytes' scales."""
+_SMALL: Final = 4096  # weights below which bitsandbytes keeps a tensor's averages in float32
+_BLOCK: Final = 256  # weights that share one of bitsandbytes' scales
 _NEVER_NEGATIVE: Final = frozenset(
     {"exp_avg_sq", "variance", "row_var", "col_var", "state2", "absmax1", "absmax2"}
 )
@@ -41,10 +39,8 @@ def build_optimizer(
     trained, and lr is capped at 1 / sqrt(step). muon: with AdamW for tables and vectors.
     adamw8bit: AdamW whose averages take a byte a weight, but for tables and vectors. Vectors
     (biases, norms' scales) are never decayed: they are few, and pulling a scale towards zero is no
-    regularisation. Betas (0.9, 0.999) and eps 1e-8 are torch's defaults.
-
-    Raises:
-        ConfigError: the name is unknown, or nothing is trainable.
+    regularisation. Betas (0.9, 0.999) and eps 1e-8 are torch's defaults. A ConfigError where the
+    name is unknown, or nothing is trainable.
     """
     if name not in OPTIMIZERS:
         raise ConfigError(f"{name!r} is not an optimizer. Use {', '.join(OPTIMIZERS)}.")
@@ -153,13 +149,10 @@ def load_optimizer_tensors(
     where: str,
     steps: int | None = None,
 ) -> None:
-    """Give the optimizer the state that `optimizer_tensors` named.
+    """Give the optimizer the state that `optimizer_tensors` named, after a run's `steps` if known.
 
-    No parameter can have had more than `steps` updates, those of the run; None when not known.
-
-    Raises:
-        CheckpointError: a name, a shape or a format belongs to another model or optimizer, or no
-            updates can have made the values; nothing is changed.
+    A CheckpointError, and nothing changed, where it belongs to another model or optimizer, or no
+    updates can have made the values.
     """
     own = {p for group in optimizer.param_groups for p in group["params"]}
     updated = {key.rpartition("/")[0] for key in tensors}

@@ -44,11 +44,7 @@ class Vocabulary:
 
 
 def vocabulary_of(config: RunConfig, store: TokenStore | None) -> SpecialTokens | None:
-    """The store's vocabulary, or what the settings say of it; None where a checkpoint decides.
-
-    Raises:
-        ConfigError: a model from scratch with a tokenizer that cannot be read to be counted.
-    """
+    """The store's vocabulary, or what the settings say of it; None where a checkpoint decides."""
     if store is not None:
         return store.codec()
     source = config.model.tokenizer_source
@@ -67,11 +63,7 @@ def vocabulary_of(config: RunConfig, store: TokenStore | None) -> SpecialTokens 
 def outlined_model(
     config: RunConfig, known: SpecialTokens | None, *, where: Where, precision: str
 ) -> PreTrainedModel:
-    """The run's model with its layers as they are on that kind of device; inside `outlining`.
-
-    Raises:
-        ConfigError: a model that cannot be made, or one whose config.json cannot be had.
-    """
+    """The run's model with its layers as they are on that kind of device; inside `outlining`."""
     model, rows = _started(config, known)
     adapter, form = config.adapter, None
     if adapter is not None and config.model.start_from != "scratch":

@@ -16,8 +16,7 @@ from toque.runs.estimate import Disk, Machine, Memory, Time, Work
 class Lever:
     """A change of settings, and what a run then takes."""
 
-    settings: str
-    """Settings as they are written on the command line."""
+    settings: str  # settings as they are written on the command line
     total: int
     fits: bool
     update_seconds: float

@@ -41,10 +41,8 @@ _BY_VALUES: Final = ("adamw8bit", "adafactor")
 """Optimizers whose step reads numbers, which an outline has not."""
 _PROMPT, _TARGET = 256, 512
 """Tokens that documents are split at when nothing is set; see data.max_prompt_tokens."""
-_HELD_OUT: Final = 512
-"""Held-out examples where nothing is set."""
-_RANK: Final = 16
-"""Rank of the adapter that is offered."""
+_HELD_OUT: Final = 512  # held-out examples where nothing is set
+_RANK: Final = 16  # rank of the adapter that is offered
 
 
 def planned(config: RunConfig, hardware: str | None, utilisation: float | None) -> Plan:
