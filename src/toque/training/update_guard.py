@@ -215,7 +215,7 @@ class UpdateGuard:
         return skip_step is not None and skip_step.in_a_row >= skip_step.roll_back_after
 
     def roll_back(self, step: int, to_step: int | None) -> str:
-        """A sentence on going back; NonFiniteError without a checkpoint, or just after going back."""
+        """A sentence on going back to a step; a NonFiniteError where that is not possible."""
         skip_step = self.skip_step
         assert skip_step is not None
         n_skipped, before = skip_step.in_a_row, skip_step.rolled_back_at
