@@ -1,10 +1,10 @@
-"""Settings of adapters, cycles, noise and averages: what is refused, and in which words."""
+"""Settings of adapters, cycles and noise: what is refused, and in which words."""
 
 from __future__ import annotations
 
 import pytest
 
-from toque.config import load_config
+from toque.config import load_config, resolve_values
 from toque.errors import ConfigError
 
 
@@ -14,7 +14,7 @@ from toque.errors import ConfigError
         (["adapter={kind: lora}"], "`model.start_from` is scratch"),
         (["optim.cycles={growth: 3}"], "only cosine_restarts reads it"),
         (['optim.cooldown="10 %"'], "only wsd reads it"),
-        (["optim.averaging={last: 3}"], "optim.averaging"),
+        (["optim.averaging={last: 3}"], "It went; instead, let optim.schedule fall to zero"),
         (["optim.gradient_noise={eta: -1}"], "optim.gradient_noise.eta"),
     ],
 )
@@ -35,3 +35,10 @@ def test_target_modules_are_a_word_or_a_list(targets: str) -> None:
     adapter = load_config("demo", words).config.adapter
     assert adapter is not None
     assert adapter.target_modules == (("q", "v") if targets == "[q, v]" else targets)
+
+
+def test_a_setting_that_went_is_passed_over_where_it_was_null() -> None:
+    demo = load_config("demo").config
+    values = demo.model_dump(mode="json")
+    values["optim"]["averaging"] = None
+    assert resolve_values(values).config == demo

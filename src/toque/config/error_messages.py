@@ -65,6 +65,8 @@ ELSEWHERE: Mapping[str, str] = {
     "warmup_steps": "optim.warmup",
 }
 """Names of other trainers' options, and the setting here that does the same."""
+GONE = {"optim.averaging": "let optim.schedule fall to zero, or average two checkpoints by hand"}
+"""Settings that went, and what to do instead; records of earlier runs hold them as null."""
 _SCALARS = {types.NoneType: "null", int: "a whole number", float: "a number", str: "text"}
 _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
 
@@ -140,8 +142,9 @@ def nearest(path: Path) -> str | None:
 
 def explain_unknown(path: Path, origin: Origin) -> str:
     """One paragraph about a name that is no setting."""
-    close = nearest(path)
+    close, instead = nearest(path), GONE.get(dotted(path))
     hint = f" Nearest: `{close}`." if close else ""
+    hint = f" It went; instead, {instead}." if instead else hint
     return (
         f"{origin(path)}: `{dotted(path)}` is not a setting.{hint} `toque show demo` prints "
         "every setting; docs/reference/configuration.md explains them."

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from toque.config.cross_checks import impossible
 from toque.config.error_messages import (
+    GONE,
     Origin,
     explain,
     explain_combination,
@@ -47,7 +48,7 @@ class _Given:
     """Values that were given, and the origin of each; overlays and overrides change both."""
 
     def __init__(self, document: Document) -> None:
-        self.values: Any = dict(document.value)
+        self.values: Any = _without_gone(document.value)
         self._name = document.name
         self._origins = {path: f"{document.name}:{n}" for path, n in document.lines.items()}
         self._overlays = self.values.pop(_HARDWARE, None) or {}
@@ -195,7 +196,7 @@ def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
     Raises:
         ConfigError: as for `load_config`.
     """
-    _refuse_unknown(values, lambda _: f"{name}:1")
+    _refuse_unknown(_without_gone(values), lambda _: f"{name}:1")
     return _resolve(_Given(Document(name, values)))
 
 
@@ -292,6 +293,16 @@ def _mapping(text: str, name: str) -> Document:
 def _refuse_unknown(values: Any, origin: Origin) -> None:
     for path in unknown_names(values):
         raise ConfigError(explain_unknown(path, origin))
+
+
+def _without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values without settings that went, where they are null."""
+    kept = dict(values)
+    for section, _, name in (path.partition(".") for path in GONE):
+        held = kept.get(section)
+        if isinstance(held, Mapping) and name in held and held[name] is None:
+            kept[section] = {key: value for key, value in held.items() if key != name}
+    return kept
 
 
 def _put(where: Any, path: Sequence[str | int], value: Any) -> Any:
