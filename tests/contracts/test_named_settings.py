@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.pages import literals
 from toque.config import RunConfig
-from toque.config.error_messages import find_field, section_of, setting_paths
+from toque.config.error_messages import GONE, find_field, section_of, setting_paths
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted(
@@ -67,7 +67,7 @@ def test_every_setting_a_text_of_the_program_names_exists() -> None:
         for path in sorted((REPOSITORY / "src").rglob("*.py"))
         for line, text in literals(path)
         for name in named_in(re.sub(r"\{[^}]*\}", "{}", text))
-        if not exists(name)
+        if not exists(name) and name not in GONE
     ]
     assert wrong == []
 
