@@ -60,7 +60,7 @@ REFUSED = {
     "check run.yaml --examples 1": "--examples must be at least 2",
     "drill run --steps 3": "--steps is 3 and --kills 10",
     "ablate run.yaml --seeds 1": "--seeds is 1",
-    "ablate run.yaml --budget 5%": '--budget "90 minutes"',
+    "ablate run.yaml --steps 0": "--steps is 0",
     "show-batch run.yaml --step 0": "--step is 0",
     "prepare run.yaml data.max_target_tokens=99": "prepare with --replace to make it anew",
     "train run.yaml data.max_target_tokens=99": "another data.store (or --replace)",

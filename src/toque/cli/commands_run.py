@@ -350,7 +350,6 @@ def ablate(
     *overrides: Overrides,
     seeds: int = 5,
     steps: int | None = None,
-    budget: str | None = None,
     out: Path = Path("runs/ablation"),
     trust_code: bool = False,
 ) -> None:
@@ -364,20 +363,10 @@ def ablate(
         overrides: settings that hold in all runs, as section.field=value.
         seeds: runs of each combination.
         steps: updates of each run; the configuration's length when left out.
-        budget: time for all runs together instead, e.g. "90 minutes".
         out: folder of the runs and the results.
         trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
     """
     from toque.workflows.ablate import ablate as workflow
 
-    found = workflow(
-        config,
-        overrides,
-        out=out,
-        seeds=seeds,
-        steps=steps,
-        budget=budget,
-        trust_code=trust_code,
-        reporter=ConsoleReporter(),
-    )
-    print(found)
+    told: dict[str, Any] = {"out": out, "trust_code": trust_code, "reporter": ConsoleReporter()}
+    print(workflow(config, overrides, seeds=seeds, steps=steps, **told))

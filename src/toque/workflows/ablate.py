@@ -2,10 +2,8 @@
 
 Each improvement is taken away from a run that has all of them, and added to a run that has none,
 with the same seeds: the difference of two runs of one seed is free of what the seed alone does to
-both. A new improvement is one line in `IMPROVEMENTS`.
-
-The processes are forked by a server that has imported torch and computed nothing: starting a run
-costs tenths of a second instead of several.
+both. The processes are forked by a server that has imported torch and computed nothing: starting a
+run costs tenths of a second instead of several.
 """
 
 from __future__ import annotations
@@ -27,18 +25,15 @@ from toque.config.user_code import refuse_foreign_code
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.bootstrap import paired
 from toque.reporter import SILENT, Reporter
-from toque.reports.page import Grid, Page, PageHead, Section, Sentence, aligned
+from toque.reports.page import Grid, aligned
 from toque.runs.history import METRICS, read_metrics
 from toque.storage.atomic import atomic_write
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
-from toque.units import Duration
 from toque.version import __version__
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.prepare import prepare
 
-SHARE_FOR_TRAINING: Final = 0.7
-"""Share of a budget in minutes; the rest goes to starting, evaluating and writing. A guess."""
 SHOWN: Final = (
     ("loss", "held-out loss", 4, 1.0),
     ("recipe_score", "recipe score", 3, 1.0),
@@ -71,14 +66,10 @@ class Improvement(NamedTuple):
     """Something that can be switched on and off by settings alone."""
 
     name: str
-    setting: str
-    """Setting that decides: a configuration that has a value there has its own."""
-    on: tuple[str, ...]
-    """Overrides that switch it on in a configuration that does not have it."""
-    off: tuple[str, ...] = ()
-    """Overrides that switch it off in one that does; without any, the setting becomes null."""
-    only: str = ""
-    """If set, the one value of the setting that is on."""
+    setting: str  # a configuration that has a value there has its own
+    on: tuple[str, ...]  # overrides for a configuration that does not have it
+    off: tuple[str, ...] = ()  # overrides for one that does; without any, the setting becomes null
+    only: str = ""  # if set, the one value of the setting that is on
 
 
 _STAGES: Final = 'curriculum={stages: [{from: "0 %"}, {from: "33 %"}, {from: "67 %"}]}'
@@ -117,8 +108,7 @@ class Variant:
     name: str
     seed: int
     overrides: tuple[str, ...]
-    key: str
-    """Hash of all its settings but the run folder: equal variants are one run."""
+    key: str  # hash of all its settings but the run folder: equal variants are one run
 
 
 @dataclass(frozen=True)
@@ -126,8 +116,7 @@ class AblationPlan:
     """Runs to be compared."""
 
     improvements: tuple[str, ...]
-    left_out: Mapping[str, str]
-    """Improvement -> why this configuration cannot have it."""
+    left_out: Mapping[str, str]  # improvement -> why this configuration cannot have it
     variants: tuple[Variant, ...]
 
     @property
@@ -148,8 +137,7 @@ class Result:
     code: int
     measures: Mapping[str, float]
     peak_bytes: int
-    said: str = ""
-    """The last words of a run that failed."""
+    said: str = ""  # the last words of a run that failed
 
     def measure(self, name: str) -> float | None:
         """One of `SHOWN`; None where it was not measured, or the run failed."""
@@ -169,19 +157,15 @@ class Result:
 class Ablation:
     """Outcome of an ablation."""
 
-    json: Path
-    """Every number."""
-    page: Path
-    """The same as an HTML page."""
+    json: Path  # every number
     record: Mapping[str, Any]
     """The content of `json`; `effects` by improvement, way and measure."""
 
     def __str__(self) -> str:
         """The table for people."""
-        failed = [
-            f"failed: {name} (its log is in the folder logs)" for name in self.record["failed"]
-        ]
-        where = f"{self.json} holds every number, {self.page} is a page of it."
+        names = self.record["failed"]
+        failed = [f"failed: {name} (its log is in the folder logs)" for name in names]
+        where = f"{self.json} holds every number."
         return "\n".join([*aligned(_effects(self.record)), *failed, _METHOD, where])
 
 
@@ -191,7 +175,6 @@ def ablate(
     *,
     seeds: int = 5,
     steps: int | None = None,
-    budget: str | None = None,
     out: str | Path = "runs/ablation",
     trust_code: bool = False,
     reporter: Reporter = SILENT,
@@ -203,7 +186,6 @@ def ablate(
         overrides: settings that hold in all runs, as "section.field=value".
         seeds: runs of each combination.
         steps: updates of each run; the configuration's length when None.
-        budget: time for all runs together instead, e.g. "90 minutes".
         out: folder of the runs and the results; runs that are done there are not done again.
         trust_code: where `config` is a run's own config.yaml, import the metrics and callbacks it
             names.
@@ -215,23 +197,23 @@ def ablate(
     """
     out = Path(out)
     config = _named(config, overrides, out, trust_code=trust_code)
-    words = [*overrides, *_length(config, overrides, seeds=seeds, steps=steps, budget=budget)]
+    if steps is not None and steps < 1:
+        raise ConfigError(f"{argument('steps')} is {steps}. A run has at least one update.")
+    words = [*overrides, *([] if steps is None else [f"train.stop_after={steps} steps"])]
     plan = plan_ablation(config, words, seeds=seeds)
     for name, why in plan.left_out.items():
         reporter.line(f"left out: {name}: {why}")
     if (settings := load_config(config, words).config).data.sources:
         prepare(settings)
     results: dict[str, Result] = {}
-    runs = plan.runs
+    runs, found = plan.runs, out / "ablation.json"
     with _alone(out):
         for i, (key, variant) in enumerate(runs.items(), start=1):
             results[key] = _done(out, key) or _run(config, variant, out, trust_code=trust_code)
             reporter.line(f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {results[key]}")
         record = summary(plan, results) | {"config": config, "overrides": list(words)}
-        found = Ablation(out / "ablation.json", out / "ablation.html", record)
-        atomic_write(found.json, json.dumps(record, indent=1).encode())
-        atomic_write(found.page, _page(plan, record, results).html().encode())
-    return found
+        atomic_write(found, json.dumps(record, indent=1).encode())
+    return Ablation(found, record)
 
 
 def _named(config: Configured, overrides: Sequence[str], out: Path, *, trust_code: bool) -> str:
@@ -247,29 +229,6 @@ def _named(config: Configured, overrides: Sequence[str], out: Path, *, trust_cod
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(out / "ablation.yaml", resolved_yaml(with_origins(settings)).encode())
     return str(out / "ablation.yaml")
-
-
-def _length(
-    config: str, overrides: Sequence[str], *, seeds: int, steps: int | None, budget: str | None
-) -> list[str]:
-    if steps is not None and budget is not None:
-        raise ConfigError(
-            f"{argument('steps')} and {argument('budget')} both say how long runs are. Give one of "
-            "them."
-        )
-    if steps is not None:
-        if steps < 1:
-            raise ConfigError(f"{argument('steps')} is {steps}. A run has at least one update.")
-        return [f"train.stop_after={steps} steps"]
-    if budget is None:
-        return []
-    whole = Duration.parse(budget)
-    if whole.seconds is None or whole.amount <= 0:
-        example = argument('budget="90 minutes"')
-        raise ConfigError(f"{argument('budget')} is {budget!r}. Give a time, such as {example}.")
-    runs = len(plan_ablation(config, overrides, seeds=seeds).runs)
-    each = whole.in_minutes().amount * SHARE_FOR_TRAINING / runs
-    return [f"train.stop_after={each:.4g} minutes"]
 
 
 def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> AblationPlan:
@@ -442,31 +401,18 @@ def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]
 
 
 def _effects(record: Mapping[str, Any]) -> Grid:
+    def cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
+        if found is None:
+            return "-"
+        text = f"{found['mean'] / unit:+.{digits}f}"
+        if found["low"] is not None:
+            text += f" ({found['low'] / unit:.{digits}f}..{found['high'] / unit:.{digits}f})"
+        return text + ("*" if found["decided"] else " ")
+
     heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
     rows = [
-        (name, way, *(_cell(found.get(m), digits, unit) for m, _, digits, unit in SHOWN))
+        (name, way, *(cell(found.get(m), digits, unit) for m, _, digits, unit in SHOWN))
         for name, ways in record["effects"].items()
         for way, found in ways.items()
     ]
     return Grid(heads, rows, _METHOD)
-
-
-def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
-    if found is None:
-        return "-"
-    text = f"{found['mean'] / unit:+.{digits}f}"
-    if found["low"] is not None:
-        text += f" ({found['low'] / unit:.{digits}f}..{found['high'] / unit:.{digits}f})"
-    return text + ("*" if found["decided"] else " ")
-
-
-def _page(plan: AblationPlan, record: Mapping[str, Any], results: Mapping[str, Result]) -> Page:
-    runs = [(v.name, str(v.seed), str(results[v.key])) for v in plan.variants]
-    left_out = [Sentence(f"Left out: {n}. {why}", "warn") for n, why in plan.left_out.items()]
-    sections = (
-        Section("effects", "What each improvement changes", [_effects(record), *left_out]),
-        Section("runs", "Runs", [Grid(("run", "seed", "result"), runs)]),
-    )
-    seeds, improvements = len(record["seeds"]), len(plan.improvements)
-    count = f"{improvements} improvements, {seeds} seeds, {len(plan.runs)} runs."
-    return Page(PageHead("Ablation", f"Ablation of {record['config']}", count), sections)

@@ -1,11 +1,8 @@
 """Drill: the crash test of a run on the user's own machine and disk, with short copies of it.
 
-Every fault is done to runs in a scratch folder beside the user's; each must come to the end of a
-run that was left alone: the same weights, optimizer and losses, bit for bit.
-
-Sessions of training are forked from a process that has imported torch and transformers and computed
-nothing: a restart costs tenths of a second, and is a fresh trainer all the same. (A process that
-has computed must not be forked: its threads are not there in the child.)
+Each copy must end with the weights, optimizer and losses of a run that was left alone, bit for bit.
+Sessions are forked from a process that has imported torch and computed nothing: a restart costs
+tenths of a second, and the threads of a process that has computed would not be there in the child.
 """
 
 from __future__ import annotations
@@ -40,12 +37,9 @@ from toque.workflows.results import Model, folder_of
 if TYPE_CHECKING:
     from toque.training.observers.watchers import RunState
 
-SAVES: Final = 8
-"""Saves of each run of the drill, the last one included."""
-_COPIES: Final = 10
-"""Checkpoints that lie in the scratch folder at most."""
-_LOOK_EVERY: Final = 0.002
-"""Seconds between two looks at a session that is waited for."""
+SAVES: Final = 8  # of each run, the last one included
+_COPIES: Final = 10  # checkpoints that lie in the scratch folder at most
+_LOOK_EVERY: Final = 0.002  # seconds between two looks at a session that is waited for
 _SAME: Final = "same bits at the end"
 QUIET: Final = (
     "train.keep_last=2",
@@ -63,6 +57,15 @@ QUIET: Final = (
 )
 """Settings of a drill's runs that leave out what changes no update."""
 
+_NAMED: Final = f"the damage named, the checkpoint before it used, {_SAME}"
+_PROMISED: Final = {
+    "two runs in one folder": f"second refused (exit code {CheckpointError.exit_code}), {_SAME}",
+    "killed (SIGKILL)": _SAME,
+    "told to stop (SIGTERM)": f"step saved, exit code {Interrupted.exit_code}, {_SAME}",
+    "a flipped bit": _NAMED,
+    "a file cut short": _NAMED,
+}
+"""Every fault, and what is expected of a run that meets it."""
 Facts = Mapping[str, Any]
 """Results of training by name, for comparing: hashes, and the loss of every step."""
 
@@ -75,8 +78,8 @@ class Outcome:
     done: str
     expected: str
     happened: str
-    verdict: Literal["ok", "FAILED", "skipped"]
-    seconds: float = 0.0
+    verdict: Literal["ok", "FAILED"]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -102,11 +105,7 @@ class DrillResult:
         }
 
     def raise_if_failed(self) -> None:
-        """Refuse to go on with a run that does not survive.
-
-        Raises:
-            CheckFailed: something came out otherwise than promised.
-        """
+        """Raise CheckFailed where something came out otherwise than promised."""
         if self.failed:
             raise CheckFailed(
                 f"{len(self.failed)} of {len(self.outcomes)} faults came out otherwise than "
@@ -166,8 +165,8 @@ def drill(
     with scratch:
         preload()
         chance = random.Random(seed)
-        faults = _Faults(folder, Path(scratch.name), steps, kills, chance, reporter.notice)
-        return DrillResult(folder, tuple(faults.run()))
+        done = _Drill(folder, Path(scratch.name), steps, kills, chance, reporter.notice)
+        return DrillResult(folder, tuple(done.outcomes()))
 
 
 class StopAt:
@@ -183,63 +182,52 @@ class StopAt:
     on_train_begin = on_step_end  # a session may have nothing more to do
 
 
-_Judgement = tuple[str, str, list[str], str]
-"""What was done, what was expected, what is wrong, and what happened where nothing is."""
-
-
-class _Faults:
+@dataclass
+class _Drill:
     """The faults, one after another, done to copies of `model` in `scratch`."""
 
-    def __init__(
-        self,
-        model: Path,
-        scratch: Path,
-        steps: int,
-        kills: int,
-        chance: random.Random,
-        say: Callable[[str], None],
-    ) -> None:
-        self.model, self.scratch, self.steps, self.kills = model, scratch, steps, kills
-        self.chance, self.say = chance, say
-        self.save_every = steps // SAVES
-        self.sessions: list[Session] = []
-        self.whole: Facts = {}
-        """Facts of the undisturbed run."""
-        self.interrupted = scratch / "interrupted"
-        """Copy of a run that SIGTERM stopped, for the faults that damage it."""
+    model: Path
+    scratch: Path
+    steps: int
+    kills: int
+    chance: random.Random
+    say: Callable[[str], None]
+    sessions: list[Session] = field(default_factory=list)
+    whole: Facts = field(default_factory=dict)  # of the undisturbed run
 
-    def run(self) -> Iterator[Outcome]:
-        """Do everything; what a fault leaves is removed before the next.
+    @property
+    def save_every(self) -> int:
+        """Steps between two saves."""
+        return self.steps // SAVES
 
-        Raises:
-            ConfigError: the run is shorter than the drill.
-            CheckpointError: the run does not even train undisturbed; its last words are given.
-        """
+    @property
+    def interrupted(self) -> Path:
+        """Copy of a run that SIGTERM stopped, to be damaged."""
+        return self.scratch / "interrupted"
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Do everything; an error where the run does not train undisturbed or is too short."""
         try:
             life, training = self._undisturbed()
-            yield self._outcome("two runs in one folder", self._two_runs)
-            yield self._outcome("killed (SIGKILL)", partial(self._killed, life, training))
-            yield self._outcome("told to stop (SIGTERM)", self._terminated)
-            for fault, file, damage in (
-                ("a flipped bit", "model.safetensors", self._flip),
-                ("a file cut short", "optimizer.safetensors", self._cut),
-            ):
-                if self.interrupted.exists():
-                    yield self._outcome(fault, partial(self._damaged, file, damage))
-                else:
-                    yield Outcome(fault, "nothing", "", "no run was interrupted whole", "skipped")
+            # Each gives what it has done and what is wrong afterwards.
+            faults: tuple[Callable[[], tuple[str, list[str]]], ...] = (
+                self._two_runs,
+                partial(self._killed, life, training),
+                self._terminated,
+                partial(self._damaged, self._flip),
+                partial(self._damaged, self._cut),
+            )
+            for (fault, expected), do in zip(_PROMISED.items(), faults, strict=True):
+                self.say(fault)
+                began = time.monotonic()
+                done, wrong = do()
+                happened = "; ".join(dict.fromkeys(wrong)) or "as expected"
+                seconds = round(time.monotonic() - began, 1)
+                yield Outcome(fault, done, expected, happened, "FAILED" if wrong else "ok", seconds)
         finally:
             for session in self.sessions:
                 session.send(signal.SIGKILL)
                 session.wait()
-
-    def _outcome(self, fault: str, do: Callable[[], _Judgement]) -> Outcome:
-        self.say(fault)
-        began = time.monotonic()
-        done, expected, wrong, said = do()
-        seconds = round(time.monotonic() - began, 1)
-        happened = "; ".join(dict.fromkeys(wrong)) if wrong else said
-        return Outcome(fault, done, expected, happened, "FAILED" if wrong else "ok", seconds)
 
     def _started(self, run: Path) -> Session:
         """A session that begins or continues the training of a run folder."""
@@ -294,22 +282,20 @@ class _Faults:
         shutil.rmtree(run)
         return wrong
 
-    def _two_runs(self) -> _Judgement:
-        run, wrong, refused = self.scratch / "shared", [], CheckpointError.exit_code
+    def _two_runs(self) -> tuple[str, list[str]]:
+        run, wrong = self.scratch / "shared", []
         first = self._started(run)
         if first.wait_until(lambda: steps_done(run) >= 1):
             first.send(signal.SIGSTOP)  # or it may be done before the second has begun
             second = self._started(run)
             code = second.wait()
             first.send(signal.SIGCONT)
-            if code != refused or "in use" not in second.said():
+            if code != CheckpointError.exit_code or "in use" not in second.said():
                 wrong.append(f"the second ended with exit code {code}: {second.last_words()}")
         wrong += self._ends_the_same(run, first)
-        done = "started a second one while the first trained"
-        expected = f"second refused (exit code {refused}), first undisturbed, {_SAME}"
-        return done, expected, wrong, f"second refused, first finished, {_SAME}"
+        return "started a second one while the first trained", wrong
 
-    def _killed(self, life: float, training: float) -> _Judgement:
+    def _killed(self, life: float, training: float) -> tuple[str, list[str]]:
         def fresh(n: int) -> Path:
             for old in self.scratch.glob("killed-*"):
                 shutil.rmtree(old)
@@ -322,52 +308,53 @@ class _Faults:
         )  # fmt: skip
         counts = Counter(doing for doing, _ in found.moments)
         doing = ", ".join(f"{count} while {name}" for name, count in counts.items())
-        done = f"at {len(found.moments)} random moments ({doing}), continued each time"
         runs = f"{found.finished} finished {'run' if found.finished == 1 else 'runs'}"
-        return done, _SAME, found.wrong, f"{runs}: {_SAME}"
+        moments = f"at {len(found.moments)} random moments ({doing})"
+        return f"{moments}, continued each time: {runs}", found.wrong
 
-    def _terminated(self) -> _Judgement:
-        run, wrong, interrupted = self.scratch / "stopped", [], Interrupted.exit_code
+    def _terminated(self) -> tuple[str, list[str]]:
+        run, wrong = self.scratch / "stopped", []
         after = self.chance.randrange(2 * self.save_every + 1, 3 * self.save_every + 1)
         session = self._started(run)
         if session.wait_until(lambda: steps_done(run) >= after):
             session.send(signal.SIGTERM)
         code, saved, reached = session.wait(), newest_step(run), steps_done(run)
-        if code != interrupted:
+        if code != Interrupted.exit_code:
             wrong.append(f"it ended with exit code {code}")
         elif saved != reached:
             wrong.append(f"step {reached} was reached and {saved} saved")
         else:
             shutil.copytree(run, self.interrupted, symlinks=True)
         wrong += self._ends_the_same(run, self._started(run))
-        expected = f"step finished and saved, exit code {interrupted}, {_SAME}"
-        said = f"saved at step {saved}, exit code {code}, {_SAME}"
-        return f"after step {after}, continued", expected, wrong, said
+        return f"after step {after}, saved at step {saved}, continued", wrong
 
-    def _flip(self, path: Path) -> str:
+    def _flip(self, checkpoint: Path) -> str:
+        path = checkpoint / "model.safetensors"
         data = bytearray(path.read_bytes())
         bit = self.chance.randrange(8 * len(data))
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         return f"flipped bit {bit:,} of {path.name}"
 
-    def _cut(self, path: Path) -> str:
+    def _cut(self, checkpoint: Path) -> str:
+        path = checkpoint / "optimizer.safetensors"
         size = self.chance.randrange(path.stat().st_size)
         os.truncate(path, size)
         return f"cut {path.name} at {size:,} bytes"
 
-    def _damaged(self, file: str, damage: Callable[[Path], str]) -> _Judgement:
+    def _damaged(self, damage: Callable[[Path], str]) -> tuple[str, list[str]]:
         """Damage the newest checkpoint of the interrupted run, and continue it."""
+        if not self.interrupted.exists():
+            return "nothing", ["not done: no run was interrupted whole"]
         run = self.scratch / "damaged"
         shutil.copytree(self.interrupted, run, symlinks=True)
         newest = _newest_checkpoint(run)
-        done = f"{damage(newest / file)} of the newest checkpoint ({newest.name})"
+        done = f"{damage(newest)} of the newest checkpoint ({newest.name})"
         session = self._started(run)
         wrong = self._ends_the_same(run, session)
         if f"skipped {newest.name}" not in "".join(session.said().split("\n")):
             wrong.append("the damaged checkpoint was not named")
-        expected = f"the damage named, the checkpoint before it used, {_SAME}"
-        return done, expected, wrong, f"named, fell back, {_SAME}"
+        return done, wrong
 
 
 class Session:
@@ -409,7 +396,7 @@ class Session:
         return self.wait() == -signal.SIGKILL
 
     def said(self) -> str:
-        """The text that it printed."""
+        """All that it printed."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def last_words(self) -> str:
@@ -487,10 +474,8 @@ class Kills:
 
     moments: list[tuple[str, int]] = field(default_factory=list)
     """What the session was doing at each kill, and the newest step it had reported."""
-    finished: int = 0
-    """Runs that came to their end, each compared."""
-    wrong: list[str] = field(default_factory=list)
-    """Differences, and sessions that failed, as sentences."""
+    finished: int = 0  # runs that came to their end, each compared
+    wrong: list[str] = field(default_factory=list)  # differences, and sessions that failed
 
 
 def kill_and_continue(
@@ -505,29 +490,19 @@ def kill_and_continue(
     facts: Callable[[Path], Facts] = facts_of,
     after_kill: Callable[[Path, int], None] = lambda _run, _kills: None,
 ) -> Kills:
-    """SIGKILL at moments drawn evenly from each session's life.
+    """SIGKILL at moments drawn evenly from the `span` seconds of each session's life.
 
-    A run that comes to its end before its kill is compared, and the next one begins.
-
-    Args:
-        start: starts, or continues, the run in a folder.
-        fresh: the folder of the nth run.
-        whole: facts of a run that was left alone.
-        kills: how many.
-        span: seconds; the life of an undisturbed run.
-        training: seconds of it after its first event. If not 0, every other kill is drawn from
-            these: where starting takes longest, most kills would meet a session that starts.
-        chance: where the moments come from.
-        facts: how a finished run is described.
-        after_kill: called with the folder and the number of kills before the run continues.
+    Every other one is drawn from the `training` seconds after the first event, where those are
+    given: where starting takes longest, most kills would meet a session that starts. A run that
+    comes to its end before its kill is compared with `whole`, and the next `fresh` one begins.
     """
     found, run = Kills(), fresh(0)
     while True:
-        began, reported = time.time(), _log_bytes(run)
+        began = time.time()
         session = start(run)
         if len(found.moments) < kills:
             if late := training > 0 and len(found.moments) % 2 == 1:
-                session.wait_until(partial(_reports_more, run, reported))
+                session.wait_until(partial(_has_reported, run, began))
             if session.killed_after(chance.uniform(0.0, training if late else span)):
                 found.moments.append((_doing(run, began), steps_done(run)))
                 after_kill(run, len(found.moments))
@@ -544,18 +519,14 @@ def kill_and_continue(
         run = fresh(found.finished)
 
 
-def _log_bytes(run: Path) -> int:
-    return (run / METRICS).stat().st_size if (run / METRICS).exists() else 0
-
-
-def _reports_more(run: Path, before: int) -> bool:
-    return _log_bytes(run) > before
+def _has_reported(run: Path, began: float) -> bool:
+    log = run / METRICS
+    return log.exists() and log.stat().st_mtime >= began
 
 
 def _doing(run: Path, began: float) -> str:
     """What a session that began at that time was doing when it was killed."""
-    log = run / METRICS
-    if not log.exists() or log.stat().st_mtime < began:
+    if not _has_reported(run, began):
         return "starting"
     if any(path.stat().st_mtime >= began for path in run.glob("*/temp-*")):
         return "saving"
