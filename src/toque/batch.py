@@ -15,8 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-IGNORE = -100
-"""Label of a position without loss."""
+IGNORE = -100  # label of a position without loss
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,7 @@ class _Rows:
         ]
 
     def unlabelled(self) -> Self:
-        """One row of a single token without a label, as wide as these rows.
-
-        A rank that has no row left computes it where ranks must compute together: its loss and its
-        gradients are zero.
-        """
+        """One row of a token without a label, for a rank that must compute along: no loss."""
         made = {}
         for name, tensor in self._tensors().items():
             made[name] = tensor.new_full((1, *tensor.shape[1:]), IGNORE * (name == "labels"))
@@ -114,12 +109,9 @@ class DecoderBatch(_Rows):
         positions  0 1 2 | 0 1 | 0 0 0
     """
 
-    tokens: Tensor
-    """[R, L] int64."""
-    segments: Tensor
-    """[R, L] int32."""
-    positions: Tensor
-    """[R, L] int64, from 0 in every example."""
+    tokens: Tensor  # [R, L] int64
+    segments: Tensor  # [R, L] int32
+    positions: Tensor  # [R, L] int64, from 0 in every example
 
     @property
     def n_tokens(self) -> int:
@@ -140,14 +132,10 @@ class EncoderDecoderBatch(_Rows):
     inputs: each example's labels shifted right by one, beginning with the start token.
     """
 
-    source_tokens: Tensor
-    """[R, S] int64."""
-    source_segments: Tensor
-    """[R, S] int32."""
-    target_tokens: Tensor
-    """[R, T] int64."""
-    target_segments: Tensor
-    """[R, T] int32."""
+    source_tokens: Tensor  # [R, S] int64
+    source_segments: Tensor  # [R, S] int32
+    target_tokens: Tensor  # [R, T] int64
+    target_segments: Tensor  # [R, T] int32
 
     @property
     def n_tokens(self) -> int:

@@ -28,8 +28,7 @@ _LINE_BREAKS = re.compile(
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_LONGEST = 4000
-"""Characters of a message; a library may quote a whole file in its own."""
+_LONGEST = 4000  # characters of a message; a library may quote a whole file in its own
 
 
 def argument(name: str) -> str:
@@ -52,8 +51,7 @@ class ToqueError(Exception):
     """Base of everything a user may meet; never raised itself."""
 
     exit_code: int = 1
-    said_by_another: bool = False
-    """True where another rank of the same run reports it to the user."""
+    said_by_another: bool = False  # true where another rank of the same run reports it to the user
 
     def __str__(self) -> str:
         """The message, with arguments as Python names them."""

@@ -1,7 +1,6 @@
 """Keyed random numbers and permutations: data order and seeds without stored state.
 
-Nothing is stored and nothing is replayed, so the order is the same for every number of ranks and
-workers, and position i of epoch e costs the same to find as position 0.
+The order is the same for every number of ranks and workers, and every position costs the same.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from numpy.typing import NDArray
 
 U64 = NDArray[np.uint64]
 
-GOLDEN = 0x9E3779B97F4A7C15
-"""SplitMix64's increment: 2^64 divided by the golden ratio."""
+GOLDEN = 0x9E3779B97F4A7C15  # SplitMix64's increment: 2^64 divided by the golden ratio
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
@@ -55,10 +53,7 @@ def keys_of(key: int, *parts: NDArray[np.integer] | int) -> U64:
 
 
 def mixed(values: U64) -> U64:
-    """SplitMix64's finaliser: every output bit depends on every input bit (Steele et al. 2014).
-
-    `values` are left as they are; the result is made in one array of its own.
-    """
+    """SplitMix64's finaliser, in a new array: every output bit depends on every input bit."""
     shifted = values >> np.uint64(30)
     values = values ^ shifted
     values *= np.uint64(0xBF58476D1CE4E5B9)
@@ -96,15 +91,10 @@ def shuffles(sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
 
 
 def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int64]:
-    """Images of `positions` under a pseudo-random permutation of 0..n-1.
+    """Images of `positions` under a pseudo-random permutation of 0..n-1, another for every key.
 
     A balanced Feistel network over the smallest even number of bits that holds n, walked until the
-    image falls below n (cycle walking: Black & Rogaway 2002); a bijection for every key.
-
-    Args:
-        positions: values in [0, n), any shape.
-        n: size of the permuted set.
-        key: 64 bits; a different key is a different permutation.
+    image falls below n (cycle walking: Black & Rogaway 2002).
 
     >>> sorted(permute(np.arange(5), n=5, key=1).tolist())
     [0, 1, 2, 3, 4]

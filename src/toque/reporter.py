@@ -1,8 +1,4 @@
-"""Reporter: how a workflow tells whoever watches what it does.
-
-Workflows and observers know nothing of terminals. They are silent unless they are handed a reporter
-that writes somewhere; `toque.cli.console.ConsoleReporter` is the one of the commands.
-"""
+"""Reporter: how a workflow tells whoever watches what it does; silent unless one is given."""
 
 from __future__ import annotations
 
@@ -45,11 +41,7 @@ class Reporter:
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
         """Take where the work is, in place of what was there before; "" when it is over.
 
-        Args:
-            text: what is being done.
-            done: how much of it, in any unit.
-            total: all of it; 0 when there is no bar to draw.
-            keep: whether it deserves a line of its own where lines cannot be replaced.
+        Without a `total` there is no bar; what is to `keep` has a line of its own in a log.
         """
 
     def working(self, text: str) -> AbstractContextManager[object]:

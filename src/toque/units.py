@@ -1,7 +1,7 @@
 """Units: durations, progress, and the cursor into the data.
 
-`step` is an optimizer update. `epoch` is a fraction: 1.25 is a quarter of the way through the
-second pass. `tokens` are non-padding tokens of both sides, `target_tokens` those with loss.
+`epoch` is a fraction of passes; `tokens` are those of both sides that are not padding, and
+`target_tokens` those with loss.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from toque.errors import ConfigError
 
 Unit = Literal["steps", "epochs", "tokens", "examples", "minutes", "seconds", "%"]
 UNITS: tuple[str, ...] = get_args(Unit)
-SECONDS: Mapping[str, float] = {"minutes": 60.0, "seconds": 1.0}
-"""Units of the clock."""
+SECONDS: Mapping[str, float] = {"minutes": 60.0, "seconds": 1.0}  # units of the clock
 _PATTERN = re.compile(
     r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]+|%)(\s+total)?\s*", re.IGNORECASE
 )
@@ -27,15 +26,13 @@ _PATTERN = re.compile(
 class Cursor:
     """The next row to train on: row `row` of window `window` of epoch `epoch`.
 
-    A window is a run of consecutive examples of the epoch's order that are packed together;
-    finding a position costs one window's packing, whatever the position.
+    A window is a run of consecutive examples of the epoch's order that are packed together.
     """
 
     epoch: int = 0
     window: int = 0
     row: int = 0
-    stage: int = 0
-    """Stage of a curriculum; its epochs count from 0 anew."""
+    stage: int = 0  # stage of a curriculum; its epochs count from 0 anew
     updates: int = 0
     """Updates made in this stage, where a curriculum's stages are measured in steps."""
 
@@ -71,11 +68,7 @@ class Duration:
 
     @classmethod
     def parse(cls, text: str | Duration) -> Duration:
-        """Read "N unit", or "N minutes total"; the singular is allowed.
-
-        Raises:
-            ConfigError: the text is not a number and one of the units, or counts what has no total.
-        """
+        """Read "N unit", or "N minutes total", or raise a ConfigError; the singular is allowed."""
         if isinstance(text, Duration):
             return text
         match = _PATTERN.fullmatch(str(text))
@@ -114,11 +107,7 @@ class Duration:
         return Duration(self.amount / SECONDS["minutes"], "minutes", self.total)
 
     def measure(self, progress: Progress, whole: Duration | None = None) -> float:
-        """`progress` in this duration's unit; for "%", per cent of `whole`.
-
-        Raises:
-            ConfigError: the unit is "%" and no whole is known.
-        """
+        """`progress` in this duration's unit; for "%", per cent of `whole`, which must be known."""
         if self.unit == "%":
             if whole is None or whole.unit == "%":
                 raise ConfigError(

@@ -13,8 +13,6 @@ from toque.cli.launch import starts_ranks
     [
         ("--restarts 1", "and --gpus, which says how many, is missing"),
         ("--gpus 0", "--gpus 0 and --restarts 3 cannot be"),
-        ("--gpus 1 --nodes 2", "--nodes of earlier versions went: PyTorch's own torchrun starts"),
-        ("--rendezvous=a:1", "--rdzv-endpoint FIRST-MACHINE:29400 -m toque train CONFIG"),
     ],
 )
 def test_what_cannot_be_meant_ends_with_2(words, told, capsys):

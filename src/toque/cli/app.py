@@ -58,8 +58,7 @@ was saved before stays.
 
 OUTPUT_LOST = 1
 REFUSED_FILE = 1
-STOPPED_UNSAVED = 130
-"""Exit code of the shell for it: 128 and the number of SIGINT."""
+STOPPED_UNSAVED = 130  # exit code of the shell for it: 128 and the number of SIGINT
 
 app = App(
     name="toque",

@@ -1,7 +1,4 @@
-"""Commands about data, settings and folders: init, prepare, show, report, verify ...
-
-Everything heavy is imported inside a command, so `--help` and a mistyped key answer at once.
-"""
+"""Commands about data, settings and folders; what is heavy is imported inside a command."""
 
 from __future__ import annotations
 
@@ -227,11 +224,7 @@ def _place(to: Path | None, *, replace: bool) -> tuple[Path, bool]:
 
 
 def _asked(question: str, checked: Callable[[str], str]) -> str:
-    """The answer, asked again until it passes.
-
-    Raises:
-        ConfigError: nobody answers.
-    """
+    """The answer, asked again until it passes; a ConfigError where nobody answers."""
     while True:
         try:
             return checked(input(question).strip())

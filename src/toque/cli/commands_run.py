@@ -1,7 +1,4 @@
-"""Commands about runs and models: demo, train, evaluate, generate, export, check ...
-
-Everything heavy is imported inside a command, so `--help` and a mistyped key answer at once.
-"""
+"""Commands about runs and models; what is heavy is imported inside a command."""
 
 from __future__ import annotations
 
@@ -192,7 +189,16 @@ def generate(
     asked: dict[str, Any] = {"file": file, "raw": raw, "device": device, "reporter": prints}
     texts: Sequence[Written | Answer]
     if task is not None or chosen:
-        _refuse_beside_choices(adapter, precision, must_use=must_use)
+        for word, given in {
+            "--adapter": bool(adapter),
+            "--must-use": must_use,
+            f"--precision {precision}": precision != "float32",
+        }.items():
+            if given:
+                raise ConfigError(
+                    f"{word} is for texts, and --task and --choices weigh the answers of one model "
+                    "in float32. Leave one of them out."
+                )
         from toque.workflows.generate import classify
 
         texts = classify(run_or_model, prompts, task=task, choices=chosen, **asked)
@@ -217,24 +223,6 @@ def generate(
             print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
     if said := hint_of(texts):
         prints.notice(said)
-
-
-def _refuse_beside_choices(adapter: list[Path] | None, precision: str, *, must_use: bool) -> None:
-    if adapter:
-        raise ConfigError(
-            "--adapter writes texts with each of several adapters, and --task and --choices ask "
-            "one model. Name the adapter's own folder as the model."
-        )
-    if must_use:
-        raise ConfigError(
-            "--must-use holds recipes to their ingredients, and --task and --choices ask for "
-            "no recipe. Leave one of them out."
-        )
-    if precision != "float32":
-        raise ConfigError(
-            f"--precision {precision} is for texts, and --task and --choices weigh their answers "
-            "in float32. Leave --precision out."
-        )
 
 
 def serve(

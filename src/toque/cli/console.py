@@ -1,8 +1,7 @@
 """Console: standard streams that may fail, a reporter for terminals and pipes, and tables.
 
-A command's reports about its work are for an observer, and an observer must not end the work: what
-cannot be written is dropped. A command's result is another matter: there the failure ends it,
-quietly where only the reader has seen enough (`toque presets | head -1`).
+Reports are for an observer: what cannot be written of them is dropped. A result that cannot be
+written ends the command, quietly where the reader has seen enough (`toque presets | head -1`).
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ if TYPE_CHECKING:
 WORKING_VERBS: Final = ("train", "demo", "ablate", "prepare")
 """Commands whose result lies on the disk; all they print is for an observer."""
 _BAR_SECONDS: Final = 0.1
-_LINE_SECONDS: Final = 0.25
-"""Between two drawings of what is live."""
-_PATIENCE_SECONDS: Final = 2.0
-"""Time after which work is reported where nothing can be drawn, too."""
+_LINE_SECONDS: Final = 0.25  # between two drawings of what is live
+_PATIENCE_SECONDS: Final = 2.0  # time after which work is reported where nothing can be drawn, too
 _AGAIN_SECONDS: Final = 30.0
 """Between two lines about what is under way, where nothing can be drawn."""
 _FLAGS: Final = {
@@ -52,8 +49,7 @@ _FLAGS: Final = {
     "upload": "--no-upload",
 }
 """Arguments whose flag has another name."""
-_NO_TERMINAL_COLUMNS = 120
-"""Wide enough for a path in a log file; rich would guess 80."""
+_NO_TERMINAL_COLUMNS = 120  # wide enough for a path in a log file; rich would guess 80
 
 
 class OutputLostError(Exception):
@@ -61,10 +57,9 @@ class OutputLostError(Exception):
 
 
 class _ObservedStream(io.TextIOBase):
-    """A text stream over another that may fail at any write.
+    """A text stream over another that may fail at any write; then it drops, or raises.
 
-    `stream` is asked at every write, as `sys.stderr` may be replaced. What cannot be written is
-    dropped, or raises `OutputLostError`.
+    `stream` is asked at every write, as `sys.stderr` may be replaced.
     """
 
     def __init__(self, stream: Callable[[], TextIO | None], *, drop: bool) -> None:
@@ -118,10 +113,7 @@ class _ObservedStream(io.TextIOBase):
 
 
 def quieten_libraries() -> None:
-    """Keep other libraries' warnings and log lines off the terminal: nobody here can act on them.
-
-    Python's own `-W` and PYTHONWARNINGS, and a level that the environment already sets, win.
-    """
+    """Keep other libraries' warnings and logs off the terminal; -W and set levels win."""
     if not sys.warnoptions:
         # A warning about a call of ours names our module as its place, and is as foreign as others.
         warnings.simplefilter("ignore")
@@ -138,8 +130,7 @@ def quieten_libraries() -> None:
 def standard_streams(*, working: bool) -> Iterator[None]:
     """Observe standard error, and standard output as well where it is for observers alone.
 
-    Raises:
-        OutputLostError: where `working` is false: a result could not be written.
+    Elsewhere a result that cannot be written is an OutputLostError.
     """
     out, errors = sys.stdout, sys.stderr
     sys.stdout = cast("TextIO", _ObservedStream(lambda: out, drop=working))
@@ -297,8 +288,7 @@ class TextsAsWritten:
     """Texts printed while they grow; what stands there at the end is what `print` gives of each."""
 
     def __init__(self) -> None:
-        self.any = False
-        """True once a text was begun."""
+        self.any = False  # true once a text was begun
         self._number = -1
         self._shown = 0
 

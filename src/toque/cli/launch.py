@@ -32,11 +32,7 @@ def look_around(words: Sequence[str]) -> None:
 
 
 def starts_ranks(gpus: int | None, restarts: int | None) -> bool:
-    """True if this process is to start the ranks, and is none itself.
-
-    Raises:
-        ConfigError: it is one already, or restarts are given without GPUs.
-    """
+    """True if this process is to start the ranks; refuses --gpus in one, --restarts alone."""
     if gpus is None and restarts is not None:
         raise ConfigError(
             "--restarts is about processes that `toque train` starts, and --gpus, which says how "
@@ -53,12 +49,7 @@ def starts_ranks(gpus: int | None, restarts: int | None) -> bool:
 
 
 def start_ranks(gpus: int, restarts: int | None, say: Callable[[str], None]) -> int:
-    """Start this very command once a GPU, and return the exit code that they agree on.
-
-    Raises:
-        ConfigError: numbers that cannot be.
-        RankLost: a process was lost.
-    """
+    """Start this very command once a GPU, and return the exit code that they agree on."""
     from toque.training.distributed.launcher import launch
 
     command = [sys.executable, "-m", "toque", *COMMAND.get()]
@@ -75,20 +66,8 @@ def verb_of(words: Sequence[str]) -> str:
 
 
 def refuse_repeating(words: Sequence[str]) -> None:
-    """Refuse to do the same work in every process, and flags of earlier versions.
-
-    Raises:
-        ConfigError: the command is not one that several processes share, or names machines.
-    """
+    """Refuse to do the same work in every process."""
     verb = verb_of(words)
-    gone = {word.partition("=")[0] for word in words} & {"--nodes", "--rendezvous"}
-    if verb == "train" and gone:
-        raise ConfigError(
-            f"{' and '.join(sorted(gone))} of earlier versions went: PyTorch's own torchrun starts "
-            "a run over several machines. Type on each of them, for two of eight GPUs: "
-            "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "
-            "FIRST-MACHINE:29400 -m toque train CONFIG"
-        )
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if verb == "train" and "SLURM_PROCID" in os.environ and tasks != "1" and not one_of_several():
         raise ConfigError(
@@ -107,8 +86,7 @@ def refuse_repeating(words: Sequence[str]) -> None:
 def speaks(error: ToqueError) -> bool:
     """True if this process prints an error that ends it.
 
-    Before the ranks have met each fails for itself, and mostly for the same reason: then one on
-    each machine speaks.
+    Before the ranks have met, each fails for itself, mostly alike: one on each machine speaks.
     """
     if isinstance(error, Interrupted):
         return os.environ.get("RANK", "0") == "0"
@@ -119,8 +97,7 @@ def speaks(error: ToqueError) -> bool:
 def leave(code: int) -> NoReturn:
     """End the process at once.
 
-    Threads of gloo may abort an interpreter that is shutting down, long after everything is done
-    and saved (measured: 1 exit in 8), which would turn success into failure.
+    Threads of gloo may abort an interpreter that shuts down with everything saved (1 exit in 8).
     """
     os._exit(code)  # the streams are flushed already
 

@@ -1,7 +1,4 @@
-"""Cross-checks: combinations of settings that are each allowed and together impossible.
-
-Those of one run, and those of a run and the longer one that it is to become.
-"""
+"""Cross-checks: settings that are each allowed and together impossible, and longer runs."""
 
 from __future__ import annotations
 
@@ -192,9 +189,8 @@ def share_of(point: Duration, whole: Duration) -> float | None:
 def lengthened(old: RunConfig, new: RunConfig, at: Progress) -> str | None:
     """Sentence about continuing to another `train.stop_after`; None where that is not allowed.
 
-    A run that came to its end can continue under every schedule. One that did not can be made
-    longer where all it did so far is what the longer run would have done. `old` and `new` differ
-    in their length alone.
+    A run that ended continues under every schedule, another one where all it did so far is what the
+    longer run would have done. `old` and `new` differ in their length alone.
     """
     then, now = old.train.stop_after, new.train.stop_after
     if then == now or now.reached(at):

@@ -1,7 +1,6 @@
 """Names of settings, and messages about refused ones: found, where, what is allowed or meant.
 
-What a setting allows is read from its annotation, so it cannot disagree with what is checked; the
-same words stand in an error and in the configuration page.
+The words for what a setting allows are read from its annotation.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from toque.config.field_types import Allowed, Secret
 from toque.config.schema import RunConfig
 from toque.config.yaml_reader import Path, dotted
 
-Origin = Callable[[Path], str]
-"""Gives the place where the value at a path is written."""
+Origin = Callable[[Path], str]  # gives the place where the value at a path is written
 ELSEWHERE: Mapping[str, str] = {
     "adam": "optim.name",
     "batch_size": "train.batch",

@@ -1,8 +1,4 @@
-"""Field types of settings, and the words that say what each allows.
-
-The same words stand in an error, in the configuration page and in the help: they are read from
-the annotation, so they cannot disagree with what is checked.
-"""
+"""Field types of settings, and the words for what each allows, in errors and on the pages."""
 
 from __future__ import annotations
 
@@ -204,7 +200,6 @@ Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]
 """A share that leaves something over."""
 
 Auto = Literal["auto"]
-Once = Predicate(lambda values: len(set(values)) == len(values))
-"""No value of a list twice."""
+Once = Predicate(lambda values: len(set(values)) == len(values))  # no value of a list twice
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """YAML knows lists; a frozen tree holds tuples."""

@@ -75,11 +75,7 @@ class _Given:
         return "-".join(card.lower().split()) in self._overlays
 
     def overlay(self, card: str) -> None:
-        """Put what changes on a card over the settings.
-
-        Raises:
-            ConfigError: the file says nothing of this card; those that it names are listed.
-        """
+        """Put what changes on a card over the settings, or list the cards in a ConfigError."""
         name, asked = "-".join(card.lower().split()), argument(f"hardware={card}")
         if not self._overlays:
             raise ConfigError(
@@ -98,11 +94,7 @@ class _Given:
                 self._origins[path[2:]] = origin
 
     def override(self, text: str) -> None:
-        """Put the value of "section.field=value" over what was given before.
-
-        Raises:
-            ConfigError: another form, an unknown name, or no such place in a list.
-        """
+        """Put the value of "section.field=value" over what was given, or raise a ConfigError."""
         name, equals, written = text.partition("=")
         name = name.strip()
         if not equals or not all(name.split(".")):
@@ -150,16 +142,10 @@ def load_config(
 ) -> Resolved:
     """Read a YAML file or a preset and apply overrides. Default < file < its card < override.
 
-    Args:
-        name_or_path: a file, or the name of a preset; a name without a folder or an ending is a
-            preset when there is one. Relative paths inside are relative to the working directory.
-        overrides: "section.field=value" texts, the value written as in YAML.
-        trust_code: whether code that the file names may be imported; None: unless the file is a
-            run's own, which may come from anyone.
-        hardware: a card that the file's `hardware` section names; its settings come on top.
-
-    Raises:
-        ConfigError: the file, a name, a value or a combination of values is not usable.
+    A name without a folder or an ending is a preset when there is one. Overrides are texts such as
+    "section.field=value"; `hardware` is a card that the file's own section names. Code that the
+    file names may be imported with `trust_code`; None: unless the file is a run's own, which may
+    come from anyone. What is not usable is a ConfigError.
     """
     document = _read(str(name_or_path))
     given = _Given(document)
@@ -182,20 +168,12 @@ def load_config(
 
 
 def names_card(name_or_path: str | Path, card: str) -> bool:
-    """True where a file or preset says what changes on that card.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """True where a file or preset says what changes on that card."""
     return _Given(_read(str(name_or_path))).names_card(card)
 
 
 def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
-    """A configuration from nested values, checked as a file would be; `name` is for messages.
-
-    Raises:
-        ConfigError: as for `load_config`.
-    """
+    """A configuration from nested values, checked as a file would be; `name` is for messages."""
     _refuse_unknown(_without_gone(values), lambda _: f"{name}:1")
     return _resolve(_Given(Document(name, values)))
 

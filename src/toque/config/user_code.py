@@ -22,8 +22,7 @@ CODE_SETTINGS: Final = {
     "observe.callbacks": "observe.callbacks=[]",
 }
 """Settings whose values may be imported and run, each with the override that leaves it out."""
-OWN_CONFIG: Final = "config.yaml"
-"""Name of a run's configuration in its folder."""
+OWN_CONFIG: Final = "config.yaml"  # name of a run's configuration in its folder
 HEADER: Final = (
     "# Every setting of this run; a comment says where a value that is no default is from.\n"
 )
@@ -60,11 +59,7 @@ def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
 def refuse_foreign_code(
     foreign: ForeignCode, settings: Sequence[str] = tuple(CODE_SETTINGS)
 ) -> None:
-    """Refuse to run what a run's own file names, before anything of these settings is imported.
-
-    Raises:
-        ConfigError: it names code, and nobody has said that it may run.
-    """
+    """Raise a ConfigError where a run's own file names code that nobody has vouched for."""
     found = [(s, name, at) for s in settings for name, at in foreign.get(s, {}).items()]
     if not found:
         return
@@ -78,12 +73,9 @@ def refuse_foreign_code(
 
 
 def imported(foreign: ForeignCode, path: str, *, setting: str, wanted: str) -> Any:
-    """The object that `path` names, "module:name"; the working directory is looked in, too.
+    """The object that `path` names, "module:name", here or installed, or a ConfigError.
 
     `wanted` ends the message and says what should be there.
-
-    Raises:
-        ConfigError: it cannot be imported, or must not be.
     """
     refuse_foreign_code(foreign, [setting])
     module, _, attribute = path.partition(":")

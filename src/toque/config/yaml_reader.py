@@ -16,10 +16,8 @@ import yaml
 
 from toque.errors import ConfigError
 
-Path = tuple[str | int, ...]
-"""Path of a setting: names of sections, indices of lists, its own name."""
-MAX_DEPTH = 50
-"""Lists and mappings within each other; settings need five."""
+Path = tuple[str | int, ...]  # path of a setting: names of sections, indices of lists, its own name
+MAX_DEPTH = 50  # lists and mappings within each other; settings need five
 MAX_NODES = 20_000
 """A configuration has about a hundred; aliases can make a small file grow without end."""
 
@@ -86,11 +84,7 @@ class Document:
 
 
 def read_yaml(text: str, name: str) -> Document:
-    """Read one YAML document; messages call it `name`.
-
-    Raises:
-        ConfigError: the text is not YAML, or uses a part of YAML that is not allowed here.
-    """
+    """Read one YAML document, or raise a ConfigError whose message calls it `name`."""
     document = Document(name)
     try:
         node = yaml.compose(text, Loader=_Loader)

@@ -12,8 +12,8 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from operator import attrgetter
@@ -158,8 +158,7 @@ class Ablation:
     """Outcome of an ablation."""
 
     json: Path  # every number
-    record: Mapping[str, Any]
-    """The content of `json`; `effects` by improvement, way and measure."""
+    record: Mapping[str, Any]  # the content of `json`; `effects` by improvement, way and measure
 
     def __str__(self) -> str:
         """The table for people."""
@@ -291,8 +290,7 @@ def _able(
     return able, left_out
 
 
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def _alone(out: Path) -> AbstractContextManager[object]:
     """Hold the folder: two ablations in one would train each other's runs."""
 
     def refuse(holder: str) -> None:
@@ -301,15 +299,7 @@ def _alone(out: Path) -> Iterator[None]:
             f"folder with {argument('out')}."
         )
 
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(file_lock(out / ".ablate.lock", refuse))
-        except OSError as error:
-            raise ConfigError(
-                f"{out} cannot hold an ablation: {error.strerror}. Name a folder that can be "
-                f"written with {argument('out')}."
-            ) from error
-        yield
+    return file_lock(out / ".ablate.lock", refuse)
 
 
 def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Result:

@@ -66,10 +66,7 @@ def target_limit(config: RunConfig, manifest: StoreManifest | None) -> int:
 
 
 def provenance_in(folder: Path) -> Provenance:
-    """Record of the model of a run, a model folder or a hub name.
-
-    A run without a record, which is not finished, is known by its store.
-    """
+    """Record of a run, model folder or hub name; an unfinished run is known by its store."""
     if not (folder / "config.yaml").is_file():
         if not folder.exists():
             with suppress(ConfigError, DataError):  # opening it says what is wrong
@@ -187,21 +184,10 @@ def read_prompts(
 ) -> list[str]:
     """Prompts as a model reads them, those of a file after those of the call.
 
-    Args:
-        prompts: "dish" or "dish: a, b, c", one or several; without a task, or with `raw`, taken as
-            they are.
-        file: a prompt a line, or JSON lines with `prompt` (a `system` before and a `context` or
-            `input` behind it are parts of it, as in training), or for a task with `title`,
-            `ingredients` and `steps`.
-        task: write, or the task whose question is asked; None for prompts of one's own.
-        raw: take all prompts as they are.
-        recipes: whether the model was trained to write recipes; one that was not is sent prompts
-            as they are.
-        blanks: allow a prompt of nothing, from which a model of whole texts begins one.
-
-    Raises:
-        ConfigError: no prompt, or one of nothing.
-        DataError: a file that cannot be read.
+    A line of `file` is a prompt, or JSON with `prompt`, or for a task with `title`, `ingredients`
+    and `steps`. Prompts are put in the form of the `task`, unless it is None, `raw` is set, or the
+    model does not write `recipes`. With `blanks` a prompt of nothing passes: a text begins there.
+    Without any prompt it is a ConfigError, and a file that cannot be read is a DataError.
     """
     wish, example = "write for", 'prompts="lentil soup"'
     if task != "write":

@@ -1,7 +1,4 @@
-"""Build of a run: store, model, batches, trainer, observers, from one configuration.
-
-The only module that hands the sections of a configuration to the classes they configure.
-"""
+"""Build of a run: its sections go to what they configure, from the store to the observers."""
 
 from __future__ import annotations
 
@@ -74,12 +71,9 @@ class Run:
     model: PreTrainedModel
     stream: BatchStream
     trainer: Trainer
-    evaluator: Evaluator
-    """Computes loss, texts and scores of every evaluation."""
-    scored: Sampler
-    """Writes the texts that are scored at the end."""
-    banner: str
-    """Lines that a session begins with."""
+    evaluator: Evaluator  # computes loss, texts and scores of every evaluation
+    scored: Sampler  # writes the texts that are scored at the end
+    banner: str  # lines that a session begins with
 
 
 def build_run(
@@ -95,8 +89,7 @@ def build_run(
 ) -> Run:
     """Build everything a run consists of, continued from `found`, as this machine computes it best.
 
-    `watchers` are on the first rank alone, and `uploads` where checkpoint.upload is set. Settings
-    that do not fit each other, the model or the data are a ConfigError.
+    `watchers` are on the first rank alone; what does not fit the model or data is a ConfigError.
     """
     # Model: where this rank holds it.
     train, optim = config.train, config.optim

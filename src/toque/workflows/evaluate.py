@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from toque.evaluation.text_samples import Sample
     from toque.evaluation.text_scores import Scores
 
-_DIGITS: Final = 6
-"""Digits after the point in evaluation.json."""
+_DIGITS: Final = 6  # digits after the point in evaluation.json
 _SHOWN_SLICES: Final = ("recipe_score", "rougeL", "bleu")
 """Scores of the printed table of slices; evaluation.json holds all."""
 

@@ -39,8 +39,7 @@ _SAMPLE: Final = (
     {"role": "user", "content": "And then?"},
 )
 """A conversation by which chat templates are compared."""
-N_PROMPTS: Final = 20
-"""Prompts by which the file is compared with the model."""
+N_PROMPTS: Final = 20  # prompts by which the file is compared with the model
 _OLLAMA: Final = """# ollama create {name} -f Modelfile
 FROM ./{file}
 TEMPLATE \"\"\"{before}{{{{ .Prompt }}}}{after}\"\"\"

@@ -1,9 +1,6 @@
 """Final model of a run: the best weights, scored, as a Hugging Face folder or an adapter's.
 
-Model card: README.md of a finished model, from what was measured and recorded alone.
-
-What was not measured is called so. Nothing here is a claim about the world: the data is described
-by its counts, the model by its scores on held-out data, the cost by the run's own clock.
+Its card, README.md, holds what was measured and recorded alone; the rest is called not measured.
 """
 
 from __future__ import annotations
@@ -54,11 +51,7 @@ NO_TEMPLATE: Final = (
 
 
 def _is_finished(folder: Path, step: int) -> bool:
-    """True if the model and the scores in a run's folder are those of its end at `step`.
-
-    A run that was stopped early and then continued has those of the earlier end until its own are
-    written.
-    """
+    """True if the model and scores in a folder are of its end at `step`, not of an earlier one."""
     try:
         ended = json.loads((folder / END).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -68,11 +61,7 @@ def _is_finished(folder: Path, step: int) -> bool:
 
 
 def finish(run: Run, reporter: Reporter) -> None:
-    """Score the best model on held-out data and write it, unless that was done for this end.
-
-    Raises:
-        DataError: the store was replaced since training began.
-    """
+    """Score the best model on held-out data and write it, unless that was done for this end."""
     trainer, step = run.trainer, run.trainer.progress.step
     folder, ranks = Path(run.config.run_dir), run.evaluator.ranks
     if ranks.broadcast(_is_finished(folder, step)):
@@ -172,11 +161,9 @@ _OF_TEXTS: Final = (
 class Finished:
     """Facts of a run at its end that its model card needs."""
 
-    evaluation: Evaluation
-    """Scores of the model, with the step of its weights."""
+    evaluation: Evaluation  # scores of the model, with the step of its weights
     goal: Goal
-    progress: Progress
-    """Progress of the whole run."""
+    progress: Progress  # progress of the whole run
     history: RunHistory = field(default_factory=RunHistory)
 
 

@@ -21,10 +21,8 @@ from toque.workflows.results import Answer, Model, Written, existing_folder, fol
 if TYPE_CHECKING:
     from toque.models.generation.constraints import FormConstraint
 
-OnText = Callable[[int, Written], object]
-"""(number of the text, the text so far)."""
-_UNFINISHED = "\ufffd"
-"""Character that a decoder gives while bytes of one are still to come."""
+OnText = Callable[[int, Written], object]  # (number of the text, the text so far)
+_UNFINISHED = "\ufffd"  # character that a decoder gives while bytes of one are still to come
 
 
 def generate(
@@ -88,10 +86,11 @@ def generate(
     by: Sequence[str | Path | None] = adapters or (None,)
     # An adapter is asked in its own form, which its base may not know.
     records = [own if one is None else provenance_of(Path(one)) or own for one in by]
-    each = [
-        [text for text in _read_for(record, prompts, file, raw=raw) for _ in range(n)]
-        for record in records
-    ]
+    each = []
+    for record in records:
+        recipes, blanks = writes_recipes(record), record.form == "documents"
+        read = read_prompts(prompts, file, task="write", raw=raw, recipes=recipes, blanks=blanks)
+        each.append([text for text in read for _ in range(n)])
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import emulates_bf16
@@ -131,21 +130,9 @@ def generate(
     return texts
 
 
-def _read_for(
-    record: Provenance, prompts: str | Sequence[str], file: str | Path | None, *, raw: bool
-) -> list[str]:
-    """The prompts as the model of that record reads them."""
-    recipes, blanks = writes_recipes(record), record.form == "documents"
-    return read_prompts(prompts, file, task="write", raw=raw, recipes=recipes, blanks=blanks)
-
-
 @dataclass
 class InOrder:
-    """An engine's `on_token` that tells of the first unfinished text, then of the next.
-
-    Those that were written meanwhile are told as soon as it is their turn. `first` is the number
-    of the first text.
-    """
+    """An engine's `on_token` that tells of the texts in their order, from number `first` on."""
 
     on_text: OnText
     prompts: Sequence[str]
@@ -182,10 +169,7 @@ class InOrder:
 
 
 def recipe_constraint(codec: Codec, prompts: Sequence[str], record: Provenance) -> FormConstraint:
-    """Hold recipes to their form and to the ingredients of their prompts, or raise a ConfigError.
-
-    A prompt, in the trained form, that names no ingredients is held to the form alone.
-    """
+    """Hold recipes to their form and the ingredients of their prompts, or raise a ConfigError."""
     from toque.models.generation.constraints import FormConstraint, Spelling  # with torch
 
     if not writes_recipes(record):

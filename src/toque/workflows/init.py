@@ -42,16 +42,13 @@ _CHARACTERS_A_TOKEN: Final = 4.0
 """Guess, for English recipes and tokenizers of some thousand entries."""
 _SMALL_FROM_TOKENS: Final = 2_000_000
 """Tokens of text from which on a tiny model is too small. A guess."""
-_USUAL_BATCH: Final = 16_384
-"""Tokens of an update that continues from a model."""
+_USUAL_BATCH: Final = 16_384  # tokens of an update that continues from a model
 _UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
 """Guesses: fewest updates of a run, epochs of one that a clock ends, fewest examples of an update,
 and tokens of an example where long ones are split."""
 
-_POSITIONS: Final = 1024
-"""Tokens of prompt and target together that a new model can read."""
-_COLUMN: Final = 29
-"""Column of the comments that end a line."""
+_POSITIONS: Final = 1024  # tokens of prompt and target together that a new model can read
+_COLUMN: Final = 29  # column of the comments that end a line
 
 
 class Size(NamedTuple):
@@ -79,17 +76,12 @@ class FoundSource:
     """A source and what it holds."""
 
     path: str
-    kind: str = ""
-    """`RECIPES`, `DOCUMENTS`, `PAIRS`, `TOKENS`; "" where nobody has looked."""
-    schema: str = ""
-    """Its name in the data report, e.g. "json-lines" or "foodcom"."""
+    kind: str = ""  # `RECIPES`, `DOCUMENTS`, `PAIRS`, `TOKENS`; "" where nobody has looked
+    schema: str = ""  # its name in the data report, e.g. "json-lines" or "foodcom"
     files: int = 1
-    records: int = 0
-    """Usable records."""
-    tokens: int = 0
-    """Estimated tokens of them."""
-    whole: bool = True
-    """False where a part was read, and `records` is scaled up by the bytes."""
+    records: int = 0  # usable records
+    tokens: int = 0  # estimated tokens of them
+    whole: bool = True  # false where a part was read, and `records` is scaled up by the bytes
     remarks: tuple[str, ...] = ()
     """Sentences on what no example holds, and on bytes that are not of the encoding."""
 
@@ -110,8 +102,7 @@ class Initialised:
     file: Path
     config: RunConfig
     sources: tuple[FoundSource, ...]
-    warning: str = ""
-    """Sentence about a run of very few updates."""
+    warning: str = ""  # sentence about a run of very few updates
 
     def __str__(self) -> str:
         """The sources, and what to do next."""

@@ -32,8 +32,7 @@ from toque.workflows.asking import codec_in, provenance_in, provenance_of_run
 from toque.workflows.build import build_language_model
 from toque.workflows.run_folder import load_weights, refuse_another_store
 
-_COMPARED = 32
-"""Rows of a store whose texts two tokenizers are compared by."""
+_COMPARED = 32  # rows of a store whose texts two tokenizers are compared by
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class OpenedModel:
     codec: Codec
     config: RunConfig | None
     step: int | None
-    provenance: Provenance
-    """Record of the prompts it was trained on."""
+    provenance: Provenance  # record of the prompts it was trained on
 
     def prompt_ids(self, prompt: str, form: Form | None = None) -> list[int]:
         """A prompt as the model reads it, or as one of another form does."""
@@ -72,11 +70,7 @@ def open_model(folder: Path, *, device: str = "cpu", reporter: Reporter = SILENT
     """The finished model of a run, else its newest checkpoint; or a Hugging Face model.
 
     `device` is auto, the GPU where there is one; or cpu, cuda, cuda:N. A finished model that one
-    GPU has no room for is held in bf16, or goes over all of them; the reporter hears of it.
-
-    Raises:
-        CheckpointError: a run without a checkpoint, or a damaged one.
-        ConfigError: no model there, no such device, or none with enough memory.
+    GPU has no memory for is held in bf16, or goes over all of them; the reporter hears of it.
     """
     where = device_named(device)
 

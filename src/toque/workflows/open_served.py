@@ -30,8 +30,7 @@ from toque.workflows.open_model import open_model
 def open_models(folders: Mapping[str, Path]) -> ServedModels:
     """Open the models and adapters of some folders by their names.
 
-    Adapters on one base share its weights, with each other and with the base itself where that is
-    served, too. An adapter that is alone on its base is merged into it, which is faster.
+    Adapters share the weights of a base that is served or has several; one alone is merged.
     """
     inner = {name: _model_in(folder) for name, folder in folders.items()}
     adapters = {name for name, folder in inner.items() if is_adapter_folder(folder)}

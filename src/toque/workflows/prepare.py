@@ -66,8 +66,8 @@ def prepared(
 def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
     """Lay a store out for its model, as `train` will, without allocating the model.
 
-    A model that is not on this machine is not known, and passes. A ConfigError tells what does not
-    fit the data; the store stays, since most of that is put right without preparing again.
+    A model that is not on this machine passes. The store stays: most of what a ConfigError tells is
+    put right without preparing again.
     """
     start = Path(config.model.start_from).expanduser()
     if config.model.start_from != "scratch" and not (start / "config.json").is_file():
@@ -105,10 +105,9 @@ def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None
 def prepare_before_torch(
     config: RunConfig, *, start: Model | None = None, reporter: Reporter = SILENT
 ) -> None:
-    """`prepare_if_absent` for a process that trains alone and has not loaded torch yet.
+    """`prepare_if_absent` before torch is loaded: workers are then forked and begin at once.
 
-    Its workers are then forked, and begin at once. Of several ranks one prepares, once they have
-    met. A `start` that is absent is refused here.
+    Of several ranks one prepares, once they have met. A `start` that is absent is refused here.
     """
     if start is not None:
         refuse_absent_start(start)

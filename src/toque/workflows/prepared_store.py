@@ -53,14 +53,7 @@ def sources_of(
     progress: ProgressSink = no_progress,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Source]:
-    """The configured sources, each with its reader; remote files are fetched.
-
-    `say` is called with a sentence for each file fetched, skipped or left out.
-
-    Raises:
-        ConfigError: no source is named, or a tokenizer is to be trained on token files.
-        DataError: a source cannot be found, fetched or recognised.
-    """
+    """The configured sources with their readers; `say` hears of files fetched or left out."""
     given = config.data.sources
     if not given:
         raise ConfigError(
@@ -149,11 +142,7 @@ def _room(config: RunConfig) -> int | None:
 
 
 def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
-    """The prepared store, every file hashed; `sources` are compared with its own where asked for.
-
-    Raises:
-        DataError: not prepared, damaged, or prepared with other settings or from other sources.
-    """
+    """The prepared store, every file hashed; refused where settings or `sources` are others."""
     folder = Path(config.data.store)
     if not is_prepared(config):
         raise DataError(

@@ -224,8 +224,7 @@ def _against(
 class Verified:
     """Parts that were found whole."""
 
-    parts: tuple[str, ...]
-    """A line for each store and checkpoint."""
+    parts: tuple[str, ...]  # a line for each store and checkpoint
 
     def __str__(self) -> str:
         """All lines."""

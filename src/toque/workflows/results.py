@@ -78,11 +78,7 @@ def folder_of(model: Model) -> Path:
 
 
 def existing_folder(model: Model) -> Path:
-    """The folder to open, or a name that may be the hub's.
-
-    Raises:
-        ConfigError: it can only be a folder of this machine, and there is none.
-    """
+    """The folder to open, or a name of the hub; refused where it can only be an absent folder."""
     folder = folder_of(model)
     is_local = str(folder).startswith(("/", "~", ".")) or folder.parent != Path()
     if folder.exists() or not is_local or not folder.parent.is_dir():

@@ -1,8 +1,7 @@
-"""Run folder: its configuration, log and lock, the checkpoint that a session begins with.
+"""Run folder: its configuration, log and lock, and the checkpoint that a session begins with.
 
-    set-aside/2026-11-22T14-45-25Z/{checkpoints,best}/step-00000400, ...
-
-Nothing is deleted: a folder moved back is a checkpoint again. In a bucket the same names are used.
+Nothing is deleted: what is newer goes to set-aside/TIME/, here and in a bucket, and moved back it
+is a checkpoint again.
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ LOG: Final = "training.log"
 class LoggedReporter(Reporter):
     """Passes everything on, and keeps what stays as lines of `training.log`, with their times.
 
-    Lines from before `writing` began wait for it. A line that the disk does not take is dropped: a
-    log is not worth a run.
+    Lines from before `writing` wait for it; one that the disk does not take is dropped.
     """
 
     def __init__(self, reporter: Reporter) -> None:
@@ -227,8 +225,7 @@ def go_back(
 ) -> None:
     """Make the checkpoint `name` the run's newest: whatever is newer is set aside.
 
-    Call it on the first rank, with the folder and the bucket claimed. One that is absent, damaged
-    or another run's is a CheckpointError, and nothing was moved.
+    Call it on the first rank, with folder and bucket claimed. After a refusal nothing was moved.
     """
     run = Path(resolved.config.run_dir)
     mark = run / SET_ASIDE / _DONE
@@ -272,10 +269,9 @@ def named_step(name: str, run: Path, bucket: Bucket | None) -> int:
 
 
 def set_aside(run: Path, step: int, *, bucket: Bucket | None) -> list[str]:
-    """Move what lies beyond `step` out of the way, the newest first, here and in the bucket.
+    """Move what lies beyond `step` out of the way, the newest first; the names of what was moved.
 
-    A kill in between leaves a run that the same command takes up again. Returned is what was moved,
-    e.g. "checkpoints/step-00000400"; a CheckpointError or BucketError tells of a refusal.
+    After a kill in between, the same command takes the run up again.
     """
     when = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     place = run / SET_ASIDE / when
@@ -322,8 +318,7 @@ def _set_aside_there(bucket: Bucket, step: int, when: str) -> list[str]:
 def _is_done(mark: Path, name: str) -> bool:
     """True if this command went back to the checkpoint `name` before its launcher started it again.
 
-    What it has saved since is newer, and is its own work. A launcher that counts its restarts says
-    so by TORCHELASTIC_RESTART_COUNT, as torchrun does.
+    A launcher that counts its restarts says so by TORCHELASTIC_RESTART_COUNT, as torchrun does.
     """
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         mark.unlink(missing_ok=True)

@@ -21,8 +21,7 @@ class ShownBatch:
 
     heading: str
     examples: tuple[str, ...]
-    left: int
-    """Examples of the update that are not among these."""
+    left: int  # examples of the update that are not among these
 
     def __str__(self) -> str:
         """The heading and the examples, a line each."""

@@ -81,7 +81,15 @@ def train(
         logged = LoggedReporter(reporter if ranks.is_main else SILENT)
         reporter, watchers = SILENT, None
         if ranks.is_main:
-            reporter, watchers = logged, _watchers(settings, callbacks)
+            reporter = logged
+            watchers = Watchers.from_settings(
+                settings.observe,
+                settings.foreign_code,
+                callbacks,
+                run=folder,
+                settings=settings.model_dump(mode="json"),
+                scores=RECIPE_SCORES,
+            )
         weights = None if start is None else start_folder(start)
         with ExitStack() as stack:
             # The store, the folder and the bucket are held before anything is written there.
@@ -152,24 +160,8 @@ def _refuse_early(
         )
 
 
-def _watchers(config: RunConfig, own: Sequence[object]) -> Watchers:
-    """The watchers that `observe` names, and a user's objects; refused if they cannot be had."""
-    return Watchers.from_settings(
-        config.observe,
-        config.foreign_code,
-        own,
-        run=Path(config.run_dir),
-        settings=config.model_dump(mode="json"),
-        scores=RECIPE_SCORES,
-    )
-
-
 def _on_this_machine(resolved: Resolved) -> Resolved:
-    """The same run in a folder of this machine: `run_dir: gs://...` becomes `checkpoint.upload`.
-
-    Raises:
-        ConfigError: the address cannot be a run's, or two different ones are given.
-    """
+    """The same run in a folder of this machine: `run_dir: gs://...` becomes `checkpoint.upload`."""
     config = resolved.config
     try:
         remote = is_remote(config.run_dir)
@@ -209,10 +201,7 @@ def _uploading(
 ) -> Iterator[Uploads | None]:
     """Hold the run's place in its bucket, fetch what is newer there, and upload until the end.
 
-    With `go_back` that is called instead of fetching, with the place, or None without a bucket.
-
-    Raises:
-        CheckpointError: another process trains there, it holds another run, or the store refuses.
+    `go_back` is called instead of fetching, with the place, or None without a bucket.
     """
     if config.checkpoint.upload is None or not on:
         if go_back is not None:
