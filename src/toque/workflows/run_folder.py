@@ -6,6 +6,7 @@ is a checkpoint again.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -61,8 +62,8 @@ class LoggedReporter(Reporter):
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._waiting: list[str] | None = []
-        self._file: TextIO | None = None
+        self._early = io.StringIO()
+        self._file: TextIO = self._early
 
     @property
     def heard(self) -> bool:
@@ -81,22 +82,19 @@ class LoggedReporter(Reporter):
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = open_append(folder / LOG)
             self._file = os.fdopen(descriptor, "a", encoding="utf-8", errors="replace")
+            with suppress(OSError):
+                self._file.write(self._early.getvalue())
         except OSError as error:
             self._reporter.notice(
                 f"warning: {folder / LOG} cannot be written ({error.strerror}), so the run keeps "
                 "no log of what is shown here"
             )
-        waiting, self._waiting = self._waiting, None
-        for line in waiting or []:
-            self._write(line)
         try:
             yield
         finally:
-            self._waiting = []
-            if self._file is not None:
-                with suppress(OSError):  # the rest of its buffer finds no room
-                    self._file.close()
-                self._file = None
+            with suppress(OSError):  # the rest of its buffer finds no room
+                self._file.close()
+            self._file = self._early = io.StringIO()
 
     def line(self, text: str) -> None:
         """Pass it on and keep it."""
@@ -121,17 +119,9 @@ class LoggedReporter(Reporter):
     def _keep(self, text: str) -> None:
         now = time.time()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-        line = f"{stamp},{int(now % 1 * 1000):03}  {text}\n"
-        if self._waiting is None:
-            self._write(line)
-        else:
-            self._waiting.append(line)
-
-    def _write(self, line: str) -> None:
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.write(line)
-                self._file.flush()
+        with suppress(OSError):
+            self._file.write(f"{stamp},{int(now % 1 * 1000):03}  {text}\n")
+            self._file.flush()
 
 
 _OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock", LOG)
