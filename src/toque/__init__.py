@@ -1,13 +1,9 @@
 """Toque trains language models that write recipes, and any other text.
 
-From Python (docs/guides/python.md):
-
-    from toque import configure, prepare, train, evaluate, generate
-
-The functions do what the commands of the same names do, with the same settings, files and errors
-(`toque.errors.ToqueError`). They print nothing; a `reporter` hears what a command would print, and
-`ConsoleReporter()` prints it. Importing this package loads next to nothing; what is named below
-comes when it is first used, and torch with the first function that needs it.
+The functions do what the commands of the same names do (docs/guides/python.md). They print nothing;
+a `reporter` hears what a command would print, and `ConsoleReporter()` prints it. Importing this
+package loads next to nothing; its names come when they are first used, and torch with the first
+function that needs it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,5 @@
 """Exceptions a user can meet, each with its exit code.
 
-ToqueError
-├── CheckFailed       1   `check` or `drill` found what must not be
-├── ConfigError       2   wrong usage or configuration
-├── DataError         3   sources, tokenizer or store
-├── CheckpointError   4   checkpoint or run folder
-├── NonFiniteError    5   training stopped on a loss or gradient that is not a number
-├── RankLost          1   another process of the same run is gone or does not answer
-└── Interrupted       75  stopped by a signal, saved and resumable
-
 A message is one paragraph: what was found, where, what is allowed, what to do. Arguments in it are
 marked by `argument`, so that Python reads "n is 0" and the command line puts the flag instead. What
 it quotes may come from anyone's file: control characters, which a terminal would obey, are written

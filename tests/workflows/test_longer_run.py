@@ -9,14 +9,12 @@ import pytest
 
 import toque
 from fixtures.kitchens import Notices, tiny_config
-from toque.config import load_config, resolve_values
+from toque.config import load_config
 from toque.config.cross_checks import lengthened
 from toque.errors import CheckpointError
 from toque.storage.atomic import sha256_of
 from toque.units import Progress
-from toque.workflows.configure import with_origins
 from toque.workflows.results import TrainedRun
-from toque.workflows.train import train
 
 pytestmark = pytest.mark.usefixtures("shared_kitchen")
 
@@ -83,22 +81,6 @@ def test_a_longer_run_that_is_killed_goes_on_exactly():
             assert toque.train(longer, callbacks=[Stop()]).interrupted
         runs.append(toque.train(longer))
     same(*runs)
-
-
-def test_an_adapter_goes_on_too():
-    base = toque.train(configuration("base"))
-    # Not merged into the sections of the model from scratch: a mapping only adds.
-    values = configuration("adapted").model_dump(mode="json")
-    values["model"] |= {"start_from": str(base.model), "shape": {}}
-    values["adapter"] = {}
-    values["optim"] |= {"schedule": "constant"}
-    runs = []
-    for run, lengths in (("adapted", (3, 6)), ("adapted-whole", (6,))):
-        for steps in lengths:
-            values["run_dir"], values["train"]["stop_after"] = run, f"{steps} steps"
-            trained = train(with_origins(resolve_values(values).config))
-        runs.append(sha256_of(trained.folder / "checkpoints/step-00000006/model.safetensors"))
-    assert runs[0] == runs[1]
 
 
 def test_an_unfinished_run_of_a_falling_rate_keeps_its_length():

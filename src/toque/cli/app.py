@@ -8,30 +8,10 @@ from typing import Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
+from toque.cli import commands_data as data
+from toque.cli import commands_look as look
+from toque.cli import commands_run as run
 from toque.cli import launch as several
-from toque.cli.commands_data import (
-    cookbook,
-    init,
-    is_first,
-    prepare,
-    presets,
-    report,
-    show,
-    show_batch,
-    verify,
-)
-from toque.cli.commands_look import compare, doctor, plan, watch
-from toque.cli.commands_run import (
-    ablate,
-    check,
-    demo,
-    drill,
-    evaluate,
-    export,
-    generate,
-    serve,
-    train,
-)
 from toque.cli.console import (
     WORKING_VERBS,
     OutputLostError,
@@ -83,12 +63,16 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
 
 _GROUPS: Mapping[str, tuple[Callable[..., object], ...]] = {
-    "Begin": (demo, init),
-    "From data to a model in use": (prepare, train, evaluate, generate, serve, report, export),
-    "Watch": (watch, compare),
-    "Look up": (plan, show, show_batch, presets, cookbook, completion),
-    "Prove": (doctor, verify, check, drill, ablate),
-}
+    "Begin": (run.demo, data.init),
+    "From data to a model in use": (
+        data.prepare, run.train, run.evaluate, run.generate, run.serve, data.report, run.export,
+    ),
+    "Watch": (look.watch, look.compare),
+    "Look up": (
+        look.plan, data.show, data.show_batch, data.presets, data.cookbook, completion,
+    ),
+    "Prove": (look.doctor, data.verify, run.check, run.drill, run.ablate),
+}  # fmt: skip
 for _place, (_title, _commands) in enumerate(_GROUPS.items()):
     _group = Group(_title, sort_key=_place)
     for _at, _command in enumerate(_commands):
@@ -147,7 +131,7 @@ def _answered(words: list[str]) -> int:
         )
         return REFUSED_FILE
     except KeyboardInterrupt:
-        if is_first():
+        if data.is_first():
             _say(
                 "stopped by the keyboard. What was saved before stays; the same command continues."
             )

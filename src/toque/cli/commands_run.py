@@ -124,14 +124,10 @@ def evaluate(
     """
     if config is not None and "=" in config and not Path(config).exists():
         overrides, config = (config, *overrides), None
-    own = existing_folder(run_or_model) / "config.yaml"
-    if config is None and not own.exists():
-        raise ConfigError(
-            f"{run_or_model} is not a run folder, so it does not say what to evaluate on. Name a "
-            "configuration after it: toque evaluate MODEL my.yaml."
-        )
-    unless_own = None if config else False
-    settings = load(config or str(own), overrides, trust_code=trust_code or unless_own).config
+    own, settings = existing_folder(run_or_model) / "config.yaml", None
+    if config is not None or own.exists():
+        unless_own = None if config else False
+        settings = load(config or str(own), overrides, trust_code=trust_code or unless_own).config
     from toque.workflows.evaluate import evaluate as workflow
 
     print(workflow(run_or_model, settings, reporter=ConsoleReporter()))

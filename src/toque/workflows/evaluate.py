@@ -171,8 +171,8 @@ def evaluate(
         refuse_links(folder, CheckpointError)
     if config is None and not own.exists():
         raise ConfigError(
-            f"{folder} is not a run folder, so it does not say what to evaluate on. Give a "
-            "configuration: evaluate(model, config)."
+            f"{folder} is not a run folder, so it does not say what to evaluate on. Name a "
+            "configuration after it: toque evaluate MODEL my.yaml, or evaluate(model, config)."
         )
     settings = configure(load_config(own, trust_code=False).config if config is None else config)
     if trust_code:
