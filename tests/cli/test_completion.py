@@ -46,8 +46,3 @@ def test_every_command_and_flag_is_known(script, shell: str) -> None:
         assert name in text
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=text, text=True, check=True)
-
-
-def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "csh"]) == 2
-    assert "bash" in capsys.readouterr().err

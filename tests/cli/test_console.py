@@ -52,21 +52,15 @@ def test_on_a_terminal_progress_is_drawn_in_one_place(total):
     assert "again" in out.getvalue()
 
 
-def test_without_progress_what_stays_is_shown():
-    told, out = reporter(terminal=True, progress=False)
-    with told.working("measuring"):
-        told.progress("step 1", keep=True)
-    told.notice("warning: look")
-    assert out.getvalue() == "warning: look\n"
-
-
-def test_quiet_shows_the_result_alone(capsys):
-    told, out = reporter(terminal=False, quiet=True)
-    told.notice("until 3 steps")
+@pytest.mark.parametrize("how", ["progress", "quiet"])
+def test_without_progress_what_stays_is_shown_and_quiet_the_result_alone(how, capsys):
+    told, out = reporter(terminal=how == "progress", **{how: how == "quiet"})
     told.progress("step 1", keep=True)
     with told.working("measuring"):
         told.line("a result")
-    assert (capsys.readouterr().out, out.getvalue()) == ("a result\n", "")
+    told.notice("warning: look")
+    shown = "warning: look\n" if how == "progress" else ""
+    assert (capsys.readouterr().out, out.getvalue()) == ("a result\n", shown)
 
 
 class Unwritable(io.StringIO):

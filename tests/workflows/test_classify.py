@@ -64,10 +64,8 @@ def test_choices_of_ones_own(run: Path) -> None:
     ("asked", "reason"),
     [
         ({"task": "nutrition", "prompts": "toast"}, "did not learn task=nutrition"),
-        ({"task": "write", "prompts": "toast"}, "nutrition, difficulty, cuisine"),
         ({"task": "difficulty"}, "Nothing to answer"),
         ({"task": "difficulty", "choices": ["a"], "prompts": "x"}, "Leave one"),
-        ({"choices": ["a"], "prompts": "x"}, "two answers or more"),
         ({"choices": ["a", "a"], "prompts": "x"}, "two answers or more"),
     ],
 )

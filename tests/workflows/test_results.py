@@ -11,12 +11,9 @@ GOOD = (
 )
 
 
-def test_scores_begin_with_the_one_to_rank_by() -> None:
-    assert next(iter(Written(PROMPT, GOOD, 60).metrics)) == "recipe_score"
-
-
 def test_poor_texts_get_a_hint_and_good_ones_none() -> None:
     good, poor = Written(PROMPT, GOOD, 60), Written(PROMPT, "peas peas peas peas", 4)
+    assert next(iter(good.metrics)) == "recipe_score"  # the one to rank by comes first
     assert hint_of([good]) == ""
     assert "0.00 of 1" in hint_of([poor, poor])
     assert hint_of([good, poor, poor]).startswith("The texts are still poor")
