@@ -76,8 +76,7 @@ _HOME = {
     "score": "toque.workflows.evaluate",
     "train": "toque.api",
     "watch": "toque.workflows.serve",
-}
-"""Modules of the names that stand in no workflow of their own name."""
+}  # modules of the names that stand in no workflow of their own name
 
 
 def __getattr__(name: str) -> Any:

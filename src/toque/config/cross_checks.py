@@ -59,9 +59,8 @@ def _of_weights(config: RunConfig) -> Iterator[str]:
         )
     if adapter is not None and scratch:
         yield (
-            "adapter, model.start_from: an adapter beside random, frozen weights learns "
-            "nothing of use, and nobody could load it. Name a checkpoint in "
-            "`model.start_from`, or set `adapter` to null."
+            "adapter, model.start_from: an adapter beside random, frozen weights learns nothing of "
+            "use. Name a checkpoint in `model.start_from`, or set `adapter` to null."
         )
     if adapter is not None and held and adapter.kind == "dora":
         yield (
@@ -71,8 +70,7 @@ def _of_weights(config: RunConfig) -> Iterator[str]:
     if held and train.strategy == "fsdp":
         yield (
             "adapter.quantize_base, train.strategy: sharding takes matrices of 16 or 32 bits. Take "
-            "ddp, where each GPU holds the small base whole, or set `adapter.quantize_base` to "
-            "null."
+            "ddp, each GPU holding the small base, or set `adapter.quantize_base` to null."
         )
     if train.activation_offload and train.gradient_checkpointing is not True:
         yield (
@@ -140,9 +138,8 @@ def _of_data(config: RunConfig) -> Iterator[str]:
         )
     if config.train.early_stopping is not None and data.validation_fraction == 0:
         yield (
-            "train.early_stopping, data.validation_fraction: without held-out examples there "
-            "is no loss to watch. Hold some out, e.g. 0.05, or set `train.early_stopping` to "
-            "null."
+            "train.early_stopping, data.validation_fraction: without held-out examples there is no "
+            "loss to watch. Hold some out, e.g. 0.05, or set `train.early_stopping` to null."
         )
     absent = [task for task in data.task_weights if task not in data.tasks]
     if absent:
@@ -152,8 +149,7 @@ def _of_data(config: RunConfig) -> Iterator[str]:
         )
     if data.task_weights and data.task_temperature is not None:
         yield (
-            "data.task_temperature, data.task_weights: both say how often each task is seen. "
-            "Remove one."
+            "data.task_temperature, data.task_weights: both say how often a task is seen. Drop one."
         )
     if gaps and config.model.family not in ("t5", "auto"):
         yield (
@@ -163,9 +159,8 @@ def _of_data(config: RunConfig) -> Iterator[str]:
     varied = config.augmentation is not None
     if gaps and (varied or data.tasks != ("write",)):
         yield (
-            f"span_corruption, {'augmentation' if varied else 'data.tasks'}: a text with gaps "
-            "asks for nothing but its gaps. Pretrain without it, then go on from "
-            "runs/.../model with it."
+            f"span_corruption, {'augmentation' if varied else 'data.tasks'}: a text with gaps asks "
+            "for nothing else. Pretrain without it, then go on from runs/.../model with it."
         )
     if gaps and config.evaluation.generate > 0:
         yield (

@@ -33,8 +33,7 @@ SAFE_TO_CHANGE = frozenset(
         "evaluation",
         "observe",
     }
-)
-"""Settings, and whole sections, that may differ when a run continues."""
+)  # settings, and whole sections, that may differ when a run continues
 
 
 class ChangedSetting(NamedTuple):

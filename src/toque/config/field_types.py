@@ -89,29 +89,25 @@ _UNITS = "steps, epochs, tokens, examples, minutes, seconds"
 
 AnyDuration = Annotated[
     _Duration, Allowed(f'a number and a unit ({_UNITS} or %), e.g. "200 steps" or "10 %"')
-]
-"""A point or an interval of a run; zero is allowed."""
+]  # a point or an interval of a run; zero is allowed
 
 Interval = Annotated[
     _Duration,
     Predicate(lambda value: value.amount > 0),
     Allowed(f'a number above 0 and a unit ({_UNITS} or %), e.g. "200 steps"'),
-]
-"""Something that recurs."""
+]  # something that recurs
 
 Seconds = Annotated[
     _Duration,
     Predicate(lambda value: (value.seconds or 0.0) >= 0.1),
     Allowed('seconds or minutes, at least 0.1 seconds, e.g. "10 seconds"'),
-]
-"""Something that recurs by the clock."""
+]  # something that recurs by the clock
 
 StepInterval = Annotated[
     _Duration,
     Predicate(lambda value: value.unit == "steps" and _is_whole(value)),
     Allowed('a whole number of steps, e.g. "100 steps"'),
-]
-"""Something that recurs at the same updates, whatever sessions a run is made in."""
+]  # something that recurs at the same updates, whatever sessions a run is made in
 
 RunLength = Annotated[
     Duration,
@@ -119,15 +115,13 @@ RunLength = Annotated[
     PlainSerializer(str, return_type=str),
     Predicate(lambda value: value.amount > 0 and value.unit != "%"),
     Allowed(f'a number above 0 and a unit ({_UNITS}), e.g. "3 epochs" or "10 minutes total"'),
-]
-"""The whole of a run, so not a share of one."""
+]  # the whole of a run, so not a share of one
 
 BatchSize = Annotated[
     _Duration,
     Predicate(lambda value: value.unit in ("tokens", "examples") and _is_whole(value)),
     Allowed('a whole number of tokens or examples, e.g. "16384 tokens" or "64 examples"'),
-]
-"""Amount of data in one update."""
+]  # amount of data in one update
 
 FileName = Annotated[str, Field(min_length=1), Predicate(_fits_a_disk)]
 """A file, a folder or an address; each part of at most 255 bytes."""
@@ -138,16 +132,14 @@ TokenizerName = Annotated[
     str,
     Predicate(_is_tokenizer),
     Allowed("auto, a folder, a hub name, or trained:N with N from 512 to 500000"),
-]
-"""Origin of a tokenizer."""
+]  # origin of a tokenizer
 
 METRIC_GROUPS = ("auto", "bleu", "chrf", "rouge", "repetition", "recipe")
 MetricName = Annotated[
     str,
     Predicate(lambda value: value in METRIC_GROUPS or _PYTHON_NAME.fullmatch(value)),
     Allowed(f"{', '.join(METRIC_GROUPS)} or module:function"),
-]
-"""A metric of written texts: one that comes with Toque, or a function of the user's."""
+]  # a metric of written texts: one that comes with Toque, or a function of the user's
 
 
 def _is_encoding(value: str) -> bool:
@@ -162,15 +154,13 @@ def _is_encoding(value: str) -> bool:
 
 EncodingName = Annotated[
     str, Predicate(_is_encoding), Allowed("utf-8, latin-1, cp1252 or another that Python knows")
-]
-"""A character encoding."""
+]  # a character encoding
 
 ScoreName = Annotated[
     str,
     Predicate(str.strip),
     Allowed("loss, perplexity, or a score of the texts such as bleu, rougeL or recipe_score"),
-]
-"""A metric of an evaluation while training; a run that does not measure it is refused."""
+]  # a metric of an evaluation while training; a run that does not measure it is refused
 
 PythonName = Annotated[str, Predicate(_PYTHON_NAME.fullmatch), Allowed("module:name")]
 """Something of the user's own, importable."""
@@ -189,8 +179,7 @@ SecretAddress = Annotated[
         lambda value: value if (value or "").startswith("env:") else None, return_type=str | None
     ),
     Allowed("null, env:NAME (the address is in that environment variable), or an http(s) address"),
-]
-"""Address that messages are sent to."""
+]  # address that messages are sent to
 
 TaskName = Literal["write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"]
 DifficultyName = Literal["easy", "medium", "hard"]

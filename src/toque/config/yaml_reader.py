@@ -32,8 +32,7 @@ _NULL = r"~|null|Null|NULL|"
 _SCALARS = {
     name: re.compile(rf"\A(?:{text})\Z")
     for name, text in (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT))
-}
-"""Spelling of a plain scalar, by its tag; the first that matches counts."""
+}  # spelling of a plain scalar, by its tag; the first that matches counts
 _TAG = "tag:yaml.org,2002:"
 _READ: Mapping[str, Callable[[str], Any]] = {
     "str": str,
@@ -41,8 +40,7 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "float": lambda text: float(_NOT_PYTHON.sub("", text)),
     "bool": lambda text: {"true": True, "false": False}[text.lower()],
     "null": lambda _: None,
-}
-"""Functions from the text of a scalar to its value, by its tag."""
+}  # functions from the text of a scalar to its value, by its tag
 
 
 class _TooDeep(yaml.YAMLError):

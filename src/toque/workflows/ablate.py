@@ -41,8 +41,7 @@ SHOWN: Final = (
     ("rougeL", "ROUGE-L", 3, 1.0),
     ("training_seconds", "seconds", 1, 1.0),
     ("peak_bytes", "peak MB", 0, 1e6),
-)
-"""Measure, its heading, digits and unit."""
+)  # measure, its heading, digits and unit
 _PRELOAD: Final = (
     "toque.workflows.train",
     "transformers.models.auto.modeling_auto",
@@ -50,8 +49,7 @@ _PRELOAD: Final = (
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
     "peft",
-)
-"""Imported once for all runs; one that is not installed is passed over."""
+)  # imported once for all runs; one that is not installed is passed over
 _QUIET: Final = ("observe.webhook=null", "observe.trackers=[]", "checkpoint.upload=null")
 """Overrides for what the runs of an ablation do without."""
 _METHOD: Final = (

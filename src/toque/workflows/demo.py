@@ -21,8 +21,7 @@ DISHES: Final = {
     "Fried Rice with Peas and Carrots": (
         "cooked rice, eggs, frozen peas, carrots, garlic, vegetable oil, soy sauce, sesame oil"
     ),
-}
-"""Dishes that are asked for at the end, with their ingredients; the cookbook goes without them."""
+}  # dishes that are asked for at the end, with their ingredients; the cookbook goes without them
 
 
 def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> TrainedRun:

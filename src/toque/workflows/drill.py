@@ -54,8 +54,7 @@ QUIET: Final = (
     "observe.trackers=[]",
     "observe.webhook=null",
     "observe.callbacks=[]",
-)
-"""Settings of a drill's runs that leave out what changes no update."""
+)  # settings of a drill's runs that leave out what changes no update
 
 _NAMED: Final = f"the damage named, the checkpoint before it used, {_SAME}"
 _PROMISED: Final = {
@@ -64,8 +63,7 @@ _PROMISED: Final = {
     "told to stop (SIGTERM)": f"step saved, exit code {Interrupted.exit_code}, {_SAME}",
     "a flipped bit": _NAMED,
     "a file cut short": _NAMED,
-}
-"""Every fault, and what is expected of a run that meets it."""
+}  # every fault, and what is expected of a run that meets it
 Facts = Mapping[str, Any]
 """Results of training by name, for comparing: hashes, and the loss of every step."""
 

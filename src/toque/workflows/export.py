@@ -37,8 +37,7 @@ _SAMPLE: Final = (
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "1. Two eggs,\n  beaten."},
     {"role": "user", "content": "And then?"},
-)
-"""A conversation by which chat templates are compared."""
+)  # a conversation by which chat templates are compared
 N_PROMPTS: Final = 20  # prompts by which the file is compared with the model
 _OLLAMA: Final = """# ollama create {name} -f Modelfile
 FROM ./{file}
