@@ -27,7 +27,11 @@ def words_of(text: str) -> list[str]:
 
 
 def normalised(text: str) -> bytes:
-    """Key of a text for finding duplicates: its letters and digits, case-folded, in UTF-8."""
+    """Key of a text for finding duplicates: its letters and digits, case-folded, in UTF-8.
+
+    >>> normalised("1½ Cups -- Crème!").decode()
+    '1½cupscrème'
+    """
     if not text.isascii():
         text = _FOREIGN.sub(lambda run: "".join(filter(str.isalnum, run[0])), text.casefold())
     return text.encode().translate(_LOWER, _NOT_ALPHANUMERIC)

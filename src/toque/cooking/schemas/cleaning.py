@@ -124,7 +124,11 @@ def _mended(entity: re.Match[str]) -> str:
 
 
 def clean_title(text: str, notes: Counter[str]) -> str:
-    """A title on one line, without a yield in brackets at its end."""
+    """A title on one line, without a yield in brackets at its end.
+
+    >>> clean_title("Mint Shake(Yield:  Two 8 Oz. Drinks)", Counter())
+    'Mint Shake'
+    """
     title = " ".join(clean_text(text, notes).split())
     return _YIELD_OF_TITLE.sub("", title) if title.endswith(")") else title
 
