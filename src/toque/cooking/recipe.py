@@ -34,7 +34,8 @@ class Recipe:
     servings: int | None = None
     minutes: int | None = None
     source: str = ""
-    nutrition: Mapping[str, float] | None = None  # per serving: energy_kcal, fat_g, sugar_g, ...
+    nutrition: Mapping[str, float] | None = None
+    """Known nutrients per serving: energy_kcal, fat_g, sugar_g, salt_g, protein_g, sodium_mg."""
     difficulty: Difficulty | None = None
     nutrition_class: NutritionClass | None = None
 
