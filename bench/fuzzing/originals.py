@@ -131,9 +131,7 @@ def _arrays() -> dict[str, bytes]:
     flat, rows, bounded = io.BytesIO(), io.BytesIO(), io.BytesIO()
     np.save(flat, ids)
     np.savez(bounded, ids=ids, ends=np.array([50, 120, 200]))
-    mask = np.ones((10, 20), np.uint8)
-    mask[3, 9:] = 0
-    np.savez_compressed(rows, input_ids=ids.reshape(10, 20), attention_mask=mask)
+    np.savez_compressed(rows, input_ids=ids.reshape(10, 20))
     return {"npy": flat.getvalue(), "npz": bounded.getvalue(), "npz-rows": rows.getvalue()}
 
 

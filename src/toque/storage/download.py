@@ -44,6 +44,7 @@ CACHE_VARIABLE: Final = "TOQUE_CACHE"
 CHUNK_BYTES = 8 << 20  # of one range request; a cut connection costs at most this
 THREADS = 8
 _TRIES = 3  # to fetch a file whose checksum is not the service's
+_WILDCARD = re.compile(r"[*?[]")
 
 Say = Callable[[str], None]  # function called with a sentence that the user should read
 
@@ -68,7 +69,7 @@ def listing(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
     bucket = open_bucket(address, SOURCES)
     found, hidden = bucket.objects(), list[RemoteFile]()
     if [file.key for file in found] != [bucket.path]:
-        n_named = re.split(r"[*?[]", bucket.path)[0].count("/")
+        n_named = _WILDCARD.split(bucket.path)[0].count("/")
         hidden = [f for f in found if any(p[:1] == "." for p in f.key.split("/")[n_named:])]
     empty = [file for file in found if file.bytes == 0 and file not in hidden]
     for files, why in ((hidden, "hidden (a part of the name begins with a dot)"), (empty, "empty")):
