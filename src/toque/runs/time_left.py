@@ -110,7 +110,7 @@ class TimeLeft:
         return 1.0 if own is None or not self.training_seconds else own / self.training_seconds
 
     def _own(self, at: Progress) -> float | None:
-        """Seconds of all updates of the run at the pace of this session; None before it is known."""
+        """Seconds of all updates of the run at this session's pace; None before it is known."""
         gained = self.stop_after.fraction(at) - self.stop_after.fraction(self._began)
         took = at.seconds - self._began.seconds
         if gained - self._slowed_share > _ROUNDING:
