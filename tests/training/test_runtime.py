@@ -34,6 +34,14 @@ def test_precision_on_a_cpu_follows_its_instructions():
     assert detect(precision="float32").precision == "float32"
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_bf16_that_is_emulated_is_said(monkeypatch, fast):
+    monkeypatch.setattr("toque.training.runtime.has_fast_bf16", lambda _: fast)
+    said = detect(precision="bf16").warnings
+    assert any("no bf16 in hardware" in each for each in said) is not fast
+    assert not any("bf16" in each for each in detect().warnings)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
