@@ -249,10 +249,10 @@ def _precision(
     except RuntimeError as error:
         why = str(error).splitlines()[0]
         return "float32", [f"{asked} does not run on this {device.type}, so float32 is used: {why}"]
-    slow: list[str] = []
-    if asked == "bf16" and not has_fast_bf16(device):
-        slow = [
-            f"This {device.type} has no bf16 in hardware: its products are emulated, many times "
-            "slower than in float32. train.precision=auto takes what is fast."
-        ]
-    return asked, slow  # type: ignore[return-value]  # checked against the choices above
+    if asked == "fp16" or has_fast_bf16(device):
+        return asked, []  # type: ignore[return-value]  # checked against the choices above
+    emulated = (
+        f"This {device.type} has no bf16 in hardware: its products are emulated, many times slower "
+        "than in float32. train.precision=auto takes what is fast."
+    )
+    return "bf16", [emulated]
