@@ -65,7 +65,7 @@ class HeldOut:
     share: tuple[int, int] = (0, 1)  # (rank, ranks): this process computes every ranks-th batch
     total: Callable[[Sequence[float]], Sequence[float]] = tuple  # all-reduce over the ranks, a sum
     in_step: bool = False
-    """Whether all ranks compute together: one with a batch less computes a row without labels."""
+    """True if all ranks compute together: one with a batch less computes a row without labels."""
     n_bytes: int = 0  # bytes of all targets as text in UTF-8; 0 where they are no whole text
 
     @classmethod

@@ -63,11 +63,11 @@ class Example(msgspec.Struct, frozen=True):
     prompt: str
     target: str
     key: int
-    """Of the normalised body. Examples of one key, whichever record or task they come from, never
-    straddle training and validation."""
+    """Hash of the normalised body. Examples of one key, whichever record or task they come from,
+    never straddle training and validation."""
     title_key: int  # of the normalised title, to find near-leaks; 0 when there is none
     record_key: int
-    """Of the record's cleaned body, the same for all its examples. Records of one key are
+    """Hash of the record's cleaned body, the same for all its examples. Records of one key are
     duplicates, and the first in source order is kept."""
     task: int = 0  # number of the example's task; a record's examples carry rising numbers
     columns: Mapping[str, int | float] = {}  # stored as float32; one reader, one set of names

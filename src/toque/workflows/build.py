@@ -289,7 +289,7 @@ def _observers(
     uploads: Uploads | None,
     reporter: Reporter,
 ) -> list[Callback]:
-    """What measures, shows and writes on the first rank; of the others, what it needs of them."""
+    """Observers of the loop: all on the first rank; on the others, what it needs of them."""
     config, trainer, evaluator = run.config, run.trainer, run.evaluator
     observe, runtime, sharing = config.observe, trainer.runtime, evaluator.sharing
     gradients = partial(

@@ -471,7 +471,7 @@ class Kills:
     """The outcome of killing runs again and again."""
 
     moments: list[tuple[str, int]] = field(default_factory=list)
-    """What the session was doing at each kill, and the newest step it had reported."""
+    """Activity of the session at each kill, and the newest step it had reported."""
     finished: int = 0  # runs that came to their end, each compared
     wrong: list[str] = field(default_factory=list)  # differences, and sessions that failed
 
@@ -523,7 +523,7 @@ def _has_reported(run: Path, began: float) -> bool:
 
 
 def _doing(run: Path, began: float) -> str:
-    """What a session that began at that time was doing when it was killed."""
+    """Activity of a session that began at that time, when it was killed."""
     if not _has_reported(run, began):
         return "starting"
     if any(path.stat().st_mtime >= began for path in run.glob("*/temp-*")):

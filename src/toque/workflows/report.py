@@ -1,4 +1,4 @@
-"""What folders hold: pages of stores and runs, runs held against one, and hashes compared."""
+"""Reports on folders: pages of stores and runs, runs held against one, and hashes compared."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def pack(source: Lengths, target: Lengths, shape: RowShape) -> Rows:
 
 
 def pack_windows(source: Lengths, target: Lengths, shape: RowShape) -> Placed:
-    """What `pack` gives for each of several windows, by lengths [windows, examples]."""
+    """Pack each of several windows as `pack` does one; the lengths are [windows, examples]."""
     if shape.source:
         return _best_fit_pairs(source / shape.source, target / shape.target)
     order = np.argsort(-target, axis=1, kind="stable")

@@ -134,7 +134,7 @@ def read_manifest(folder: Path) -> StoreManifest:
 
 
 def _faults(manifest: StoreManifest) -> Iterator[str]:
-    """What no store's manifest has, which may come from anyone: foreign files, false numbers."""
+    """Faults of a manifest, which may come from anyone: foreign files, false numbers."""
     names = [entry.file for entry in [*manifest.shards, *manifest.files]]
     for name in names:
         if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\0" in name or "\\" in name:

@@ -145,7 +145,7 @@ class MetricsLog(Callback):
     evaluated: Callable[[], Mapping[str, Any]] = dict  # `seconds`, and `texts`, scores of texts
     copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()  # called with every record
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Of a GPU, step events hold the most bytes that the session has allocated so far."""
+    """Device of the run; for a GPU, step events hold the most bytes the session has allocated."""
     dropped_records: int = 0
     _window: StepWindow = field(default_factory=StepWindow)
     _stop_after: Duration | None = None
