@@ -36,7 +36,7 @@ from typing import Any
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "sve", "bf16")
 PACKAGES = (
     "toque", "torch", "numpy", "transformers", "tokenizers", "datasets", "accelerate", "pyarrow",
-    "rouge-score", "sacrebleu", "moto", "ingredient-parser-nlp",
+    "ctranslate2", "rouge-score", "sacrebleu", "moto", "ingredient-parser-nlp",
 )  # fmt: skip
 
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import peers
 
+Write = Callable[[list[list[int]], int], list[list[int]]]
 MODEL, PROMPTS, CONVERTED = "model", "prompts.json", "ctranslate2"
 
 
@@ -48,10 +49,7 @@ def ours(folder: Path, new: int) -> dict[str, Any]:
         options = GenerationOptions(max_new_tokens=count, precision="float32")
         return generate(model, prompts, options, eos_id=given["eos"], pad_id=given["pad"])
 
-    write(given["prompts"][:8], 4)
-    began = time.perf_counter()
-    answers = write(given["prompts"], new)
-    return {"seconds": time.perf_counter() - began, "answers": answers}
+    return _timed(write, given["prompts"], new)
 
 
 def theirs(folder: Path, new: int, *, workers: int, threads: int) -> dict[str, Any]:
@@ -61,38 +59,31 @@ def theirs(folder: Path, new: int, *, workers: int, threads: int) -> dict[str, A
     given = json.loads((folder / PROMPTS).read_text())
     shares = {"inter_threads": workers, "intra_threads": max(1, threads // workers)}
     path = str(folder / CONVERTED)
-    greedy: dict[str, Any] = {"beam_size": 1, "end_token": [given["eos"]]}
     if given["encoder_decoder"]:
-        translator = ctranslate2.Translator(path, compute_type="float32", **shares)
-        words = json.loads((folder / CONVERTED / "shared_vocabulary.json").read_text())
-
-        def write(prompts: list[list[int]], count: int) -> list[list[int]]:
-            texts = [[words[i] for i in prompt] for prompt in prompts]
-            rows = max(1, len(prompts) // workers)
-            found = translator.translate_batch(
-                texts, max_batch_size=rows, max_decoding_length=count, **greedy
-            )
-            ids = {word: i for i, word in enumerate(words)}
-            return [[ids[word] for word in result.hypotheses[0]] for result in found]
+        batch = ctranslate2.Translator(path, compute_type="float32", **shares).translate_batch
+        vocabulary, texts_of, limit = "shared_vocabulary.json", "hypotheses", "max_decoding_length"
+        more: dict[str, Any] = {}
     else:
-        generator = ctranslate2.Generator(path, compute_type="float32", **shares)
-        words = json.loads((folder / CONVERTED / "vocabulary.json").read_text())
+        batch = ctranslate2.Generator(path, compute_type="float32", **shares).generate_batch
+        vocabulary, texts_of, limit = "vocabulary.json", "sequences", "max_length"
+        more = {"include_prompt_in_result": False}
+    words = json.loads((folder / CONVERTED / vocabulary).read_text())
+    ids = {word: i for i, word in enumerate(words)}
+    greedy = more | {"beam_size": 1, "end_token": [given["eos"]]}
 
-        def write(prompts: list[list[int]], count: int) -> list[list[int]]:
-            texts = [[words[i] for i in prompt] for prompt in prompts]
-            rows = max(1, len(prompts) // workers)
-            found = generator.generate_batch(
-                texts,
-                max_batch_size=rows,
-                max_length=count,
-                include_prompt_in_result=False,
-                **greedy,
-            )
-            return [result.sequences_ids[0] for result in found]
+    def write(prompts: list[list[int]], count: int) -> list[list[int]]:
+        texts = [[words[i] for i in prompt] for prompt in prompts]
+        rows = max(1, len(prompts) // workers)
+        found = batch(texts, max_batch_size=rows, **{limit: count}, **greedy)
+        return [[ids[word] for word in getattr(result, texts_of)[0]] for result in found]
 
-    write(given["prompts"][:8], 4)
+    return _timed(write, given["prompts"], new)
+
+
+def _timed(write: Write, prompts: list[list[int]], new: int) -> dict[str, Any]:
+    write(prompts[:8], 4)
     began = time.perf_counter()
-    answers = write(given["prompts"], new)
+    answers = write(prompts, new)
     return {"seconds": time.perf_counter() - began, "answers": answers}
 
 
@@ -102,7 +93,6 @@ def write_folders(a: argparse.Namespace, folder: Path) -> None:
     from generate import model_and_prompts
 
     model, prompts, eos = model_and_prompts(a)
-    model.config.tie_word_embeddings = bool(model.config.tie_word_embeddings)
     model.save_pretrained(folder / MODEL)
     for file in peers.tokenizer_folder(a.family).iterdir():
         shutil.copy(file, folder / MODEL)
@@ -119,49 +109,42 @@ def write_folders(a: argparse.Namespace, folder: Path) -> None:
 
 def side(a: argparse.Namespace, folder: Path, name: str, workers: int = 1) -> dict[str, Any]:
     """One process of a side."""
-    words = [sys.executable, __file__, "--side", name, "--folder", folder, "--new", a.new]
+    words = [__file__, "--side", name, "--folder", folder, "--new", a.new]
     words += ["--workers", workers, "--threads", a.threads]
-    environment = os.environ | {"OMP_NUM_THREADS": str(a.threads), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(  # noqa: S603 - this file
-        [str(word) for word in words], capture_output=True, text=True, env=environment, check=False
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr[-3000:])
-    return peers.last_json(done.stdout)
+    return peers.last_json(peers.run(words, threads=a.threads).stdout)
 
 
-def measure(a: argparse.Namespace) -> harness.Result:
-    """Both systems in turn."""
+def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
+    """Both systems in turn, or one side's process."""
+    if a.side == "ours":
+        return ours(a.folder, a.new)
+    if a.side == "theirs":
+        return theirs(a.folder, a.new, workers=a.workers, threads=a.threads)
     if importlib.util.find_spec("ctranslate2") is None:
         raise harness.Skipped("ctranslate2 is not installed: pip install ctranslate2")
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         write_folders(a, folder)
-        rows: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
-        for _ in range(a.pairs):
-            rows["ours"].append(side(a, folder, "ours"))
-            tries = [side(a, folder, "theirs", workers) for workers in sorted({1, a.threads})]
-            rows["theirs"].append(min(tries, key=lambda one: one["seconds"]))
-    rates = {
-        name: [sum(map(len, one["answers"])) / one["seconds"] for one in found]
-        for name, found in rows.items()
-    }
-    ratios = sorted(x / y for x, y in zip(rates["ours"], rates["theirs"], strict=True))
-    first = list(zip(rows["ours"][0]["answers"], rows["theirs"][0]["answers"], strict=True))
-    equal = sum(mine == other for mine, other in first)
-    result = harness.Result(
-        ours=[round(rate, 1) for rate in rates["ours"]],
-        theirs=[round(rate, 1) for rate in rates["theirs"]],
-        ratio={
-            "median": round(ratios[len(ratios) // 2], 3),
-            "worst": round(ratios[0], 3),
-            "pairs": len(ratios),
-        },
-        quality={"passes": equal >= 0.95 * len(first), "equal": equal, "answers": len(first)},
-        details={"model": f"{a.family}_mini", "new": a.new},
-    )
-    if not result.quality["passes"]:
-        result.void(f"only {equal} of {len(first)} answers are equal")
+        answers: dict[str, list[list[int]]] = {}
+
+        def turn(name: str, *workers: int) -> dict[str, Any]:
+            fastest = min((side(a, folder, name, n) for n in workers), key=itemgetter("seconds"))
+            answers[name] = fastest.pop("answers")
+            return fastest | {"tokens": sum(map(len, answers[name]))}
+
+        def quality(*_: object) -> dict[str, Any]:
+            pairs = list(zip(answers["ours"], answers["theirs"], strict=True))
+            equal = sum(mine == other for mine, other in pairs)
+            return {"passes": equal >= 0.95 * len(pairs), "equal": equal, "answers": len(pairs)}
+
+        result = harness.paired(
+            lambda _: turn("ours", 1),
+            lambda _: turn("theirs", *sorted({1, a.threads})),
+            pairs=a.pairs,
+            score=lambda run: run.value["tokens"] / run.value["seconds"],
+            quality=quality,
+        )
+    result.details = {"model": f"{a.family}_mini", "new": a.new}
     return result
 
 
@@ -178,19 +161,5 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--workers", type=int, default=1, help=argparse.SUPPRESS)
 
 
-def _one_side() -> None:
-    parser = argparse.ArgumentParser()
-    options(parser)
-    a = parser.parse_args()
-    if a.side == "ours":
-        found = ours(a.folder, a.new)
-    else:
-        found = theirs(a.folder, a.new, workers=a.workers, threads=a.threads)
-    print(json.dumps(found))
-
-
 if __name__ == "__main__":
-    if "--side" in sys.argv:
-        _one_side()
-    else:
-        harness.main(__file__, __doc__, options, measure)
+    harness.main(__file__, __doc__, options, measure)
