@@ -18,6 +18,10 @@ from torch.nn import functional
 _KERNELS: Final = "256"
 _KERNEL_CACHES: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """oneDNN's cache of compiled products and torch's above it."""
+EMULATED_BF16: Final = (
+    "This {device} has no bf16 in hardware: its products are emulated, which is slower than "
+    "float32. The precision auto takes what is fast."
+)
 _USUAL_ROWS: Final = 64  # rows of a product that the packed order is chosen for; any number runs
 
 

@@ -21,7 +21,12 @@ from toque.errors import ConfigError
 from toque.keyed_random import key_of
 from toque.models.families import Family
 from toque.models.glibc_malloc import keep_freed_memory
-from toque.models.onednn import has_fast_bf16, keep_fewer_kernels, onednn_is_faster
+from toque.models.onednn import (
+    EMULATED_BF16,
+    has_fast_bf16,
+    keep_fewer_kernels,
+    onednn_is_faster,
+)
 from toque.runs.outlined_update import Peak, Products, peak_of
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import whole
@@ -251,8 +256,4 @@ def _precision(
         return "float32", [f"{asked} does not run on this {device.type}, so float32 is used: {why}"]
     if asked == "fp16" or has_fast_bf16(device):
         return asked, []  # type: ignore[return-value]  # checked against the choices above
-    emulated = (
-        f"This {device.type} has no bf16 in hardware: its products are emulated, many times slower "
-        "than in float32. train.precision=auto takes what is fast."
-    )
-    return "bf16", [emulated]
+    return "bf16", [EMULATED_BF16.format(device=device.type)]

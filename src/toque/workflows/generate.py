@@ -97,6 +97,7 @@ def generate(
         from toque.models.generation.engine import generate as generate_ids
         from toque.models.glibc_malloc import keep_freed_memory
         from toque.models.lora.adapter_files import load_adapter
+        from toque.models.onednn import EMULATED_BF16
         from toque.workflows.open_model import open_model
 
         opened = open_model(folder, device=device, reporter=reporter)
@@ -104,10 +105,7 @@ def generate(
         if model.device.type == "cpu":
             keep_freed_memory()
     if emulates_bf16(precision, model):
-        reporter.notice(
-            f"This {model.device.type} has no bf16 in hardware: its products are emulated, which "
-            "is slower than float32. Leave the precision at float32, or say auto."
-        )
+        reporter.notice(EMULATED_BF16.format(device=model.device.type))
     texts: list[Written] = []
     for i, (adapter, record, typed) in enumerate(zip(by, records, each, strict=True)):
         if adapter is not None:
