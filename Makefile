@@ -19,7 +19,7 @@ NEWEST_TESTS := tests/cli/test_quiet.py tests/models/loading tests/models/genera
 	tests/training/test_resume.py tests/training/test_trainer.py tests/serving/test_app.py
 PIP_INSTALL := install --quiet --disable-pip-version-check
 
-.PHONY: help demo docs test test-slow test-newest newest format check lint shape bench lock versions clean
+.PHONY: help demo docs test test-slow test-kernels test-newest newest format check lint shape bench lock versions clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -40,6 +40,14 @@ test: $(READY)  ## the tests, without the slow ones
 
 test-slow: $(READY)  ## the slow tests
 	@$(BIN)/python -m pytest -q -m "slow and not gpu" $(ARGS)
+
+build/triton: requirements.lock $(READY)
+	@$(BIN)/pip $(PIP_INSTALL) --constraint requirements.lock --no-deps --upgrade --target $@ triton
+	@touch $@
+
+# Beside a CPU build of torch, which brings none, and out of its environment.
+test-kernels: build/triton  ## attention's kernels compiled for cards that are not here; TOQUE_KERNELS=all for each
+	@PYTHONPATH=build/triton $(BIN)/python -m pytest -q -m slow tests/fake_cuda/test_kernels_that_fit.py $(ARGS)
 
 $(NEWEST)/.ready: pyproject.toml
 	@$(PYTHON) -m venv --clear $(NEWEST)

@@ -223,6 +223,21 @@ def _gpus() -> Iterator[MachineCheck]:
         free, total = torch.cuda.mem_get_info(index)
         found = f"{it.name}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free, {bf16}"
         yield _checked(f"GPU {index}", f"{found}, driver {driver or 'unknown'}")
+        yield attention_on(torch.device("cuda", index))
+
+
+def attention_on(device: torch.device) -> MachineCheck:
+    """FlexAttention in 16 bits with heads of 64, as a run tries it."""
+    from toque.models.forward.flex_attention import kernels_on  # loads transformers
+
+    dtype = torch.bfloat16 if has_fast_bf16(device) else torch.float16
+    plain, biased = (kernels_on(device, dtype, 64, biased=b, dropped=True) for b in (False, True))
+    fails = plain.options is None or biased.options is None
+    todo = (
+        "Masks take its place, which is slower. It needs triton and a C compiler." if fails else ""
+    )
+    found = f"flex, {plain}; where T5's bias is added, {biased}"
+    return _checked(f"attention on {device}", found, todo)
 
 
 def _memory_and_limits(folder: Path) -> Iterator[MachineCheck]:

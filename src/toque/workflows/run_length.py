@@ -214,6 +214,7 @@ def banner(
     splits, tokens = store.manifest.splits, store.manifest.tokens
     rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
     n_rows, ranks, resources = stream.at(Cursor()).batch.n_rows, runtime.ranks, fitted.resources
+    attention = attention_in(model, runtime)
     sharing = []
     if ranks.is_distributed:
         library = "nccl" if runtime.device.type == "cuda" else "gloo"
@@ -244,7 +245,7 @@ def banner(
         ("batch", f"{config.train.batch} an update, over all micro-batches and ranks"),
         ("accumulation", f"{at_once}; {fitted.line}"),
         ("precision", f"{runtime.precision} on {runtime.device}"),
-        ("attention", attention_in(model, runtime).name),
+        ("attention", ", ".join(filter(None, (attention.name, attention.blocks)))),
         ("compile", "compiled" if resources.compile else "not compiled"),
         ("uploads", config.checkpoint.upload or "none"),
         ("run folder", config.run_dir),

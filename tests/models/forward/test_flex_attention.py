@@ -94,13 +94,17 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
     torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-5)
 
 
-def test_the_probe_finds_a_kernel_that_sees_its_neighbours(monkeypatch):
-    assert flex._distance(CPU, torch.float32, 16) < 1e-5
+@pytest.mark.parametrize("dropped", [False, True])
+def test_the_probe_finds_a_kernel_that_sees_its_neighbours(monkeypatch, dropped):
+    assert flex._distance(CPU, torch.float32, 16, {}, biased=True, dropped=dropped) < 1e-5
     attend = flex.attend
 
-    def open_to_all(query, key, value, _mask, **how):
-        whole = create_block_mask(lambda _b, _h, i, j: i >= j, None, None, 320, 320, device="cpu")
-        return attend(query, key, value, whole, **how)
+    def open_to_all(query, key, value, mask, **how):
+        if how["by"] is not flex.reference:
+            mask = create_block_mask(
+                lambda _b, _h, i, j: i >= j, None, None, 320, 320, device="cpu"
+            )
+        return attend(query, key, value, mask, **how)
 
     monkeypatch.setattr(flex, "attend", open_to_all)
-    assert flex._distance(CPU, torch.float32, 16) > 0.1
+    assert flex._distance(CPU, torch.float32, 16, {}, biased=True, dropped=dropped) > 0.1

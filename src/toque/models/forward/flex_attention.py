@@ -9,15 +9,16 @@ pass, turn this into a division by the sum over all:
 
 Which pairs are dropped is a hash of (seed, row, head, query, key), so that backward and activation
 checkpointing drop the same ones. The attention is chosen by rule and no timing: what a run computes
-must not depend on the machine's load. A GPU's kernel that fails on a small batch, or computes other
-numbers than the definition, is passed over, and the reason reported.
+must not depend on the machine's load. A GPU's kernels that fail on a small batch, or compute other
+numbers than the definition, are passed over for some of smaller blocks, and the reason reported.
 
 Letters: R rows, H heads, T queries, S keys, d head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Literal, cast
@@ -46,6 +47,18 @@ _RECOMPILES: Final = 64
 for whole and for last micro-batches."""
 _STEPS: Final = 1 << 24
 _LSE_COLUMNS: Final = 16  # of values in the pass that only sums up: the fewest a kernel takes
+Options = Mapping[str, int]  # `kernel_options` of `flex_attention`
+Pair = tuple[Options, Options]  # of kernels that add no bias, and of those that add one
+# One kind of kernel: rows of fewer than 128 queries would have another. torch chooses the blocks.
+_TORCHS: Final[Options] = {"FORCE_USE_FLEX_ATTENTION": 1}
+_BACKWARD: Final = dict.fromkeys(("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"), 32)
+_LADDER: Final = (
+    _TORCHS,
+    *({**_TORCHS, "BLOCK_M": m, "BLOCK_N": n} for m, n in ((128, 64), (64, 64), (64, 32))),
+    {**_TORCHS, "BLOCK_M": 32, "BLOCK_N": 32, **_BACKWARD},
+)
+"""Tried in turn: blocks of M queries x N keys. A bias takes shared memory and registers; with
+128 x 64 one like T5's was faster on an H100 (github.com/pytorch/pytorch/issues/138493)."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +67,19 @@ class BlockMasks:
 
     own: BlockMask  # self-attention
     across: BlockMask | None = None  # cross-attention, decoder to encoder; None without one
+    by: Pair = (_TORCHS, _TORCHS)
 
 
-def decoder_masks(batch: DecoderBatch) -> BlockMasks:
+def decoder_masks(batch: DecoderBatch, by: Pair = (_TORCHS, _TORCHS)) -> BlockMasks:
     """The masks of a decoder-only model's micro-batch."""
-    return BlockMasks(_block_mask(batch.segments, batch.segments, causal=True))
+    return BlockMasks(_block_mask(batch.segments, batch.segments, causal=True), by=by)
 
 
-def encoder_decoder_masks(batch: EncoderDecoderBatch) -> tuple[BlockMasks, BlockMasks]:
+def encoder_decoder_masks(batch: EncoderDecoderBatch, by: Pair) -> tuple[BlockMasks, BlockMasks]:
     """The masks of a T5's encoder and decoder."""
     source, target = batch.source_segments, batch.target_segments
-    own = _block_mask(target, target, causal=True)
-    return BlockMasks(_block_mask(source, source)), BlockMasks(own, _block_mask(target, source))
+    own, across = _block_mask(target, target, causal=True), _block_mask(target, source)
+    return BlockMasks(_block_mask(source, source), by=by), BlockMasks(own, across, by)
 
 
 def _block_mask(queries: Tensor, keys: Tensor, *, causal: bool = False) -> BlockMask:
@@ -109,8 +123,8 @@ def _attend(
     across = plan.across if getattr(module, "is_decoder", False) and not module.is_causal else None
     mask = plan.own if across is None else across
     bias = position_bias if across is None else None  # T5 passes its cross-attention one of zeros
-    output = attend(query, key, value, mask, bias=bias, scale=scale, dropout=dropout)
-    return output.transpose(1, 2), None
+    how: Any = {"scale": scale, "dropout": dropout, "options": plan.by[bias is not None]}
+    return attend(query, key, value, mask, bias=bias, **how).transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, _attend)
@@ -125,24 +139,27 @@ def attend(
     bias: Tensor | None,
     scale: float,
     dropout: float,
+    options: Options = _TORCHS,
+    by: Callable[..., Any] | None = None,
 ) -> Tensor:
     """softmax(scale * q @ k.T + bias) @ v where the mask allows; 0 where it allows nothing.
 
     Queries are [R, H, T, d], keys and values [R, H, S, d]. Of the bias [1, H, T, S] each row adds
-    to a gradient of its own, summed in order: the bits are the same every time.
+    to a gradient of its own, summed in order: the bits are the same every time. `by` computes it in
+    place of the device's kernels.
     """
+    by = by or _kernel(query)
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
-    how: dict[str, Any] = {"block_mask": block_mask, "scale": scale}
+    how: dict[str, Any] = {"block_mask": block_mask, "scale": scale, "kernel_options": options}
     if dropout == 0.0:
-        output: Tensor = _kernel(query)(query, key, value, score_mod=with_bias(rows), **how)
+        output: Tensor = by(query, key, value, score_mod=with_bias(rows), **how)
         return output
     seeds = torch.randint(-(2**31), 2**31, (len(query),), dtype=torch.int32, device=query.device)
     how["return_aux"] = AuxRequest(lse=True)
-    kept, of_kept = _kernel(query)(
-        query, key, value, score_mod=_dropped(rows, seeds, round(dropout * _STEPS)), **how
-    )
+    drop = _dropped(rows, seeds, round(dropout * _STEPS))
+    kept, of_kept = by(query, key, value, score_mod=drop, **how)
     few = value.detach()[..., :_LSE_COLUMNS]
-    _, of_all = _kernel(query)(query, key, few, score_mod=with_bias(rows), **how)
+    _, of_all = by(query, key, few, score_mod=with_bias(rows), **how)
     # Where nothing is kept, of a whole row of padding say, both may be minus infinity.
     nothing = of_kept.lse.isneginf()
     share = (of_kept.lse - of_all.lse.masked_fill(nothing, 0.0)).masked_fill(nothing, -torch.inf)
@@ -202,13 +219,18 @@ def _kernel(query: Tensor) -> Callable[..., Any]:
 
 
 @cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """FlexAttention's kernels are made by the compiler for each pair of mask and score function."""
+def _compiled(function: Callable[..., Any], *, strict: bool = False) -> Callable[..., Any]:
+    """FlexAttention's kernels are made by the compiler for each pair of mask and score function.
+
+    Strict: too much shared memory is an error; torch 2.13 would make loads wait for each other.
+    """
     from torch._dynamo import config  # takes a second to load, and only here it is needed
 
     # Past the limit the scores of all pairs would be computed instead, without a word.
     config.recompile_limit = max(config.recompile_limit, _RECOMPILES)
-    return torch.compile(function)
+    known = torch._inductor.list_options() if strict else []  # noqa: SLF001
+    retry = "triton.dynamic_disable_pipelining"
+    return torch.compile(function, options={retry: False} if retry in known else None)
 
 
 def reference(
@@ -220,6 +242,7 @@ def reference(
     block_mask: BlockMask,
     scale: float,
     return_aux: AuxRequest | None = None,
+    **_: Any,
 ) -> Any:
     """`flex_attention` by its definition; PyTorch's own has no backward on a CPU."""
     rows, heads, queries, keys = *query.shape[:3], key.shape[2]
@@ -252,11 +275,28 @@ float32 may be in TF32. A kernel that sees a neighbour is off by about 1."""
 
 
 @dataclass(frozen=True)
+class KernelChoice:
+    """The first of `_LADDER` whose kernels work, and why none before it does."""
+
+    options: Options | None  # None: there are none
+    why: str = ""
+
+    def __str__(self) -> str:
+        """In words, e.g. "blocks of 64 x 64, since torch's own need ..."."""
+        if not self.why:
+            return "torch's own blocks"
+        sizes = self.options and "blocks of {BLOCK_M} x {BLOCK_N}".format(**self.options)
+        return f"{sizes or 'none'}, since {self.why}"
+
+
+@dataclass(frozen=True)
 class Choice:
     """An attention, and why no better one was taken."""
 
     name: Attention
     notes: tuple[str, ...] = ()
+    options: Pair = (_TORCHS, _TORCHS)
+    blocks: str = ""  # of FlexAttention on a GPU, in words
 
 
 def use_attention(model: nn.Module, asked: Asked) -> None:
@@ -288,30 +328,50 @@ def attention_of(model: nn.Module, device: torch.device) -> Choice:
     dtype = core.dtype
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
-    encoder = family_of(core.config).is_encoder_decoder
-    why = _failure(device, dtype, core.config.d_kv if encoder else head_size(core.config))
-    if why is None:
-        return Choice("flex")
-    return Choice("dense", (f"attention without masks by flex is not used: {why}",))
+    encoder, size = family_of(core.config).is_encoder_decoder, head_size(core.config)
+    names = ("dropout_rate", "attn_pdrop", "attention_dropout")
+    dropped = any(getattr(core.config, name, 0.0) for name in names)
+    plain, biased = (  # T5's cross-attention adds none
+        kernels_on(device, dtype, size, biased=b, dropped=dropped) for b in (False, encoder)
+    )
+    if plain.options is None or biased.options is None:
+        why = (plain if plain.options is None else biased).why
+        return Choice("dense", (f"attention without masks by flex is not used: {why}",))
+    words = str(plain) if plain == biased else f"{plain}; where T5's bias is added, {biased}"
+    return Choice("flex", options=(plain.options, biased.options), blocks=words)
 
 
 @cache
-def _failure(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
-    """Reason that FlexAttention cannot be used; None if it computes what it should."""
-    try:
-        with (
-            torch.random.fork_rng([device]),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast(device.type, enabled=False),
-        ):
-            distance = _distance(device, dtype, size)
-    except Exception as error:  # noqa: BLE001 - whatever the kernel or its compiler raises
-        return (str(error).strip() or repr(error)).splitlines()[0]
-    return None if distance <= _TOLERANCE[dtype] else f"its numbers are off by {distance:.1e}"
+def kernels_on(
+    device: torch.device, dtype: torch.dtype, size: int, *, biased: bool, dropped: bool
+) -> KernelChoice:
+    """The kernels that work on a GPU with heads of `size` columns, with a bias, with dropout."""
+    first = ""
+    for options in _LADDER:
+        try:
+            with (
+                torch.random.fork_rng([device]),
+                torch.inference_mode(False),
+                torch.enable_grad(),
+                torch.autocast(device.type, enabled=False),
+            ):
+                distance = _distance(device, dtype, size, options, biased=biased, dropped=dropped)
+            if distance <= _TOLERANCE[dtype]:
+                return KernelChoice(options, first)
+            why = f"torch's own are off by {distance:.1e}"
+        except Exception as error:  # noqa: BLE001 - whatever the kernel or its compiler raises
+            said = re.sub(r"^\S+ raised:\s+", "", str(error).strip()) or repr(error)
+            why = said.splitlines()[0]
+            if needs := re.search(r"Required: (\d+)\D+limit: ?(\d+)", said):
+                has, limit = (f"{int(n):,}" for n in needs.groups())
+                why = f"torch's own need {has} bytes of shared memory and the card has {limit}"
+        first = first or why
+    return KernelChoice(None, first)
 
 
-def _distance(device: torch.device, dtype: torch.dtype, size: int) -> float:
+def _distance(
+    device: torch.device, dtype: torch.dtype, size: int, by: Options, *, biased: bool, dropped: bool
+) -> float:
     """The largest distance of outputs and gradients from attention by its definition."""
     torch.manual_seed(0)
     rows, length, heads = 2, 320, 2
@@ -319,26 +379,23 @@ def _distance(device: torch.device, dtype: torch.dtype, size: int) -> float:
     for row, ends in enumerate(((70, 200, 310), (250, 256, 320))):
         for number, end in reversed(list(enumerate(ends, start=1))):
             segments[row, :end] = number
-    batch = DecoderBatch(segments, ((), ()), segments, segments, segments).to(device)
-    mask = decoder_masks(batch).own
-    shapes = [(rows, heads, length, size)] * 4 + [(1, heads, length, length)]
-    *drawn, slope, bias = (torch.randn(shape, device=device) for shape in shapes)
+    mask = _block_mask(segments.to(device), segments.to(device), causal=True)
+    shapes = [(rows, heads, length, size)] * 4 + [(1, heads, length, length)] * biased
+    slope, *drawn = (torch.randn(shape, device=device) for shape in shapes)
+    how: Any = {"scale": size**-0.5, "dropout": 0.1 * dropped, "options": by}
 
-    def computed(dtype: torch.dtype, *, exact: bool) -> list[Tensor]:
-        q, k, v = (t.to(dtype).requires_grad_() for t in drawn)
-        added, scale = bias.clone().requires_grad_(), size**-0.5
-        if exact:
-            score = with_bias(added.expand(rows, -1, -1, -1))
-            out = reference(q, k, v, score_mod=score, block_mask=mask, scale=scale)
-        else:
-            out = attend(q, k, v, mask, bias=added, scale=scale, dropout=0.0)
-        return [out.detach(), *torch.autograd.grad(out, (q, k, v, added), slope.to(out.dtype))]
+    def computed(dtype: torch.dtype, by: Callable[..., Any] | None) -> list[Tensor]:
+        torch.manual_seed(1)  # of the pairs that are dropped
+        q, k, v = (t.to(dtype).requires_grad_() for t in drawn[:3])
+        added = [t.clone().requires_grad_() for t in drawn[3:]]
+        out = attend(q, k, v, mask, bias=added[0] if added else None, by=by, **how)
+        return [out.detach(), *torch.autograd.grad(out, (q, k, v, *added), slope.to(out.dtype))]
 
     real = (segments > 0).to(device)[:, None, :, None]
-    pairs = zip(computed(dtype, exact=False), computed(torch.float32, exact=True), strict=True)
+    kernels = None if device.type == "cpu" else _compiled(flex_attention, strict=True)
+    pairs = zip(computed(dtype, kernels), computed(torch.float32, reference), strict=True)
     apart = []
     for mine, true in pairs:
         seen = real if true.shape[-1] == size else torch.ones_like(true, dtype=torch.bool)
-        gap = ((mine.float() - true) * seen).abs().max() / (true * seen).abs().max()
-        apart.append(float(gap))
-    return max(apart)
+        apart.append(((mine.float() - true) * seen).abs().max() / (true * seen).abs().max())
+    return float(torch.stack(apart).max())  # NaN if there is one

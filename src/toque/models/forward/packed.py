@@ -71,9 +71,9 @@ def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
-    attention = attention_of(core, batch.labels.device).name
+    chosen = attention_of(core, batch.labels.device)
     sources, targets = batch.source_segments, batch.target_segments
-    if attention == "segments":
+    if chosen.name == "segments":
         source, target = _RealTokens.of(sources), _RealTokens.of(targets)
         plans = (
             AttentionPlan(examples_in(sources)),
@@ -83,10 +83,10 @@ def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tenso
         with attending_by(configs_of(core), varlen.NAME):
             hidden = t5_rows(core, *tokens, plans, longest=(plans[0].longest, plans[1].longest))
         hidden = target.put_back(hidden)
-    elif attention == "flex":
+    elif chosen.name == "flex":
         tokens = batch.source_tokens, batch.target_tokens
         with attending_by(configs_of(core), flex.NAME):
-            masks = flex.encoder_decoder_masks(batch)
+            masks = flex.encoder_decoder_masks(batch, chosen.options)
             hidden = t5_rows(core, *tokens, masks, longest=(sources.shape[1], targets.shape[1]))
     else:
         with attending_by(configs_of(core), "sdpa"):
@@ -105,21 +105,22 @@ def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tenso
 
 
 def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
-    attention = attention_of(core, batch.labels.device).name
+    chosen = attention_of(core, batch.labels.device)
     # Where each row holds one example and then padding, which causality alone hides, no mask at all
     # lets PyTorch's fused causal kernels run. Read from the example ids, which live on the host:
     # looking at the segments would wait for the device in every micro-batch.
     limit = max_positions(core.config)
     fits = limit is None or batch.tokens.shape[1] <= limit
     causal = fits and all(len(row) <= 1 for row in batch.example_ids)
-    if attention == "segments" and not (causal and bool((batch.segments > 0).all())):
+    if chosen.name == "segments" and not (causal and bool((batch.segments > 0).all())):
         real, plan = _RealTokens.of(batch.segments), AttentionPlan(examples_in(batch.segments))
         with attending_by(configs_of(core), varlen.NAME):
             hidden = decoder_rows(core, real.taken(batch.tokens), real.taken(batch.positions), plan)
         return real.put_back(hidden)
-    if attention == "flex" and not causal:
+    if chosen.name == "flex" and not causal:
+        masks = flex.decoder_masks(batch, chosen.options)
         with attending_by(configs_of(core), flex.NAME):
-            return decoder_rows(core, batch.tokens, batch.positions, flex.decoder_masks(batch))
+            return decoder_rows(core, batch.tokens, batch.positions, masks)
     # Embeddings instead of tokens: without a mask GPT-2 would look for padding among the tokens.
     masked: dict[str, Any] = {}
     if not causal:

@@ -104,7 +104,7 @@ def start_event(
 ) -> dict[str, Any]:
     """Fields of the start event that describe what is computed, and where."""
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    counts = parameter_counts(model)
+    counts, chosen = parameter_counts(model), attention_in(model, runtime)
     return {
         "versions": {
             "toque": __version__,
@@ -124,7 +124,8 @@ def start_event(
         "arithmetic": arithmetic.record(),
         "precision": runtime.precision,
         "deterministic": runtime.deterministic,
-        "attention": attention_in(model, runtime).name,
+        "attention": chosen.name,
+        "attention_blocks": chosen.blocks or None,
         "readers": stream.readers,
         "ranks": runtime.ranks.world_size,
         "strategy": sharing.strategy,
