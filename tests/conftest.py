@@ -1,7 +1,5 @@
 """What every test shares: one thread, no network, real data where it lies, golden files."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import tempfile

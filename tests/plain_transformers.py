@@ -1,7 +1,5 @@
 """Model folders with random weights, and the texts that transformers writes with them alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

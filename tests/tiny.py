@@ -3,8 +3,6 @@
 A new family is one entry in `_ARGUMENTS` and one in `KINDS`; every test over families then runs it.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import defaultdict

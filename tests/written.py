@@ -1,7 +1,5 @@
 """The engine's `generate` with its options as keywords."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from toque.models.generation import engine

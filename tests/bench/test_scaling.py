@@ -1,7 +1,5 @@
 """The arithmetic of docs/explanation/scaling.md: worked cases, and the tables that stand there."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

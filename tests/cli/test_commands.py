@@ -1,7 +1,5 @@
 """Every command once, on one small run: what it prints and how it ends."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shell completion: what Tab offers."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

@@ -1,7 +1,5 @@
 """Flags about shared runs that are refused before anything starts."""
 
-from __future__ import annotations
-
 import pytest
 
 from toque.cli import main

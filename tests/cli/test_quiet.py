@@ -1,7 +1,5 @@
 """Other libraries' warnings and log lines: none reaches the terminal of a command."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

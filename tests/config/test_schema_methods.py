@@ -1,7 +1,5 @@
 """Settings of adapters, cycles and noise: what is refused, and in which words."""
 
-from __future__ import annotations
-
 import pytest
 
 from toque.config import load_config, resolve_values

@@ -1,7 +1,5 @@
 """A bucket of our own, for the contracts that need one."""
 
-from __future__ import annotations
-
 import pytest
 
 

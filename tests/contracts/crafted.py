@@ -4,8 +4,6 @@
 of its own so that a file that does get its gigabytes, or runs its code, harms no test beside it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

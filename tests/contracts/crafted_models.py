@@ -1,7 +1,5 @@
 """Crafted model folders: configurations that ask for the impossible, and tokenizers that panic."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Mapping

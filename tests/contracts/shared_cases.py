@@ -5,8 +5,6 @@ writes what the rank saw to FOLDER/rank<N>.json. One group of processes walks ma
 torch is what takes time here. A case is family/strategy/weights/share: t5/fsdp/lora/uneven.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A run with an adapter and every method on: continued to the bit, generated from, exported."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Files that may come from anyone: refused in a paragraph, nothing allocated, nothing executed."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

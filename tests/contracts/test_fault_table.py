@@ -1,7 +1,5 @@
 """The tables of reliability.md and fault-tests.md name every fault, and tests that exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

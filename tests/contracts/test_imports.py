@@ -1,7 +1,5 @@
 """Imports of the package: levels, no circles, and what must start without torch."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Below the command line nothing prints, and no text names a flag."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every setting that a page or a text of the program names is one that can be set."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

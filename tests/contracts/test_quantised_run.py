@@ -1,7 +1,5 @@
 """A run beside a quantised base: continued to the bit, only the adapter kept, exported whole."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

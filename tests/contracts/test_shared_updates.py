@@ -1,7 +1,5 @@
 """Several processes by ddp and fsdp train as one does, and continue to the same bits."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

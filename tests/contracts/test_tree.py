@@ -1,7 +1,5 @@
 """The tree: every test is collected, nothing unpickles, no file names a machine."""
 
-from __future__ import annotations
-
 import ast
 from fnmatch import fnmatch
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tasks, weights, stages and augmentation at once: continued to the bit, the same run unpacked."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Augmented on tokens: the ids of the changed text, in prompt and target alike."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -1,7 +1,5 @@
 """What a recipe is turned into, task by task, and through `prepare`."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

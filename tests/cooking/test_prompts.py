@@ -1,7 +1,5 @@
 """Prompts as they are written, and what a person types read as one."""
 
-from __future__ import annotations
-
 import pytest
 
 from toque.cooking.prompts import (

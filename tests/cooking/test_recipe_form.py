@@ -1,7 +1,5 @@
 """Recipe's form: which texts its patterns hold."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

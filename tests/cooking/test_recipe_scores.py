@@ -5,8 +5,6 @@ step uses, the numbers gone); 2 a recipe that cannot be followed as it stands (s
 amounts); 3 hardly a recipe; 4 none.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from itertools import combinations

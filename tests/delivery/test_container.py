@@ -3,8 +3,6 @@
 The whole is tried by tools/try_container.py, which takes half an hour and root.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import http.server
 import json

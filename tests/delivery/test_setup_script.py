@@ -1,7 +1,5 @@
 """setup.sh: what it would do on which machine, what it refuses, a second run without a network."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """One folder as the pages have it, made once."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

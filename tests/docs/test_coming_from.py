@@ -4,8 +4,6 @@ Commands are the matter of test_printed_commands.py. Here settings are resolved 
 them over, calls are made in the kitchen, and names are looked up; other words in code are listed.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

@@ -6,8 +6,6 @@ leaves it out. Blocks of plain `text` are output. All in a folder with a small r
 matter of test_printed_commands.py.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Examples in docstrings are run, so that none of them rots."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 from pathlib import Path

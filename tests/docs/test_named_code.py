@@ -1,7 +1,5 @@
 """Modules, files and names of the code that pages speak of are there."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

@@ -7,8 +7,6 @@ the real command line, and its configuration resolved and its model built in out
 (`toque train` in a sentence) is parsed with the configuration or run that it leaves out.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

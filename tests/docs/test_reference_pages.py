@@ -1,7 +1,5 @@
 """The generated pages of docs/reference are what the code says today."""
 
-from __future__ import annotations
-
 import runpy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The site builds without a warning and fetches nothing; links outside it lead somewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Allowed answers are scored as the stock model scores them, one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

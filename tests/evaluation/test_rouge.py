@@ -1,7 +1,5 @@
 """ROUGE is that of rouge-score 0.1.2, to the bit of a float, whatever the text."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

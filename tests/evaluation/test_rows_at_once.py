@@ -1,7 +1,5 @@
 """Rows of an evaluation are halved where memory runs out."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

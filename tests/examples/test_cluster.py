@@ -1,7 +1,5 @@
 """Files of examples/cluster: each is what its scheduler reads, and its command is one of ours."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Examples: the notebooks are those of the scripts, and run from the first cell to the last."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

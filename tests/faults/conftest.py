@@ -1,7 +1,5 @@
 """Object stores of our own, and a tiny prepared run that the fault tests share."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ RUNS is the conftest of the loop's tests, WORK an empty folder, CONFIG a run who
 prepared. Prints one JSON object; torch is loaded once for all of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

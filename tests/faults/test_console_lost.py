@@ -1,7 +1,5 @@
 """A console that cannot be written, or goes away: it is an observer, and the run goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Data, settings and tokenizers that changed between two sessions, or while one reads them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

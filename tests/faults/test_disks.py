@@ -3,8 +3,6 @@
 A child process in a namespace of its own mounts them (small_disks.py), once for all tests here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Fetching a run over one that lies here: aside, verified, and only then in its place."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

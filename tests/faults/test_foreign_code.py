@@ -1,7 +1,5 @@
 """Code that a stranger's run names: no command imports it unless the person says so."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Files beside a run that the disk does not take: the run goes on and says so."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -4,8 +4,6 @@ The long version is `bench/robustness/fuzz.py`; what is damaged, how, and what i
 `bench/fuzzing/`. A failure names the number that repeats it.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Going back to a named checkpoint: the same bits again, and nothing is lost of what was newer."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

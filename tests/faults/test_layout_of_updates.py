@@ -4,8 +4,6 @@ Each run here has dropout, and what an earlier measurement of this machine says 
 continues, so that rows that are chosen anew are others.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

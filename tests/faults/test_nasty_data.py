@@ -1,7 +1,5 @@
 """A file with everything wrong at once, through the command a user types."""
 
-from __future__ import annotations
-
 import json
 
 from fixtures.recipe_files import pot as record

@@ -1,7 +1,5 @@
 """Faults of the line to a bucket, brought about by a proxy before a real service."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

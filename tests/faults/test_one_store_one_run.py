@@ -1,7 +1,5 @@
 """What a run is made of stays what it says: its sources, its store, its settings, its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

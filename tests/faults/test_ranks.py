@@ -1,7 +1,5 @@
 """Ranks of real runs on the CPU, started by `--gpus` and torchrun, killed and stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Runs in buckets, with real services on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

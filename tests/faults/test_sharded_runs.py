@@ -1,7 +1,5 @@
 """Runs that FSDP divides, saved in shards: the same ranks go on to the bit, others as closely."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

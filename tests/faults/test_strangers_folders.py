@@ -1,7 +1,5 @@
 """Folders of strangers: links in a run or a store, where Toque would write or read."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

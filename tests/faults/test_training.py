@@ -1,7 +1,5 @@
 """Faults of the loop itself, with small real runs in this process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

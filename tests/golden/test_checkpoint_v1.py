@@ -4,8 +4,6 @@
 The weights are made up, from a seed.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

@@ -1,7 +1,5 @@
 """Sizes and costs, against counts made by hand and published sizes."""
 
-from __future__ import annotations
-
 import torch
 from transformers import (
     AutoModelForCausalLM,

@@ -1,7 +1,5 @@
 """Compiled products: no more are kept than a run's memory has room for, and the user may say."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Classes by their names, confusion tables that fit, and the order of a page."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Verdict on a run, from made-up events: every cause named, shares that add up, odd files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

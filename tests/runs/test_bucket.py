@@ -1,7 +1,5 @@
 """A run in a bucket, of a real service on this machine."""
 
-from __future__ import annotations
-
 import pytest
 
 from toque.errors import CheckpointError

@@ -1,7 +1,5 @@
 """What metrics.jsonl says: the events that count, and the curves and sums of a run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

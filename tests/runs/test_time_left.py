@@ -1,7 +1,5 @@
 """Time until a run's command ends: what is foreseen, and what is corrected by measuring."""
 
-from __future__ import annotations
-
 import pytest
 
 from toque.runs.time_left import TimeLeft

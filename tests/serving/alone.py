@@ -1,7 +1,5 @@
 """Requests by hand; prompts, and what a model writes for one alone: what is served must be that."""
 
-from __future__ import annotations
-
 import http.client
 import random
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A tiny model that writes different lengths, its adapters, and servers over them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Served model that knows one recipe by heart: what it writes is known; it learns in seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache, partial
 

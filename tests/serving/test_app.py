@@ -1,7 +1,5 @@
 """The protocol as its clients speak it: the `openai` package, and requests by hand."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """The shared batch: what a request is answered does not depend on who else asks."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models that others made: prompts begin as their tokenizer begins them, and simply go on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What is served under which name, and what is refused before anything listens."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from html.parser import HTMLParser

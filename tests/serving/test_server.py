@@ -1,7 +1,5 @@
 """A server among clients that go away, wait, or send nothing; its token, and its end."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Parquet whose cells take far more memory than the file says or than a recipe may have."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

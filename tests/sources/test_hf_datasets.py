@@ -1,7 +1,5 @@
 """Hugging Face datasets: saved folders, names, records of text, and what is damaged."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

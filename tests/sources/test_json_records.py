@@ -1,7 +1,5 @@
 """Every layout of JSON, and the schemas that come in it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tracemalloc

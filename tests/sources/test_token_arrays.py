@@ -1,7 +1,5 @@
 """Token files: what they give, that the ids are not tokenised again, and every refusal."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Buckets read through real services on this machine: S3 by moto, GCS by its emulator."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

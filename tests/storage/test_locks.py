@@ -1,7 +1,5 @@
 """Locks between processes."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

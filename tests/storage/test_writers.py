@@ -1,7 +1,5 @@
 """Writers: files are opened for writing in storage/ alone, where no link is followed."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ rank saw to FOLDER/rank<N>.json. One pair of processes does everything: starting
 time here.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

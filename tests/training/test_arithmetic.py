@@ -1,7 +1,5 @@
 """What a run says of itself before its first step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config, T5Config

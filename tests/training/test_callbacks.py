@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from toque.training.callbacks import Callback, Callbacks, Requests, RunEnd, RunStart

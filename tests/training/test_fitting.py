@@ -1,7 +1,5 @@
 """From configuration to a fitted model: explicit settings obeyed, choices remembered, refusals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

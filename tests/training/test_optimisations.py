@@ -1,7 +1,5 @@
 """Every optimisation can be turned off, and is: what is built without it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers.activations import NewGELUActivation

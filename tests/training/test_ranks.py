@@ -1,7 +1,5 @@
 """Two processes over gloo are one run: the same losses, decisions and files."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

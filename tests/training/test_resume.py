@@ -1,7 +1,5 @@
 """A run continued from any checkpoint is the run that was never stopped, to the last bit."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """A limit on the whole command, by a clock that moves only when something is done."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """A server of the live page over any folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The live page, asked for by a plain client."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

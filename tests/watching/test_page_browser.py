@@ -3,8 +3,6 @@
 `fixtures/browser.py` says how to have accessibility checked, and pictures taken.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

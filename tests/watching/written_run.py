@@ -1,7 +1,5 @@
 """A run's files, written by hand as training writes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

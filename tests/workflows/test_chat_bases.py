@@ -1,7 +1,5 @@
 """Bases that converse: what training and export leave of their special tokens and template."""
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout

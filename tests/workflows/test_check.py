@@ -1,7 +1,5 @@
 """`toque check` passes what is right, and fails on the faults it exists for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Classification: what is asked, what may be answered, what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

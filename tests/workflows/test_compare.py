@@ -1,7 +1,5 @@
 """Runs held against each other: what differs, what it is worth, and what cannot be said."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

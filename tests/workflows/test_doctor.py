@@ -1,7 +1,5 @@
 """Doctor: a real small run judged, its lever tried, the machine checked, what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The crash test itself: it counts what it did, it sees what differs, and it leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`toque init`: what it finds, what it writes, and that the result trains."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

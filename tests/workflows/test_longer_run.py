@@ -1,7 +1,5 @@
 """Runs that go on past the length they were begun with."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """A finished model in plain transformers: the ids Toque reads, and the text Toque shows."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which reader a configured source gets, by what its first file holds."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

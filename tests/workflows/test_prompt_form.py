@@ -1,7 +1,5 @@
 """Prompts in the form a model was trained on: recipes, pairs of one's own, texts, token ids."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mistakes about folders, starts and shapes: each one true paragraph, before work is lost."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real runs leave scores by text whose sums are their scores."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

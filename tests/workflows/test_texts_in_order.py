@@ -1,7 +1,5 @@
 """Texts as they are written: in their order, whole characters only, and the same at the end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

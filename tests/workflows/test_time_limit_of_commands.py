@@ -1,7 +1,5 @@
 """Runs whose length is the clock's: what comes after training is told before it, and kept free."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

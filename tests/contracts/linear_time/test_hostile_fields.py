@@ -1,7 +1,5 @@
 """Texts made to take long, through the functions that read strangers' records (fault 55)."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

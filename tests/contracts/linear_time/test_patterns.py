@@ -3,8 +3,6 @@
 The texts are made from the patterns themselves, so a new pattern is tried without a line here.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import pkgutil

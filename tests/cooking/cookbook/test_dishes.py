@@ -1,7 +1,5 @@
 """The data of the dishes, and what the interpreter makes of it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from toque.cooking.ingredients.names import forms, has_quantity, head_noun, ingredient_name, stem

@@ -1,7 +1,5 @@
 """What a page prints beside a recipe is no step and no ingredient, and is counted when it goes."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Both of Food.com's tables, with recipes made up for the test."""
 
-from __future__ import annotations
-
 import csv
 import io
 

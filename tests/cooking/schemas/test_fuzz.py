@@ -1,7 +1,5 @@
 """Damage of every kind to every format: nothing but DataError, and the counts stay true."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

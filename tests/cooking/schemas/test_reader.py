@@ -1,7 +1,5 @@
 """Recognition as a whole, the reader by name, and its way through `prepare`."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

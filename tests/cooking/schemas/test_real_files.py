@@ -3,8 +3,6 @@
 `well_formed` is how many records have a title, an ingredient and a step at all.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 

@@ -1,7 +1,5 @@
 """Span corruption: nothing is lost, the counts are T5's, and what is cut is a pure function."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Length limits chosen from the data, and unknown tokens that are told of."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The store asked for against the one that is there: fingerprints, and differences in words."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

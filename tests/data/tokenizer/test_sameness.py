@@ -1,7 +1,5 @@
 """Tokenizers saved again are the same; those that give other ids are not, and are told apart."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

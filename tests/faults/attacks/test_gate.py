@@ -1,7 +1,5 @@
 """The gate of `toque serve` and `toque watch`, asked by raw bytes as no client would send them."""
 
-from __future__ import annotations
-
 import re
 import socket
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What else lies in a run's folder, or in its bucket, stays where it is."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Files and folders that are named by mistake: nothing of the user's is written over."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A signal during an evaluation ends it between two batches or tokens; it is made later."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

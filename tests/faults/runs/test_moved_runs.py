@@ -1,7 +1,5 @@
 """A run's folder is moved away while it trains: whatever is put in its place stays as it is."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

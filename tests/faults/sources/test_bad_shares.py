@@ -1,7 +1,5 @@
 """Sources of which much cannot be used: refused in words that help, and what they advise works."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What stands beside a prompt and its answer: joined, named or asked for, never left out unsaid."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

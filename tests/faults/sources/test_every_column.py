@@ -5,8 +5,6 @@ examples as the model reads them, and the columns without in the output of `init
 of `report`.
 """
 
-from __future__ import annotations
-
 import csv
 import html
 import io

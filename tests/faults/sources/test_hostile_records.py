@@ -1,7 +1,5 @@
 """Records that raise: each costs itself alone, and its reason and line are told (fault 54)."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

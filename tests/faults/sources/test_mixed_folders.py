@@ -1,7 +1,5 @@
 """Folders that hold more than recipes: each file is judged by itself (fault 53)."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

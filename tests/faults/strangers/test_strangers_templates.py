@@ -1,7 +1,5 @@
 """Chat templates and tokenizers of strangers: the time and memory that they take is bounded."""
 
-from __future__ import annotations
-
 import json
 import resource
 import shutil

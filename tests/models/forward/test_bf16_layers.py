@@ -1,7 +1,5 @@
 """Bfloat16 layers on a CPU: as near to float32 as autocast, and float32 itself untouched."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Transformer blocks: recomputed to the bit, compiled, and what compiling took."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

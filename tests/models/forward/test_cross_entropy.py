@@ -1,7 +1,5 @@
 """The chunked head: the loss and gradients of F.cross_entropy, without its memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Float32 products by oneDNN: the loss and gradients of torch's own, to rounding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

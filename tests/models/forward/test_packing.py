@@ -1,7 +1,5 @@
 """Packed examples give the loss and gradients of each example alone through stock transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

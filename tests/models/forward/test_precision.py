@@ -1,7 +1,5 @@
 """What is float32 under bf16 autocast, where a rounding would be felt."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,7 +1,5 @@
 """Attention by segments: what PyTorch's attention gives under a mask, and when it is used."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Constrained decoding: every text matches its form, in any family, batch and way of choosing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator
 

@@ -1,7 +1,5 @@
 """Generation: the ids of transformers' generate, whatever shares the batch."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

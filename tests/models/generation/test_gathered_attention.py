@@ -1,7 +1,5 @@
 """Attention by gathered sums: that of the products, for every kind of window."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

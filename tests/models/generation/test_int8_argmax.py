@@ -1,7 +1,5 @@
 """Argmax by int8 bounds: always the argmax of all the float32 logits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

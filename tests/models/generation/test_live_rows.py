@@ -1,7 +1,5 @@
 """Rows that come and go for a long time, as a server's do."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Generation in bf16: the texts of float32 where margins are clear, the model left as it is."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

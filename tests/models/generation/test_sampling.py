@@ -1,7 +1,5 @@
 """Draws follow the filtered distribution, and nothing but the counter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper

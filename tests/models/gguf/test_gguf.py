@@ -1,7 +1,5 @@
 """GGUF: the file holds the model, llama.cpp's own order included, or is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """llama.cpp itself: it reads the file, cuts texts as the codec does and writes the same tokens."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ the rank saw to FOLDER/rank<N>.json, and rank 0 the tensors that were saved, who
 processes walks all cases: starting torch is what takes time here. In the last the second is killed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Checkpoints whose hashes are right and whose state no training can have written."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Saves while training goes on: the same checkpoints, nothing skipped in silence, no error lost."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

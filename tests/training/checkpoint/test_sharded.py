@@ -1,7 +1,5 @@
 """Sharded checkpoints: two ranks write one, any number reads it, and half of one is none."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Slices of tensors: any number of ranks writes, any other number reads the same numbers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Gradients by layer group: right numbers, the same run."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

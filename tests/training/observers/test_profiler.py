@@ -1,7 +1,5 @@
 """Profiles of some updates: files that others can read, and the same run."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

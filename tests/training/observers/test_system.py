@@ -1,7 +1,5 @@
 """Figures of the machine while a run trains: written on the way, and never in its way."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

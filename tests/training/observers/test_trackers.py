@@ -1,7 +1,5 @@
 """Trackers get copies of all that a run writes; what they do with it never touches the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

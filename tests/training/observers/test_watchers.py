@@ -1,7 +1,5 @@
 """Who watches a run from outside: nothing they do, or fail to do, touches it."""
 
-from __future__ import annotations
-
 import json
 import threading
 from http.client import HTTPException

@@ -1,7 +1,5 @@
 """Gradient noise: its annealing, its independence of the past, its size."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Optimizers: against other people's code, against interruption, and what they refuse."""
 
-from __future__ import annotations
-
 import copy
 import random
 

@@ -1,7 +1,5 @@
 """Export: a folder for transformers or for llama.cpp, and how the model in it is asked."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ Two processes, killed by SIGKILL and continued from the bucket alone, end with t
 that nothing happened to.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The small presets train: shapes, data and length smaller, everything else as their files say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

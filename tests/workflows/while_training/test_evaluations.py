@@ -1,7 +1,5 @@
 """Evaluations while training: texts, scores, what a run may go by, and what stays the same."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The model card says what was measured and recorded, and calls the rest not measured."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The log of a run: what was told, with times; never worth a run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
