@@ -7,24 +7,28 @@ all-reduce; Rajbhandari et al. 2020, ZeRO, section 7, for sharded weights):
                                   (m - 1) / m * S / 8 of it over each GPU's network card
     all-reduce                    both, one after the other
 
-    ddp     one all-reduce of the gradients, while backward runs
-    fsdp    of every layer two all-gathers of the weights (forward, backward), one of embeddings and
-            head; a reduce-scatter of the gradients; all while other layers compute
-
-Seconds are the slower of the two kinds of links, and a latency for each hop of a ring.
+What an update of ours moves is `toque.training.distributed.exchange`, held against counted
+collectives in tests/fake_cuda. Seconds are the slower of the two kinds of links, and a latency for
+each hop of a ring.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
+
+import torch
+
+from toque.training.distributed.exchange import Exchange, exchange_of, ring_bytes
 
 Strategy = Literal["ddp", "fsdp"]
 STRATEGIES: Final[tuple[Strategy, ...]] = ("ddp", "fsdp")
 GPUS: Final = (8, 64, 512, 4096)
-GRADIENT_BYTES, WEIGHT_BYTES, STATE_BYTES, SAVED_BYTES = 4, 2, 16, 12
-"""Of a weight: its gradient as it is summed, its copy that is gathered (bf16), what training keeps
-of it (float32 weight and gradient, AdamW's two averages), what a checkpoint holds."""
+STATE_BYTES, SAVED_BYTES = 16, 12
+"""Of a weight: what training keeps of it (float32 weight and gradient, AdamW's two averages), and
+what a checkpoint holds."""
 STORED_TOKEN_BYTES: Final = 2
 """Of vocabularies up to 65,536."""
 
@@ -53,9 +57,9 @@ class Model:
     """What of a model decides the traffic."""
 
     name: str
+    exchange: Callable[[Strategy, int], Exchange]
+    """Of one micro-batch a GPU, by the number of GPUs."""
     weights: int
-    in_layers: int
-    """Of the weights; embeddings and head are gathered once an update, those of layers twice."""
     layers: int
     flops_per_token: float
     tokens: int
@@ -99,11 +103,6 @@ class _Traffic:
         return slower + self.hops * machine.hop_seconds
 
 
-def ring_bytes(total: float, ranks: int) -> float:
-    """What each of `ranks` sends when `total` bytes are gathered, or reduced and scattered."""
-    return (ranks - 1) / ranks * total
-
-
 def _gathered(total: float, gpus: int, machine: Machine, calls: int = 1) -> _Traffic:
     """All-gather or reduce-scatter of `total` bytes in `calls` calls over all GPUs."""
     machines = max(1, gpus // machine.gpus)
@@ -115,21 +114,18 @@ def update(model: Model, strategy: Strategy, gpus: int, machine: Machine | None 
     """Bytes and seconds of one update."""
     machine = machine or Machine()
     machines = max(1, gpus // machine.gpus)
-    gradients = model.weights * GRADIENT_BYTES
-    gathered = (model.weights + model.in_layers) * WEIGHT_BYTES
-    nothing, shards, hidden_in = _Traffic(), gpus, 1.0
+    moved, shards = model.exchange(strategy, gpus), gpus
     if strategy == "ddp":
-        # Summing hides behind backward, which is two thirds of the products.
-        shards, hidden_in = 1, 2 / 3
-        gather, reduce = nothing, _gathered(gradients, gpus, machine)
+        shards, gather = 1, _Traffic()
+        reduce = _gathered(moved.reduced, gpus, machine)
         reduce = reduce + reduce
     else:
-        gather = _gathered(gathered, gpus, machine, 2 * model.layers)
-        reduce = _gathered(gradients, gpus, machine, model.layers)
+        gather = _gathered(moved.gathered, gpus, machine, 2 * model.layers)
+        reduce = _gathered(moved.scattered, gpus, machine, model.layers)
     rate = machine.flops_per_second * machine.utilisation
     compute = model.flops_per_token * model.tokens / rate
     gather_seconds, reduce_seconds = gather.seconds(machine), reduce.seconds(machine)
-    shown = max(0.0, gather_seconds + reduce_seconds - hidden_in * compute)
+    shown = moved.shown(gather_seconds + reduce_seconds, compute)
     writers = machines if shards > 1 else 1
     return Update(
         gpus=gpus,
@@ -197,5 +193,6 @@ def models() -> list[Model]:
             counts = parameter_counts(model)
             flops = flops_per_token(model, context=1024)
         layers = int(model.config.num_hidden_layers)
-        found.append(Model(name, counts.total, counts.non_embedding, layers, flops, rows * 2048))
+        exchange = partial(exchange_of, model, dtype=torch.bfloat16)
+        found.append(Model(name, exchange, counts.total, layers, flops, rows * 2048))
     return found

@@ -26,14 +26,15 @@ from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.lora.layers import attach, refuse_unreached
 from toque.training.callbacks import Callback, Requests, StepInfo
 from toque.training.checkpoint.resume import model_tensors
-from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.collectives import Ranks, weights_sum
 from toque.training.distributed.process_group import joined
 from toque.training.distributed.sharding import Sharded
-from toque.training.distributed.sharing import Replicated, Sharing, gathered
+from toque.training.distributed.sharing import Replicated, Sharing, gathered, own_part
+from toque.training.optim.factory import step_if
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer
-from toque.units import Duration
+from toque.units import Cursor, Duration
 
 UPDATES = 10
 SAVED_AT = 4
@@ -144,7 +145,31 @@ def both(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     return found
 
 
-VERBS: dict[str, Callable[[str, Ranks, Path], dict[str, Any]]] = {"both": both, "moved": moved}
+def skipped(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Updates as a GPU skips them: of the second a gradient is infinite, on rank 1 alone."""
+    trainer, _ = run_of(case, ranks, folder / "skipped")
+    model, optimizer, step = trainer.model, trainer.optimizer, trainer.batches.at(Cursor())
+    micro_batches = trainer.sharing.micro_batches(step.batch, 2)
+    (group, *_) = optimizer.param_groups
+    found: dict[str, Any] = {"changed": [], "finite": [], "state": []}
+    for broken in (None, 1, None):
+        trainer.forward_backward(micro_batches, step.n_targets)
+        if broken == ranks.rank:
+            own_part(group["params"][0].grad).fill_(torch.inf)
+        finite = torch.isfinite(trainer.runtime.clip_gradients(optimizer, 0.5))
+        group["lr"], before = 1e-2, weights_sum(model)
+        step_if(optimizer, finite, torch.device("cuda"))
+        optimizer.zero_grad()
+        found["finite"].append(bool(finite))
+        found["changed"].append(weights_sum(model) != before)
+        steps = {float(state["step"]) for state in optimizer.state.values()}
+        found["state"].append(sorted(steps))
+    return found
+
+
+VERBS: dict[str, Callable[[str, Ranks, Path], dict[str, Any]]] = {
+    "both": both, "moved": moved, "skipped": skipped,
+}  # fmt: skip
 
 
 def work(folder: Path, verb: str, cases: list[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fixtures.ranks import (
     as_rank,
@@ -124,6 +125,16 @@ def test_one_two_four_and_one_processes_are_one_run(tmp_path, family):
     assert losses == pytest.approx(alone["losses"], rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["gpt2/fsdp/full/even", "t5/fsdp/lora/even"])
+def test_an_infinite_gradient_of_one_rank_is_applied_by_none(tmp_path, case):
+    """By `found_inf`, as on a GPU; nothing of the optimizer's state counts the update."""
+    for rank in walked(tmp_path, "skipped", case):
+        seen = rank[case]
+        assert seen["finite"] == seen["changed"] == [True, False, True]
+        assert seen["state"] == [[1.0], [1.0], [2.0]]
+
+
 STEPS = 24
 
 
@@ -210,3 +221,10 @@ def test_what_needs_whole_tensors_is_refused(name):
     runtime = Runtime(ranks=Ranks(rank=0, world_size=2))
     with pytest.raises(ConfigError, match=f"optim.name={name} needs whole tensors"):
         strategy_of(config.train, config.adapter, config.optim.name, None, runtime)
+
+
+def test_one_loss_scale_for_all_parts_is_refused():
+    config = load_config("demo", ["train.strategy=fsdp"]).config
+    runtime = Runtime(ranks=Ranks(rank=0, world_size=2), scaler=torch.amp.GradScaler("cpu"))
+    with pytest.raises(ConfigError, match="fp16 needs one loss scale for all parts"):
+        strategy_of(config.train, None, "adamw", None, runtime)

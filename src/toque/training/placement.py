@@ -107,19 +107,7 @@ def strategy_of(
     asked, ranks = train.strategy, runtime.ranks
     if not ranks.is_distributed:
         return "single", ""
-    obstacle = None  # why tensors cannot be divided in this run, and what to change
-    if optimizer not in _BY_ELEMENT:
-        allowed = " or ".join(_BY_ELEMENT)
-        obstacle = f"optim.name={optimizer} needs whole tensors: set optim.name={allowed}"
-    elif adapter is not None and adapter.quantize_base is not None:
-        obstacle = "a quantised base is held whole: set adapter.quantize_base=null"
-    elif runtime.scaler is not None:
-        obstacle = "precision fp16 needs one loss scale for all parts: set train.precision=bf16"
-    if asked == "fsdp" and obstacle is not None:
-        raise ConfigError(
-            f"train.strategy is fsdp, which gives each rank a part of every tensor, and "
-            f"{obstacle}. Or set train.strategy=ddp, which holds all of them on every rank."
-        )
+    obstacle = obstacle_to_dividing(train, adapter, optimizer, fp16=runtime.scaler is not None)
     if asked != "auto":
         return asked, ""
     # Bytes yet to be allocated by a rank that holds everything, activations left out, and those
@@ -139,6 +127,26 @@ def strategy_of(
         why = f"{words}, but fsdp would need other settings: {obstacle}"
         return "ddp", f"train.strategy auto is ddp: {why}"
     return "fsdp", f"train.strategy auto is fsdp: {words} on the rank with least"
+
+
+def obstacle_to_dividing(
+    train: TrainConfig, adapter: AdapterConfig | None, optimizer: str, *, fp16: bool
+) -> str | None:
+    """Why tensors cannot be divided in such a run, and what to change; a ConfigError under fsdp."""
+    obstacle = None
+    if optimizer not in _BY_ELEMENT:
+        allowed = " or ".join(_BY_ELEMENT)
+        obstacle = f"optim.name={optimizer} needs whole tensors: set optim.name={allowed}"
+    elif adapter is not None and adapter.quantize_base is not None:
+        obstacle = "a quantised base is held whole: set adapter.quantize_base=null"
+    elif fp16:
+        obstacle = "precision fp16 needs one loss scale for all parts: set train.precision=bf16"
+    if train.strategy == "fsdp" and obstacle is not None:
+        raise ConfigError(
+            f"train.strategy is fsdp, which gives each rank a part of every tensor, and "
+            f"{obstacle}. Or set train.strategy=ddp, which holds all of them on every rank."
+        )
+    return obstacle
 
 
 def optimise(

@@ -20,12 +20,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from toque.batch import Batch
-from toque.models.forward.blocks import blocks
 from toque.models.glibc_malloc import return_freed_memory
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.exchange import divided_modules
 from toque.training.distributed.sharing import Entered, LossFn, Sharing, whole
-
-_BIAS = "relative_attention_bias"
 
 
 @final
@@ -114,11 +112,11 @@ def _divided(
     )
     # Packed rows leave a block as a view. Nothing here adds to one in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    for module in list(model.modules()):
-        if hasattr(module, _BIAS):  # T5's is computed outside of the block that holds it
-            fully_shard(module.get_submodule(_BIAS), mesh=mesh)
-    for block in list(blocks(model)):
-        fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+    for module, is_block in divided_modules(model):
+        if is_block:
+            fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+        else:
+            fully_shard(module, mesh=mesh)
     root = fully_shard(_Rooted(model), mesh=mesh, reshard_after_forward=False)
     for module in cast("nn.Module", root).modules():
         if isinstance(module, FSDPModule):
