@@ -14,7 +14,7 @@ OTHER_PROGRAMS = {
     "workflows/final_model.py": {"--to"},  # of a whole command, to paste
     # nvidia-smi's, Docker's and pip's; and what the doctor calls this program with.
     "workflows/machine_checks.py": {"--query-gpu", "--format", "--shm-size", "--upgrade"},
-    "training/distributed/process_group.py": {"--nproc-per-node", "--cpu", "--num_processes"},
+    "training/distributed/process_group.py": {"--cpu", "--num_processes"},
     "training/distributed/collectives.py": {"--max-restarts"},  # torchrun's, as those above
 }
 """Flags of other programs, which a text may name."""

@@ -11,7 +11,7 @@ from toque.models.onednn import onednn_is_faster
 from toque.runs import outlined_update
 from toque.runs.outlined_update import measure_peak
 from toque.training.optim.factory import build_optimizer
-from toque.training.runtime import Runtime, _precision, set_deterministic
+from toque.training.runtime import Runtime, set_deterministic
 from toque.training.update_guard import UpdateGuard
 from toque.units import Cursor
 
@@ -48,19 +48,12 @@ def test_bf16_that_is_emulated_is_said(monkeypatch, fast):
         ({"precision": "fp16"}, "fp16 needs CUDA"),
         ({"precision": "fp16", "fp16_is_safe": False}, "T5, whose activations overflow"),
         ({"precision": "int8"}, "'int8' is not a precision"),
-        ({"device": "tpu"}, "'tpu' is not a device"),
         ({"device": "cuda:77"}, "torch sees [0-9]+ CUDA devices"),
     ],
 )
 def test_what_cannot_work_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         Runtime.detect(**{"device": "cpu", **options})
-
-
-def test_where_autocast_cannot_run_it_is_float32_and_said():
-    kind, warnings = _precision("bf16", torch.device("meta"), fp16_is_safe=True)
-    assert kind == "float32"
-    assert "bf16 does not run on this meta, so float32 is used" in warnings[0]
 
 
 def test_several_ranks_are_refused(monkeypatch):

@@ -1,4 +1,4 @@
-"""Cards: accelerators by name, with the memory and the rates that their makers state."""
+"""Cards: accelerators by name, with their memory and the rates that their makers state."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from typing import Final
 from toque.errors import ConfigError, argument
 
 _TABLE: Final = Path(__file__).with_name("cards.tsv")
-_GIB: Final = 2**30
-_SOLD_IN_GIB: Final = ("rtx-",)
-"""Names of cards whose makers say GB and mean GiB: GeForce and workstation cards."""
+_MAKERS: Final = frozenset({"NVIDIA", "Tesla", "GeForce"})
 
 
 @dataclass(frozen=True)
@@ -23,9 +21,8 @@ class Card:
     """One card, as its maker's document, the source, states it."""
 
     name: str
-    device: str  # part of the name that torch has for the card
-    memory_bytes: int
-    bytes_per_second: float  # of its memory
+    devices: tuple[str, ...]  # the names that torch has for the card, without its maker's words
+    memory_bytes: int  # that torch sees
     flops_per_second: Mapping[str, float]
     """Rate of dense products with float32 sums, by number format that has a unit."""
     source: str
@@ -33,18 +30,16 @@ class Card:
 
 @cache
 def cards() -> dict[str, Card]:
-    """Every card by its name, in the order in which torch's names are to be compared."""
+    """Every card by its name."""
     lines = _TABLE.read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader((line for line in lines if not line.startswith("#")), delimiter="\t")
     found = {}
     for row in rows:
-        unit = _GIB if row["name"].startswith(_SOLD_IN_GIB) else 10**9
         rates = {kind: row[kind] for kind in ("bf16", "fp16", "tf32", "fp32")}
         found[row["name"]] = Card(
             name=row["name"],
-            device=row["device"],
-            memory_bytes=int(float(row["memory"]) * unit),
-            bytes_per_second=float(row["bandwidth"]) * 1e9,
+            devices=tuple(row["device"].split("|")),
+            memory_bytes=int(row["memory"]) << 20,
             flops_per_second={k: float(rate) * 1e12 for k, rate in rates.items() if rate != "-"},
             source=row["source"],
         )
@@ -57,8 +52,8 @@ def card_named(name: str) -> Card:
     Raises:
         ConfigError: there is none; the nearest is named.
 
-    >>> card_named("RTX 4090").memory_bytes // 2**30
-    24
+    >>> card_named("RTX 4090").memory_bytes // 2**20
+    24081
     """
     known, wanted = cards(), "-".join(name.lower().removeprefix("nvidia ").split())
     if wanted in known:
@@ -71,5 +66,9 @@ def card_named(name: str) -> Card:
 
 
 def card_of_device(device: str) -> Card | None:
-    """The card that torch calls `device`, e.g. "NVIDIA H100 PCIe"; None where it is not known."""
-    return next((card for card in cards().values() if card.device in device), None)
+    """The card that torch calls `device`, e.g. "NVIDIA H100 PCIe"; None where it is not known.
+
+    A word more may be another card: "RTX 4090 Laptop GPU", or a part of one, by MIG.
+    """
+    name = " ".join(word for word in device.split() if word not in _MAKERS)
+    return next((card for card in cards().values() if name in card.devices), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -19,14 +20,21 @@ _LIMITS: Final = (
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 """A container's limit and use, in control groups of version 2 and 1."""
-_CPU_MESSAGES: Final = ("can't allocate memory", "not enough memory")
+_RAN_OUT: Final = re.compile(
+    r"can't allocate memory|not enough memory|_STATUS_ALLOC_FAILED"
+    r"|(?:CUDA|HIP)(?: driver)? error: out of memory|Triton Error \[\w+\]: out of memory"
+)
+"""What allocators of the CPU, CUDA and its libraries say where torch raises no error of its own."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if `error` is an out-of-memory error of a device or of the CPU allocator."""
+    """True if `error` is an out-of-memory error of a device or of the CPU allocator.
+
+    Not NCCL's: the ranks' communicator is lost with it, so that nothing can be computed again.
+    """
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(m in str(error) for m in _CPU_MESSAGES)
+    return isinstance(error, RuntimeError) and _RAN_OUT.search(str(error)) is not None
 
 
 def free_bytes(device: torch.device) -> int:
@@ -49,6 +57,24 @@ def free_bytes(device: torch.device) -> int:
     return free
 
 
+def held_by_others(device: torch.device) -> str:
+    """Words about a GPU's memory that other programs hold, where that is much; "" elsewhere."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    held = total - free - torch.cuda.memory_reserved(device)
+    if held < max(1 << 30, total // 10):  # CUDA itself takes half a GiB
+        return ""
+    return f"other programs hold {in_words(held)} of its {in_words(total)}; nvidia-smi lists them"
+
+
+def free_in_words(device: torch.device) -> str:
+    """A device's free memory, and who has the rest: "10.2 GiB that cuda has free"."""
+    others = held_by_others(device)
+    others = others and f" ({others})"
+    return f"{in_words(free_bytes(device))} that {device} has free{others}"
+
+
 def peak_of(work: Callable[[], object], device: torch.device) -> int | None:
     """Bytes of a GPU that `work` takes at most beside what is there; None if memory runs out."""
     torch.cuda.empty_cache()
@@ -56,7 +82,9 @@ def peak_of(work: Callable[[], object], device: torch.device) -> int | None:
     before = torch.cuda.memory_allocated(device)
     try:
         work()
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        if not is_out_of_memory(error):
+            raise
         return None
     return torch.cuda.max_memory_allocated(device) - before
 

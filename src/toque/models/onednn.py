@@ -28,7 +28,7 @@ _USUAL_ROWS: Final = 64  # rows of a product that the packed order is chosen for
 def has_fast_bf16(device: torch.device) -> bool:
     """True if the device multiplies bf16 natively (a CPU: AVX512-BF16, AMX); else it is slower."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return torch.cuda.get_device_capability(device) >= (8, 0)
     return bool(
         torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # noqa: SLF001
     )

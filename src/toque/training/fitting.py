@@ -17,7 +17,14 @@ from transformers import PreTrainedModel
 from toque.config.schema import OptimConfig, TrainConfig
 from toque.data.loader.batch_stream import CPU_MICRO_BATCH_TOKENS, BatchStream, usual_rows
 from toque.errors import ConfigError
-from toque.hardware.memory import HEADROOM, free_bytes, in_words, is_out_of_memory, peak_of
+from toque.hardware.memory import (
+    HEADROOM,
+    free_bytes,
+    free_in_words,
+    in_words,
+    is_out_of_memory,
+    peak_of,
+)
 from toque.models.forward.blocks import (
     compile_blocks,
     recompute_blocks,
@@ -281,9 +288,9 @@ class _Fit:
             levers = memory_ladder(checkpointing=recompute, optimizer=self.optim.name)
             raise ConfigError(
                 f"One row of {self.row_tokens} tokens does not fit into the "
-                f"{in_words(free_bytes(device))} that {device} has free, and a micro-batch is at "
-                f"least one row. It takes: weights {size['weights']} (there already), gradients "
-                f"{size['gradients']}, optimizer {size['optimizer']}, logits {size['logits']}, and "
+                f"{free_in_words(device)}, and a micro-batch is at least one row. It takes: "
+                f"weights {size['weights']} (there already), gradients {size['gradients']}, "
+                f"optimizer {size['optimizer']}, logits {size['logits']}, and "
                 f"activations of more than {in_words(max(0, room))}. Try {'; '.join(levers)}."
             )
         two = self.probe.activation_bytes(2, room) if self.update_rows > 1 else None

@@ -20,7 +20,7 @@ from toque.config.schema import ModelConfig, TrainConfig
 from toque.config.schema_methods import AdapterConfig, OptimisationsConfig
 from toque.data.loader.batch_stream import Batches, BatchStream, DeviceFeed, Prefetch
 from toque.errors import ConfigError
-from toque.hardware.memory import HEADROOM, free_bytes, in_words
+from toque.hardware.memory import HEADROOM, free_bytes, free_in_words, in_words, is_out_of_memory
 from toque.models.flops import flops_per_token, products_of
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
@@ -70,13 +70,23 @@ def place_model(
     # What may be divided among devices is whole in the machine's memory first.
     may_divide = runtime.ranks.is_distributed and train.strategy in ("auto", "fsdp")
     whole_at = torch.device("cpu") if may_divide else runtime.device
-    model, base_sha256 = placed_model(
-        section, adapter, tokens, seed=seed, dtype=runtime.dtype, device=whole_at
-    )
-    strategy, note = strategy_of(train, adapter, optimizer, model, runtime)
-    is_sharded = strategy == "fsdp"
-    if not is_sharded:
-        model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
+    room = free_in_words(runtime.device)
+    try:
+        model, base_sha256 = placed_model(
+            section, adapter, tokens, seed=seed, dtype=runtime.dtype, device=whole_at
+        )
+        strategy, note = strategy_of(train, adapter, optimizer, model, runtime)
+        is_sharded = strategy == "fsdp"
+        if not is_sharded:
+            model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"The model's weights do not fit into the {room}. Hold those beside an adapter in few "
+            "bits (adapter.quantize_base=int8 or nf4), or take a smaller model or a larger device; "
+            "`toque plan` tells what each takes."
+        ) from None
     optimise(model, train.optimisations, runtime, sharded=is_sharded)
     # The order in which gradients are summed decides their last bits, and so does the package that
     # turns a quantised base back.

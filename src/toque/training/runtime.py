@@ -18,6 +18,8 @@ from torch import Tensor
 
 from toque.config.schema import TrainConfig
 from toque.errors import ConfigError
+from toque.hardware.devices import device_named
+from toque.hardware.memory import held_by_others
 from toque.keyed_random import key_of
 from toque.models.families import Family
 from toque.models.glibc_malloc import keep_freed_memory
@@ -85,10 +87,11 @@ class Runtime:
                     "processes; this would do the same work in each. Start it without torchrun, or "
                     "unset WORLD_SIZE."
                 )
-        if ranks.is_distributed and device == "auto" and torch.cuda.is_available():
-            device = f"cuda:{ranks.local_rank}"
-        chosen = device_named(device)
+        own = ranks.local_rank if ranks.is_distributed else None
+        chosen = device_named(device, local_rank=own)
         kind, warnings = _precision(precision, chosen, fp16_is_safe=fp16_is_safe)
+        if taken := held_by_others(chosen):
+            warnings.append(f"on {chosen} {taken}; rows at once go by what they leave")
         set_deterministic(deterministic)
         if chosen.type == "cpu":
             keep_fewer_kernels()
@@ -200,9 +203,6 @@ class Runtime:
 
 def set_deterministic(on: bool) -> None:  # noqa: FBT001 - the name is the argument
     """Ask torch for the same bits from the same program."""
-    if on:
-        # Read by cuBLAS when it starts, hence before the first CUDA call.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(on)
     # Filling every new tensor would hide reads of uninitialised memory; we have none, and it costs.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -211,21 +211,6 @@ def set_deterministic(on: bool) -> None:  # noqa: FBT001 - the name is the argum
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def device_named(name: str) -> torch.device:
-    """The device that settings name, auto a GPU if any; a ConfigError where it is absent."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"{name!r} is not a device. Use auto, cpu, cuda or cuda:N.") from None
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ConfigError(f"Device {name} was asked for and torch sees {count} CUDA devices.")
-    return device
 
 
 def _precision(
@@ -245,15 +230,6 @@ def _precision(
     if asked == "auto":
         on_gpu = "fp16" if device.type == "cuda" and fp16_is_safe else "float32"
         asked = "bf16" if has_fast_bf16(device) else on_gpu
-    if asked == "float32":
-        return "float32", []
-    try:
-        with torch.autocast(device.type, dtype=DTYPES[asked]):
-            layer = torch.nn.Linear(8, 8, device=device)
-            torch.autograd.backward(layer(torch.ones(8, 8, device=device)).float().sum())
-    except RuntimeError as error:
-        why = str(error).splitlines()[0]
-        return "float32", [f"{asked} does not run on this {device.type}, so float32 is used: {why}"]
-    if asked == "fp16" or has_fast_bf16(device):
-        return asked, []  # type: ignore[return-value]  # checked against the choices above
-    return "bf16", [EMULATED_BF16.format(device=device.type)]
+    if asked == "bf16" and not has_fast_bf16(device):
+        return "bf16", [EMULATED_BF16.format(device=device.type)]
+    return asked, []  # type: ignore[return-value]  # checked against the choices above

@@ -28,6 +28,8 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
 from toque.errors import CheckFailed
+from toque.hardware.devices import no_gpu, unusable
+from toque.hardware.memory import held_by_others
 from toque.hardware.processor import WORTH_WHILE, others_now, usable_cores
 from toque.models.onednn import has_fast_bf16
 from toque.reporter import SILENT, Reporter
@@ -207,23 +209,30 @@ def _gpus() -> Iterator[MachineCheck]:
         with suppress(OSError, subprocess.SubprocessError):
             said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - found on the path
             driver = next(iter(said.stdout.split()), None)
-    if not torch.cuda.is_available() and driver is None:
-        yield _checked("GPU", "none; this machine computes on its processor")
-    elif not torch.cuda.is_available():
+    if not torch.cuda.is_available():
+        why, fails = no_gpu()
+        fails = fails or driver is not None
+        told = f"a driver ({driver or 'unknown'}) is there, and torch cannot use it: {why}"
         yield _checked(
             "GPU",
-            f"the driver ({driver}) reports a GPU and torch {torch.__version__} cannot use it",
+            told if fails else f"none that is used: {why}",
             "Install a build of torch with CUDA that the driver is new enough for, or update the "
-            "driver; CUDA_VISIBLE_DEVICES= continues without the GPU.",
+            "driver; CUDA_VISIBLE_DEVICES= continues without the GPU." * fails,
             needed=True,
         )
+        return
     for index in range(torch.cuda.device_count()):
-        it = torch.cuda.get_device_properties(index)
-        bf16 = "bf16" if has_fast_bf16(torch.device("cuda", index)) else "no bf16"
-        free, total = torch.cuda.mem_get_info(index)
-        found = f"{it.name}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free, {bf16}"
-        yield _checked(f"GPU {index}", f"{found}, driver {driver or 'unknown'}")
-        yield attention_on(torch.device("cuda", index))
+        device = torch.device("cuda", index)
+        if refused := unusable(device):
+            yield _checked(f"GPU {index}", *refused.split(". ", 1), needed=index == 0)
+            continue
+        bf16 = "bf16" if has_fast_bf16(device) else "no bf16"
+        free, total = torch.cuda.mem_get_info(device)
+        found = f"{torch.cuda.get_device_name(device)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB"
+        others = held_by_others(device)
+        todo = f"For larger models and more rows end some: {others}." if others else ""
+        yield _checked(f"GPU {index}", f"{found} free, {bf16}, driver {driver or 'unknown'}", todo)
+        yield attention_on(device)
 
 
 def attention_on(device: torch.device) -> MachineCheck:

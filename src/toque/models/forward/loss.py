@@ -85,8 +85,12 @@ def usual_chunk_rows(vocab_size: int, device_type: str) -> int:
 
 
 def logits_bytes(vocab_size: int, device_type: str, *, positions: int) -> int:
-    """The most bytes that logits of so many labels, and their gradient, take at once in float32."""
-    return 2 * 4 * vocab_size * min(positions, usual_chunk_rows(vocab_size, device_type))
+    """The most bytes that logits of so many labels, and their gradient, take at once.
+
+    8 a logit: on a GPU themselves and their softmax in float32; on a CPU, where that takes their
+    place, the products and the gradient in 16 bits besides.
+    """
+    return 8 * vocab_size * min(positions, usual_chunk_rows(vocab_size, device_type))
 
 
 def cross_entropy_sum(
@@ -222,7 +226,9 @@ class _CrossEntropySum(torch.autograd.Function):
                 chunks = max(1, -(-len(labelled) // (_CHUNKS * chunk_rows * 5 // 4)))
                 chunk_rows = max(1, -(-len(labelled) // chunks))
             longest = min(chunk_rows, len(labelled))
-            room = padded_length(longest) if rounded else 0 if fast else longest
+            # Kept for all chunks; on a GPU, where new memory costs nothing, given back at once.
+            kept = kind == "cpu" and not fast
+            room = padded_length(longest) if rounded else longest if kept else 0
             products = matrix.new_empty(room, len(matrix))
             for rows in torch.split(labelled, chunk_rows):
                 chunk = hidden.index_select(0, rows).to(compute)
@@ -233,15 +239,17 @@ class _CrossEntropySum(torch.autograd.Function):
                     )
                     grad_logits = slope[:, : len(weight)]
                 else:
-                    logits = _times(chunk, matrix, fast=fast, out=products[: len(rows)]).to(exact)
+                    out = products[: len(rows)] if room else None
+                    grad_logits = _times(chunk, matrix, fast=fast, out=out).to(exact)
                     if bias is not None:
-                        logits += bias
-                    part, grad_logits = _loss_and_gradient(logits, targets, smoothing)
+                        grad_logits += bias  # the logits yet
+                    part, grad_logits = _loss_and_gradient(grad_logits, targets, smoothing)
                     slope = grad_logits.to(compute)
                 loss += part
                 if gradients.bias is not None:
                     gradients.bias += grad_logits.sum(0, dtype=exact)
                 gradients.add(rows, chunk, slope, matrix, fast=fast, padded=rounded)
+                del grad_logits, slope  # before the next chunk's are made
 
         ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)

@@ -24,6 +24,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from toque.errors import ConfigError, RankLost, argument
+from toque.hardware.devices import device_named
 from toque.training.distributed.collectives import RankFailures, Ranks
 from toque.version import __version__
 
@@ -38,7 +39,10 @@ _KEPT: Final[list[ProcessGroup]] = []  # groups that were left; they live as lon
 
 @contextmanager
 def joined(*, strategy: Strategy) -> Iterator[Ranks]:
-    """Be one of the ranks while inside; leaving without an error waits for the others."""
+    """Be one of the ranks while inside; leaving without an error waits for the others.
+
+    A device of no use is refused here, before anything begins.
+    """
     world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
     if strategy == "single" and world_size > 1:
         raise ConfigError(
@@ -54,6 +58,7 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
             f"several with `{_STARTING}`, or set train.strategy=auto."
         )
     if world_size == 1:
+        device_named("auto")
         yield Ranks()
         return
     ranks = _joined(rank, world_size, _number(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
@@ -75,15 +80,9 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
 
 def _joined(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
     local_rank = _number("LOCAL_RANK", rank)
-    cuda = torch.cuda.is_available()
-    if cuda and local_rank >= torch.cuda.device_count():
-        raise ConfigError(
-            f"Rank {rank} is number {local_rank} on its machine, which has "
-            f"{torch.cuda.device_count()} CUDA devices, and each rank needs one of its own. Start "
-            f"at most that many: --nproc-per-node {torch.cuda.device_count()}."
-        )
-    if cuda:
-        torch.cuda.set_device(local_rank)
+    device = device_named("auto", local_rank=local_rank)
+    if cuda := device.type == "cuda":
+        torch.cuda.set_device(device)
     wait = timedelta(seconds=timeout_seconds)
     try:
         # Under torchrun this is torchrun's own store, which outlives us.

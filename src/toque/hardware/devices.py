@@ -1,0 +1,118 @@
+"""Devices: the one that is asked for, ready to compute, or in words why it is not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import warnings
+from typing import Final
+
+import torch
+
+from toque.errors import ConfigError
+
+# Torch reads the first of these that is there.
+_ALLOCATORS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_HIDING: Final = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
+_NO_GPU: Final = ("Found no NVIDIA driver", "GPUs are available", "might not have a CUDA gpu")
+"""Torch's words where there is no GPU; others are about one that does not work."""
+_UNTRIED: Final = {"mps": "Apple's GPU", "xpu": "Intel's GPU", "meta": "a device without numbers"}
+_WITHOUT: Final = "CUDA_VISIBLE_DEVICES= before the command continues on the processor"
+
+
+def settle_cuda() -> None:
+    """Set what CUDA reads once, where the user has not; to be called before its first use."""
+    # Torch looks at a process' first product; without it every deterministic update is an error.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Segments that grow leave fewer holes than many of fixed sizes. Under Windows, drivers before
+    # R615 fail to map them (pytorch issue 192330).
+    windows = "microsoft" in platform.release().lower()
+    if not windows and not any(name in os.environ for name in _ALLOCATORS):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
+    """The device that settings name, auto the GPU where there is one: that of a rank its own.
+
+    Raises:
+        ConfigError: it is absent, of a kind that nothing here was tried on, or of no use.
+    """
+    settle_cuda()
+    there = torch.cuda.is_available()
+    why, fails = ("", False) if there else no_gpu()
+    if name == "auto":
+        if fails:
+            raise ConfigError(
+                f"A GPU is there, and torch {torch.__version__} cannot use it: {why}. Update the "
+                f"driver, or install a build of torch that it is new enough for; {_WITHOUT}."
+            )
+        own = "cuda" if local_rank is None else f"cuda:{local_rank}"
+        return device_named(own) if there else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"{name!r} is not a device. Use auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"Device {name} is {_UNTRIED.get(device.type, 'of a kind that torch knows')}, and no "
+            "loss or text of Toque's was ever computed on one and compared, so that it might be "
+            "wrong without a word. Use cpu, or an NVIDIA GPU: auto, cuda or cuda:N."
+        )
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if there else 0
+        if (device.index or 0) >= count:
+            why = f": {why}. Use cpu" if why else ". Use a lower number (each rank needs its own)"
+            raise ConfigError(
+                f"Device {name} was asked for and torch sees {count} CUDA devices{why}, or auto."
+            )
+        if refused := unusable(device):
+            raise ConfigError(f"{refused}; {_WITHOUT}.")
+    return device
+
+
+def no_gpu() -> tuple[str, bool]:
+    """Why torch sees no GPU, and whether one is there all the same, whose driver fails.
+
+    It is older than the build's CUDA, most often; or not all GPUs of the machine have begun yet.
+    """
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return f"torch {torch.__version__} is a build without CUDA", False
+    if (hidden := os.environ.get("CUDA_VISIBLE_DEVICES")) in _HIDING:
+        return f"CUDA_VISIBLE_DEVICES is {hidden!r}, which hides every GPU", False
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        words = str(error).partition(". ")[0]
+        return words, not any(known in words for known in _NO_GPU)
+    return "none answers", False
+
+
+def unusable(device: torch.device) -> str:
+    """Why nothing can be computed on a CUDA device, and what to do; "" where it can."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own words about such cards, a dozen lines
+        name, own = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    codes = [code for code in torch.cuda.get_arch_list() if code.startswith(("sm_", "compute_"))]
+    if codes and not any(_runs_on(own, code) for code in codes):
+        return (
+            f"{name} needs kernels for sm_{own[0]}{own[1]}, and torch {torch.__version__} has them "
+            f"for {', '.join(codes)}. Install a build of torch that has them (those for CUDA 12.6 "
+            "go back to sm_50), or choose another GPU by CUDA_VISIBLE_DEVICES"
+        )
+    try:
+        torch.cuda.mem_get_info(device)
+    except RuntimeError as error:  # held by one program alone, or without a byte left
+        first = str(error).partition("\n")[0]
+        return f"{name} cannot be opened: {first}. `nvidia-smi` lists the programs that use it"
+    return ""
+
+
+def _runs_on(card: tuple[int, int], code: str) -> bool:
+    """True if a card runs code of an architecture, or compiles it (CUDA's guide, 3.1.2 to 3.1.4).
+
+    >>> _runs_on((8, 9), "sm_86"), _runs_on((8, 6), "sm_89"), _runs_on((12, 0), "compute_90")
+    (True, False, True)
+    """
+    kind, _, number = code.partition("_")
+    major, minor = divmod(int(number.rstrip("af")), 10)
+    return (major, minor) <= card and (kind == "compute" or major == card[0])
