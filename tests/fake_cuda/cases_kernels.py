@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -18,40 +18,45 @@ from toque.models.forward.loss import loss_sum
 from toque.workflows.machine_checks import attention_on
 
 CUDA = torch.device("cuda")
-TOO_LARGE = RuntimeError(  # as torch's loader of kernels says it, and Inductor around it
-    "RuntimeError: No valid triton configs. OutOfMemoryError: out of resource: "
-    "triton_tem_fused_flex_attention_0 Required: 246784 Hardware limit:232448 "
-    "Reducing block sizes or `num_stages` may help."
-)
 
 
-def tried(found: Mapping[int, Exception | float]) -> tuple[Any, str, list[Any]]:
+def too_large(kernel: str) -> RuntimeError:
+    """As torch's loader of kernels says it, and Inductor around it."""
+    return RuntimeError(
+        "RuntimeError: No valid triton configs. OutOfMemoryError: out of resource: "
+        f"triton_tem_fused_{kernel}_0 Required: 246784 Hardware limit:232448 "
+        "Reducing block sizes or `num_stages` may help."
+    )
+
+
+def tried(found: Sequence[Exception | float]) -> tuple[Any, str, list[Any]]:
     """Options, words and all options tried, where the n-th try fails or is off by a number."""
     asked: list[Any] = []
 
     def distance(_device: Any, _dtype: Any, _size: int, by: Any, **_: Any) -> float:
         asked.append(by)
-        one = found.get(len(asked), 0.0)
+        one = [*found, 0.0][min(len(asked) - 1, len(found))]
         if isinstance(one, Exception):
             raise one
         return one
 
     kernels_on.cache_clear()
     with fake.fake_card(), patch.object(ours, "_distance", distance):
-        chosen = kernels_on(CUDA, torch.bfloat16, 64, biased=True, dropped=True)
+        chosen = kernels_on(CUDA, torch.bfloat16, 64, biased=True)
     kernels_on.cache_clear()
     return chosen.options, str(chosen), asked
 
 
-def ladder() -> list[Any]:
-    """Options in the order of trying."""
-    return list(ours._LADDER)
+def blocks(options: Mapping[str, int] | None) -> tuple[Any, ...]:
+    """Queries and keys of forward's blocks and of backward's; None for torch's own."""
+    of = options or {}
+    return tuple(of.get(f"BLOCK_{name}") for name in ("M", "N", "M1", "N1", "M2", "N2"))
 
 
 def _biased_are_small(*_: Any, biased: bool, **__: Any) -> ours.KernelChoice:
     if biased:
-        return ours.KernelChoice(ours._LADDER[2], "reasons")
-    return ours.KernelChoice(ours._LADDER[0])
+        return ours.KernelChoice({**ours._TORCHS, **ours._FORWARD[1]}, "reasons")
+    return ours.KernelChoice(ours._TORCHS)
 
 
 def made_by(family: str, *, dropout: float) -> tuple[Choice, set[tuple[str, bool]]]:

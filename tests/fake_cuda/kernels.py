@@ -1,13 +1,13 @@
 """The project's attention kernels, compiled for cards that are not there.
 
-    python tests/fake_cuda/kernels.py compile sm_90 --size 64 --biased   # a JSON record
-    python tests/fake_cuda/kernels.py matrix records.jsonl               # of every card; hours
-    python tests/fake_cuda/kernels.py table records.jsonl                # as Markdown
+    python tests/fake_cuda/kernels.py compile sm_90 records.jsonl --sizes 64 --dtypes bfloat16
+    python tests/fake_cuda/kernels.py table records.jsonl   # as Markdown
 
-A process compiles for one card: `flex_attention.kernels_on` looks for options as it does on a GPU,
-and then `attend` makes by them what a run makes. Inductor and Triton are the real ones, down to
-machine code; loading a kernel is replaced by the check that loading makes of its shared memory,
-and launching by nothing. So nothing is computed: numbers are for tests/gpu.
+A record, of minutes, has the kernels of one card, head size, precision, and bias or none:
+`flex_attention.kernels_on` looks for options as it does on a GPU, and then `attend` makes by them
+what a run makes. Inductor and Triton are the real ones, down to machine code; loading a kernel is
+replaced by the check that loading makes of its shared memory, and launching by nothing. So nothing
+is computed: numbers are for tests/gpu. A process compiles for one card.
 
 Needs triton of torch's version beside a CPU build of torch: `make test-kernels`.
 """
@@ -21,14 +21,19 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SIZES, DTYPES = (64, 128, 32, 80, 96), ("bfloat16", "float16", "float32")
+
+
+Case = tuple[int, str, bool]  # head size, precision, with a bias
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,7 @@ def _compiling(card: Architecture, by: list[str]) -> Iterator[list[Compiled]]:
         yield made
 
 
-def compiled(arch: str, size: int, dtype: str, *, biased: bool, dropped: bool) -> dict[str, Any]:
+def compiled(arch: str, cases: Iterable[Case], *, of_a_run: bool) -> Iterator[dict[str, Any]]:
     """Options that the probe finds for a card, and the kernels that it and a run make."""
     capability, card = int(arch.removeprefix("sm_")), CARDS[arch]
     import torch
@@ -204,22 +209,24 @@ def compiled(arch: str, size: int, dtype: str, *, biased: bool, dropped: bool) -
     _pretend(capability, card)
     from toque.models.forward import flex_attention as flex
 
-    by = ["probe"]
-    with _compiling(card, by) as made:
-        cuda, number = torch.device("cuda", 0), getattr(torch, dtype)
-        found = flex.kernels_on(cuda, number, size, biased=biased, dropped=dropped)
-        by.append("run")
-        if found.options is not None:
-            _of_a_run(number, size, found.options, biased=biased, dropped=dropped)
-    return {
-        "arch": arch, "card": card.card, "limit": card.shared, "size": size, "dtype": dtype,
-        "biased": biased, "dropped": dropped, "torch": torch.__version__,
-        "options": found.options and dict(found.options), "words": str(found),
-        "kernels": [vars(kernel) for kernel in made],
-    }  # fmt: skip
+    for size, dtype, biased in cases:
+        torch.compiler.reset()
+        by = ["probe"]
+        with _compiling(card, by) as made:
+            cuda, number = torch.device("cuda", 0), getattr(torch, dtype)
+            found = flex.kernels_on(cuda, number, size, biased=biased)
+            by.append("run")
+            if of_a_run and found.options is not None:
+                _of_a_run(number, size, found.options, biased=biased)
+        yield {
+            "arch": arch, "card": card.card, "limit": card.shared, "size": size, "dtype": dtype,
+            "biased": biased, "torch": torch.__version__, "triton": version("triton"),
+            "options": found.options and dict(found.options), "words": str(found),
+            "kernels": [vars(kernel) for kernel in made],
+        }  # fmt: skip
 
 
-def _of_a_run(number: Any, size: int, options: Any, *, biased: bool, dropped: bool) -> None:
+def _of_a_run(number: Any, size: int, options: Any, *, biased: bool) -> None:
     """What a run makes: masks of encoder and decoder, or across; longer rows than the probe's."""
     import torch
 
@@ -239,64 +246,43 @@ def _of_a_run(number: Any, size: int, options: Any, *, biased: bool, dropped: bo
         )
         shape = (1, heads, queries, keys)
         bias = torch.empty(shape, device="cuda", requires_grad=True) if biased else None
-        for dropout in (0.0, 0.1)[: 1 + dropped]:
+        for dropout in (0.0, 0.1):
             out = flex.attend(
                 q, k, v, mask, bias=bias, scale=0.125, dropout=dropout, options=options
             )
             out.sum().backward()
 
 
-def _matrix(file: Path, arches: list[str]) -> None:
-    """Add the records that `file` lacks, those that matter most first; each in its process."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    keys = ("arch", "size", "dtype", "biased")
-    known = {tuple(json.loads(line)[key] for key in keys) for line in lines}
-    for dtype in DTYPES:
-        for size in SIZES:
-            for arch in arches:
-                for biased in (True, False):
-                    if (arch, size, dtype, biased) in known:
-                        continue
-                    command = ["compile", arch, "--size", str(size), "--dtype", dtype]
-                    said = run([*command, *(["--biased"] * biased)])
-                    with file.open("a") as out:
-                        out.write(said.strip() + "\n")
-
-
-def run(arguments: list[str]) -> str:
-    """What this file prints, from a process of its own; CalledProcessError with what it said."""
-    with tempfile.TemporaryDirectory(prefix="toque-kernels-") as folder:
-        caches = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
-            "TRITON_CACHE_DIR": f"{folder}/triton",
-        }
-        return subprocess.run(
-            [sys.executable, __file__, *arguments],
-            env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True, check=True,
-        ).stdout  # fmt: skip
+def missing(file: Path, arch: str, cases: Iterable[Case]) -> list[Case]:
+    """The cases of which the file has no record."""
+    known = {
+        (r["arch"], r["size"], r["dtype"], r["biased"])
+        for r in map(json.loads, file.read_text().splitlines() if file.exists() else ())
+    }
+    return [case for case in cases if (arch, *case) not in known]
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Markdown: what was chosen, and the most shared memory of the kernels of each direction."""
+    """Markdown: what was chosen, and the most that its kernels take of each direction."""
     head = (
-        "card", "limit", "heads of", "precision", "bias", "torch's own", "chosen",
-        "forward", "backward", "spilled",
+        "card", "bytes a block may take", "heads of", "precision", "bias", "blocks",
+        "torch's own need", "forward", "backward", "stack of a thread",
     )  # fmt: skip
     rows = [head, ("---",) * len(head)]
     order = {name: n for n, name in enumerate(CARDS)}
     for r in sorted(records, key=lambda r: (order[r["arch"]], r["dtype"], r["size"], r["biased"])):
-        first = r["kernels"][0]
-        by = [k for k in r["kernels"] if k["by"] == "run"]
-        of = [[k for k in by if ("backward" in k["kernel"]) == back] for back in (False, True)]
-        most = [f"{max(k['shared'] for k in kernels):,}" if kernels else "-" for kernels in of]
-        options = r["options"] or {}
-        blocks = f"{options['BLOCK_M']} x {options['BLOCK_N']}" if "BLOCK_M" in options else "-"
-        spilled = max((k["stack"] for k in by), default=0)
+        # What fails to load ends a try; the last try, and what a run made, are by the options.
+        fails = [n for n, k in enumerate(r["kernels"]) if k["shared"] >= r["limit"]]
+        made = r["kernels"][max(fails, default=-1) + 1 :]
+        needed = r["kernels"][fails[0]]["shared"] if fails else None
+        of = [[k for k in made if ("backward" in k["kernel"]) == back] for back in (False, True)]
         rows.append(
             (
                 r["arch"], f"{r['limit']:,}", str(r["size"]), r["dtype"],
-                "yes" if r["biased"] else "no", f"{first['shared']:,}",
-                blocks if r["options"] else "none", *most, f"{spilled:,}",
+                "yes" if r["biased"] else "no", r["words"].split(", since")[0],
+                "-" if needed is None else f"{needed:,}",
+                *(f"{max((k['shared'] for k in kernels), default=0):,}" for kernels in of),
+                " / ".join(f"{max((k['stack'] for k in kernels), default=0):,}" for kernels in of),
             )
         )  # fmt: skip
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -306,27 +292,31 @@ def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked = parser.add_subparsers(dest="do", required=True)
-    one = asked.add_parser("compile")
+    one = asked.add_parser("compile", help="append the records that the file lacks")
     one.add_argument("arch", choices=CARDS)
-    one.add_argument("--size", type=int, default=64)
-    one.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
-    one.add_argument("--biased", action="store_true")
-    one.add_argument("--no-dropout", action="store_true")
-    for name in ("matrix", "table"):
-        asked.add_parser(name).add_argument("file", type=Path)
+    one.add_argument("file", type=Path)
+    one.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    one.add_argument("--dtypes", nargs="+", default=DTYPES)
+    one.add_argument("--bias", choices=("with", "without"), help="default: both")
+    one.add_argument("--probe-only", action="store_true", help="not what a run makes")
+    asked.add_parser("table").add_argument("file", type=Path)
     of = parser.parse_args()
     if of.do == "table":
         print(table([json.loads(line) for line in of.file.read_text().splitlines()]))
-    elif of.do == "matrix":
-        _matrix(of.file, ["sm_90", "sm_89", "sm_86", "sm_120", "sm_80"])
-    else:
-        from fake_cuda import hooks
+        return
+    from fake_cuda import hooks
 
-        hooks.install()
-        made = compiled(of.arch, of.size, of.dtype, biased=of.biased, dropped=not of.no_dropout)
-        print(json.dumps(made))
+    hooks.install()
+    biases = [of.bias == "with"] if of.bias else [True, False]
+    cases = missing(of.file, of.arch, product(of.sizes, of.dtypes, biases))
+    for record in compiled(of.arch, cases, of_a_run=not of.probe_only):
+        with of.file.open("a") as out:
+            out.write(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":
     sys.path[:0] = [str(HERE.parent)]
-    main()
+    with tempfile.TemporaryDirectory(prefix="toque-kernels-") as folder:
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+            os.environ[name] = f"{folder}/{name}"
+        main()

@@ -51,7 +51,7 @@ def test_dropout_of_flex_is_exact(device, biased, precise, size):
     dtype = exact if precise else torch.bfloat16
     options = flex_attention.Choice("flex").options[0]
     if device.type == "cuda":
-        found = kernels_on(device, dtype, size, biased=biased, dropped=True)
+        found = kernels_on(device, dtype, size, biased=biased)
         assert found.options is not None, found.why
         options = found.options
     made = torch.Generator().manual_seed(0)
@@ -87,11 +87,14 @@ def test_dropout_of_flex_is_exact(device, biased, precise, size):
         assert (mine - theirs).norm() / theirs.norm() < close
 
 
-@pytest.mark.parametrize("nth", range(len(flex_attention._LADDER)))
-def test_kernels_of_all_blocks_that_fit_compute_the_definition(device, nth):
+BLOCKS = [{}, *flex_attention._FORWARD, *flex_attention._BACKWARD]
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=lambda of: "x".join(map(str, of.values())))
+def test_kernels_of_all_blocks_that_fit_compute_the_definition(device, blocks):
+    by = {**flex_attention._TORCHS, **blocks}
     try:
-        by = flex_attention._LADDER[nth]
-        apart = flex_attention._distance(device, torch.bfloat16, 64, by, biased=True, dropped=True)
+        apart = flex_attention._distance(device, torch.bfloat16, 64, by, biased=True)
     except RuntimeError as error:
         if "Required" not in str(error):
             raise

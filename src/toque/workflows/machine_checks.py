@@ -240,13 +240,12 @@ def attention_on(device: torch.device) -> MachineCheck:
     from toque.models.forward.flex_attention import kernels_on  # loads transformers
 
     dtype = torch.bfloat16 if has_fast_bf16(device) else torch.float16
-    plain, biased = (kernels_on(device, dtype, 64, biased=b, dropped=True) for b in (False, True))
+    plain, biased = (kernels_on(device, dtype, 64, biased=b) for b in (False, True))
     fails = plain.options is None or biased.options is None
     todo = (
         "Masks take its place, which is slower. It needs triton and a C compiler." if fails else ""
     )
-    found = f"flex, {plain}; where T5's bias is added, {biased}"
-    return _checked(f"attention on {device}", found, todo)
+    return _checked(f"attention on {device}", f"flex, {plain}; with T5's bias, {biased}", todo)
 
 
 def _memory_and_limits(folder: Path) -> Iterator[MachineCheck]:

@@ -51,14 +51,11 @@ Options = Mapping[str, int]  # `kernel_options` of `flex_attention`
 Pair = tuple[Options, Options]  # of kernels that add no bias, and of those that add one
 # One kind of kernel: rows of fewer than 128 queries would have another. torch chooses the blocks.
 _TORCHS: Final[Options] = {"FORCE_USE_FLEX_ATTENTION": 1}
-_BACKWARD: Final = dict.fromkeys(("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"), 32)
-_LADDER: Final = (
-    _TORCHS,
-    *({**_TORCHS, "BLOCK_M": m, "BLOCK_N": n} for m, n in ((128, 64), (64, 64), (64, 32))),
-    {**_TORCHS, "BLOCK_M": 32, "BLOCK_N": 32, **_BACKWARD},
-)
+_SIZES: Final = ((128, 64), (64, 64), (64, 32), (32, 32))
+_FORWARD: Final = tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in _SIZES)
 """Tried in turn: blocks of M queries x N keys. A bias takes shared memory and registers; with
 128 x 64 one like T5's was faster on an H100 (github.com/pytorch/pytorch/issues/138493)."""
+_BACKWARD: Final = tuple({f"BLOCK_{m}": n for m in ("M1", "N1", "M2", "N2")} for n in (64, 32))
 
 
 @dataclass(frozen=True)
@@ -145,8 +142,7 @@ def attend(
     """softmax(scale * q @ k.T + bias) @ v where the mask allows; 0 where it allows nothing.
 
     Queries are [R, H, T, d], keys and values [R, H, S, d]. Of the bias [1, H, T, S] each row adds
-    to a gradient of its own, summed in order: the bits are the same every time. `by` computes it in
-    place of the device's kernels.
+    to a gradient of its own, summed in order: the same bits every time. `by` replaces the kernels.
     """
     by = by or _kernel(query)
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
@@ -269,6 +265,7 @@ def reference(
 Attention = Literal["segments", "flex", "dense"]
 Asked = Literal["auto", "segments", "flex", "dense"]
 _ASKED: WeakKeyDictionary[nn.Module, Asked] = WeakKeyDictionary()
+_TOO_MUCH: Final = "torch's own need {:,} bytes of shared memory and the card has {:,}"
 _TOLERANCE: Final = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Largest distance from the definition in float32, as a share of the largest number; products of
 float32 may be in TF32. A kernel that sees a neighbour is off by about 1."""
@@ -276,7 +273,7 @@ float32 may be in TF32. A kernel that sees a neighbour is off by about 1."""
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """The first of `_LADDER` whose kernels work, and why none before it does."""
+    """The largest blocks whose kernels work, and why torch's own do not."""
 
     options: Options | None  # None: there are none
     why: str = ""
@@ -285,8 +282,10 @@ class KernelChoice:
         """In words, e.g. "blocks of 64 x 64, since torch's own need ..."."""
         if not self.why:
             return "torch's own blocks"
-        sizes = self.options and "blocks of {BLOCK_M} x {BLOCK_N}".format(**self.options)
-        return f"{sizes or 'none'}, since {self.why}"
+        of, m1 = self.options or {}, "BLOCK_M1"
+        sizes = [f"blocks of {of['BLOCK_M']} x {of['BLOCK_N']}"] if "BLOCK_M" in of else []
+        sizes += [f"backward blocks of {of[m1]} x {of[m1]}"] if m1 in of else []
+        return f"{' and '.join(sizes) or 'none'}, since {self.why}"
 
 
 @dataclass(frozen=True)
@@ -329,25 +328,21 @@ def attention_of(model: nn.Module, device: torch.device) -> Choice:
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
     encoder, size = family_of(core.config).is_encoder_decoder, head_size(core.config)
-    names = ("dropout_rate", "attn_pdrop", "attention_dropout")
-    dropped = any(getattr(core.config, name, 0.0) for name in names)
-    plain, biased = (  # T5's cross-attention adds none
-        kernels_on(device, dtype, size, biased=b, dropped=dropped) for b in (False, encoder)
-    )
+    plain, biased = (kernels_on(device, dtype, size, biased=b) for b in (False, encoder))
     if plain.options is None or biased.options is None:
         why = (plain if plain.options is None else biased).why
         return Choice("dense", (f"attention without masks by flex is not used: {why}",))
-    words = str(plain) if plain == biased else f"{plain}; where T5's bias is added, {biased}"
+    words = str(plain) if plain == biased else f"{plain}; with T5's bias, {biased}"
     return Choice("flex", options=(plain.options, biased.options), blocks=words)
 
 
 @cache
 def kernels_on(
-    device: torch.device, dtype: torch.dtype, size: int, *, biased: bool, dropped: bool
+    device: torch.device, dtype: torch.dtype, size: int, *, biased: bool
 ) -> KernelChoice:
-    """The kernels that work on a GPU with heads of `size` columns, with a bias, with dropout."""
-    first = ""
-    for options in _LADDER:
+    """The kernels, those of dropout too, that work on a GPU with heads of `size` columns."""
+    forward, backward, options, first = [*_FORWARD], [*_BACKWARD], _TORCHS, ""
+    while True:
         try:
             with (
                 torch.random.fork_rng([device]),
@@ -355,22 +350,23 @@ def kernels_on(
                 torch.enable_grad(),
                 torch.autocast(device.type, enabled=False),
             ):
-                distance = _distance(device, dtype, size, options, biased=biased, dropped=dropped)
+                distance = _distance(device, dtype, size, options, biased=biased)
             if distance <= _TOLERANCE[dtype]:
                 return KernelChoice(options, first)
-            why = f"torch's own are off by {distance:.1e}"
+            said = f"torch's own are off by {distance:.1e}"
         except Exception as error:  # noqa: BLE001 - whatever the kernel or its compiler raises
             said = re.sub(r"^\S+ raised:\s+", "", str(error).strip()) or repr(error)
-            why = said.splitlines()[0]
-            if needs := re.search(r"Required: (\d+)\D+limit: ?(\d+)", said):
-                has, limit = (f"{int(n):,}" for n in needs.groups())
-                why = f"torch's own need {has} bytes of shared memory and the card has {limit}"
+        needs = re.search(r"Required: (\d+)\D+limit: ?(\d+)", said)
+        why = _TOO_MUCH.format(*map(int, needs.groups())) if needs else said.splitlines()[0]
         first = first or why
-    return KernelChoice(None, first)
+        smaller = backward if "_backward" in said else forward
+        if not smaller:
+            return KernelChoice(None, first)
+        options = {**options, **smaller.pop(0)}
 
 
 def _distance(
-    device: torch.device, dtype: torch.dtype, size: int, by: Options, *, biased: bool, dropped: bool
+    device: torch.device, dtype: torch.dtype, size: int, by: Options, *, biased: bool
 ) -> float:
     """The largest distance of outputs and gradients from attention by its definition."""
     torch.manual_seed(0)
@@ -382,7 +378,7 @@ def _distance(
     mask = _block_mask(segments.to(device), segments.to(device), causal=True)
     shapes = [(rows, heads, length, size)] * 4 + [(1, heads, length, length)] * biased
     slope, *drawn = (torch.randn(shape, device=device) for shape in shapes)
-    how: Any = {"scale": size**-0.5, "dropout": 0.1 * dropped, "options": by}
+    how: Any = {"scale": size**-0.5, "dropout": 0.1, "options": by}
 
     def computed(dtype: torch.dtype, by: Callable[..., Any] | None) -> list[Tensor]:
         torch.manual_seed(1)  # of the pairs that are dropped
