@@ -4,13 +4,16 @@
 
 Random weights and made-up prompts, so every text is as long as it may be: the figure is the
 machine's and the program's. `--shape` is a name of bench/speed/sweep.py. By default a tiny shape on
-a CPU and 1.2 billion parameters on a GPU. There is no other side, hence no ratio; quality: every
-text has all its tokens, and every loss is finite and the same at every batch to 1 %.
+a CPU and 1.2 billion parameters on a GPU. The other side is transformers' `generate` in the same
+precision, greedy, its cache on, the same prompts at once: of equal length, so that it pads nothing.
+The ratio is of tokens a second, batch by batch. Quality: every text has all its tokens on both
+sides, and every loss is finite and the same at every batch to 1 %.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from dataclasses import replace
@@ -21,14 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import harness
 import torch
-from sweep import SHAPES, VOCABULARY
+from sweep import SHAPES, VOCABULARY, made
 from transformers import PreTrainedModel
 from updates import batch_of
 
 from toque.models.forward.loss import loss_sum
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
-from toque.models.loading.from_scratch import build_model
+from toque.models.loading.from_scratch import fuse_activations
 from toque.training.runtime import Runtime
 
 
@@ -41,8 +44,8 @@ def seconds_of(runtime: Runtime, begun: float) -> float:
 
 def written(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime, rows: int) -> Any:
     """Texts of `--new` tokens, `rows` prompts at a time."""
-    made = torch.Generator().manual_seed(rows)
-    prompts = torch.randint(2, 1000, (rows, a.prompt), generator=made).tolist()
+    drawn = torch.Generator().manual_seed(rows)
+    prompts = torch.randint(2, 1000, (rows, a.prompt), generator=drawn).tolist()
     bf16 = runtime.precision == "bf16"
     options = GenerationOptions(
         max_new_tokens=a.new, batch_rows=rows, precision="bf16" if bf16 else "float32"
@@ -52,6 +55,25 @@ def written(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime, row
     texts = generate(model, prompts, options, eos_id=-1, pad_id=0)
     seconds = seconds_of(runtime, begun)
     tokens = sum(map(len, texts))
+    return {"rows": rows, "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1)}
+
+
+def by_transformers(a: argparse.Namespace, model: PreTrainedModel, rows: int) -> dict[str, Any]:
+    """The same prompts by `generate`."""
+    drawn = torch.Generator().manual_seed(rows)
+    prompts = torch.randint(2, 1000, (rows, a.prompt), generator=drawn).to(model.device)
+    how: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    how["attention_mask"] = torch.ones_like(prompts)
+
+    def texts(new: int) -> torch.Tensor:
+        found: Any = model.generate(prompts, max_new_tokens=new, min_new_tokens=new, **how)  # type: ignore[operator]
+        return found[:, 1 if model.config.is_encoder_decoder else a.prompt :]
+
+    with torch.inference_mode():
+        texts(2)
+        begun = time.perf_counter()
+        tokens = texts(a.new).cpu().numel()
+        seconds = time.perf_counter() - begun
     return {"rows": rows, "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1)}
 
 
@@ -78,17 +100,21 @@ def measure(a: argparse.Namespace) -> harness.Result:
     name = a.shape or ("neox-1.2b" if on_gpu else "tiny-neox")
     if not on_gpu:
         a.target, a.new, a.prompt = min(a.target, 256), min(a.new, 32), min(a.prompt, 32)
-    with torch.device(runtime.device):
-        model = build_model(
-            family=a.family, shape=SHAPES[name], vocab_size=VOCABULARY[a.family], pad_id=0,
-            eos_id=1, bos_id=None, seed=1,
-        ).eval()  # fmt: skip
+    how = argparse.Namespace(family=a.family, shape=name, vocabulary=0, dropout=None, lora=0)
+    model = made(how, runtime).eval()
+    fuse_activations(model)
     batches = [int(rows) for rows in a.rows.split(",")]
     texts = [written(a, model, runtime, rows) for rows in batches]
     losses = [held_out(a, model, runtime, rows) for rows in batches if rows <= a.held_out]
-    result = harness.Result(ours={"texts": texts, "held_out": losses})
+    if runtime.precision == "bf16":
+        model.to(torch.bfloat16)  # type: ignore[arg-type]
+    theirs = [by_transformers(a, model, rows) for rows in batches]
+    result = harness.Result(ours={"texts": texts, "held_out": losses}, theirs={"texts": theirs})
+    pairs = zip(texts, theirs, strict=True)
+    ratios = [round(x["tokens_per_second"] / y["tokens_per_second"], 3) for x, y in pairs]
+    result.ratio = {"median": statistics.median(ratios), "worst": min(ratios), "pairs": ratios}
     result.details = {"shape": name, "precision": runtime.precision, "device": str(runtime.device)}
-    short = [found for found in texts if found["tokens"] != found["rows"] * a.new]
+    short = [found for found in texts + theirs if found["tokens"] != found["rows"] * a.new]
     apart = [found for found in losses if not abs(found["loss"] / losses[0]["loss"] - 1) < 0.01]
     if short or apart:
         result.void("a text ended early, or a loss depends on the batch")

@@ -1,6 +1,7 @@
 r"""Updates of one shape at several micro-batches: tokens a second, utilisation, peak memory.
 
     python bench/speed/sweep.py --family neox --shape neox-1.2b --rows 1,2,4,8 --target 2048
+    python bench/speed/sweep.py --family neox --shape neox-1.2b --rows 8 --beside trainer
     python bench/speed/sweep.py --family t5 --shape flan-t5-xxl --lora 16 --rows 2 --source 256 \
         --target 512 --limit-gib 24
 
@@ -10,8 +11,12 @@ frozen and held in the runtime's precision. Each micro-batch is a process of its
 peak memory is; one that does not fit says so and the sweep goes on. `mfu` divides by the stated
 peak of a known GPU, elsewhere by the matrix rate measured in the run's precision (`peak_origin`
 says which); recomputed operations do not count. `--limit-gib` refuses memory beyond it (CUDA only)
-and so shows what fits a smaller GPU. There is no other side, hence no ratio; quality: one
-micro-batch at least was computed, and every loss is finite.
+and so shows what fits a smaller GPU.
+
+`--beside trainer` computes the same shape and rows by `transformers.Trainer`, in the same precision
+and with PyTorch's attention: its best case, for a row has no padding on either side. The ratio is
+of tokens a second, micro-batch by micro-batch. Quality: one micro-batch at least was computed,
+every loss is finite, and both sides have as many parameters.
 """
 
 from __future__ import annotations
@@ -24,24 +29,18 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
-import torch
-from transformers import PreTrainedModel
-from updates import batch_of, update
 
-from toque.config.schema_methods import AdapterConfig
-from toque.models.flops import flops_per_token, parameter_counts, products_of
-from toque.models.forward.blocks import compile_blocks, recompute_blocks
-from toque.models.forward.flex_attention import attention_of, use_attention
-from toque.models.loading.from_scratch import build_model
-from toque.models.lora.frozen import hold_frozen
-from toque.models.lora.layers import attach
-from toque.training.optim.factory import build_optimizer
-from toque.training.runtime import Runtime
+if TYPE_CHECKING:  # loaded in the process that computes alone: a GPU's minutes are short
+    from transformers import PreTrainedModel
+
+    from toque.batch import Batch
+    from toque.training.runtime import Runtime
 
 _FLAN = {"d_kv": 64, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
          "dropout_rate": 0.0}  # fmt: skip
@@ -74,52 +73,66 @@ def dropouts(a: argparse.Namespace) -> dict[str, float]:
 
 
 def made(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
-    """The model on its device, adapted and compiled as asked."""
-    vocabulary = a.vocabulary or VOCABULARY[a.family]
-    # Made where it will live: eleven billion weights in float32 on the host take minutes.
-    held = runtime.dtype if a.lora else torch.float32
-    torch.set_default_dtype(held)
+    """The model on its device, with stock layers; drawn there, for a host takes minutes."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    from toque.models.families import family_named
+    from toque.models.loading.from_scratch import give_own_head
+
+    family = family_named(a.family)
+    arguments = shape_of(a.shape) | dropouts(a)
+    arguments |= {"vocab_size": a.vocabulary or VOCABULARY[a.family], "pad_token_id": 0}
+    arguments |= {"eos_token_id": 1, "bos_token_id": None}
+    if family.is_encoder_decoder:
+        arguments["decoder_start_token_id"] = 0
+    config = family.config_class(**arguments)
+    auto: Any = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
+    torch.manual_seed(1)
     with torch.device(runtime.device):
-        model = build_model(
-            family=a.family,
-            shape=shape_of(a.shape) | dropouts(a),
-            vocab_size=vocabulary,
-            pad_id=0,
-            eos_id=1,
-            bos_id=None,
-            seed=1,
-        )
-    torch.set_default_dtype(torch.float32)
+        model = auto.from_config(config, dtype=runtime.dtype if a.lora else torch.float32)
+        if family.is_encoder_decoder and arguments.get("tie_word_embeddings") is False:
+            give_own_head(model)
+    found: PreTrainedModel = model.to(runtime.device)
+    return found
+
+
+def fitted(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime) -> None:
+    """Adapt it, exchange layers and compile it as asked."""
+    from toque.config.schema_methods import AdapterConfig
+    from toque.models.forward.blocks import compile_blocks, recompute_blocks
+    from toque.models.forward.flex_attention import use_attention
+    from toque.models.loading.from_scratch import fuse_activations
+    from toque.models.lora.frozen import hold_frozen
+    from toque.models.lora.layers import attach
+
+    fuse_activations(model)
     if a.lora:
         attach(model, AdapterConfig(r=a.lora, dropout=0.0), base="bench", seed=1)
         hold_frozen(model, runtime.dtype)
-    model.to(runtime.device)
+        model.to(runtime.device)
     model.train()
     use_attention(model, a.attention)
     if a.recompute:
         recompute_blocks(model)
     if a.compile:
         compile_blocks(model)
-    return model
 
 
-def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
-    """Updates of `rows` rows in this process."""
-    if a.limit_gib and torch.cuda.is_available():
-        whole = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, a.limit_gib * 2**30 / whole))
-    runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
-    model = made(a, runtime)
+Timed = tuple[list[float], list[float], dict[str, Any]]
+"""Seconds and loss of each update, warm-up included, and facts of the way."""
+
+
+def toque(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: Runtime) -> Timed:
+    """Our updates."""
+    from updates import update
+
+    from toque.models.forward.flex_attention import attention_of
+    from toque.training.optim.factory import build_optimizer
+
+    fitted(a, model, runtime)
     optimizer = build_optimizer(model)
-    vocabulary = a.vocabulary or VOCABULARY[a.family]
-    batch = batch_of(
-        a.family,
-        rows=rows,
-        source=a.source,
-        target=a.target,
-        vocabulary=vocabulary,
-        examples=a.examples,
-    ).to(runtime.device)
+    batch = batch.to(runtime.device)
     with runtime.autocast():
         attention = attention_of(model, runtime.device)
     seconds, losses = [], []
@@ -127,6 +140,45 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
         begun = time.perf_counter()
         losses.append(update(model, batch, runtime, optimizer, lr=1e-5))
         seconds.append(time.perf_counter() - begun)
+    return seconds, losses, {"attention": attention.name, "notes": attention.notes}
+
+
+def trainer(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: Runtime) -> Timed:
+    """The same rows by transformers.Trainer."""
+    from other_trainers import by_transformers
+
+    if a.lora:
+        raise SystemExit("--beside trainer trains all weights: leave --lora out")
+    return by_transformers(
+        model, batch, examples=a.examples, updates=a.warmup + a.steps, precision=runtime.precision
+    )
+
+
+WAYS: dict[str, Callable[..., Timed]] = {"toque": toque, "trainer": trainer}
+
+
+def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
+    """Updates of `rows` rows in this process."""
+    import torch
+    from updates import batch_of
+
+    from toque.models.flops import flops_per_token, parameter_counts, products_of
+    from toque.training.runtime import Runtime
+
+    if a.limit_gib and torch.cuda.is_available():
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, a.limit_gib * 2**30 / whole))
+    runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
+    model = made(a, runtime)
+    batch = batch_of(
+        a.family,
+        rows=rows,
+        source=a.source,
+        target=a.target,
+        vocabulary=a.vocabulary or VOCABULARY[a.family],
+        examples=a.examples,
+    )
+    seconds, losses, facts = WAYS[a.way](a, model, batch, runtime)
     share = a.source / (a.source + a.target) if a.family == "t5" else 0.0
     alone = a.target / a.examples, a.source / a.examples
     flops = flops_per_token(
@@ -136,48 +188,67 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     speed = batch.n_tokens / statistics.median(seconds[a.warmup :])
     counts = parameter_counts(model)
     on_gpu = runtime.device.type == "cuda"
-    peak = (
-        torch.cuda.max_memory_reserved()
-        if on_gpu
-        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    )
+    taken = torch.cuda.max_memory_reserved() if on_gpu else 0
+    held = torch.cuda.max_memory_allocated() if on_gpu else 0
+    taken = taken or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "rows": rows,
         "tokens_per_second": round(speed, 1),
         "mfu": round(speed * flops / peak_flops.flops_per_second, 3),
         "peak_origin": peak_flops.origin,
-        "peak_gib": round(peak / 2**30, 2),
+        "peak_gib": round(taken / 2**30, 2),
+        "held_gib": round(held / 2**30, 2) if on_gpu else None,
         "losses": [round(losses[0], 4), round(losses[-1], 4)],
         "parameters": {"total": counts.total, "trained": counts.trainable},
         "precision": runtime.precision,
-        "attention": attention.name,
-        "notes": attention.notes,
+        **facts,
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
     }
 
 
-def swept(rows: int) -> dict[str, Any]:
+def swept(rows: int, way: str) -> dict[str, Any]:
     """The same in a process of its own; the last line of its error where it failed."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--alone", str(rows)]
+    command = [sys.executable, __file__, *sys.argv[1:], "--alone", str(rows), "--way", way]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        harness.note(f"{way}, {rows} rows, failed: {done.stderr[-3000:]}")
         return {"rows": rows, "failed": last[:300]}
-    harness.note(f"{rows} rows: {done.stdout.strip()}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    harness.note(f"{way}, {rows} rows: {json.dumps(found)}")
     return found
 
 
 def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
-    """Every micro-batch; with --alone, one of them."""
+    """Every micro-batch on both sides; with --alone, one of them."""
     if a.alone:
         return one(a, a.alone)
-    result = harness.Result(ours=[swept(int(rows)) for rows in a.rows.split(",")])
+    rows = [int(number) for number in a.rows.split(",")]
+    result = harness.Result(ours=[swept(number, "toque") for number in rows])
+    if a.beside:
+        result.theirs = [swept(number, a.beside) for number in rows]
+        result.ratio = ratio(result.ours, result.theirs)
     computed = [found for found in result.ours if "failed" not in found]
+    others = [found for found in result.theirs or [] if "failed" not in found]
     result.details = {"shape": shape_of(a.shape)}
-    if not computed or not all(math.isfinite(x) for found in computed for x in found["losses"]):
+    losses = [loss for found in computed + others for loss in found["losses"]]
+    if not computed or not all(map(math.isfinite, losses)):
         result.void("no micro-batch was computed, or a loss is not finite")
+    if len({found["parameters"]["total"] for found in computed + others}) > 1:
+        result.void("the two sides have other numbers of parameters")
     return result
+
+
+def ratio(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Tokens a second of both, over the micro-batches that both computed; None without one."""
+    ratios = [
+        round(a["tokens_per_second"] / b["tokens_per_second"], 3)
+        for a, b in zip(ours, theirs, strict=True)
+        if "failed" not in a and "failed" not in b
+    ]
+    if not ratios:
+        return None
+    return {"median": statistics.median(ratios), "worst": min(ratios), "pairs": ratios}
 
 
 def options(p: argparse.ArgumentParser) -> None:
@@ -199,7 +270,9 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--warmup", type=int, default=2)
     p.add_argument("--device", default="auto")
     p.add_argument("--precision", default="auto")
+    p.add_argument("--beside", choices=[way for way in WAYS if way != "toque"])
     p.add_argument("--alone", type=int, default=0, help=argparse.SUPPRESS)
+    p.add_argument("--way", choices=list(WAYS), default="toque", help=argparse.SUPPRESS)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
+import torch
 
 from fake_cuda import hooks
 
@@ -24,6 +25,8 @@ def on_card() -> Iterator[On]:
     """`on_card(function, ...)`: its result, from the process with the fake card."""
     if shutil.which("g++") is None:
         pytest.skip("the hooks of a fake card need g++")
+    if torch.version.cuda is not None:
+        pytest.skip("this torch has devices of CUDA of its own")
     with ProcessPoolExecutor(
         1, mp_context=multiprocessing.get_context("spawn"), initializer=hooks.install
     ) as pool:
