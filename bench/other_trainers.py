@@ -1,8 +1,8 @@
 """Other programs' trainers over rows of made-up tokens, timed update by update.
 
-TRL's SFTTrainer takes its step from transformers.Trainer, which is here; it and Unsloth need
-`datasets` with pyarrow and pandas, Unsloth xformers and bitsandbytes besides, each larger than all
-that can be carried to a machine without a network, so they are not here.
+TRL and Unsloth are not here. TRL's SFTTrainer takes its step from transformers.Trainer, which is,
+and what it needs besides, pyarrow and pandas above all, is 71 MB of wheels, more than the 64 MiB
+that can be carried to a machine without a network; Unsloth needs that and more.
 """
 
 from __future__ import annotations

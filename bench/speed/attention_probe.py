@@ -4,7 +4,7 @@
 
 A row for every precision, size of heads, with a bias (T5) and without, with dropout and without:
 the options of the kernels that are taken, and why those before them were not, or why none works.
-What is asked is what a run asks (`models.forward.flex_attention.tried`), so its kernels are
+What is asked is what a run asks (`models.forward.flex_attention.kernels_on`), so its kernels are
 compiled here, and where TORCHINDUCTOR_CACHE_DIR is kept they are there for the runs that follow.
 Rows are told on stderr as they come. Quality: every row has kernels.
 """
@@ -30,12 +30,12 @@ def row(precision: str, size: int, *, biased: bool, dropped: bool) -> dict[str, 
     """One row: kernels taken, and seconds that finding and compiling them took."""
     import torch
 
-    from toque.models.forward.flex_attention import tried
+    from toque.models.forward.flex_attention import kernels_on
     from toque.training.runtime import DTYPES
 
     begun = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = tried(device, DTYPES[precision], size, biased=biased, dropped=dropped)
+    found = kernels_on(device, DTYPES[precision], size, biased=biased, dropped=dropped)
     return {
         "precision": precision,
         "head": size,

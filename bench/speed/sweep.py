@@ -140,7 +140,8 @@ def toque(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: 
         begun = time.perf_counter()
         losses.append(update(model, batch, runtime, optimizer, lr=1e-5))
         seconds.append(time.perf_counter() - begun)
-    return seconds, losses, {"attention": attention.name, "notes": attention.notes}
+    facts = {"attention": attention.name, "blocks": attention.blocks, "notes": attention.notes}
+    return seconds, losses, facts
 
 
 def trainer(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: Runtime) -> Timed:
