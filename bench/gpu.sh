@@ -91,12 +91,12 @@ part() { # name, seconds, script and arguments: one JSON record
     case $1 in # the last value of an argument counts
       bench/speed/sweep.py) set -- "$@" --steps 1 --warmup 1 ;;
       bench/speed/attention_probe.py) set -- "$@" --workers 1 ;;
-      bench/robustness/killed_and_continued.py) set -- "$@" --device cpu --steps 12 && python=$PYTHON ;;
+      bench/robustness/killed_and_continued.py) set -- "$@" --device cpu --steps 8 --save-every 2 && python=$PYTHON ;;
       bench/speed/device_text.py) set -- "$@" --device cpu --rows 1,4 --held-out 4 && python=$PYTHON ;;
       bench/speed/parts.py) set -- "$@" --device cpu --pairs 1 --shape "$WORK/tiny-${name#parts-}.json" && python=$PYTHON ;;
       bench/speed/train.py) set -- "$@" --steps 3 --warmup 1 --shape "$WORK/tiny-t5.json" --precision float32 \
         --baseline-precision fp32 && python=$PYTHON ;;
-      bench/quality/plan_beside_sweeps.py) python=$PYTHON ;;
+      bench/quality/plan_beside_sweeps.py) set -- "$@" --workers 2 --floor 0.25 && python=$PYTHON ;;
     esac
     [ "$python" != "$PYTHON" ] || note="rehearsed on the CPU"
   fi
