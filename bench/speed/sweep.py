@@ -194,7 +194,7 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     taken = taken or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "rows": rows,
-        "tokens_per_second": round(speed, 1),
+        "tokens_per_second": round(speed, 3),
         "mfu": round(speed * flops / peak_flops.flops_per_second, 3),
         "peak_origin": peak_flops.origin,
         "peak_gib": round(taken / 2**30, 2),
