@@ -14,8 +14,8 @@ from toque.errors import ConfigError
 # Torch reads the first of these that is there.
 _ALLOCATORS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _HIDING: Final = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
+# Torch's words where there is no GPU; others are about one that does not work.
 _NO_GPU: Final = ("Found no NVIDIA driver", "GPUs are available", "might not have a CUDA gpu")
-"""Torch's words where there is no GPU; others are about one that does not work."""
 _UNTRIED: Final = {"mps": "Apple's GPU", "xpu": "Intel's GPU", "meta": "a device without numbers"}
 _WITHOUT: Final = "CUDA_VISIBLE_DEVICES= before the command continues on the processor"
 
@@ -24,18 +24,16 @@ def settle_cuda() -> None:
     """Set what CUDA reads once, where the user has not; to be called before its first use."""
     # Torch looks at a process' first product; without it every deterministic update is an error.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Segments that grow leave fewer holes than many of fixed sizes. Under Windows, drivers before
-    # R615 fail to map them (pytorch issue 192330).
+    # Segments that grow leave fewer holes. Windows' drivers before R615 fail (pytorch 192330).
     windows = "microsoft" in platform.release().lower()
     if not windows and not any(name in os.environ for name in _ALLOCATORS):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
-    """The device that settings name, auto the GPU where there is one: that of a rank its own.
+    """The device that settings name, auto the GPU (of a rank its own) where there is one.
 
-    Raises:
-        ConfigError: it is absent, of a kind that nothing here was tried on, or of no use.
+    A ConfigError where it is absent, of a kind that nothing here was tried on, or of no use.
     """
     settle_cuda()
     there = torch.cuda.is_available()
@@ -46,8 +44,8 @@ def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
                 f"A GPU is there, and torch {torch.__version__} cannot use it: {why}. Update the "
                 f"driver, or install a build of torch that it is new enough for; {_WITHOUT}."
             )
-        own = "cuda" if local_rank is None else f"cuda:{local_rank}"
-        return device_named(own) if there else torch.device("cpu")
+        gpu = "cuda" if local_rank is None else f"cuda:{local_rank}"
+        return device_named(gpu if there else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -71,10 +69,7 @@ def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
 
 
 def no_gpu() -> tuple[str, bool]:
-    """Why torch sees no GPU, and whether one is there all the same, whose driver fails.
-
-    It is older than the build's CUDA, most often; or not all GPUs of the machine have begun yet.
-    """
+    """Why torch sees no GPU, and whether one is there whose driver fails, mostly by its age."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return f"torch {torch.__version__} is a build without CUDA", False
     if (hidden := os.environ.get("CUDA_VISIBLE_DEVICES")) in _HIDING:

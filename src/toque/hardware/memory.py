@@ -24,14 +24,11 @@ _RAN_OUT: Final = re.compile(
     r"can't allocate memory|not enough memory|_STATUS_ALLOC_FAILED"
     r"|(?:CUDA|HIP)(?: driver)? error: out of memory|Triton Error \[\w+\]: out of memory"
 )
-"""What allocators of the CPU, CUDA and its libraries say where torch raises no error of its own."""
+"""Words where torch has no error of its own. Not NCCL's: ranks cannot begin again after it."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if `error` is an out-of-memory error of a device or of the CPU allocator.
-
-    Not NCCL's: the ranks' communicator is lost with it, so that nothing can be computed again.
-    """
+    """True if `error` is an out-of-memory error of a device or of the CPU allocator."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _RAN_OUT.search(str(error)) is not None

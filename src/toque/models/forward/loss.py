@@ -85,11 +85,7 @@ def usual_chunk_rows(vocab_size: int, device_type: str) -> int:
 
 
 def logits_bytes(vocab_size: int, device_type: str, *, positions: int) -> int:
-    """The most bytes that logits of so many labels, and their gradient, take at once.
-
-    8 a logit: on a GPU themselves and their softmax in float32; on a CPU, where that takes their
-    place, the products and the gradient in 16 bits besides.
-    """
+    """The most bytes that logits of so many labels, and their softmax, take at once in float32."""
     return 8 * vocab_size * min(positions, usual_chunk_rows(vocab_size, device_type))
 
 

@@ -39,10 +39,7 @@ _KEPT: Final[list[ProcessGroup]] = []  # groups that were left; they live as lon
 
 @contextmanager
 def joined(*, strategy: Strategy) -> Iterator[Ranks]:
-    """Be one of the ranks while inside; leaving without an error waits for the others.
-
-    A device of no use is refused here, before anything begins.
-    """
+    """Be one of the ranks while inside; leaving without an error waits for the others."""
     world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
     if strategy == "single" and world_size > 1:
         raise ConfigError(
@@ -58,7 +55,7 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
             f"several with `{_STARTING}`, or set train.strategy=auto."
         )
     if world_size == 1:
-        device_named("auto")
+        device_named("auto")  # refused, where it is of no use, before anything begins
         yield Ranks()
         return
     ranks = _joined(rank, world_size, _number(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
