@@ -26,17 +26,18 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.autograd.function import once_differentiable
-from torch.nn.attention.flex_attention import AuxOutput, BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from toque.models.forward import flex_attention as ours
+from toque.models.forward.outline import sdpa_shapes
 
 ATEN = torch.ops.aten
 BLOCK = 512  # bytes to which CUDA's caching allocator rounds a tensor
 MASK_BLOCK = 128  # positions of a block of FlexAttention's masks
 _TORCH_EMPTY = torch.empty
+_TORCH_SDPA = nn.functional.scaled_dot_product_attention
 
 
 class HostWaitError(RuntimeError):
@@ -203,28 +204,6 @@ class _Stream:
         return event or _Event()
 
 
-class _FlexShapes(torch.autograd.Function):
-    """FlexAttention by what it keeps and makes: its inputs, its output, a number a query."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        output = query.new_empty((*query.shape[:-1], value.shape[-1]))
-        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, bias, output, sums)
-        return output, sums
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, _, sums = ctx.saved_tensors
-        _products = torch.empty_like(sums)
-        of_bias = bias is not None and ctx.needs_input_grad[3]
-        slopes = [torch.empty_like(t) for t in (query, key, value)]
-        return (*slopes, torch.empty_like(bias) if of_bias else None)
-
-
 def _flex(
     query: Tensor,
     key: Tensor,
@@ -241,8 +220,21 @@ def _flex(
     assert len(devices) == 1, f"FlexAttention over {devices}"
     assert query.dtype == key.dtype == value.dtype, (query.dtype, key.dtype, value.dtype)
     biases = [t for t in _tensors_in(score_mod) if t.dim() == 4]
-    output, sums = _FlexShapes.apply(query, key, value, biases[0] if biases else None)
-    return output if return_aux is None else (output, AuxOutput(lse=sums))
+    bias = biases[0] if biases else None
+    return ours.kernel_shapes(query, key, value, bias=bias, return_aux=return_aux)
+
+
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """PyTorch's own attention: without a card it would choose to hold the scores of all pairs."""
+    devices = {t.device for t in (query, key, value, *args, *kwargs.values()) if _is_tensor(t)}
+    assert len(devices) == 1, f"attention over {devices}"
+    if devices == {torch.device("cpu")}:
+        return _TORCH_SDPA(query, key, value, *args, **kwargs)
+    return sdpa_shapes(query, key, value, *args, **kwargs)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _tensors_in(function: Any) -> list[Tensor]:
@@ -337,6 +329,7 @@ def fake_card(
             (torch.Tensor, "record_stream", lambda _self, _stream: None),
             (torch.Tensor, "pin_memory", lambda self, *_: self),
             (torch, "empty", _empty),
+            (nn.functional, "scaled_dot_product_attention", _sdpa),
             # It skips the step by which torch.tensor(..., device="cuda") becomes fake.
             (torch, "inference_mode", _no_grad),
             (ours, "_compiled", _compiled),

@@ -31,8 +31,8 @@ from toque.runs.history import METRICS, history_of
 from toque.runs.outlined_update import OutlinedUpdate, Peak, outline_update, outlining
 from toque.runs.time_left import times_in
 
-HEADROOM: Final = {"cpu": 0.65, "cuda": 0.9}
-"""Share of the memory that tensors take of what their allocator takes. glibc's heap keeps what is
+_OF_TENSORS: Final = {"cpu": 0.65, "cuda": 0.9}
+"""Share that tensors have of the memory which their allocator takes. glibc's heap keeps what is
 freed for sizes that come again (`models.glibc_malloc`); in-use over taken was 0.59 to 0.75 in three
 trainings (lab/notes.md), and one round share for all is what 15 % allow."""
 _LIBRARIES: Final = 320 << 20
@@ -87,9 +87,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes at the fullest moment of training; the parts add up to `total`."""
+    """Bytes at the fullest moment of training; parts and what is beside them add up to `total`."""
 
-    parts: Mapping[str, int]
+    parts: Mapping[str, int]  # of tensors
+    beside: Mapping[str, int]
+    """What an allocator holds on top of them (gaps, blocks kept for sizes that come again), a share
+    of them; on a CPU also what libraries take."""
     room: int
     micro_batch_rows: int
     recompute: bool
@@ -99,7 +102,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All parts together."""
+        """All together."""
+        return self.tensors + sum(self.beside.values())
+
+    @property
+    def tensors(self) -> int:
+        """All parts together: the bytes that the program itself asks for."""
         return sum(self.parts.values())
 
     @property
@@ -181,8 +189,10 @@ class Estimator:
 
     def _memory_at(self, model: PreTrainedModel, rows: int, *, recompute: bool) -> Memory:
         update = self._outlined(model, rows, self.work.worst_examples, recompute=recompute)
+        parts = self._parts(model, update, rows, recompute=recompute)
         return Memory(
-            parts=self._parts(model, update, rows, recompute=recompute),
+            parts=parts,
+            beside=_beside(sum(parts.values()), self.machine.where),
             room=self.machine.memory_bytes,
             micro_batch_rows=rows,
             recompute=recompute,
@@ -239,11 +249,6 @@ class Estimator:
             saved = update.gradients + update.optimizer
             saved += update.gradients if config.train.keep_best else 0
             parts["a save's copies"] = max(0, saved - max(most, texts))
-        held = sum(parts.values())
-        parts["allocator's rest"] = round(held / HEADROOM[where]) - held
-        if where == "cpu":
-            own = int(psutil.Process().memory_info().rss)
-            parts["Python and its libraries"] = own + _LIBRARIES
         return parts
 
     def time(
@@ -306,6 +311,15 @@ class Estimator:
             saves=saves,
             uploaded=saves * saved + finished if remote else 0,
         )
+
+
+def _beside(tensors: int, where: Where) -> dict[str, int]:
+    """What is held on top of so many bytes of tensors."""
+    found = {"the allocator's share": round(tensors / _OF_TENSORS[where]) - tensors}
+    if where == "cpu":
+        own = int(psutil.Process().memory_info().rss)
+        found["Python and its libraries"] = own + _LIBRARIES
+    return found
 
 
 def _measured_rate(path: Path, parameters: int) -> float | None:

@@ -28,15 +28,23 @@ from transformers import PreTrainedModel
 from toque.hardware.cards import card_of_device
 from toque.models.forward.blocks import recompute_blocks, stop_recomputing
 from toque.models.forward.cpu_linear import copies_of
-from toque.models.forward.grouped_attention import causal_mask
-from toque.models.forward.loss import cross_entropy_sum, usual_chunk_rows
-from toque.models.forward.outline import OutlinedRows, Where, cpu_plans, outlined_hidden
-from toque.models.forward.packed import output_head
+from toque.models.forward.flex_attention import use_attention
+from toque.models.forward.grouped_attention import AttentionPlan, causal_mask
+from toque.models.forward.loss import cross_entropy_sum
+from toque.models.forward.outline import (
+    OutlinedRows,
+    Where,
+    as_on_a_gpu,
+    cpu_plans,
+    outlined_batch,
+    outlined_hidden,
+)
+from toque.models.forward.packed import hidden_states, output_head
 from toque.models.lora.quantised import quantised_layers
 from toque.models.onednn import onednn_is_faster, product
 
 _ATEN: Final = torch.ops.aten
-_LITTLE: Final = 1e-12
+_GPU_BLOCK: Final = 512  # bytes to whose multiple CUDA's caching allocator rounds a tensor
 _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _TRIES: Final = 3
 _SLOW_SECONDS: Final = 0.2
@@ -101,8 +109,9 @@ class Operations:
 class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts bytes of the tensors that live now, the most there were, and FLOPs of products."""
 
-    def __init__(self, operations: Operations | None = None) -> None:
+    def __init__(self, operations: Operations | None = None, *, block: int = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._block = block
         self.now = self.peak = 0
         self.flops, self.operations = 0.0, operations
         self._live: dict[int, tuple[Any, int]] = {}
@@ -114,7 +123,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata  # noqa: SLF001  # it has no public name
         if key in self._live:
             return
-        size = storage.nbytes()
+        size = -(-storage.nbytes() // self._block) * self._block
         self._live[key] = (weakref.ref(storage, lambda _: self._freed(key)), size)
         self.now += size
         self.peak = max(self.peak, self.now)
@@ -206,22 +215,32 @@ def outline_update(
     gradients = sum(p.numel() * p.element_size() for p in trained)
     before = gradients if accumulates else 0
     computed, updated = Operations(), Operations()
-    with unset_fake_temporarily():
-        plans = cpu_plans(rows)
+    plans = None
+    if where == "cuda":
+        use_attention(model, "dense" if masked else "flex")
+    else:
+        with unset_fake_temporarily():
+            plans = cpu_plans(rows)
     if recompute:
         recompute_blocks(model)
     try:
-        with _Ledger(computed if operations else None) as ledger:
+        block = _GPU_BLOCK if where == "cuda" else 1
+        with (
+            _Ledger(computed if operations else None, block=block) as ledger,
+            as_on_a_gpu() if where == "cuda" else nullcontext(),
+        ):
             for tensor in held:
                 ledger.hold(tensor)
                 if tensor.grad is not None:
                     ledger.hold(tensor.grad)
             half = _HALF.get(precision)
             with torch.autocast("cpu", dtype=half) if half is not None else nullcontext():
-                hidden = outlined_hidden(model, rows, where, plans, masked=masked)
-                kept = ledger.now
-                loss = _outlined_loss(model, hidden, where, smoothing)
-            torch.autograd.backward(loss)
+                loss, kept = _outlined_loss(model, rows, plans, smoothing, ledger)
+            # Not by torch.autograd.backward, which would leave the GPU's operators behind.
+            torch.autograd.Variable._execution_engine.run_backward(  # noqa: SLF001
+                (loss,), (torch.ones_like(loss),), False, False, (),
+                allow_unreachable=True, accumulate_grad=True,
+            )  # fmt: skip
     finally:
         stop_recomputing(model)
     kept_copies = (copy for module in model.modules() for copy in copies_of(module))
@@ -242,18 +261,22 @@ def outline_update(
 
 
 def _outlined_loss(
-    model: PreTrainedModel, hidden: Tensor, where: Where, smoothing: float
-) -> Tensor:
-    weight, bias = output_head(model)
-    labels = torch.zeros(hidden.shape[:-1], dtype=torch.int64)
-    chunk = None
-    if where == "cuda":
-        # A CPU's way for 16 bits is not a GPU's; with smoothing, however little, it is left.
-        smoothing = max(smoothing, _LITTLE)
-        chunk = usual_chunk_rows(len(weight), "cuda")
-    return cross_entropy_sum(
-        hidden, weight, labels, bias=bias, smoothing=smoothing, chunk_rows=chunk
-    )
+    model: PreTrainedModel,
+    rows: OutlinedRows,
+    plans: tuple[AttentionPlan, AttentionPlan] | None,
+    smoothing: float,
+    ledger: _Ledger,
+) -> tuple[Tensor, int]:
+    """The loss, and the bytes there are before its head; a CPU has plans."""
+    if plans is None:
+        batch, n_labels = outlined_batch(rows), rows.rows * rows.target
+        hidden, labels = hidden_states(model, batch), batch.labels
+    else:
+        hidden, n_labels = outlined_hidden(model, rows, plans), None
+        labels = torch.zeros(hidden.shape[:-1], dtype=torch.int64)
+    kept, (weight, bias) = ledger.now, output_head(model)
+    how: Any = {"bias": bias, "smoothing": smoothing, "n_labels": n_labels}
+    return cross_entropy_sum(hidden, weight, labels, **how), kept
 
 
 def _step_bytes(

@@ -100,7 +100,10 @@ def test_checkpointing_keeps_less_and_computes_more() -> None:
 
 def test_the_parts_add_up_and_a_card_too_small_gets_levers() -> None:
     plan = toque.plan("neox-1.2b", hardware="rtx-3080")
-    assert sum(plan.memory.parts.values()) == plan.memory.total
+    memory = plan.record()["memory"]
+    assert sum(memory["parts"].values()) == memory["tensors"]
+    assert memory["tensors"] + sum(memory["beside"].values()) == memory["total"]
+    assert memory["beside"] == {"the allocator's share": round(memory["tensors"] / 9)}
     assert not plan.fits
     assert plan.memory.micro_batch_rows == 1
     assert plan.memory.recompute  # auto, as a row does not fit without

@@ -9,7 +9,8 @@ and gradients of weights stay float32, which goes by oneDNN where that is faster
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from contextvars import ContextVar
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from toque.models.onednn import onednn_is_faster, product
 
 _NAME, _PADDED = "_toque_bf16", "_toque_bf16_padded"
+AS_A_GPU: Final = ContextVar("AS_A_GPU", default=False)  # in outlines alone
 _WHOLE_ROWS = 64  # rows of an output head are padded to a multiple of it, see `padded_copy`
 
 
@@ -85,10 +87,16 @@ def _kept(owner: Any, name: str, weights: Sequence[Tensor], rows: int) -> Tensor
     return copy
 
 
+def kind_of(tensor: Tensor) -> str:
+    """Kind of the device whose ways a tensor takes: its own, or a GPU's in the outline of one."""
+    outlined = not torch.compiler.is_compiling() and AS_A_GPU.get()
+    return "cuda" if outlined else tensor.device.type
+
+
 def in_bf16(tensor: Tensor) -> bool:
     """True if bfloat16 is requested: autocast to it on a CPU, outside of compiled code."""
     return (
-        tensor.device.type == "cpu"
+        kind_of(tensor) == "cpu"
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and not torch.compiler.is_compiling()

@@ -20,12 +20,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import (
     AuxOutput,
     AuxRequest,
@@ -38,6 +39,7 @@ from transformers import AttentionInterface
 
 from toque.batch import DecoderBatch, EncoderDecoderBatch
 from toque.models.families import family_of, head_size, unwrapped
+from toque.models.forward.cpu_linear import kind_of
 from toque.models.forward.varlen_attention import as_attended
 
 NAME: Final = "toque_flex"  # name of this attention in transformers' registry
@@ -144,8 +146,8 @@ def attend(
     Queries are [R, H, T, d], keys and values [R, H, S, d]. Of the bias [1, H, T, S] each row adds
     to a gradient of its own, summed in order: the same bits every time. `by` replaces the kernels.
     """
-    by = by or _kernel(query)
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
+    by = by or _kernel(query, rows)
     how: dict[str, Any] = {"block_mask": block_mask, "scale": scale, "kernel_options": options}
     if dropout == 0.0:
         output: Tensor = by(query, key, value, score_mod=with_bias(rows), **how)
@@ -206,12 +208,49 @@ def _mixed(number: Tensor) -> Tensor:
     return number ^ ((number >> 16) & 0xFFFF)
 
 
-def _kernel(query: Tensor) -> Callable[..., Any]:
+def _kernel(query: Tensor, bias: Tensor | None) -> Callable[..., Any]:
     if query.device.type == "cpu":
-        return reference
+        return reference if kind_of(query) == "cpu" else partial(kernel_shapes, bias=bias)
     if torch.compiler.is_compiling():
         return cast("Callable[..., Any]", flex_attention)
     return _compiled(flex_attention)
+
+
+def kernel_shapes(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    bias: Tensor | None,
+    return_aux: AuxRequest | None = None,
+    **_: Any,
+) -> Any:
+    """`flex_attention` by the tensors that its kernels keep and make, without content."""
+    output, sums = _KernelShapes.apply(query, key, value, bias)  # type: ignore[no-untyped-call]
+    return output if return_aux is None else (output, AuxOutput(lse=sums))
+
+
+class _KernelShapes(torch.autograd.Function):
+    """Attention keeps its inputs, its output and a number for each query (arXiv 2205.14135)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, bias, output, sums)
+        return output, sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, bias, _, sums = ctx.saved_tensors
+        _products = torch.empty_like(sums)  # of each output with its slope
+        slopes = [torch.empty_like(tensor) for tensor in inputs]
+        # Each row's own: an expanded bias has a gradient of its whole shape.
+        wanted = bias is not None and ctx.needs_input_grad[3]
+        return (*slopes, bias.new_empty(bias.shape) if wanted else None)
 
 
 @cache

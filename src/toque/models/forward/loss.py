@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from toque.batch import IGNORE, Batch, DecoderBatch
-from toque.models.forward.cpu_linear import by_onednn, padded_copy, padded_length
+from toque.models.forward.cpu_linear import by_onednn, kind_of, padded_copy, padded_length
 from toque.models.forward.packed import hidden_states, output_head
 from toque.models.onednn import product
 
@@ -119,7 +119,7 @@ def cross_entropy_sum(
             f"{tuple(labels.shape)} do not fit: expected [..., D], [V, D] and [...]"
         )
     if chunk_rows is None:
-        chunk_rows = usual_chunk_rows(weight.shape[0], hidden.device.type)
+        chunk_rows = usual_chunk_rows(weight.shape[0], kind_of(hidden))
     loss: Tensor = _uncompiled_sum(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
@@ -201,18 +201,18 @@ class _CrossEntropySum(torch.autograd.Function):
         )
         loss = torch.zeros((), dtype=exact, device=hidden.device)
 
-        kind = hidden.device.type
+        kind, on_cpu = hidden.device.type, kind_of(hidden) == "cpu"
         compute = (
             torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
         )
-        fast = compute == exact == torch.float32 and by_onednn(hidden.device)
+        fast = on_cpu and compute == exact == torch.float32 and by_onednn(hidden.device)
         with torch.autocast(kind, enabled=False):
             # 16 bits on a CPU have a way of their own; smoothing needs every logarithm.
-            rounded = kind == "cpu" and compute == torch.bfloat16 and smoothing == 0.0
+            rounded = on_cpu and compute == torch.bfloat16 and smoothing == 0.0
             # Once, not once a chunk; on a CPU once an update.
             matrix = padded_copy(weight) if rounded else weight.to(compute)
             # Ascending. With their count known, a GPU need not be waited for.
-            if kind == "cpu" or n_labels is None:
+            if on_cpu or n_labels is None:
                 labelled = (labels != IGNORE).nonzero().squeeze(1)
             else:
                 labelled = (labels == IGNORE).to(torch.uint8).argsort(stable=True)[:n_labels]
@@ -278,7 +278,7 @@ def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tup
     """
     column = targets[:, None]
     # On a CPU in place: the kernel is done with a row's logits when it writes the row.
-    on_cpu = logits.device.type == "cpu"
+    on_cpu = kind_of(logits) == "cpu"
     logits = torch.log_softmax(logits, 1, out=logits if on_cpu else None)
     losses = (smoothing - 1.0) * logits.gather(1, column)
     if smoothing > 0.0:

@@ -1,30 +1,34 @@
 """Outlined forward: a training update's tensors by their shapes alone, for a model of no memory.
 
 Under `FakeTensorMode` a tensor has no content, so which tokens belong together is said beforehand.
-On a GPU attention keeps its inputs, its output and a number for each query (Dao et al. 2022, arXiv
-2205.14135): `_KernelAttention`'s shapes. On a CPU the layers are those that train.
+Tensors of the outline lie on a CPU, since no others can be differentiated where there is no GPU; a
+GPU's outline runs the code of a run on a GPU all the same, `as_on_a_gpu`.
 
-Letters: R rows, L tokens of a row, N = R * L, D hidden size, H heads, d head size.
+Letters: R rows, L tokens of a row, N = R * L, D hidden size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from transformers import AttentionInterface, PreTrainedModel
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
+from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.models.families import family_of
 from toque.models.forward import varlen_attention as varlen
+from toque.models.forward.cpu_linear import AS_A_GPU
+from toque.models.forward.flex_attention import kernel_shapes
 from toque.models.forward.grouped_attention import AttentionPlan, Example
 from toque.models.forward.packed import decoder_rows, scale_decoder_outputs, t5_rows
-from toque.models.forward.varlen_attention import as_attended, attending_by, configs_of
+from toque.models.forward.varlen_attention import attending_by, configs_of
 
-NAME: Final = "toque_outline"  # name of the GPU's attention in transformers' registry
 Where = Literal["cpu", "cuda"]
 
 
@@ -57,80 +61,81 @@ def cpu_plans(rows: OutlinedRows) -> tuple[AttentionPlan, AttentionPlan]:
 
 
 def outlined_hidden(
-    model: PreTrainedModel,
-    rows: OutlinedRows,
-    where: Where,
-    plans: tuple[AttentionPlan, AttentionPlan],
-    *,
-    masked: bool = False,
+    model: PreTrainedModel, rows: OutlinedRows, plans: tuple[AttentionPlan, AttentionPlan]
 ) -> Tensor:
-    """The output head's input [1, N, D] (CPU) or [R, L, D], with dense masks if `masked`."""
-    read: object
-    write: object
-    if where == "cpu":
-        name, shape = varlen.NAME, (1, rows.rows)
-        read, write = plans
-        longest = plans[0].longest, plans[1].longest
-    else:
-        name, shape = NAME, (rows.rows, 1)
-        longest = rows.source, rows.target
-        masks = (torch.ones(rows.rows, 1, n, n, dtype=torch.bool) for n in longest if masked)
-        read, write = masks if masked else (None, None)
-    written = torch.zeros(shape[0], shape[1] * rows.target, dtype=torch.int64)
-    with attending_by(configs_of(model), name):
+    """The output head's input [1, N, D] of a training on a CPU."""
+    written = torch.zeros(1, rows.rows * rows.target, dtype=torch.int64)
+    with attending_by(configs_of(model), varlen.NAME):
         if not family_of(model.config).is_encoder_decoder:
-            return decoder_rows(model, written, written, write)
-        source = torch.zeros(shape[0], shape[1] * rows.source, dtype=torch.int64)
-        hidden = t5_rows(model, source, written, (read, write), longest=longest)
-        return scale_decoder_outputs(model, hidden)
+            return decoder_rows(model, written, written, plans[1])
+        source = torch.zeros(1, rows.rows * rows.source, dtype=torch.int64)
+        longest = plans[0].longest, plans[1].longest
+        return scale_decoder_outputs(model, t5_rows(model, source, written, plans, longest=longest))
+
+
+def outlined_batch(rows: OutlinedRows) -> Batch:
+    """The micro-batch as a run on a GPU computes it, with a loss on every token."""
+
+    def filled(length: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(rows.rows, length, dtype=dtype)
+
+    n, ids = rows.target, (tuple(range(rows.examples)),) * rows.rows
+    known = (n,) * rows.rows
+    if not rows.source:
+        tensors = filled(n), filled(n, torch.int32), filled(n)
+        return DecoderBatch(filled(n), ids, *tensors, labelled=known)
+    read = filled(rows.source), filled(rows.source, torch.int32)
+    return EncoderDecoderBatch(
+        filled(n), ids, *read, filled(n), filled(n, torch.int32), labelled=known
+    )
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """A context in which tensors of a CPU take the ways and the bytes of a GPU's."""
+    before = AS_A_GPU.set(True)
+    try:
+        with _GpuOperators():
+            yield
+    finally:
+        AS_A_GPU.reset(before)
+
+
+class _GpuOperators(TorchFunctionMode):
+    """Operators that take other bytes on a GPU than on the CPU whose tensors an outline has."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """What `func` keeps and makes on a GPU."""
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name == "scaled_dot_product_attention":
+            return sdpa_shapes(*args, **kwargs)
+        if name == "dropout":
+            return _dropout(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _dropout(values: Tensor, p: float = 0.5, training: object = 1, *_: Any, **__: Any) -> Tensor:
+    """A GPU's keeps a byte for each element; a CPU's a factor in the elements' own format."""
+    return torch.native_dropout(values, p, train=True)[0] if training and p > 0.0 else values
+
+
+def sdpa_shapes(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any
+) -> Tensor:
+    """`F.scaled_dot_product_attention` of a GPU by the tensors that its kernels keep and make."""
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    # It is added to the scores, in their format: one of truths becomes zeros and minus infinity.
+    mask = None if attn_mask is None else attn_mask.to(query.dtype)
+    output: Tensor = kernel_shapes(query, key, value, bias=mask)
+    return output
 
 
 def _equal(tokens: int, examples: int) -> list[Example]:
     """`tokens` as `examples` that stand one after the other, as equal as can be."""
     edges = [i * tokens // examples for i in range(examples + 1)]
     return [(start, end - start, start, end - start) for start, end in pairwise(edges)]
-
-
-def _attend(
-    _module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _mask: Tensor | None,
-    *,
-    plan: Tensor | None,
-    position_bias: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """An attention function as transformers calls it: [R, H, L, d] each, to [R, L, H, d]."""
-    query, key, value = as_attended(query, key, value)
-    mask = plan if position_bias is None else position_bias
-    if plan is not None and position_bias is not None:
-        # As transformers' sdpa does: bias and mask become one tensor of every layer. A kernel adds
-        # the bias to the scores as it is, one for all rows and layers.
-        whole = (len(query), query.shape[1], query.shape[2], key.shape[2])
-        bias = position_bias if position_bias.numel() else value.new_zeros(1, 1, 1, 1)
-        mask = bias.to(value.dtype).expand(whole).contiguous()
-    output: Tensor = _KernelAttention.apply(query, key, value, mask)  # type: ignore[no-untyped-call]
-    return output.transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(NAME, _attend)
-
-
-class _KernelAttention(torch.autograd.Function):
-    """Tensors that a fused kernel keeps for backward, and the gradients it makes."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        output = torch.empty_like(query)
-        of_queries = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, mask, output, of_queries)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask = ctx.saved_tensors[:4]
-        slope = torch.empty_like(mask) if mask is not None and ctx.needs_input_grad[3] else None
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), slope

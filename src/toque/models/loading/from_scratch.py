@@ -127,6 +127,7 @@ def outline_of(folder: Path) -> PreTrainedModel:
     model = construct(family, config)
     if own_head:
         give_own_head(model)
+    fuse_activations(model)
     return model
 
 

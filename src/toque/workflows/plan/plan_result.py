@@ -56,6 +56,8 @@ class Plan:
             "lengths": self.work.how,
             "memory": {
                 "parts": dict(memory.parts),
+                "tensors": memory.tensors,
+                "beside": dict(memory.beside),
                 "total": memory.total,
                 "host": memory.host,
                 "fits": memory.fits,
@@ -99,6 +101,8 @@ class Plan:
     def _memory(self) -> str:
         memory, total = self.memory, in_words(self.memory.total)
         parts = [(name, in_words(size)) for name, size in memory.parts.items() if size]
+        parts.append(("tensors together", in_words(memory.tensors)))
+        parts += [(f"{name}, on top", in_words(size)) for name, size in memory.beside.items()]
         verdict = "fits" if self.fits else "DOES NOT FIT"
         host = ""
         if memory.host is not None:

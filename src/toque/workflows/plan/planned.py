@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,10 +43,11 @@ _PROMPT, _TARGET = 256, 512
 """Tokens that documents are split at when nothing is set; see data.max_prompt_tokens."""
 _HELD_OUT: Final = 512  # held-out examples where nothing is set
 _RANK: Final = 16  # rank of the adapter that is offered
+ModelOf = Callable[[RunConfig], PreTrainedModel]  # inside `outlining`
 
 
-def planned(config: RunConfig, hardware: str | None, utilisation: float | None) -> Plan:
-    """Memory, time and disk of the run, and what would change them."""
+def ahead(config: RunConfig, hardware: str | None) -> tuple[Estimator, ModelOf, int]:
+    """What estimates a run, its outlined model for any settings, and bytes of its prepared data."""
     from toque.data.store.token_store import TokenStore
 
     folder, store, held = Path(config.data.store), None, 0
@@ -59,10 +60,16 @@ def planned(config: RunConfig, hardware: str | None, utilisation: float | None) 
         plain = outlined_model(config, vocabulary, where="cuda", precision="float32")
     work = _as_set(config, plain) if store is None else _from_store(config, plain, store)
     machine = _machine(config, hardware, family_of(plain.config), work.products)
-    estimator = Estimator(config, work, machine, optimizer_of)
     model_of = partial(
         outlined_model, known=vocabulary, where=machine.where, precision=machine.precision
     )
+    return Estimator(config, work, machine, optimizer_of), model_of, held
+
+
+def planned(config: RunConfig, hardware: str | None, utilisation: float | None) -> Plan:
+    """Memory, time and disk of the run, and what would change them."""
+    estimator, model_of, held = ahead(config, hardware)
+    work = estimator.work
     with outlining():
         model = model_of(config)
         memory = estimator.memory(model)
@@ -86,7 +93,7 @@ def planned(config: RunConfig, hardware: str | None, utilisation: float | None) 
             levers.append(Lever(settings, found.total, found.fits, seconds, changes))
     return Plan(
         parameters=parameter_counts(model),
-        machine=machine,
+        machine=estimator.machine,
         work=work,
         memory=memory,
         time=time,

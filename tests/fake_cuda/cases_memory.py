@@ -1,0 +1,86 @@
+"""Peak bytes of an update of a preset at its real shapes: the run's own code on the fake card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fake_cuda.card import FakeCard, fake_card, to_card
+from fake_cuda.plan_cases import CARDS, Case, Compared
+from toque.models.families import vocabulary_rows
+from toque.models.forward.blocks import recompute_blocks
+from toque.models.forward.loss import loss_sum
+from toque.models.lora.frozen import hold_frozen
+from toque.models.lora.quantised import form_named
+from toque.runs.estimate import Estimator
+from toque.runs.outlined_update import outlining
+from toque.training.micro_batch import WorstBatch
+from toque.training.optim.factory import build_optimizer
+from toque.training.runtime import Runtime
+from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
+from toque.workflows.plan.planned import ahead
+
+_KNOWN: dict[object, dict[str, int]] = {}  # runs that are the same on several cards
+
+
+def compared(case: Case) -> Compared:
+    """The plan of a case, and what its run takes with as many rows at once."""
+    estimator, model_of, _ = ahead(case.config, case.card)
+    with outlining():
+        memory = estimator.memory(model_of(case.config))
+    assert memory.recompute == case.recompute
+    rows, optimizer = memory.micro_batch_rows, case.config.optim.name
+    key = (case.preset, case.way, case.recompute, rows, optimizer)
+    if key not in _KNOWN:
+        _KNOWN[key] = _phases(case, estimator, rows)
+    return Compared(case, rows, optimizer, memory.fits, memory.tensors, _KNOWN[key])
+
+
+def _phases(case: Case, planned: Estimator, rows: int) -> dict[str, int]:
+    """The most bytes in each phase of the second update, when the optimizer has its state."""
+    config, work = case.config, planned.work
+    adapter = config.adapter
+    form = adapter.quantize_base if adapter is not None else None
+    if adapter is not None:  # whole first, to be held in few bits by the run's own code
+        adapter = adapter.model_copy(update={"quantize_base": None})
+    plain = config.model_copy(update={"adapter": adapter})
+    with outlining():
+        known = vocabulary_of(config, None)
+        model = outlined_model(plain, known, where="cuda", precision="float32")
+    at_once = 2 * rows if rows < work.update_rows else rows
+    row = work.row
+    worst = WorstBatch(row.source, row.target, row.source, row.target, vocabulary_rows(model))
+    batch = worst(at_once).counted()
+    name, capability = CARDS[case.card]
+    with fake_card(name, memory=1 << 50, capability=capability) as card:
+        runtime = Runtime.detect(precision=planned.machine.precision)
+        to_card(model)
+        hold_frozen(model, runtime.dtype, None if form is None else form_named(form))
+        if case.recompute:
+            recompute_blocks(model, offload=config.train.activation_offload)
+        optimizer = build_optimizer(model, name=config.optim.name)
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+        runtime.optimizer_step(optimizer, lr=1e-4, only_if=torch.ones((), device="cuda") > 0)
+        found: dict[str, int] = {}
+        model.train()
+        batch = batch.to(runtime.device)
+        for rows_of_it in batch.split(rows):
+            with _phase(card, found, "forward"), runtime.autocast():
+                loss = loss_sum(model, rows_of_it, smoothing=config.optim.label_smoothing)
+            with _phase(card, found, "backward"):
+                runtime.backward(loss / batch.n_targets)
+        with _phase(card, found, "clip"):
+            norm = runtime.clip_gradients(optimizer, config.optim.max_grad_norm)
+        with _phase(card, found, "step"):
+            runtime.optimizer_step(optimizer, lr=1e-4, only_if=torch.isfinite(norm))
+        return found
+
+
+@contextmanager
+def _phase(card: FakeCard, found: dict[str, int], name: str) -> Iterator[None]:
+    card.peak = card.now
+    yield
+    found[name] = max(found.get(name, 0), card.peak)

@@ -1,0 +1,35 @@
+"""A plan's memory on a card held against the run's own code on one that is not there."""
+
+from __future__ import annotations
+
+import pytest
+
+import toque
+from fake_cuda import cases_memory, plan_cases
+from fake_cuda.plan_cases import Compared
+
+SLOW = [(preset, way) for preset in plan_cases.PRESETS for way in plan_cases.ways_of(preset)]
+
+
+def held(found: list[Compared]) -> None:
+    worst = max(found, key=lambda each: abs(each.error))
+    print(f"worst of {len(found)}: {worst}")
+    far = [str(each) for each in found if abs(each.error) > plan_cases.LIMIT]
+    assert far == [], "\n".join([plan_cases.HEAD, *map(str, found)])
+
+
+@pytest.mark.parametrize(("preset", "way"), [("recipe-t5-small", "whole"), ("agi2-small", "whole")])
+def test_a_plan_counts_what_a_run_on_a_card_takes(on_card, preset, way):
+    found = [
+        on_card(cases_memory.compared, case) for case in plan_cases.cases(preset, way, ["rtx-4090"])
+    ]
+    held(found)
+    # A plan is made where no card can be, real or not: the same there.
+    plan = toque.plan(found[0].case.config, hardware="rtx-4090")
+    assert plan.memory.tensors == found[0].planned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "way"), SLOW)
+def test_a_plan_counts_what_a_run_of_any_preset_takes(on_card, preset, way):
+    held([on_card(cases_memory.compared, case) for case in plan_cases.cases(preset, way)])
