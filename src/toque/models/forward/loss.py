@@ -223,7 +223,7 @@ class _CrossEntropySum(torch.autograd.Function):
                 chunk_rows = max(1, -(-len(labelled) // chunks))
             longest = min(chunk_rows, len(labelled))
             # Kept for all chunks; on a GPU, where new memory costs nothing, given back at once.
-            kept = kind == "cpu" and not fast
+            kept = on_cpu and not fast
             room = padded_length(longest) if rounded else longest if kept else 0
             products = matrix.new_empty(room, len(matrix))
             for rows in torch.split(labelled, chunk_rows):
