@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import toque
 from fake_cuda import cases_memory, plan_cases
 from fake_cuda.plan_cases import Compared
+from toque.runs.outlined_update import outlining
+from toque.workflows.plan.planned import ahead
 
 SLOW = [(preset, way) for preset in plan_cases.PRESETS for way in plan_cases.ways_of(preset)]
 
@@ -25,11 +26,13 @@ def test_a_plan_counts_what_a_run_on_a_card_takes(on_card, preset, way):
     ]
     held(found)
     # A plan is made where no card can be, real or not: the same there.
-    plan = toque.plan(found[0].case.config, hardware="rtx-4090")
-    assert plan.memory.tensors == found[0].planned
+    estimator, model_of, _ = ahead(found[0].case.config, "rtx-4090")
+    with outlining():
+        assert estimator.memory(model_of(estimator.config)).tensors == found[0].planned
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("preset", "way"), SLOW)
 def test_a_plan_counts_what_a_run_of_any_preset_takes(on_card, preset, way):
     held([on_card(cases_memory.compared, case) for case in plan_cases.cases(preset, way)])
