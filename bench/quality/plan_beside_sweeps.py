@@ -4,7 +4,7 @@
 
 Needs no GPU: each sweep's shape, rows and precision are planned for the card that it ran on, as
 `toque plan --hardware` would, without its levers. "held" are the most bytes that tensors took,
-beside the plan without the allocator's rest; "taken" those of the allocator, beside all of it.
+beside the plan without the allocator's share; "taken" those of the allocator, beside all of it.
 Quality: the plan of what is held is within `--floor` for every sweep.
 """
 
@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "speed"))
 import harness
 from sweep import VOCABULARY, dropouts
 
-REST = "allocator's rest"
 CHECKPOINTS = {"flan-t5-xxl": "google/flan-t5-xxl"}
 """Adapters are planned beside a checkpoint; its shape is known without a network."""
 
@@ -82,7 +81,7 @@ def planned(name: str, record: dict[str, Any], found: dict[str, Any]) -> dict[st
     values["train"]["precision"] = found["precision"]
     with patch("toque.workflows.plan.planned._levers", lambda *_: ()):  # most of the time
         memory = plan_of(resolve_values(values).config, card.name, 0.4).memory
-    held = memory.total - memory.parts[REST]
+    held = memory.tensors
     return {
         "part": name,
         "rows": found["rows"],
