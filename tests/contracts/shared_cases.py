@@ -19,12 +19,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fixtures.trainers import small_trainer
+from fixtures.trainers import Numbers, small_trainer
 from tiny import model_of, shape_of, stream_of, uneven_examples
 from toque.config.schema_methods import AdapterConfig
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.lora.layers import attach, refuse_unreached
-from toque.training.callbacks import Callback, Requests, StepInfo
+from toque.training.callbacks import Requests, StepInfo
 from toque.training.checkpoint.resume import model_tensors
 from toque.training.distributed.collectives import Ranks, weights_sum
 from toque.training.distributed.process_group import joined
@@ -42,22 +42,6 @@ SAVED_AT = 4
 ROWS = {"even": 4, "uneven": 5}
 """Rows of an update; of 5 the ranks have 3 and 2, in 2 micro-batches and 1, and of the last update
 of an epoch one rank has none."""
-
-
-class Numbers(Callback):
-    """Losses and norms, a checkpoint after some updates, and an end after so many."""
-
-    def __init__(self, stop_at: int | None) -> None:
-        self.losses: list[float] = []
-        self.norms: list[float] = []
-        self.stop_at = stop_at
-
-    def on_step(self, info: StepInfo) -> Requests | None:
-        self.losses.append(float(info.loss))
-        self.norms.append(float(info.grad_norm))
-        if info.progress.step == self.stop_at:
-            return Requests(stop=True, save=True, reason="enough")
-        return Requests(save=True) if info.progress.step == SAVED_AT else None
 
 
 def shared(model: nn.Module, strategy: str, ranks: Ranks) -> Sharing:
@@ -78,7 +62,13 @@ def run_of(
         attach(model, AdapterConfig(r=4, dropout=0.0), base="tiny", seed=3)
     use_cpu_layers(model)
     runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
-    sharing, seen = shared(model, strategy, ranks), Numbers(stop_at)
+
+    def ask(info: StepInfo) -> Requests | None:
+        if info.progress.step == stop_at:
+            return Requests(stop=True, save=True, reason="enough")
+        return Requests(save=True) if info.progress.step == SAVED_AT else None
+
+    sharing, seen = shared(model, strategy, ranks), Numbers(ask)
     trainer = small_trainer(
         model,
         stream_of(

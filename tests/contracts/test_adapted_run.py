@@ -10,22 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tiny import shape_yaml
+from fixtures.damage import flip
+from fixtures.kitchens import kitchen_in
+from tiny import shape_of
 from toque.cli import main
-from toque.cooking.cookbook.recipes import write_cookbook
 from toque.runs.history import read_metrics
 
-BASE = """
-seed: 5
-run_dir: {folder}/base
-model: {{family: {family}, tokenizer: "trained:600", shape: {shape}}}
-data: {{sources: [{{path: {folder}/a.jsonl}}], store: {folder}/store, max_prompt_tokens: 64,
-  max_target_tokens: 256}}
-optim: {{warmup: "0 steps"}}
-train: {{stop_after: "2 steps", batch: "2048 tokens", micro_batch_rows: 2, precision: bf16,
-  compile: false}}
-evaluation: {{max_examples: 4, generate: 0}}
-"""
 EVERYTHING = [
     "adapter={r: 4, dropout: 0.1}", "optim.gradient_noise={eta: 0.01}",
     "optim.schedule=cosine_restarts",
@@ -47,23 +37,20 @@ UNOBSERVED = ["observe.system=null", "observe.gradients=null", "observe.log_ever
 @pytest.fixture(params=[pytest.param("t5", marks=pytest.mark.slow), "llama"])
 def kitchen(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder with a store and a finished run on it."""
-    write_cookbook(tmp_path / "a.jsonl", n=40, seed=3)
-    text = BASE.format(
-        folder=tmp_path, family=request.param, shape=shape_yaml(request.param, positions=512)
+    shape = shape_of(request.param, positions=512)
+    config = kitchen_in(
+        tmp_path,
+        model={"family": request.param, "tokenizer": "trained:600", "shape": shape},
+        optim={"warmup": "0 steps", "peak_lr": 3e-4},
+        train={"stop_after": "2 steps", "batch": "2048 tokens", "precision": "bf16"},
     )
-    (tmp_path / "base.yaml").write_text(text)
-    assert main(["prepare", str(tmp_path / "base.yaml")]) == 0
-    assert main(["train", str(tmp_path / "base.yaml")]) == 0
+    assert main(["train", str(config)]) == 0
     return tmp_path
 
 
 def train(kitchen: Path, name: str, *words: str) -> Path:
-    start = [
-        f"run_dir={kitchen / name}",
-        f"model.start_from={kitchen}/base/model",
-        "model.shape={}",
-    ]
-    assert main(["train", str(kitchen / "base.yaml"), *start, *EVERYTHING, *words]) == 0
+    start = [f"run_dir={kitchen / name}", f"model.start_from={kitchen}/run/model", "model.shape={}"]
+    assert main(["train", str(kitchen / "run.yaml"), *start, *EVERYTHING, *words]) == 0
     return kitchen / name
 
 
@@ -112,18 +99,15 @@ def test_a_run_with_everything_on(kitchen: Path, capfd: pytest.CaptureFixture[st
         assert main(["generate", *words, *asked]) == 0
         texts.append(json.loads(capfd.readouterr().out)["text"])
     adapter = ["--adapter", str(whole / "model")]
-    assert main(["generate", str(kitchen / "base" / "model"), *adapter, *asked]) == 0
+    assert main(["generate", str(kitchen / "run" / "model"), *adapter, *asked]) == 0
     texts.append(json.loads(capfd.readouterr().out)["text"])
     assert len(set(texts)) == 1
 
     # Another base under the same name is refused, at the next start and beside the adapter.
     (part / "checkpoints" / "step-00000009").rename(part / "later")
-    file = kitchen / "base" / "model" / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-2] ^= 1
-    file.write_bytes(data)
-    words = [f"run_dir={part}", f"model.start_from={kitchen}/base/model", "model.shape={}"]
-    assert main(["train", str(kitchen / "base.yaml"), *words, *EVERYTHING]) == 4
+    flip(kitchen / "run" / "model" / "model.safetensors", at=-2)
+    words = [f"run_dir={part}", f"model.start_from={kitchen}/run/model", "model.shape={}"]
+    assert main(["train", str(kitchen / "run.yaml"), *words, *EVERYTHING]) == 4
     assert "other frozen weights" in capfd.readouterr().err
     assert main(["generate", str(whole), *asked]) == 4
     assert "trained on other weights" in capfd.readouterr().err

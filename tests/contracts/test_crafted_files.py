@@ -1,16 +1,14 @@
 """Files that may come from anyone: refused in a paragraph, nothing allocated, nothing executed."""
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fixtures.processes import python
 from toque.cli import main
 
 EXIT_CODES = {"checkpoint": (4,), "store": (3,), "model": (4,), "tokenizer": (3,), "harmless": (0,)}
@@ -49,11 +47,7 @@ WORDS = {
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     work = tmp_path_factory.mktemp("crafted")
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "crafted.py"), str(work)],
-        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, cwd=work,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = python(Path(__file__).parent / "crafted.py", work, cwd=work)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

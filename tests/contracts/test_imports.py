@@ -1,11 +1,11 @@
 """Imports of the package: levels, no circles, and what must start without torch."""
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+
+from fixtures.processes import python
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PACKAGE = REPOSITORY / "src" / "toque"
@@ -167,6 +167,5 @@ def test_light_modules_do_not_load_torch():
         f"    heavy = [h for h in {HEAVY!r} if h in sys.modules]\n"
         "    if heavy: sys.exit(f'{name} loads {heavy}')\n"
     )
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    run = python("-c", code)
     assert run.returncode == 0, run.stderr

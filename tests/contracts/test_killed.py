@@ -5,7 +5,6 @@ random time after training began. Dropout is on, so a lost or repeated seed woul
 """
 
 import hashlib
-import json
 import os
 import random
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.ranks import losses_of
 from tiny import shape_yaml
 from toque.cooking.cookbook.recipes import write_cookbook
 
@@ -65,12 +65,6 @@ def fingerprint(run: Path) -> dict[str, str]:
     return {str(f.relative_to(run)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
 
-def losses(run: Path) -> dict[int, float]:
-    """Of each step, the loss reported last: what stands after every continuation."""
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line["loss"] for line in lines if line["event"] == "step"}
-
-
 def kill_somewhere(process: subprocess.Popen[bytes], run: Path, chance: random.Random) -> bool:
     """Kill during the next save, or at a random moment; False when the run ended first."""
     during_save, delay = chance.random() < 0.5, chance.uniform(0.0, 1.2)
@@ -112,7 +106,7 @@ def compare(kitchen: Path, kills: int, seed: int, *words: str) -> None:
         toque(kitchen, "train", "run.yaml", f"run_dir={whole.name}", *words)
     killed = run_with_kills(kitchen, f"killed-{tag}-{seed}", kills, seed, *words)
     assert fingerprint(killed) == fingerprint(whole)
-    assert losses(killed) == losses(whole)
+    assert losses_of(killed) == losses_of(whole)
 
 
 @pytest.mark.slow

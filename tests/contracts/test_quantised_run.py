@@ -8,21 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tiny import shape_yaml
+from fixtures.kitchens import kitchen_in
+from tiny import shape_of
 from toque.cli import main
-from toque.cooking.cookbook.recipes import write_cookbook
 
-BASE = """
-seed: 5
-run_dir: {folder}/base
-model: {{family: llama, tokenizer: "trained:600", shape: {shape}}}
-data: {{sources: [{{path: {folder}/a.jsonl}}], store: {folder}/store, max_prompt_tokens: 64,
-  max_target_tokens: 256}}
-optim: {{warmup: "0 steps"}}
-train: {{stop_after: "2 steps", batch: "1024 tokens", micro_batch_rows: 2, precision: bf16,
-  compile: false}}
-evaluation: {{max_examples: 2, generate: 0}}
-"""
 STEPS = ["train.stop_after=4 steps", "train.save_every=1 steps", "train.keep_last=9"]
 
 
@@ -30,19 +19,22 @@ STEPS = ["train.stop_after=4 steps", "train.save_every=1 steps", "train.keep_las
 def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store and a model on it."""
     folder = tmp_path_factory.mktemp("quantised")
-    write_cookbook(folder / "a.jsonl", n=40, seed=3)
-    shape = shape_yaml("llama", width=64, layers=1, inner=128, positions=512)
-    (folder / "base.yaml").write_text(BASE.format(folder=folder, shape=shape))
-    assert main(["prepare", str(folder / "base.yaml")]) == 0
-    assert main(["train", str(folder / "base.yaml")]) == 0
+    shape = shape_of("llama", width=64, layers=1, inner=128, positions=512)
+    config = kitchen_in(
+        folder,
+        model={"family": "llama", "tokenizer": "trained:600", "shape": shape},
+        optim={"warmup": "0 steps", "peak_lr": 3e-4},
+        train={"stop_after": "2 steps", "precision": "bf16"},
+    )
+    assert main(["train", str(config)]) == 0
     return folder
 
 
 def train(kitchen: Path, name: str, form: str, *words: str) -> int:
-    start = [f"run_dir={kitchen / name}", f"model.start_from={kitchen}/base/model"]
+    start = [f"run_dir={kitchen / name}", f"model.start_from={kitchen}/run/model"]
     adapter = f"adapter={{r: 4, dropout: 0.1, quantize_base: {form}}}"
     return main(
-        ["train", str(kitchen / "base.yaml"), *start, "model.shape={}", adapter, *STEPS, *words]
+        ["train", str(kitchen / "run.yaml"), *start, "model.shape={}", adapter, *STEPS, *words]
     )
 
 
@@ -78,7 +70,7 @@ def test_a_quantised_run(form: str, kitchen: Path, capfd: pytest.CaptureFixture[
 
     assert main(["export", str(whole), "--to", str(kitchen / f"{form}-merged")]) == 0
     merged = load_file(kitchen / f"{form}-merged" / "model.safetensors")
-    original = load_file(kitchen / "base" / "model" / "model.safetensors")
+    original = load_file(kitchen / "run" / "model" / "model.safetensors")
     same = {n for n, t in merged.items() if n in original and torch.equal(t, original[n])}
     assert {n for n in original if "mlp" in n} <= same  # not what quantising makes of them
     assert not {n for n in original if "q_proj" in n} & same
@@ -91,12 +83,8 @@ def test_a_quantised_run(form: str, kitchen: Path, capfd: pytest.CaptureFixture[
 def test_what_cannot_be_is_refused(kitchen: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert train(kitchen, "no", "int8", "adapter.kind=dora") == 2
     assert "`adapter.quantize_base` is int8 and `adapter.kind` is dora" in capfd.readouterr().err
-    whole = [
-        str(kitchen / "base.yaml"),
-        f"run_dir={kitchen / 'no'}",
-        "adapter={quantize_base: int8}",
-    ]
-    assert main(["train", *whole]) == 2
+    alone = [f"run_dir={kitchen / 'no'}", "adapter={quantize_base: int8}"]
+    assert main(["train", str(kitchen / "run.yaml"), *alone]) == 2
     assert "start_from" in capfd.readouterr().err
     assert train(kitchen, "no", "int8", "train.activation_offload=true") == 2
     assert "train.gradient_checkpointing" in capfd.readouterr().err

@@ -10,44 +10,37 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tiny import shape_yaml
+from fixtures.kitchens import kitchen_in
+from tiny import shape_of
 from toque.cli import main
 from toque.config import load_config
 from toque.config.schema_methods import AugmentationConfig
 from toque.cooking.augmentation import Rewriting
-from toque.cooking.cookbook.recipes import write_cookbook
 from toque.keyed_random import key_of
 from toque.workflows.prepared_store import open_store
 
-CONFIG = """
-seed: 5
-model: {{family: {family}, tokenizer: "trained:600", shape: {shape}}}
-data: {{sources: [{{path: {folder}/a.jsonl}}], store: {folder}/store, max_prompt_tokens: 96,
-  max_target_tokens: 256, tasks: [write, nutrition, next_step], task_weights: {{nutrition: 0.5}}}}
-curriculum: {{stages: [{{from: "0 %", max_ingredients: 9}}, {{from: "40 %"}}]}}
-augmentation: {{prompt_formats: true, instructions: 0.5, paraphrase: 0.5, substitute: 0.5,
-  tips: 0.3}}
-optim: {{warmup: "1 steps", peak_lr: 1e-3}}
-train: {{stop_after: "10 steps", batch: "2048 tokens", micro_batch_rows: 2, precision: float32,
-  compile: false, save_every: "1 steps", evaluate_every: "5 steps", keep_last: 20}}
-evaluation: {{max_examples: 4, generate: 0}}
-observe: {{log_every: "1 steps"}}
-"""
+SECTIONS = {
+    "data": {"max_prompt_tokens": 96, "tasks": ["write", "nutrition", "next_step"],
+             "task_weights": {"nutrition": 0.5}},
+    "curriculum": {"stages": [{"from": "0 %", "max_ingredients": 9}, {"from": "40 %"}]},
+    "augmentation": {"prompt_formats": True, "instructions": 0.5, "paraphrase": 0.5,
+                     "substitute": 0.5, "tips": 0.3},
+    "optim": {"peak_lr": 1e-3},
+    "train": {"stop_after": "10 steps", "batch": "2048 tokens", "save_every": "1 steps",
+              "evaluate_every": "5 steps", "keep_last": 20},
+}  # fmt: skip
 
 
 @pytest.fixture(params=[pytest.param("t5", marks=pytest.mark.slow), "gpt2"])
 def kitchen(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
-    shape = shape_yaml(request.param, layers=1, positions=512, dropout=0.0)
-    text = CONFIG.format(folder=tmp_path, family=request.param, shape=shape)
-    (tmp_path / "c.yaml").write_text(text)
-    assert main(["prepare", str(tmp_path / "c.yaml")]) == 0
-    return tmp_path
+    shape = shape_of(request.param, layers=1, positions=512, dropout=0.0)
+    model = {"family": request.param, "tokenizer": "trained:600", "shape": shape}
+    return kitchen_in(tmp_path, n=60, model=model, **SECTIONS).parent
 
 
 def train(kitchen: Path, name: str, *words: str) -> list[dict[str, float]]:
     run = kitchen / name
-    assert main(["train", str(kitchen / "c.yaml"), f"run_dir={run}", *words]) == 0
+    assert main(["train", str(kitchen / "run.yaml"), f"run_dir={run}", *words]) == 0
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [event for event in events if event["event"] == "step"]
 
@@ -55,7 +48,7 @@ def train(kitchen: Path, name: str, *words: str) -> list[dict[str, float]]:
 def test_what_augmentation_does_is_counted(
     kitchen: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    config = load_config(str(kitchen / "c.yaml"), []).config
+    config = load_config(str(kitchen / "run.yaml"), []).config
     store, encoder = open_store(config), config.model.family == "t5"
     rows = store.rows("train")
     assert config.augmentation is not None
@@ -68,7 +61,7 @@ def test_what_augmentation_does_is_counted(
     )
     told = rewriting.in_words(rows, seed=config.seed)
     assert told.startswith(f"augmentation: of {len(rows)} examples looked at {changed} are changed")
-    assert main(["train", str(kitchen / "c.yaml"), f"run_dir={kitchen / 'told'}"]) == 0
+    assert main(["train", str(kitchen / "run.yaml"), f"run_dir={kitchen / 'told'}"]) == 0
     assert told.splitlines()[0] in capfd.readouterr().err
     # Beside the shortest example alone, what augmentation lengthens does not fit.
     lengths = store.prompt_lengths + store.target_lengths
@@ -123,8 +116,8 @@ def test_a_stage_that_selects_nothing_is_refused_with_counts(
     kitchen: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     empty = 'curriculum={stages: [{from: "0 %"}, {from: "50 %", max_ingredients: 1}]}'
-    assert main(["train", str(kitchen / "c.yaml"), f"run_dir={kitchen / 'run'}", empty]) == 2
+    assert main(["train", str(kitchen / "run.yaml"), f"run_dir={kitchen / 'run'}", empty]) == 2
     said = " ".join(capfd.readouterr().err.split())
     assert "Stage 2 of the curriculum (up to 1 ingredients) selects none of the" in said
     assert "stage 2: 0" in said
-    assert main(["train", str(kitchen / "c.yaml"), "augmentation={tips: 1.5}"]) == 2
+    assert main(["train", str(kitchen / "run.yaml"), "augmentation={tips: 1.5}"]) == 2

@@ -1,15 +1,14 @@
 """Data, settings and tokenizers that changed between two sessions, or while one reads them."""
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from fixtures.damage import flip
 from fixtures.kitchens import StopAt
+from fixtures.processes import python
 from toque.cli import main
 from toque.config import load_config
 from toque.cooking.cookbook.recipes import write_cookbook
@@ -41,9 +40,7 @@ def test_fault_17_a_shard_that_changed_between_two_sessions(kitchen, go_on, tmp_
     store = tmp_path / "store"
     shutil.copytree(kitchen / "store", store)
     shard = next(store.glob("shards/*/target_tokens.npy"))
-    data = bytearray(shard.read_bytes())
-    data[-2] ^= 1
-    shard.write_bytes(data)
+    flip(shard, at=-2)
     code, said = go_on(f"data.store={store}")
     assert code == 3
     assert f"{shard.name} has the right size and the wrong content" in said
@@ -116,13 +113,7 @@ except DataError as error:
 def test_fault_16_a_shard_that_is_cut_while_it_is_read(kitchen, tmp_path, way, code):
     store = tmp_path / "store"
     shutil.copytree(kitchen / "store", store)
-    done = subprocess.run(
-        [sys.executable, "-c", CUT, str(store), way],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = python("-c", CUT, store, way)
     assert done.returncode == code, (done.returncode, done.stderr[-2000:])
     if code == 3:
         assert "target_tokens.npy was cut short while it was being read" in done.stdout

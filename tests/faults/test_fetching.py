@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from fixtures import remote_parts as parts
+from fixtures.damage import flipped
 from toque.errors import CheckpointError
 from toque.storage.bucket import BucketError, Retry
 from toque.training.checkpoint.fetch import fetch_run
@@ -30,9 +31,8 @@ def test_fault_60_a_damaged_best_model_there_leaves_the_one_here(remote, tmp_pat
     with_best(tmp_path / "there", loss=1.0, value=8.0)
     parts.made(tmp_path / "there", 4)
     parts.upload(tmp_path / "there", remote)
-    data = bytearray(remote.read("best/step-00000002/model.safetensors"))
-    data[-1] ^= 1
-    remote.put("best/step-00000002/model.safetensors", bytes(data))
+    damaged = flipped(remote.read("best/step-00000002/model.safetensors"))
+    remote.put("best/step-00000002/model.safetensors", damaged)
     said = []
     assert fetch_run(remote, tmp_path / "here", say=said.append) == 4
     assert "best/step-00000002 cannot be used; the one here stays" in said[0]

@@ -2,28 +2,16 @@
 
 import json
 import os
-import resource
-from contextlib import contextmanager
 
 import pytest
 
+from fixtures.damage import no_file_above
 from toque import evaluate
 from toque.cli import main
 from toque.errors import CheckpointError
 from toque.storage.json_files import JsonLines
 
 SPARSE = 1 << 30
-
-
-@contextmanager
-def no_file_above(size: int):
-    """As on a full disk: what would grow beyond `size` bytes is refused."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_fault_65_a_disk_that_does_not_take_samples_ends_no_run(kitchen, tmp_path, capfd):

@@ -5,15 +5,14 @@ continues, so that rows that are chosen anew are others.
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fixtures.kitchens import StopAt
+from fixtures.processes import python
+from fixtures.ranks import TORCHRUN
 from toque.config import load_config
 from toque.errors import CheckpointError
 from toque.storage.atomic import sha256_of
@@ -128,15 +127,8 @@ def test_fault_52_two_ranks_lose_their_resources(kitchen, tmp_path, monkeypatch)
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "cache"))
 
     def both(folder: Path, *own: str) -> None:
-        words = [*("--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d"),
-                 *("--rdzv-endpoint", "localhost:0"),
-                 *("-m", "toque", "train", str(kitchen / "run.yaml"), f"run_dir={folder}"),
-                 *AUTO, *own]  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", *words],
-            capture_output=True, text=True, check=False,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
+        words = ("train", kitchen / "run.yaml", f"run_dir={folder}", *AUTO, *own)
+        done = python(*TORCHRUN[1:], "-m", "toque", *words)
         assert done.returncode == 0, done.stdout + done.stderr
 
     both(tmp_path / "whole", "train.keep_last=9")

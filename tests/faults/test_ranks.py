@@ -1,7 +1,6 @@
 """Ranks of real runs on the CPU, started by `--gpus` and torchrun, killed and stopped."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from conftest import REPOSITORY
 from fixtures.ports import free_port
+from fixtures.processes import python, toque
 from fixtures.ranks import (
     as_rank,
     losses_of,
@@ -158,12 +158,7 @@ def test_machines_with_other_settings_are_refused_before_anything_is_written(kit
 @pytest.mark.timeout(900)
 def test_a_machine_that_loses_its_network_is_named_and_all_continue_to_the_same_bits() -> None:
     script = REPOSITORY / "bench" / "robustness" / "lost_network.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--seconds", "20", "--steps", "12"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(script, "--seconds", "20", "--steps", "12")
     assert done.stdout, done.stderr[-3000:]
     record = json.loads(done.stdout)
     if "skipped" in record:
@@ -218,17 +213,7 @@ def test_a_signal_to_one_rank_saves_once_and_one_process_continues(
     end = json.loads((kitchen / "moved" / "metrics.jsonl").read_text().splitlines()[-1])
     assert end["reason"] == "interrupted"
     assert (kitchen / "moved" / "checkpoints" / f"step-{end['step']:08d}").exists()
-    one = subprocess.run(
-        [
-            *(sys.executable, "-m", "toque", "train", "run.yaml", "run_dir=moved"),
-            "model.shape.n_layer=2",
-        ],
-        cwd=kitchen,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    one = toque("train", "run.yaml", "run_dir=moved", "model.shape.n_layer=2", cwd=kitchen)
     assert one.returncode == 0, one.stderr[-2000:]
     assert "ranks: 2 -> 1" in one.stderr.replace("\n", " ")
     assert list(losses_of(kitchen / "moved")) == list(losses_of(whole))

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -14,11 +12,13 @@ from torch import ones
 
 from fixtures import proxy
 from fixtures import remote_parts as parts
+from fixtures.damage import flipped
 from fixtures.kitchens import StopAt
+from fixtures.processes import python
 from toque.cli import main
 from toque.config import load_config
 from toque.errors import CheckpointError
-from toque.storage.bucket import RUNS, open_bucket
+from toque.storage.bucket import RUNS, Bucket, open_bucket
 from toque.storage.bucket_lock import LOCK, BucketLock
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads
@@ -110,9 +110,8 @@ def test_a_damaged_object_is_named_and_the_one_before_it_used(remote, tmp_path):
     parts.upload(tmp_path / "a", remote)
     parts.made(tmp_path / "a", 4)
     parts.upload(tmp_path / "a", remote)
-    data = bytearray(remote.read("checkpoints/step-00000004/model.safetensors"))
-    data[-1] ^= 1
-    remote.put("checkpoints/step-00000004/model.safetensors", bytes(data))
+    damaged = flipped(remote.read("checkpoints/step-00000004/model.safetensors"))
+    remote.put("checkpoints/step-00000004/model.safetensors", damaged)
     said = []
     assert fetch_run(remote, tmp_path / "b", say=said.append) == 2
     assert "step-00000004 cannot be used" in said[0]
@@ -154,11 +153,8 @@ def test_a_lock_left_behind_is_taken_over_and_a_lost_one_is_noticed(remote):
 
 def test_a_dead_process_of_this_machine_is_not_waited_for(remote):
     words = "from toque.storage.bucket_lock import Owner; print(Owner().record().decode())"
-    path = os.pathsep.join(sys.path)
-    left = subprocess.run(
-        [sys.executable, "-c", words], capture_output=True, check=True, env={"PYTHONPATH": path}
-    )
-    remote.put(LOCK, left.stdout.strip())
+    left = python("-c", words)
+    remote.put(LOCK, left.stdout.strip().encode())
     with BucketLock(remote, stale=3600.0, settle=0.01):
         held = json.loads(remote.read(LOCK))
     assert held["id"] != json.loads(left.stdout)["id"]
@@ -262,3 +258,24 @@ def test_addresses_that_cannot_be_a_run_are_refused(kitchen, capfd):
         ["checkpoint.upload=s3://key:secret@bucket/a"],
     ):
         assert main([*train, *words]) == 2, capfd.readouterr().err
+
+
+def test_a_step_is_never_in_the_bucket_without_the_best_models_before_it(
+    remote, tmp_path, monkeypatch
+):
+    """Found by `bench/kills.py --upload`: same weights, another finished model."""
+    store = parts.made(tmp_path / "a", 4, 6)
+    tensors = store.newest_valid().tensors("model")
+    store.save(4, {"model": tensors}, {"progress": {"step": 4}}, metrics={"loss": 1.0})
+    put, manifests = Bucket.put, []
+
+    def watched(folder, name, data, *, new=False):
+        manifests.append(name)
+        return put(folder, name, data, new=new)
+
+    monkeypatch.setattr(Bucket, "put", watched)
+    parts.upload(tmp_path / "a", remote)
+    assert [name for name in manifests if name.endswith("manifest.json")] == [
+        "best/step-00000004/manifest.json",
+        "checkpoints/step-00000006/manifest.json",
+    ]

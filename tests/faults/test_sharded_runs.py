@@ -1,14 +1,12 @@
 """Runs that FSDP divides, saved in shards: the same ranks go on to the bit, others as closely."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from fixtures.processes import python, toque
 from toque.runs.history import read_metrics
 from toque.storage.atomic import sha256_of
 from toque.training.checkpoint.saved import verify_checkpoint
@@ -21,17 +19,11 @@ SHARDED = ("checkpoint.layout=sharded", "train.keep_last=4", "train.batch=2048 t
 
 def train(kitchen: Path, run: Path, ranks: int, *words: str) -> None:
     """Train by so many ranks, or end the test with what they said."""
-    start = [sys.executable, "-m"]
+    start = ["-m"]
     if ranks > 1:
         start += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
-    ended = subprocess.run(
-        [*start, "toque", "train", str(kitchen / "run.yaml"), f"run_dir={run}", *SHARDED, *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    words = (kitchen / "run.yaml", f"run_dir={run}", *SHARDED, *words)
+    ended = python(*start, "toque", "train", *words)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
 
 
@@ -87,11 +79,5 @@ def test_a_run_in_shards_is_used_as_any_other(whole, tmp_path, verb):
     if verb != "export":  # which is for finished runs
         shutil.rmtree(run / "model")
     more = {"generate": ["--prompt", "toast"], "export": ["--to", str(tmp_path / "made")]}
-    ended = subprocess.run(
-        [sys.executable, "-m", "toque", verb, str(run), *more.get(verb, [])],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ended = toque(verb, run, *more.get(verb, []))
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]

@@ -1,9 +1,8 @@
 """Freed memory is kept, so that a new tensor costs no page faults, or handed back, as asked."""
 
-import subprocess
-import sys
-
 import pytest
+
+from fixtures.processes import python
 
 SCRIPT = """
 import resource
@@ -30,9 +29,7 @@ print(int(taken), plain, kept, before - psutil.Process().memory_info().rss)
 
 
 def test_freed_tensors_are_reused_and_go_back_when_asked() -> None:
-    command = [sys.executable, "-c", SCRIPT]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    taken, plain, kept, returned = map(int, said.split())
+    taken, plain, kept, returned = map(int, python("-c", SCRIPT).stdout.split())
     if not taken:
         pytest.skip("this C library has no mallopt")
     assert kept * 3 < plain

@@ -1,10 +1,8 @@
 """Parquet whose cells take far more memory than the file says or than a recipe may have."""
 
-import subprocess
-import sys
-
 import pytest
 
+from fixtures.processes import python
 from toque.errors import DataError
 from toque.sources.columnar import columnar_blocks, columnar_records
 from toque.sources.decompress import MAX_RECORD_BYTES
@@ -36,8 +34,7 @@ def written(path, *groups, **options):
 
 
 def read_in_a_child(path):
-    done = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, check=True)
-    said, peak = done.stdout.decode().splitlines()
+    said, peak = python("-c", READ, path).stdout.splitlines()
     return said, int(peak) << 10
 
 

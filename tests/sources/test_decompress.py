@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from fixtures.processes import python
 from toque.errors import DataError
 from toque.sources import decompress as opening
 from toque.sources.decompress import chunks, head
@@ -111,10 +112,7 @@ def test_a_real_bomb_is_refused_in_bounded_memory(tmp_path):
     """In a process of its own, at the product's own limits; its one line is never held."""
     for path in bombs(tmp_path):
         assert path.stat().st_size * opening.MAX_EXPANSION < 300 << 20
-        run = subprocess.run(
-            [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True
-        )
-        said, kibibytes = run.stdout.strip().rsplit("\n", 1)
+        said, kibibytes = python("-c", READ, path).stdout.strip().rsplit("\n", 1)
         assert said.startswith("refused:"), path
         assert "a decompression bomb" in said
         assert int(kibibytes) < 64 << 10, path
@@ -130,10 +128,7 @@ def test_a_size_that_a_header_claims_is_not_believed(tmp_path):
     # A frame that says 1 TiB (RFC 8878, 3.1.1.1): magic, descriptor, size, one last raw block.
     frame = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little")
     path.write_bytes(frame + (len(b"{}\n") << 3 | 1).to_bytes(3, "little") + b"{}\n")
-    run = subprocess.run(
-        [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True
-    )
-    said, kibibytes = run.stdout.strip().rsplit("\n", 1)
+    said, kibibytes = python("-c", READ, path).stdout.strip().rsplit("\n", 1)
     assert "damaged or truncated zstd file" in said
     assert int(kibibytes) < 64 << 10
 

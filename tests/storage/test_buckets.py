@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import toque
 from fixtures.buckets import Service
+from fixtures.processes import python
 from fixtures.proxy import behind
 from store_checks import READER
 from toque.config import load_config
@@ -171,13 +169,7 @@ download.fetch(bucket, files, progress=lambda *_: None, say=print)
 @pytest.mark.slow
 def test_a_killed_fetch_is_continued_and_whole(service):
     address = f"{service.scheme}://pantry/dumps/big.bin"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED.format(address=address)],
-        env=os.environ | {"PYTHONPATH": str(Path(toque.__file__).parents[1])},
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
+    done = python("-c", KILLED.format(address=address))
     assert done.returncode == -signal.SIGKILL, done.stderr
     partial = cached(service, "dumps/.big.bin.partial")
     n_bytes = partial.stat().st_size

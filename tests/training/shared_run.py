@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fixtures.trainers import small_trainer
+from fixtures.trainers import Numbers, small_trainer
 from tiny import model_of, shape_of, stream_of, uneven_examples
 from toque.batch import Batch
 from toque.data.loader.batch_stream import BatchStream
 from toque.errors import CheckpointError, ConfigError, NonFiniteError
 from toque.models.forward.loss import loss_sum
-from toque.training.callbacks import Callback, Requests, StepInfo
+from toque.training.callbacks import Requests, StepInfo
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import joined, refuse_unlike, versions
 from toque.training.distributed.sharing import Replicated
@@ -45,20 +45,6 @@ def stream(family: str, ranks: Ranks) -> BatchStream:
     return stream_of(pairs, family, update_rows=5, rank=ranks.rank, world_size=ranks.world_size)
 
 
-class Losses(Callback):
-    def __init__(self, ask: Callable[[StepInfo], Requests | None] | None = None) -> None:
-        self.losses: list[float] = []
-        self.norms: list[float] = []
-        self.computed: list[int] = []
-        self.ask = ask
-
-    def on_step(self, info: StepInfo) -> Requests | None:
-        self.losses.append(float(info.loss))
-        self.norms.append(float(info.grad_norm))
-        self.computed.append(info.n_computed)
-        return self.ask(info) if self.ask is not None else None
-
-
 def run_of(
     family: str,
     ranks: Ranks,
@@ -68,11 +54,11 @@ def run_of(
     stop_after: str = "",
     ask: Callable[[StepInfo], Requests | None] | None = None,
     loss_fn: Callable[[nn.Module, Batch], Tensor] | None = None,
-) -> tuple[Trainer, Losses]:
+) -> tuple[Trainer, Numbers]:
     """A run with packing, accumulation, clipping, noise and smoothing, ready to go."""
     model = model_of(family, seed=5, shape=shape_of(family, layers=1, dropout=0.0)).train()
     runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
-    seen = Losses(ask)
+    seen = Numbers(ask)
     trainer = small_trainer(
         model,
         stream(family, ranks),

@@ -7,11 +7,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import toque
+from fixtures.kitchens import kitchen_in
 from toque.batch import Batch
 from toque.config import load_config
 from toque.config.schema import RunConfig
-from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.loader import batch_stream
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
@@ -22,23 +21,13 @@ from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.workflows.build import build_language_model, build_stream
 
-BASE = """
-model: {{family: {family}, tokenizer: "trained:512", shape: {shape}}}
-data: {{sources: [{{path: "{folder}/c.jsonl"}}], store: "{folder}/store", max_prompt_tokens: 64,
-  max_target_tokens: 256}}
-optim: {{warmup: "2 steps"}}
-train: {{stop_after: "6 steps", batch: "2048 tokens", precision: float32}}
-"""
-SHAPE = "{n_embd: 16, n_layer: 2, n_head: 2, n_positions: 512}"
-
 
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kitchen")
-    write_cookbook(folder / "c.jsonl", n=40, seed=3)
-    (folder / "run.yaml").write_text(BASE.format(folder=folder, family="gpt2", shape=SHAPE))
-    toque.prepare(folder / "run.yaml")
-    return folder
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512}
+    model = {"family": "gpt2", "tokenizer": "trained:512", "shape": shape}
+    train = {"batch": "2048 tokens", "micro_batch_rows": "auto", "compile": "auto"}
+    return kitchen_in(tmp_path_factory.mktemp("kitchen"), model=model, train=train).parent
 
 
 class Fit:

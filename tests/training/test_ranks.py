@@ -1,7 +1,6 @@
 """Two processes over gloo are one run: the same losses, decisions and files."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from fixtures.processes import toque
 from fixtures.ranks import as_rank, loaded, surroundings
 from toque.cli import main
 from toque.data.loader.batch_stream import Step
@@ -280,12 +280,7 @@ def test_a_bug_is_written_where_torchrun_looks_for_it(four_ranks, tmp_path, monk
 
 
 def test_other_commands_are_not_repeated_in_every_process():
-    command = [sys.executable, "-m", "toque", "demo"]
-    surroundings = os.environ | {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
-    second = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
-    first = subprocess.run(
-        command, env=surroundings | {"LOCAL_RANK": "0"}, capture_output=True, text=True, check=False
-    )
+    first, second = (toque("demo", WORLD_SIZE="2", RANK="1", LOCAL_RANK=n) for n in "01")
     assert (first.returncode, second.returncode) == (2, 2)
     assert "only `toque train` shares its work" in first.stderr
     assert second.stderr == ""  # said once

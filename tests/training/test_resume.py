@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 
+from fixtures.damage import flip
 from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
 from toque.training.observers.metrics_log import MetricsLog
@@ -186,10 +187,7 @@ def test_another_thread_count_or_processor_is_said(make_run, monkeypatch):
 def test_a_damaged_newest_checkpoint_is_skipped_and_said(make_run):
     reference = whole_run(make_run)
     folder = make_run.folder / "whole"
-    newest = folder / "checkpoints/step-00000018/model.safetensors"
-    data = bytearray(newest.read_bytes())
-    data[-3] ^= 4
-    newest.write_bytes(data)
+    flip(folder / "checkpoints/step-00000018/model.safetensors", at=-3)
     run = make_run(folder=folder, steps=STEPS)
     assert run.trainer.progress.step == 17
     assert any("step-00000018" in n and "damaged" in n for n in run.trainer.notes)

@@ -1,11 +1,10 @@
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 
+from fixtures.processes import python
 from toque.training.callbacks import Callback, RunEnd, RunStart
 from toque.training.stopping import INTERRUPTED, Interrupt
 from toque.units import Duration, Progress
@@ -77,13 +76,7 @@ print("never printed", flush=True)
 
 
 def test_the_second_signal_exits_at_once():
-    done = subprocess.run(
-        [sys.executable, "-c", TWICE],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = python("-c", TWICE)
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stdout == "still here\n"
     assert "SIGTERM: finishing this step" in done.stderr

@@ -5,45 +5,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-import toque
+from fixtures.kitchens import kitchen_in
+from tiny import FAMILIES, shape_of
 from toque.config import load_config
-from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.loader import collate as layout
 from toque.errors import CheckFailed
 from toque.training.trainer import Trainer
 from toque.workflows.check import check
 
-ROTARY = (
-    "{hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 24, "
-    "max_position_embeddings: 512}"
-)
-SHAPES = {
-    "t5": "{d_model: 16, d_kv: 8, d_ff: 24, num_layers: 1, num_heads: 2}",
-    "gpt2": "{n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512}",
-    "neox": ROTARY,
-    "llama": ROTARY,
-}
-
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory):
     """Family -> a configuration with its store prepared."""
-    folder = tmp_path_factory.mktemp("check")
-    write_cookbook(folder / "book.jsonl", n=30, seed=3)
-    paths = {}
-    for family, shape in SHAPES.items():
-        store = folder / ("both" if family == "t5" else "one")
-        paths[family] = folder / f"{family}.yaml"
-        paths[family].write_text(
-            f"run_dir: {folder / 'run'}\n"
-            f'model: {{family: {family}, tokenizer: "trained:512", shape: {shape}}}\n'
-            f'data: {{sources: [{{path: "{folder / "book.jsonl"}"}}], store: "{store}",\n'
-            "  max_prompt_tokens: 48, max_target_tokens: 256}\n"
-            'train: {stop_after: "2 steps", batch: "1024 tokens", precision: float32}\n'
-            'optim: {warmup: "1 step", label_smoothing: 0.1}\n'
-        )
-        if family in {"t5", "gpt2"}:
-            toque.prepare(paths[family])
+    folder, paths = tmp_path_factory.mktemp("check"), {}
+    for family in FAMILIES:
+        (folder / family).mkdir()
+        shape = shape_of(family, width=16, layers=1, heads=2, inner=24, positions=512)
+        model = {"family": family, "tokenizer": "trained:512", "shape": shape}
+        optim = {"label_smoothing": 0.1}
+        paths[family] = kitchen_in(folder / family, n=30, model=model, optim=optim)
     return paths
 
 
@@ -56,7 +36,7 @@ def verdicts(found):
     return {outcome.name: outcome.verdict for outcome in found.outcomes}
 
 
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_way_gives_one_update(family, configs):
     found = checked(configs[family])
     assert found.passed, str(found)

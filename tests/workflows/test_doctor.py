@@ -6,36 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from tiny import shape_yaml
+from fixtures.kitchens import kitchen_in
 from toque.cli import main
-from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import CheckFailed
 from toque.reports.verdict import verdict_of
 from toque.runs.history import read_metrics
 from toque.workflows import machine_checks
 from toque.workflows.machine_checks import Checkup, MachineCheck, disk, tried
 
-CONFIG = """
-run_dir: {folder}/runs/a
-model: {{family: gpt2, tokenizer: "trained:512", shape: {shape}}}
-data: {{sources: [{{path: {folder}/a.jsonl}}], store: {folder}/store, max_prompt_tokens: 64,
-  max_target_tokens: 256}}
-optim: {{warmup: "1 steps"}}
-train: {{stop_after: "6 steps", batch: "1024 tokens", precision: float32,
-  evaluate_every: "1 steps"}}
-evaluation: {{max_examples: 8, generate: 0}}
-observe: {{log_every: "2 steps"}}
-"""
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("doctor")
-    write_cookbook(folder / "a.jsonl", n=60, seed=3)
-    shape = shape_yaml("gpt2", width=16, layers=1, heads=2, positions=512, dropout=0.0)
-    (folder / "a.yaml").write_text(CONFIG.format(folder=folder, shape=shape))
-    assert main(["train", str(folder / "a.yaml")]) == 0
-    return folder / "runs" / "a"
+    train = {"stop_after": "6 steps", "evaluate_every": "1 steps", "micro_batch_rows": "auto"}
+    config = kitchen_in(folder, n=60, train=train, observe={"log_every": "2 steps"})
+    assert main(["train", str(config)]) == 0
+    return folder / "run"
 
 
 def test_the_parts_of_a_run_add_up_to_its_wall_time(run: Path) -> None:
@@ -66,7 +52,7 @@ def test_a_run_is_judged_as_a_table_and_as_json(run: Path, capsys: pytest.Captur
 def test_time_that_a_profiler_took_is_a_share_of_its_own(run: Path, tmp_path: Path) -> None:
     """It was told as "tiny batches", with 150 % to gain from larger ones."""
     profile = "observe.profile={wait: 0, warmup: 1, active: 2, repeat: 1}"
-    words = [str(run.parents[1] / "a.yaml"), f"run_dir={tmp_path / 'b'}", profile]
+    words = [str(run.parent / "run.yaml"), f"run_dir={tmp_path / 'b'}", profile]
     words += ["train.evaluate_every=6 steps", "observe.log_every=1 steps"]
     assert main(["train", *words]) == 0
     told = read_metrics(tmp_path / "b" / "metrics.jsonl")

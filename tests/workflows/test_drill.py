@@ -1,13 +1,11 @@
 """The crash test itself: it counts what it did, it sees what differs, and it leaves nothing."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from fixtures.processes import python, toque
 from toque.errors import ConfigError
 from toque.workflows.drill import differing, drill, events, facts_of, newest_step, steps_done
 
@@ -50,11 +48,7 @@ print(json.dumps([len(found.moments), found.wrong]))
 @pytest.mark.parametrize("how", ["exact", "careless"])
 def test_a_run_that_is_not_exact_is_found_by_killing_it(tmp_path: Path, how: str) -> None:
     # In a process of its own: one that has computed must not be forked.
-    done = subprocess.run(
-        [sys.executable, "-c", KILLS, str(tmp_path), how],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    done = python("-c", KILLS, tmp_path, how)
     assert done.returncode == 0, done.stderr
     kills, wrong = json.loads(done.stdout)
     assert kills == 12
@@ -98,11 +92,6 @@ ADAPTED = (
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_whole_drill_of_a_run_and_of_an_adapter_on_it(own_kitchen: Path) -> None:
-    def toque(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "toque", *words], capture_output=True, text=True, check=False
-        )
-
     assert toque("train", "my.yaml", *WORDS).returncode == 0
     before = {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()}
     done = toque("drill", "run", "--kills", "2", "--steps", "16", "--json")

@@ -1,20 +1,16 @@
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import REPOSITORY
+from fixtures.processes import python
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.ingredients.names import ingredient_name
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.vocabulary import UNITS
 from toque.cooking.labels.foods import find_food
-
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 # line -> quantity, unit, size, name, preparation
 LINES = [
@@ -151,12 +147,7 @@ def test_labelled_lines(shared):
     """The promise: quantity and unit right on 95 % of lines, the name on 80 %."""
     file = shared / "data" / "recipes" / "ingredient_lines_labelled.csv"
     script = REPOSITORY / "bench" / "quality" / "ingredient_lines.py"
-    paths = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
-    run = subprocess.run(
-        [sys.executable, str(script), str(file)],
-        capture_output=True, check=True, text=True, env=paths,
-    )  # fmt: skip
-    result = json.loads(run.stdout)["ours"]
+    result = json.loads(python(script, file).stdout)["ours"]
     for half in ("development", "held_out"):
         assert result[half]["quantity"] >= 0.97
         assert result[half]["unit"] >= 0.965

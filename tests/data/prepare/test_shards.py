@@ -1,10 +1,8 @@
 """A limit on examples ends reading early, and the store does not depend on who read how far."""
 
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fixtures.processes import python
 from fixtures.stores import Made, recipe_text
 from prepare_child import started
 from store_checks import content, interrupted_after, many_lines, prepared
@@ -114,15 +113,7 @@ def test_ctrl_c_is_answered_while_a_library_works() -> None:
         "import ctypes\n"
         "interruptible(lambda: ctypes.CDLL(None).sleep(600))\n"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-c", script)
     assert "KeyboardInterrupt" in done.stderr
     assert done.returncode in (1, 130, -signal.SIGINT)
 

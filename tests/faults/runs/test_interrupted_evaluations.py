@@ -3,11 +3,11 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from fixtures.processes import python
 from fixtures.ranks import TORCHRUN
 from toque.cli import main
 from toque.errors import Interrupted
@@ -54,9 +54,8 @@ def interrupted_in(
 ) -> subprocess.CompletedProcess[str]:
     script = run.parent / "killed.py"
     script.write_text(KILLED)
-    command = [*(launcher or (sys.executable,)), script, part, str(at), run, "train", config]
-    command += [f"run_dir={run}", *WORDS]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    words = (part, at, run, "train", config, f"run_dir={run}", *WORDS)
+    return python(*launcher, script, *words)
 
 
 @pytest.mark.parametrize(("part", "at"), [("losses", 1), ("texts", 5)])
@@ -81,7 +80,7 @@ def test_a_signal_to_one_rank_ends_it_on_all(
     kitchen: Path, tmp_path: Path, part: str, at: int
 ) -> None:
     run = tmp_path / "run"
-    done = interrupted_in(part, at, kitchen / "run.yaml", run, *TORCHRUN)
+    done = interrupted_in(part, at, kitchen / "run.yaml", run, *TORCHRUN[1:])
     # torchrun returns 1 for whatever a process returned, which its report has.
     assert re.search(r"exitcode +: 75", done.stderr), done.stderr
     assert evaluations(run) == []

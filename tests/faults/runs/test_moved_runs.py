@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.processes import python
 from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
 from toque.storage.atomic import sha256_of
@@ -105,9 +106,7 @@ def test_the_finished_model_and_scores_do_not_go_into_another_run(
     run = tmp_path / "run"
     words = ["train", str(kitchen / "run.yaml"), f"run_dir={run}", *OFTEN]
     words += ["observe.trackers=[tensorboard]"]  # which gets a report page in the end
-    done = subprocess.run(
-        [sys.executable, "-c", MOVES, run, *words], capture_output=True, text=True, check=False
-    )
+    done = python("-c", MOVES, run, *words)
     assert done.returncode == CheckpointError.exit_code, done.stderr
     assert f"set run_dir={tmp_path / 'away'}" in done.stderr
     assert everything(run) == before

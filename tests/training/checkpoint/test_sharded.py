@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fixtures.damage import flip
 from fixtures.ranks import as_rank, loaded, surroundings
 from toque.errors import CheckpointError
 from toque.storage.atomic import sweep
@@ -111,12 +112,6 @@ def test_shards_are_chosen_by_memory_and_need_a_shared_folder(seen):
         assert rank["choices"]["fsdp"] == rank["choices"]["replicas"] == "whole"
         assert rank["choices"]["left"] == 0
         assert "Rank 1 does not see what rank 0 writes in" in rank["choices"]["said"]
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 def mixed(step: Path) -> None:

@@ -1,13 +1,11 @@
 import json
-import os
-import resource
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from fixtures.damage import flip, no_file_above, truncate
+from fixtures.processes import python
 from toque.errors import CheckpointError
 from toque.training.callbacks import Goal
 from toque.training.checkpoint.saved import SHARDED, OtherFormatError, verify_checkpoint
@@ -72,16 +70,6 @@ def test_the_newest_are_kept(store):
     assert store.newest_valid() is None
     save(store, 2, 4, 6, 8, 10)
     assert names(store.folder) == ["step-00000006", "step-00000008", "step-00000010"]
-
-
-def flip(path, at=-1):
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 def listing(name):
@@ -185,13 +173,8 @@ def test_a_full_disk_is_refused_before_it_is_full(store, monkeypatch):
 def test_a_file_system_that_refuses_mid_file_harms_nothing(store):
     save(store, 2)
     big = {"model": {"w": torch.zeros(100_000)}}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-    try:
-        with pytest.raises(SaveError, match="File too large"):
-            store.save(4, big, state(4))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with no_file_above(50_000), pytest.raises(SaveError, match="File too large"):
+        store.save(4, big, state(4))
     assert names(store.folder) == ["step-00000002"]
     store.save(4, big, state(4))
     assert store.newest_valid().step == 4
@@ -283,13 +266,7 @@ print("all moments passed")
 
 def test_killed_after_every_system_call_the_old_or_the_new_checkpoint_stands(tmp_path):
     # A fresh process forks a child for each moment: forking this one, with threads, is unsafe.
-    done = subprocess.run(
-        [sys.executable, "-c", KILLS, str(tmp_path / "checkpoints")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
+    done = python("-c", KILLS, tmp_path / "checkpoints")
     assert done.returncode == 0, done.stderr
     stages = done.stdout.split("\n")
     assert stages[-2] == "all moments passed"

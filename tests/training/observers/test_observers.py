@@ -1,13 +1,13 @@
 import io
 import json
 import math
-import resource
 from dataclasses import replace
 
 import pytest
 import torch
 from rich.console import Console
 
+from fixtures.damage import no_file_above
 from fixtures.updates import update
 from toque.cli.console import ConsoleReporter
 from toque.errors import CheckpointError
@@ -91,13 +91,9 @@ def test_utilisation_above_one_is_never_printed_and_doubted_once(tmp_path):
 def test_a_full_disk_costs_records_and_says_how_many(tmp_path):
     log = log_of(tmp_path)
     size = log.path.stat().st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
-    try:
+    with no_file_above(size + 20):
         for step in range(1, 5):
             log.on_step(update(step))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     log.on_step(update(6))
     log.on_fit_end(RunEnd("finished", Progress(step=6), 1.0))
     events = read_metrics(log.path)

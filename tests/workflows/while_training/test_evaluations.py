@@ -2,15 +2,14 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import toque
 from fixtures.kitchens import TINY
+from fixtures.processes import python
+from fixtures.ranks import TORCHRUN
 from toque.config.dump import to_yaml
 from toque.errors import ConfigError
 
@@ -175,13 +174,7 @@ def test_what_is_not_measured_is_refused_before_training() -> None:
 @pytest.mark.timeout(600)
 def test_two_ranks_share_the_texts_and_find_the_scores_of_one(kitchen) -> None:
     (kitchen / "two.yaml").write_text(to_yaml(configuration(run_dir="two")))
-    words = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
-    meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-    done = subprocess.run(
-        [sys.executable, *words, *meet, "-m", "toque", "train", "two.yaml"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        cwd=kitchen, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = python(*TORCHRUN[1:], "-m", "toque", "train", "two.yaml", cwd=kitchen)
     assert done.returncode == 0, done.stderr[-3000:]
     one, two = found("plain"), found("two")
     assert one.keys() == two.keys()
