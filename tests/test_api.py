@@ -217,7 +217,6 @@ else:
     found = toque.ablate(configuration(), seeds=2, steps=2, out="ablation")
     assert set(found.record["effects"]) == {"label smoothing"}, found.record
     assert found.record["failed"] == []
-
 """
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
@@ -23,6 +24,7 @@ def rows(page: Path, heading: str) -> dict[int, list[str]]:
     return {int(row[0]): row[1:] for row in cells}
 
 
+@cache
 def functions(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.trainers import Numbers
 from tiny import EOS, Example, model_of, shape_of, stream_of
 from toque.config.schema import OptimConfig
 from toque.keyed_random import key_of
 from toque.models.forward.loss import loss_sum
-from toque.training.callbacks import Callback, Callbacks, StepInfo
+from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.lr_schedules import make_schedule
 from toque.training.micro_batch import OomFallback
@@ -40,19 +41,11 @@ def counted(row: int) -> Example:
     return [*prompt, EOS], [*target, EOS]
 
 
-class Losses(Callback):
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def on_step(self, info: StepInfo) -> None:
-        self.seen.append(float(info.loss))
-
-
 def losses(family: str, folder: Path) -> list[float]:
     pairs = [counted(row) for row in range(150)]
     stream = stream_of(pairs, family, shape=(32, 64, 64), seed=11, update_rows=4, window=64)
     model = model_of(family, vocab=VOCAB, seed=11, shape=SHAPES[family])
-    watch, stop = Losses(), Duration(STEPS, "steps")
+    watch, stop = Numbers(), Duration(STEPS, "steps")
     runtime = Runtime.detect(device="cpu", precision="float32")
     Trainer(
         model=model,
@@ -70,7 +63,7 @@ def losses(family: str, folder: Path) -> list[float]:
         max_grad_norm=1.0,
         seed=11,
     ).fit()
-    return watch.seen
+    return watch.losses
 
 
 @pytest.mark.golden

@@ -206,7 +206,8 @@ def test_a_full_disk_warns_and_at_the_last_save_ends_the_run(make_run, full_at):
     assert [e for e in run.recorder.events if e.startswith("save")] == ["save 2", "save 6"]
 
 
-def test_the_best_models_are_kept_apart_from_the_checkpoints(make_run):
+@pytest.mark.parametrize("background", [False, True])
+def test_the_best_models_are_kept_apart_from_the_checkpoints(make_run, background):
     losses = iter([5.0, 3.0, 4.0, 2.0, 6.0, 7.0])
     run = make_run(
         steps=6,
@@ -214,6 +215,7 @@ def test_the_best_models_are_kept_apart_from_the_checkpoints(make_run):
         save_every=None,
         keep_best=2,
         evaluator=lambda _model: {"loss": next(losses)},
+        background_saves=background,
     )
     end = run.trainer.fit()
     assert (end.best.step, end.best.loss) == (4, 2.0)

@@ -13,12 +13,11 @@ from toque.watching import Watcher, watching_app
 
 
 @contextmanager
-def shown(at: Path, *, token: str | None = None) -> Iterator[str]:
+def shown(at: Path) -> Iterator[str]:
     """A real server on a free port, in a thread of its own; gives its address."""
     watcher = Watcher(RunFinder(at), every=0.05)
-    server = Server(
-        watching_app(watcher, token=token, hosts=("127.0.0.1",)), Limits(connections=16)
-    )
+    app = watching_app(watcher, token=None, hosts=("127.0.0.1",))
+    server = Server(app, Limits(connections=16))
     with in_a_thread(server, lambda: server.handle_exit(2, None)) as address:
         yield address
 

@@ -33,9 +33,8 @@ def got(address: str, path: str, **headers: str) -> tuple[int, str, dict[str, st
 class Reader:
     """A page that asks again and again what is new."""
 
-    def __init__(self, address: str, *, token: str = "", **asked: object) -> None:
+    def __init__(self, address: str, **asked: object) -> None:
         self._address, self._asked = address, asked
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._since = ""
         self.parts: dict[str, str] = {}
 
@@ -43,7 +42,7 @@ class Reader:
         """The next answer with something new, and of its parts those; `parts` gathers them."""
         for _ in range(600):
             query = urlencode(self._asked | {"since": self._since}, doseq=True)
-            status, text, _ = got(self._address, f"/api/page?{query}", **self._headers)
+            status, text, _ = got(self._address, f"/api/page?{query}")
             assert status == 200
             message = json.loads(text)
             assert message["pause_seconds"] >= 0.05
@@ -146,14 +145,6 @@ def test_hostile_names_and_texts_are_text(tmp_path, showing):
         for tag in ("<script", "<img", "<svg onload", "<u>"):
             assert tag not in everything
         assert "&lt;script&gt;" in everything
-
-
-def test_a_token_is_asked_for_and_nothing_leaves_without_it(runs, showing):
-    token = "sesame"  # noqa: S105
-    with showing(runs, token=token) as address:
-        assert got(address, "/api/page")[0] == 401
-        reader = Reader(address, token=token)
-        assert "parts" in reader.next()
 
 
 def test_the_page_forbids_other_hosts_and_asks_none(runs, showing):

@@ -1,4 +1,4 @@
-"""Runs that go on past the length they were begun with."""
+"""Lengths of runs: a short one, and one that goes on past the length it was begun with."""
 
 import os
 import signal
@@ -33,6 +33,13 @@ def same(one: TrainedRun, other: TrainedRun) -> None:
     assert sha256_of(one.folder / name) == sha256_of(other.folder / name)
     for name in ("model/model.safetensors", "evaluation.json"):
         assert sha256_of(one.folder / name) == sha256_of(other.folder / name)
+
+
+def test_a_short_run_reaches_its_learning_rate():
+    optim, train = {"warmup": "3 %"}, {"stop_after": "1 epochs"}
+    run = toque.train(tiny_config(run_dir="short", optim=optim, train=train))
+    assert run.step < 40
+    assert max(step["lr"] for step in run.history if step["event"] == "step") > 0.99e-2
 
 
 def test_a_constant_rate_goes_on_to_the_bits_of_a_run_that_was_longer_from_the_start():

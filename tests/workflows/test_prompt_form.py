@@ -1,4 +1,4 @@
-"""Prompts in the form a model was trained on: recipes, pairs of one's own, texts, token ids."""
+"""Prompts in the form a model was trained on: recipes, pairs of one's own, texts, ids; and none."""
 
 import json
 import shutil
@@ -14,8 +14,10 @@ from fixtures.kitchens import TINY
 from plain_transformers import plain
 from tiny import shape_of
 from toque.cooking.cookbook.recipes import write_cookbook
+from toque.errors import ConfigError
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
+from toque.workflows.asking import read_prompts
 from toque.workflows.open_model import open_model
 
 PAIRS = [{"question": f"What is {i} plus 1?", "answer": f"It is {i + 1}."} for i in range(40)]
@@ -193,3 +195,34 @@ def test_a_model_whose_tokenizer_was_saved_again_is_scored_on_its_store(trained:
     Path("exported/tokenizer.json").write_text(json.dumps(held, indent=2))
     config = str(run / "config.yaml")
     assert toque.evaluate("exported", config=config).metrics["loss"] == pytest.approx(before)
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "\n\t", " : , "])
+@pytest.mark.parametrize("how", [{"task": "write"}, {"task": None}, {"task": "write", "raw": True}])
+def test_a_prompt_of_nothing_is_refused(blank: str, how: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"prompts, number 2 is blank.*nothing to (write|answer)"):
+        read_prompts(["soup", blank], None, **{"raw": False} | how)
+
+
+def test_a_model_of_whole_texts_may_begin_one_from_nothing() -> None:
+    found = read_prompts("", None, task="write", raw=False, recipes=False, blanks=True)
+    assert found == [""]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"prompt": " "}', '{"title": ""}', '{"title": " ", "ingredients": ["", " "]}', ":"],
+)
+def test_one_of_a_file_is_named_by_its_line(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"soup\n\n{line}\n")
+    with pytest.raises(ConfigError, match=r"prompts\.txt:3 is blank"):
+        read_prompts((), file, task="write", raw=False)
+
+
+def test_what_says_something_is_not_blank(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"title": "", "ingredients": ["2 eggs"]}\n{"prompt": "?"}\n')
+    asked = read_prompts(": eggs", file, task="write", raw=False)
+    assert asked[0].endswith("using ingredients: eggs")
+    assert asked[2] == "?"

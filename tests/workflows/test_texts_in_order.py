@@ -1,4 +1,4 @@
-"""Texts as they are written: in their order, whole characters only, and the same at the end."""
+"""Texts as they are written: in order, whole characters only, the same at the end; their hint."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from toque.cli.console import TextsAsWritten
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
 from toque.workflows.generate import InOrder
-from toque.workflows.results import Written
+from toque.workflows.results import Answer, Written, hint_of
 
 BYTES = {1: b"a", 2: b"b", 3: "ü".encode()[:1], 4: "ü".encode()[1:]}
 
@@ -90,3 +90,24 @@ def test_the_gpu_is_taken_and_writes_the_same(model: Path) -> None:
     options = {"temperature": 0, "max_new_tokens": 12}
     on_cpu = toque.generate(model, "soup", device="cpu", **options)
     assert toque.generate(model, "soup", **options) == on_cpu
+
+
+PROMPT = "Generate recipe for: Pea Soup using ingredients: peas, onion"
+GOOD = (
+    "Ingredients:\n- 2 cups peas\n- 1 onion, diced\n\nInstructions:\n1. Soften the onion in a pot "
+    "for 5 minutes.\n2. Add the peas, cover with water and simmer for 20 minutes."
+)
+
+
+def test_poor_texts_get_a_hint_and_good_ones_none() -> None:
+    good, poor = Written(PROMPT, GOOD, 60), Written(PROMPT, "peas peas peas peas", 4)
+    assert next(iter(good.metrics)) == "recipe_score"  # the one to rank by comes first
+    assert hint_of([good]) == ""
+    assert "0.00 of 1" in hint_of([poor, poor])
+    assert hint_of([good, poor, poor]).startswith("The texts are still poor")
+
+
+def test_no_hint_about_what_is_no_recipe() -> None:
+    assert hint_of([]) == ""
+    assert hint_of([Written("Once upon a time", "there was", 2)]) == ""
+    assert hint_of([Answer(PROMPT, "easy", {"easy": 1.0})]) == ""

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fixtures.damage import no_file_above
 from fixtures.stores import Made
 from prepare_child import started
 from store_checks import content, continues, interrupted_after, many_lines, prepared, whole_shards
@@ -127,6 +127,7 @@ def test_what_a_start_leaves_does_not_make_the_folder_somebody_elses(
         (tmp_path / "mine" / foreign).touch()
     with pytest.raises(DataError, match="is not empty and holds no token store"):
         made("mine")
+    assert {p.name for p in (tmp_path / "mine").iterdir()} == {name, f"{name}.of.mine"}
 
 
 def test_a_disk_that_was_full_at_the_first_byte_is_no_obstacle_later(
@@ -189,13 +190,8 @@ def test_a_full_disk_is_one_paragraph_and_it_continues(
 
 
 def test_a_disk_that_fills_inside_an_array_is_known_by_its_number(tmp_path: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            save_array(tmp_path / "a.npy", np.zeros(1_000_000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with no_file_above(100_000), pytest.raises(OSError, match="File too large") as caught:
+        save_array(tmp_path / "a.npy", np.zeros(1_000_000))
     assert caught.value.errno == errno.EFBIG  # numpy's tofile raises one without a number
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from toque.cli import main
 from toque.config import load_config
-from toque.errors import ConfigError, in_shell
-from toque.reports.page import Page, PageHead, write_page
+from toque.errors import in_shell
 
 MINE = "what nobody has a copy of\n"
 
@@ -33,14 +32,6 @@ def test_no_report_is_written_over_another_file(kitchen, mine, tmp_path, capsys)
         assert main(["report", str(kitchen / "store"), "--out", str(page)]) == 0
     page.write_text("")  # as mktemp leaves it
     assert main(["report", str(kitchen / "store"), "--out", str(page)]) == 0
-
-
-def test_a_page_knows_its_own(tmp_path, mine):
-    page, made = tmp_path / "page.html", Page(PageHead("Report", "soup", "Ready."), ())
-    for _ in range(2):
-        assert write_page(page, made) == len(made.html().encode())
-    with pytest.raises(ConfigError, match="Name another file with out"):
-        write_page(mine, made)
 
 
 def test_no_cookbook_is_written_over_another_file(mine, capsys):

@@ -11,6 +11,7 @@ from toque.config.schema_methods import ProfileConfig
 from toque.runs.time_left import TimeLeft
 from toque.training.observers.metrics_log import StepWindow
 from toque.training.observers.profiler import Profiler
+from toque.training.phases import PartClock
 from toque.training.runtime import Runtime
 from toque.units import Duration, Progress
 
@@ -132,3 +133,13 @@ def test_rates_and_the_time_left_pass_over_slowed_updates():
     left.start(Progress())
     left.updated(Progress(step=1, seconds=2.0), Progress(step=2, seconds=10.0), slowed=True)
     assert left.seconds(Progress(step=2, seconds=10.0)) == pytest.approx(16.0)
+
+
+def test_compiling_is_taken_out_of_the_part_that_needed_it():
+    times = iter([0.0, 5.0, 12.0, 13.0])
+    compiled = iter([3.0, 4.0, 0.0])
+    clock = PartClock(now=lambda: next(times), compiling=lambda: next(compiled))
+    clock.restart()  # what was compiled before does not count
+    clock.lap("forward_backward")
+    clock.lap("optimizer")
+    assert clock.taken() == {"forward_backward": 3.0, "compiling": 4.0, "optimizer": 1.0}
