@@ -24,18 +24,28 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from fake_cuda.card import fake_card, to_card
+from fake_cuda.card import BLOCK, FakeCard, fake_card, to_card
 from fake_cuda.cases import small_model
 from fixtures.trainers import small_trainer
 from tiny import stream_of, uneven_examples
+from toque.config.schema import RunConfig
+from toque.models.families import vocabulary_rows
+from toque.models.forward.blocks import recompute_blocks
+from toque.models.forward.loss import loss_sum
 from toque.models.lora.frozen import hold_frozen
+from toque.runs.outlined_update import outlining
 from toque.training.distributed import sharding
 from toque.training.distributed.collectives import RankFailures, Ranks
 from toque.training.distributed.exchange import Exchange, exchange_of
 from toque.training.distributed.sharing import Replicated, Sharing
+from toque.training.micro_batch import WorstBatch
+from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import PrecisionChoice, Runtime
 from toque.training.trainer import Schedule
 from toque.units import Cursor, Duration
+from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
+from toque.workflows.plan.planned import ahead
+from toque.workflows.plan.several import memory_of_rank
 
 _C10D, _FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
 _ALL_PARTS = {
@@ -130,6 +140,62 @@ def counted_update(
         with Collectives() as counted:
             trainer.step(step, batch)
         return Counted(dict(counted.bytes), formula)
+
+
+def peak_of_rank(config: RunConfig, ranks: int) -> tuple[int, int]:
+    """Bytes of tensors that a plan has for one of so many ranks, and those that one takes."""
+    estimator, model_of, _ = ahead(config, "h100", ranks)
+    with outlining():
+        _, memory, _ = memory_of_rank(estimator.of_rank(), model_of)
+        known = vocabulary_of(config, None)
+        model = outlined_model(config, known, where="cuda", precision="float32")
+    rows, row = memory.micro_batch_rows, estimator.work.row
+    worst = WorstBatch(row.source, row.target, row.source, row.target, vocabulary_rows(model))
+    batch = worst(2 * rows).counted()
+    with fake_ranks(ranks) as held, fake_card(memory=1 << 50) as card, _seen_by(card):
+        runtime = Runtime.detect(precision="bf16", ranks=held)
+        to_card(model)
+        if memory.recompute:
+            recompute_blocks(model)
+        sharing, optimizer = _shared(model, "fsdp", runtime), build_optimizer(model)
+        model.train()
+        batch = batch.to(runtime.device)
+        for _update in range(2):  # in the first the optimizer has no state yet
+            card.peak = card.now
+            for micro_batch in batch.split(rows):
+                with runtime.autocast():
+                    loss = sharing.loss(loss_sum, micro_batch, last=True)
+                runtime.backward(loss / batch.n_targets)
+                del loss
+            norm = runtime.clip_gradients(optimizer, 1.0)
+            runtime.optimizer_step(optimizer, lr=1e-4, only_if=torch.isfinite(norm))
+        return memory.tensors, card.peak
+
+
+@contextlib.contextmanager
+def _seen_by(card: FakeCard) -> Iterator[None]:
+    """Inside, the card counts the parts of a DTensor, and storages that FSDP2 empties and fills."""
+    dispatch, resize = FakeCard.__torch_dispatch__, torch.UntypedStorage.resize_
+
+    def of_parts(self: FakeCard, func: Any, types: Any, *args: Any) -> Any:
+        if any(hasattr(kind, "full_tensor") for kind in types):
+            return NotImplemented
+        return dispatch(self, func, types, *args)
+
+    def resized(storage: Any, size: int) -> Any:
+        if storage._cdata in card._live:
+            reference, before = card._live[storage._cdata]
+            after = -(-size // BLOCK) * BLOCK
+            card._live[storage._cdata] = reference, after
+            card.now += after - before
+            card.peak = max(card.peak, card.now)
+        return resize(storage, size)
+
+    with (
+        patch.object(FakeCard, "__torch_dispatch__", of_parts),
+        patch.object(torch.UntypedStorage, "resize_", resized),
+    ):
+        yield
 
 
 def _shared(model: Any, strategy: str, runtime: Runtime) -> Sharing:

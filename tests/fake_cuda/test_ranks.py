@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import toque
 from fake_cuda import cases_ranks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "scaling.md"
@@ -58,3 +59,30 @@ def test_collectives_of_every_family_do_and_the_page_has_them(on_card, golden_te
         r"(<!-- counted by tests/fake_cuda/test_ranks.py -->\n(?:\|.*\n){2})(\|.*\n)*"
     )
     golden_text(PAGE, table.sub(lambda found: f"{found[1]}{rows}\n", page))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("ranks", "width", "words", "rows", "recompute"),
+    [(8, 1024, 512, 2, False), (2, 1024, 512, 2, True), (8, 512, 50_000, 2, False)],
+    ids=["blocks are most", "recomputed", "the table is most"],
+)
+def test_a_plan_of_parts_is_what_a_rank_takes(
+    on_card, tmp_path, ranks, width, words, rows, recompute
+):
+    shape = {"n_embd": width, "n_layer": 6, "n_head": 8, "n_positions": 64}
+    train = {
+        "batch": f"{64 * rows * ranks * 2} tokens", "micro_batch_rows": rows, "precision": "bf16",
+        "strategy": "fsdp", "gradient_checkpointing": recompute,
+    }  # fmt: skip
+    config = toque.configure(
+        {"run_dir": str(tmp_path / "run"), "train": train},
+        model={"family": "gpt2", "tokenizer": f"trained:{words}", "shape": shape},
+        data={
+            "sources": [], "store": str(tmp_path / "store"), "max_prompt_tokens": 16,
+            "max_target_tokens": 48,
+        },
+    )  # fmt: skip
+    planned, taken = on_card(cases_ranks.peak_of_rank, config, ranks)
+    assert planned == pytest.approx(taken, rel=0.04)

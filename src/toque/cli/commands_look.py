@@ -47,6 +47,7 @@ def plan(
     /,
     *overrides: Overrides,
     hardware: str | None = None,
+    gpus: int = 1,
     utilisation: float | None = None,
     json: bool = False,
 ) -> None:
@@ -60,6 +61,7 @@ def plan(
         overrides: settings to change, as section.field=value.
         hardware: a card such as rtx-4090 or h100, by its maker's data sheet; without it, this
             machine, measured. Where CONFIG says what changes on that card, it is changed.
+        gpus: how many of the card share every update: memory of each, and what they exchange.
         utilisation: per cent of the peak to assume; what is known, or a stated guess, when left
             out.
         json: print one JSON object instead of a table.
@@ -76,7 +78,9 @@ def plan(
         from toque.workflows.plan.planning import plan as workflow
 
     share = None if utilisation is None else utilisation / 100.0
-    found = workflow(settings, hardware=hardware, utilisation=share, reporter=ConsoleReporter())
+    found = workflow(
+        settings, hardware=hardware, utilisation=share, gpus=gpus, reporter=ConsoleReporter()
+    )
     print(dumps(found.record(), indent=1) if json else found)
 
 

@@ -25,6 +25,7 @@ class Card:
     memory_bytes: int  # that torch sees
     flops_per_second: Mapping[str, float]
     """Rate of dense products with float32 sums, by number format that has a unit."""
+    link: tuple[str, float] | None  # between cards of a machine: its kind, bytes/s one way
     source: str
 
 
@@ -36,11 +37,13 @@ def cards() -> dict[str, Card]:
     found = {}
     for row in rows:
         rates = {kind: row[kind] for kind in ("bf16", "fp16", "tf32", "fp32")}
+        kind, _, rate = row["link"].partition(" ")
         found[row["name"]] = Card(
             name=row["name"],
             devices=tuple(row["device"].split("|")),
             memory_bytes=int(row["memory"]) << 20,
-            flops_per_second={k: float(rate) * 1e12 for k, rate in rates.items() if rate != "-"},
+            flops_per_second={k: float(r) * 1e12 for k, r in rates.items() if r != "-"},
+            link=(kind, float(rate) * 1e9) if rate else None,
             source=row["source"],
         )
     return found

@@ -127,6 +127,7 @@ class Time:
     evaluation_seconds: float  # of one held-out loss
     run_seconds: float | None
     """Seconds of all updates and held-out losses; None where their number is not known."""
+    measured: bool = False  # by updates of the run itself, their exchange among them
 
     @property
     def utilisation(self) -> float | None:
@@ -161,6 +162,12 @@ class Estimator:
     work: Work
     machine: Machine
     optimizers: Optimizers
+    ranks: int = 1  # that share an update
+
+    def of_rank(self) -> Estimator:
+        """The same for the rows of the rank that has most of them."""
+        rows = -(-self.work.update_rows // self.ranks)
+        return replace(self, work=replace(self.work, update_rows=rows))
 
     def memory(self, model: PreTrainedModel) -> Memory:
         """Memory by part of an outlined model; inside `outlining`."""
@@ -217,7 +224,8 @@ class Estimator:
             precision=self.machine.precision,
             optimizer=optimizer,
             state_bytes=state,
-            accumulates=rows < self.work.update_rows,
+            # Sums over ranks are kept from update to update.
+            accumulates=self.ranks > 1 or rows < self.work.update_rows,
             recompute=recompute,
             smoothing=self.config.optim.label_smoothing,
             masked=self.config.train.optimisations.attention == "dense",
@@ -258,14 +266,14 @@ class Estimator:
 
         `utilisation` is a share of the peak to assume, instead of what is known.
         """
-        work, peak = self.work, self.machine.peak
+        work, peak, measured = self.work, self.machine.peak, False
         flops = work.flops_per_token * work.tokens_per_update
         here, metrics = self.machine.card is None, Path(self.config.run_dir) / METRICS
         if utilisation is not None:
             seconds = flops / (utilisation * peak.flops_per_second)
             how = f"{utilisation:.0%} of the peak, as asked for"
-        elif here and (rate := _measured_rate(metrics, parameter_counts(model).total)) is not None:
-            seconds = work.tokens_per_update / rate
+        elif here and (rate := _measured_rate(metrics, model, self.ranks)) is not None:
+            seconds, measured = work.tokens_per_update / rate, True
             how = f"as {metrics} has it: {rate:,.0f} tokens a second"
         elif self.machine.where == "cpu" and memory.fits:
             seconds = self._of_operations(model, memory)
@@ -280,7 +288,7 @@ class Estimator:
         if whole is None and steps is not None:
             evaluations = times_in(train.stop_after, work.totals, train.evaluate_every)
             whole = steps * seconds + evaluations * held_out
-        return Time(seconds, flops, peak, how, held_out, whole)
+        return Time(seconds, flops, peak, how, held_out, whole, measured)
 
     def _of_operations(self, model: PreTrainedModel, memory: Memory) -> float:
         """Seconds of an update, its micro-batches and its optimizer's step."""
@@ -322,14 +330,15 @@ def _beside(tensors: int, where: Where) -> dict[str, int]:
     return found
 
 
-def _measured_rate(path: Path, parameters: int) -> float | None:
-    """Useful tokens a second that a run measured; None before ten updates, or of another model."""
+def _measured_rate(path: Path, model: PreTrainedModel, ranks: int) -> float | None:
+    """Useful tokens a second that a run of this model by so many ranks measured in ten updates."""
     if not path.is_file():
         return None
     history = history_of(path)
     rates = history.curves["tokens_per_second"].values()
     total = (history.start.get("parameters") or {}).get("total")
-    if total != parameters or not rates or history.progress.step < _ENOUGH_UPDATES:
+    like = total == parameter_counts(model).total and history.start.get("ranks", 1) == ranks
+    if not like or not rates or history.progress.step < _ENOUGH_UPDATES:
         return None
     # The first ones load and choose kernels. The median, so that a pause does not count.
     return statistics.median(rates[len(rates) // 5 :])

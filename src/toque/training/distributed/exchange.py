@@ -9,34 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from toque.models.forward.blocks import blocks
 
-LINK_SHARE: Final = 0.8
-"""Share of a link's stated rate that collectives reach. A guess: nothing of it was measured."""
 _BACKWARD: Final = 2 / 3  # of an update's products
 _BIAS: Final = "relative_attention_bias"
-_NUMBER: Final = 4  # bytes of a loss, a norm, an index
 
 
 def ring_bytes(total: float, ranks: int) -> float:
-    """Bytes that each of `ranks` sends when `total` are gathered, or reduced and scattered.
-
-    >>> ring_bytes(800, 4)
-    600.0
-    """
+    """Bytes that each of `ranks` sends when `total` are gathered, or reduced and scattered."""
     return (ranks - 1) / ranks * total
 
 
 def divided_modules(model: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """Modules whose weights fsdp gathers together, innermost first, and whether each is a block.
-
-    What is left, embeddings and head, is gathered together as well.
-    """
+    """Modules whose weights fsdp gathers together, innermost first, and whether each is a block."""
     for module in list(model.modules()):
         if hasattr(module, _BIAS):  # T5's is computed outside of the block that holds it
             yield module.get_submodule(_BIAS), False
@@ -44,34 +34,27 @@ def divided_modules(model: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
         yield block, True
 
 
-@dataclass(frozen=True)
-class GatheredGroup:
-    """Weights that fsdp gathers together; bytes of all ranks' parts, which are padded to equal."""
+class GatheredGroup(NamedTuple):
+    """Bytes of weights that fsdp gathers together, of all ranks' parts, padded to equal ones."""
 
-    is_block: bool
     held: int  # as the ranks hold them
-    gathered: int  # as they are gathered: blocks on a GPU in the format of products
+    gathered: int  # as they are gathered: blocks in the format of products
     gradients: int  # in float32
 
 
-def gathered_groups(model: nn.Module, ranks: int, dtype: torch.dtype) -> list[GatheredGroup]:
-    """The groups that fsdp divides a model into on GPUs that compute in `dtype`; the last is root.
+def groups_of(model: nn.Module, ranks: int, dtype: torch.dtype) -> list[GatheredGroup]:
+    """The groups of a model that is not divided yet, on GPUs that compute in `dtype`.
 
-    `model` is whole, and may be an outline.
+    The last is the root: what no other module has, embeddings and head.
     """
     found, seen = [], set[int]()
     for module, is_block in (*divided_modules(model), (model, False)):
         own = {id(p): p for p in module.parameters() if id(p) not in seen}
         seen |= own.keys()
         sizes = [(p, -(-len(p) // ranks) * ranks * (p.numel() // len(p))) for p in own.values()]
-        found.append(
-            GatheredGroup(
-                is_block,
-                held=sum(n * p.element_size() for p, n in sizes),
-                gathered=sum(n * (dtype if is_block else p.dtype).itemsize for p, n in sizes),
-                gradients=sum(4 * n for p, n in sizes if p.requires_grad),
-            )
-        )
+        held = sum(n * p.element_size() for p, n in sizes)
+        gathered = sum(n for _, n in sizes) * dtype.itemsize if is_block else held
+        found.append(GatheredGroup(held, gathered, sum(4 * n for p, n in sizes if p.requires_grad)))
     return found
 
 
@@ -92,9 +75,9 @@ class Exchange:
         return ring_bytes(self.gathered + self.scattered + 2 * self.reduced, self.ranks)
 
     def shown(self, seconds: float, computing: float) -> float:
-        """Seconds of `seconds` of exchange that an update of `computing` seconds does not hide.
+        """What an update of `computing` seconds does not hide of so many of exchange, at least.
 
-        ddp sums behind the last backward, fsdp exchanges behind all products; a bound from below.
+        ddp sums behind the last backward, fsdp exchanges behind all products.
         """
         hides = 1.0 if self.strategy == "fsdp" else _BACKWARD / self.micro_batches
         return max(0.0, seconds - hides * computing)
@@ -111,16 +94,13 @@ def exchange_of(
     """The exchange of an update on GPUs that compute in `dtype`; the model is not divided yet."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if strategy == "ddp":
-        # Beside the gradients: the idle number, which of them were used, and the loss.
-        beside = _NUMBER * (1 + (len(trained) + 1) + 1)
-        reduced = sum(p.nbytes for p in trained) + beside
+        # Beside the gradients 4 bytes each: an idle weight, which tensors were used, the loss.
+        reduced = sum(p.nbytes for p in trained) + 4 * (1 + (len(trained) + 1) + 1)
         return Exchange(strategy, ranks, micro_batches, 0, 0, reduced)
-    groups = gathered_groups(model, ranks, dtype)
+    groups = groups_of(model, ranks, dtype)
     # Forward and backward gather a group, but for the root, which stays whole in between.
     gathered = 2 * sum(g.gathered for g in groups) - groups[-1].gathered
-    return Exchange(
-        strategy, ranks, micro_batches,
-        gathered=micro_batches * gathered,
-        scattered=micro_batches * sum(g.gradients for g in groups),
-        reduced=_NUMBER * (1 + len(trained)),  # the loss, and every gradient's length
-    )  # fmt: skip
+    scattered = sum(g.gradients for g in groups)
+    reduced = 4 * (1 + len(trained))  # the loss, and every gradient's length
+    n = micro_batches
+    return Exchange(strategy, ranks, n, n * gathered, n * scattered, reduced)

@@ -103,19 +103,19 @@ def _adapt(
 ) -> None:
     """Put the adapter in, with the model on the device "meta": peft cannot move fake tensors."""
     with unset_fake_temporarily(), torch.device("meta"):
-        _remake(model, "meta")
+        remake(model, "meta")
         start = config.model.start_from
         add_adapter(adapter, model, seen, base=start, base_rows=rows, seed=config.seed)
-    _remake(model, "cpu")
+    remake(model, "cpu")
 
 
-def _remake(model: nn.Module, device: str) -> None:
-    """Exchange every parameter for an empty one on `device`; shared ones stay shared."""
+def remake(model: nn.Module, device: str = "cpu", dtype: torch.dtype | None = None) -> None:
+    """Exchange every parameter for an empty one, of `dtype` if given; shared ones stay shared."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, old in module.named_parameters(recurse=False):
             if id(old) not in made:
-                new = torch.empty(old.shape, dtype=old.dtype, device=device)
+                new = torch.empty(old.shape, dtype=dtype or old.dtype, device=device)
                 made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad)
             module.register_parameter(name, made[id(old)])
 

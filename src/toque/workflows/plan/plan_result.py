@@ -10,6 +10,7 @@ from toque.hardware.memory import in_words
 from toque.models.flops import ParameterCounts
 from toque.reporter import size_text
 from toque.runs.estimate import Disk, Machine, Memory, Time, Work
+from toque.workflows.plan.several import SharedUpdate
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Plan:
     time: Time
     disk: Disk
     levers: Sequence[Lever]
+    shared: SharedUpdate | None = None  # None with one GPU
 
     @property
     def fits(self) -> bool:
@@ -73,6 +75,7 @@ class Plan:
             "totals": dict(self.work.totals),
             "disk": asdict(self.disk) | {"total": self.disk.total},
             "levers": [asdict(lever) for lever in self.levers],
+            "shared": None if self.shared is None else self.shared.record(),
         }
 
     def _updates(self) -> float | None:
@@ -81,7 +84,8 @@ class Plan:
         return self.work.totals.get("steps")
 
     def __str__(self) -> str:
-        blocks = [self._heading(), self._memory(), self._time(), self._disk(), self._changes()]
+        blocks = [self._heading(), self._memory(), self._shared(), self._time(), self._disk()]
+        blocks.append(self._changes())
         return "\n\n".join(block for block in blocks if block)
 
     def _heading(self) -> str:
@@ -106,9 +110,18 @@ class Plan:
         verdict = "fits" if self.fits else "DOES NOT FIT"
         host = ""
         if memory.host is not None:
-            host = f"\nThe machine's own memory: {in_words(memory.host)} to read the model."
+            by = "" if self.shared is None else " by each process"
+            host = f"\nThe machine's own memory: {in_words(memory.host)} to read the model{by}."
         rows = _columns([*parts, ("all together", total)])
-        return f"Memory\n{rows}\n{total} of {in_words(memory.room)}: it {verdict}.{host}"
+        of = "Memory" if self.shared is None else "Memory of each GPU"
+        return f"{of}\n{rows}\n{total} of {in_words(memory.room)}: it {verdict}.{host}"
+
+    def _shared(self) -> str:
+        if self.shared is None:
+            return ""
+        lines = self.shared.lines(self.work.update_rows, self.memory.micro_batch_rows)
+        e = self.shared.exchange
+        return f"Shared by {e.ranks} GPUs, train.strategy={e.strategy}\n{_columns(lines)}"
 
     def _time(self) -> str:
         time, used, updates = self.time, self.time.utilisation, self._updates()

@@ -18,7 +18,7 @@ from toque.config import RunConfig
 from toque.config.schema_methods import AdapterConfig
 from toque.data.loader.batch_stream import usual_rows
 from toque.data.loader.packing import RowShape
-from toque.errors import ConfigError
+from toque.errors import ConfigError, argument
 from toque.hardware.cards import card_named
 from toque.hardware.memory import free_bytes
 from toque.models.families import Family, family_of, max_positions
@@ -27,12 +27,13 @@ from toque.models.forward.outline import OutlinedRows, Where
 from toque.runs.estimate import Estimator, Machine, Work
 from toque.runs.outlined_update import Peak, outlining, peak_of
 from toque.training.optim.factory import build_optimizer, state_bytes
-from toque.training.placement import arithmetic_of
+from toque.training.placement import arithmetic_of, obstacle_to_dividing
 from toque.training.runtime import DTYPES, Runtime
 from toque.units import Cursor
 from toque.workflows.build import build_stream
 from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
 from toque.workflows.plan.plan_result import Lever, Plan
+from toque.workflows.plan.several import memory_of_rank, shared_update, with_exchange
 
 if TYPE_CHECKING:
     from toque.data.store.token_store import TokenStore
@@ -46,7 +47,7 @@ _RANK: Final = 16  # rank of the adapter that is offered
 ModelOf = Callable[[RunConfig], PreTrainedModel]  # inside `outlining`
 
 
-def ahead(config: RunConfig, hardware: str | None) -> tuple[Estimator, ModelOf, int]:
+def ahead(config: RunConfig, hardware: str | None, gpus: int = 1) -> tuple[Estimator, ModelOf, int]:
     """What estimates a run, its outlined model for any settings, and bytes of its prepared data."""
     from toque.data.store.token_store import TokenStore
 
@@ -59,34 +60,36 @@ def ahead(config: RunConfig, hardware: str | None) -> tuple[Estimator, ModelOf, 
         # The family decides the precision, and the precision the layers: so twice.
         plain = outlined_model(config, vocabulary, where="cuda", precision="float32")
     work = _as_set(config, plain) if store is None else _from_store(config, plain, store)
-    machine = _machine(config, hardware, family_of(plain.config), work.products)
+    machine = _machine(config, hardware, family_of(plain.config), work.products, gpus)
     model_of = partial(
         outlined_model, known=vocabulary, where=machine.where, precision=machine.precision
     )
-    return Estimator(config, work, machine, optimizer_of), model_of, held
+    return Estimator(config, work, machine, optimizer_of, gpus), model_of, held
 
 
-def planned(config: RunConfig, hardware: str | None, utilisation: float | None) -> Plan:
+def planned(config: RunConfig, hardware: str | None, utilisation: float | None, gpus: int) -> Plan:
     """Memory, time and disk of the run, and what would change them."""
-    estimator, model_of, held = ahead(config, hardware)
-    work = estimator.work
+    of_all, model_of, held = ahead(config, hardware, gpus)
+    estimator, work = of_all.of_rank(), of_all.work
+    share = estimator.work
     with outlining():
-        model = model_of(config)
-        memory = estimator.memory(model)
-    time = estimator.time(model, memory, utilisation=utilisation)
-    flops = memory.update.flops / memory.micro_batch_rows * work.update_rows
+        model, memory, strategy = memory_of_rank(estimator, model_of)
+    computing = of_all.time(model, memory, utilisation=utilisation)
+    shared = shared_update(estimator, model, memory, strategy, computing)
+    time = with_exchange(computing, work, shared)
+    flops = memory.update.flops / memory.micro_batch_rows * share.update_rows
     levers = []
     fixed = _changed(
         config, "train", micro_batch_rows=memory.micro_batch_rows,
-        gradient_checkpointing=memory.recompute,
+        gradient_checkpointing=memory.recompute, strategy=strategy,
     )  # fmt: skip
     with outlining():
-        for settings, changes, other, row in _levers(fixed, work):
-            rows = max(1, round(work.update_rows * work.row.target / row.target))
+        for settings, changes, other, row in _levers(fixed, share, estimator.machine.precision):
+            rows = max(1, round(share.update_rows * share.row.target / row.target))
             changed = replace(
-                estimator, config=other, work=replace(work, row=row, update_rows=rows)
+                estimator, config=other, work=replace(share, row=row, update_rows=rows)
             )
-            found = changed.memory(model_of(other))
+            _, found, _ = memory_of_rank(changed, model_of)
             # An update takes as much longer as its products are more.
             ratio = found.update.flops / found.micro_batch_rows * rows / flops
             seconds = time.update_seconds * ratio
@@ -99,6 +102,7 @@ def planned(config: RunConfig, hardware: str | None, utilisation: float | None) 
         time=time,
         disk=estimator.disk(model, memory, held),
         levers=levers,
+        shared=shared,
     )
 
 
@@ -113,8 +117,9 @@ def _machine(
     hardware: str | None,
     family: Family,
     products: Mapping[tuple[int, int], float],
+    gpus: int,
 ) -> Machine:
-    """The named card by its maker's rate, or this machine by its measured one."""
+    """So many of the named card by its maker's rate, or this machine by its measured one."""
     if hardware is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         precision = Runtime.from_settings(config.train, family).precision
@@ -122,8 +127,13 @@ def _machine(
         where: Where = "cpu"
         if device.type == "cuda":
             name, where = torch.cuda.get_device_name(), "cuda"
-        peak = peak_of(device, DTYPES[precision], products)
-        return Machine(name, where, precision, free_bytes(device), None, peak)
+        if gpus > 1 and where == "cpu":
+            raise ConfigError(
+                f"A plan for {gpus} GPUs was asked for, and this machine has none. Name a card: "
+                f"{argument('hardware=rtx-4090')}."
+            )
+        peak = peak_of(device, DTYPES[precision], products).of_ranks(gpus)
+        return Machine(_several(gpus, name), where, precision, free_bytes(device), None, peak)
     card = card_named(hardware)
     chosen: str = config.train.precision
     if chosen == "auto":
@@ -136,8 +146,12 @@ def _machine(
             f"train.precision is {chosen}, and {card.name} has no unit for it. It has "
             f"{', '.join(card.flops_per_second)}."
         )
-    peak = Peak(rate, f"stated: {card.source}, dense {kind}")
-    return Machine(card.name, "cuda", chosen, card.memory_bytes, card, peak)
+    peak = Peak(rate, f"stated: {card.source}, dense {kind}").of_ranks(gpus)
+    return Machine(_several(gpus, card.name), "cuda", chosen, card.memory_bytes, card, peak)
+
+
+def _several(gpus: int, name: str) -> str:
+    return name if gpus == 1 else f"{gpus} x {name}"
 
 
 def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) -> Work:
@@ -231,13 +245,25 @@ def _changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
     return config.model_copy(update={section: other})
 
 
-def _levers(config: RunConfig, work: Work) -> Iterator[tuple[str, str, RunConfig, OutlinedRows]]:
+def _levers(
+    config: RunConfig, work: Work, precision: str
+) -> Iterator[tuple[str, str, RunConfig, OutlinedRows]]:
     """Levers one by one, then those together that cost no quality.
 
     Each is its settings as written, what else changes, the configuration, and a row of an update.
     """
     train, adapter, row = config.train, config.adapter, work.row
     free, words = config, []
+    divided = train.strategy == "fsdp"
+    if train.strategy == "ddp" and not obstacle_to_dividing(
+        train, adapter, config.optim.name, fp16=precision == "fp16"
+    ):
+        yield (
+            "train.strategy=fsdp",
+            "the same updates",
+            _changed(config, "train", strategy="fsdp"),
+            row,
+        )
     if train.micro_batch_rows != 1:
         words.append("train.micro_batch_rows=1")
         free = _changed(free, "train", micro_batch_rows=1)
@@ -247,7 +273,11 @@ def _levers(config: RunConfig, work: Work) -> Iterator[tuple[str, str, RunConfig
         again = {"gradient_checkpointing": True}
         free = _changed(free, "train", **again)
         yield words[-1], "the same bits, a second forward", _changed(config, "train", **again), row
-    if config.optim.name in ("adamw", "muon") and importlib.util.find_spec("bitsandbytes"):
+    if (
+        not divided
+        and config.optim.name in ("adamw", "muon")
+        and importlib.util.find_spec("bitsandbytes")
+    ):
         lighter = "optim.name=adamw8bit"
         eight = _changed(config, "optim", name="adamw8bit")
         yield lighter, "Adam's averages in 8 bits", eight, row
@@ -257,12 +287,13 @@ def _levers(config: RunConfig, work: Work) -> Iterator[tuple[str, str, RunConfig
     if adapter is None and config.model.start_from != "scratch":
         offered = config.model_copy(update={"adapter": AdapterConfig(r=_RANK)})
         yield f"adapter='{{kind: lora, r: {_RANK}}}'", "only an adapter is trained", offered, row
-    if adapter is not None and adapter.quantize_base is None and adapter.kind != "dora":
+    quantisable = adapter is not None and adapter.quantize_base is None and adapter.kind != "dora"
+    if quantisable and not divided:
         for form, bits in (("int8", 8), ("nf4", 4)):
             fewer = _changed(config, "adapter", quantize_base=form)
             yield f"adapter.quantize_base={form}", f"the frozen matrices in {bits} bits", fewer, row
     most = config.data.max_target_tokens
-    if train.micro_batch_rows == 1 and isinstance(most, int):
+    if train.micro_batch_rows == 1 and isinstance(most, int) and row.target > most // 2:
         half = most // 2
         target = row.target - half if not row.source else max(half, row.target // 2)
         shorter = replace(row, target=target)

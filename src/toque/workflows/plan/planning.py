@@ -17,6 +17,7 @@ def plan(
     *,
     hardware: str | None = None,
     utilisation: float | None = None,
+    gpus: int = 1,
     reporter: Reporter = SILENT,
 ) -> Plan:
     """Memory by part, FLOPs, time, disk and traffic of a run, and what would change them.
@@ -28,10 +29,11 @@ def plan(
         config: what `configure` takes.
         hardware: a card of `toque.hardware.cards`, e.g. "rtx-4090"; None for this machine.
         utilisation: share of the peak to assume, in (0, 1]; None for what is known.
+        gpus: how many of the card share every update; memory is that of one.
         reporter: hears of progress.
 
     Raises:
-        ConfigError: the configuration, the card or the utilisation cannot be used.
+        ConfigError: the configuration, the card, its number or the utilisation cannot be used.
         DataError: the store is damaged.
     """
     if utilisation is not None and not 0.0 < utilisation <= 1.0:
@@ -40,8 +42,12 @@ def plan(
             "100 % of its peak, or less than nothing. Published trainings reach 12 to 57 %: give "
             f"{argument('utilisation')} a share above nothing and up to all of it, or leave it out."
         )
+    if gpus < 1:
+        raise ConfigError(
+            f"A plan for {gpus} GPUs was asked for. Give {argument('gpus')} 1 or more."
+        )
     settings = configure(config)
     from toque.workflows.plan.planned import planned  # loads torch
 
     with reporter.working("planning"):
-        return planned(settings, hardware, utilisation)
+        return planned(settings, hardware, utilisation, gpus)
