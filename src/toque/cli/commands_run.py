@@ -229,6 +229,7 @@ def serve(
     rows: int = 32,
     queue: int = 256,
     seconds: float = 300.0,
+    device: str = "auto",
 ) -> None:
     """Serve models to people and programs: a page, and the protocol that OpenAI's clients speak.
 
@@ -241,6 +242,7 @@ def serve(
         rows: texts written at a time.
         queue: texts that wait beside them; what comes then is refused with 429.
         seconds: longest time for one request.
+        device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
     """
     from toque.workflows.serve import serve as workflow
 
@@ -252,6 +254,7 @@ def serve(
         rows=rows,
         queue=queue,
         seconds=seconds,
+        device=device,
         reporter=ConsoleReporter(),
     )
 

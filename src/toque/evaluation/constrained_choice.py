@@ -6,7 +6,7 @@ Every allowed answer is scored by the log-probability of its tokens and the end 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from toque.data.tokenizer.codec import Codec
 from toque.models.forward.loss import log_probabilities
 from toque.models.generation.engine import evaluating
 from toque.models.generation.kv_cache import neighbours
+from toque.models.lora.frozen import computing
 from toque.reporter import Count, uncounted
 
 TOKENS_AT_ONCE: Final = 4096  # most tokens of a batch, about
@@ -48,11 +49,12 @@ def choose(
     answers: Sequence[str],
     on_progress: Count = uncounted,
     *,
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+    autocast: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> NDArray[np.float64]:
     """[prompts, answers] probabilities of a model's allowed answers; each row sums to 1.
 
-    Draws nothing at random and leaves the model in the mode it was in.
+    Draws nothing at random and leaves the model in the mode it was in. `autocast` is that of a
+    training; without it the model computes as it is held.
     """
     ids = [[*codec.encode(codec.normalise(answer)), codec.eos_id] for answer in answers]
     examples = _Answered(*([np.array(one, np.int64) for one in some] for some in (prompts, ids)))
@@ -74,7 +76,7 @@ def choose(
             chosen = order[some]
             batch = layout.batch([(i * n + a,) for i in chosen for a in range(n)])
             batch = batch.to(model.device)
-            with autocast():
+            with computing(model) if autocast is None else autocast():
                 found = log_probabilities(model, batch).float()
             held = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
             each = torch.where(held > 0, found, 0.0).sum(1).reshape(len(chosen), n)

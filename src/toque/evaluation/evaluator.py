@@ -6,7 +6,7 @@ import difflib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -19,15 +19,12 @@ from toque.evaluation.heldout_loss import LEFT, HeldOut
 from toque.evaluation.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.text_samples import Prompt, Sample, Sampler
 from toque.evaluation.text_scores import GROUPS, TextScores
-from toque.models.lora.layers import is_adapted
 from toque.reporter import SILENT, Count, Reporter, counting, uncounted
 from toque.runs.history import metric_named
 from toque.training.callbacks import Goal
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
-from toque.training.runtime import Runtime
 
-WritingContext = Callable[[], AbstractContextManager[Any]]
 HELD_OUT: Final = ("loss", "perplexity")
 _OF_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "bleu": ("bleu",),
@@ -66,7 +63,6 @@ class Evaluator:
     sampler: Sampler
     n_held_out: int
     ranks: Ranks
-    context: WritingContext  # the context in which the model can write
     scores: Callable[[], TextScores]
     watched: Sequence[str] = ()
     """Metrics that the run goes by; one that cannot be measured is NaN, which is no improvement."""
@@ -117,7 +113,6 @@ class Evaluator:
             return []
         with (
             self.sharing.whole() as model,
-            self.context(),
             counting(self.reporter, "writing", "texts") as count,
         ):
             return sample_on_all_ranks(self.sampler, model, self.ranks, self._told(count))
@@ -164,13 +159,6 @@ def sample_on_all_ranks(
     if any(share is None for share in shares):
         raise Interrupted(LEFT)
     return [Sample(**shares[i % len(shares)][i // len(shares)]) for i in range(n)]
-
-
-def writing_in(model: nn.Module, runtime: Runtime) -> WritingContext:
-    """The context in which a model in training can write texts."""
-    # Whole models are float32 and need none; frozen weights beside an adapter may be held in the
-    # format autocast computes in, and then only work with it.
-    return runtime.autocast if is_adapted(model) else nullcontext
 
 
 def goal_of(metric: str) -> Goal:

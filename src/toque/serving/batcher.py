@@ -29,6 +29,7 @@ from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.packed_products import Packs, with_packed_products
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import use_adapter
+from toque.models.lora.frozen import computing
 from toque.serving.server import RequestError
 
 T = TypeVar("T")
@@ -149,7 +150,8 @@ class Batcher:
         self._rows: dict[str, LiveRows | None] = {}  # None after a failure
         for name, served in models.items():
             self._activate(served)
-            self._rows[name] = self._made(served)
+            with computing(served.model):
+                self._rows[name] = self._made(served)
         self._waiting: deque[tuple[Order, Ticket]] = deque()
         self._live: dict[Order, Ticket] = {}
         self._leaving: set[Order] = set()
@@ -291,7 +293,8 @@ class Batcher:
         """Work of one model; whatever fails in it, the others go on."""
         try:
             self._activate(self._models[name])
-            yield
+            with computing(self._models[name].model):
+                yield
         except Exception:  # noqa: BLE001  # memory, the model, a mistake of ours
             _log.exception("writing with %s failed", name)
             self._rows[name] = None  # may be in any state

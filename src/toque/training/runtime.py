@@ -89,7 +89,7 @@ class Runtime:
                 )
         own = ranks.local_rank if ranks.is_distributed else None
         chosen = device_named(device, local_rank=own)
-        kind, warnings = _precision(precision, chosen, fp16_is_safe=fp16_is_safe)
+        kind, warnings = precision_on(precision, chosen, fp16_is_safe=fp16_is_safe)
         if taken := held_by_others(chosen):
             warnings.append(f"on {chosen} {taken}; rows at once go by what they leave")
         set_deterministic(deterministic)
@@ -213,9 +213,10 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.nn.Parameter
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _precision(
+def precision_on(
     asked: str, device: torch.device, *, fp16_is_safe: bool
 ) -> tuple[Precision, list[str]]:
+    """The precision that is meant on a device, and sentences about it; raises as `detect`."""
     if asked not in get_args(PrecisionChoice):
         raise ConfigError(f"{asked!r} is not a precision. Use auto, bf16, fp16 or float32.")
     if asked == "fp16" and not fp16_is_safe:

@@ -15,7 +15,7 @@ from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import TokenStore
-from toque.evaluation.evaluator import Evaluator, goal_of, watched_metrics, writing_in
+from toque.evaluation.evaluator import Evaluator, goal_of, watched_metrics
 from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.sample_writer import SampleWriter
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
@@ -213,7 +213,6 @@ def _evaluator(
         build_sampler(config, store, [*held_out, *own], reporter),
         len(held_out),
         runtime.ranks,
-        writing_in(model, runtime),
         partial(TextScores.from_settings, evaluation, config.foreign_code),
         watched,
         known,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -188,6 +189,8 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
     with reporter.working("loading torch"):
         from toque.evaluation.text_samples import held_out_prompts
         from toque.evaluation.text_scores import TextScores
+        from toque.models.families import family_of
+        from toque.models.lora.frozen import PLAIN, computing, format_of
         from toque.training.runtime import Runtime
         from toque.workflows.build import build_heldout, build_sampler, build_stream
         from toque.workflows.open_model import open_model
@@ -201,10 +204,13 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         own = opened.config is not None and opened.config.data.sources == config.data.sources
         store = open_store(config, sources=not own)
     opened.check_tokenizer(store)
-    runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
-    model = opened.model
+    model, precision = opened.model, config.train.precision
+    fp16_is_safe = precision == "fp16" and family_of(model.config).fp16_is_safe
+    runtime = Runtime.detect(precision=precision, fp16_is_safe=fp16_is_safe)
     layout = build_stream(config, store, model).layout
     heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
+    if format_of(model) != PLAIN:  # it computes in no other precision, whatever is configured
+        heldout = replace(heldout, autocast=partial(computing, model))
     with counting(reporter, "evaluating", "held-out examples") as count:
         losses = heldout(model, count)
     prompts = held_out_prompts(store, config.evaluation.generate)

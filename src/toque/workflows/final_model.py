@@ -91,7 +91,7 @@ def _score_and_keep(
     """Write texts on all ranks; on rank 0 score them and write the model."""
     config, store, trainer, evaluator = run.config, run.store, run.trainer, run.evaluator
     folder, ranks = Path(config.run_dir), evaluator.ranks
-    with counting(reporter, "writing", "texts") as count, evaluator.context():
+    with counting(reporter, "writing", "texts") as count:
         samples = sample_on_all_ranks(run.scored, model, ranks, count)
     if not ranks.is_main:
         return

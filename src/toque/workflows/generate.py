@@ -96,11 +96,12 @@ def generate(
         from toque.models.generation.engine import emulates_bf16
         from toque.models.generation.engine import generate as generate_ids
         from toque.models.glibc_malloc import keep_freed_memory
-        from toque.models.lora.adapter_files import load_adapter
+        from toque.models.lora.adapter_files import use_adapter
         from toque.models.onednn import EMULATED_BF16
         from toque.workflows.open_model import open_model
 
-        opened = open_model(folder, device=device, reporter=reporter)
+        beside = [*map(Path, adapters)]
+        opened = open_model(folder, device=device, adapters=beside, reporter=reporter)
         model, codec = opened.model, opened.codec
         if model.device.type == "cpu":
             keep_freed_memory()
@@ -109,7 +110,7 @@ def generate(
     texts: list[Written] = []
     for i, (adapter, record, typed) in enumerate(zip(by, records, each, strict=True)):
         if adapter is not None:
-            load_adapter(model, Path(adapter), name=f"adapter_{i}")
+            use_adapter(model, f"adapter_{i}")
         named = None if adapter is None else str(adapter)
         watch = on_text and InOrder(on_text, typed, codec.decode, adapter=named, first=len(texts))
         with counting(SILENT if watch else reporter, "writing", "texts") as count:

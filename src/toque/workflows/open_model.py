@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig, load_config
@@ -20,14 +22,19 @@ from toque.models.loading.pretrained import (
     CheckedFolder,
     Place,
     Placement,
+    formats_in_use,
     load_model,
-    load_with_adapter,
+    load_with_adapters,
 )
 from toque.models.loading.provenance import Form, Provenance
-from toque.models.lora.adapter_files import is_adapter_folder, merged
+from toque.models.loading.to_train import base_to_train, family_to_train
+from toque.models.lora.adapter_files import is_adapter_folder, load_adapter, merged
+from toque.models.lora.frozen import PLAIN, FrozenFormat, format_of
+from toque.models.lora.layers import ADAPTER
 from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
+from toque.training.runtime import DTYPES, precision_on
 from toque.workflows.asking import codec_in, provenance_in, provenance_of_run
 from toque.workflows.build import build_language_model
 from toque.workflows.run_folder import load_weights, refuse_another_store
@@ -66,35 +73,51 @@ class OpenedModel:
             )
 
 
-def open_model(folder: Path, *, device: str = "cpu", reporter: Reporter = SILENT) -> OpenedModel:
+def open_model(
+    folder: Path,
+    *,
+    device: str = "cpu",
+    adapters: Sequence[Path] = (),
+    reporter: Reporter = SILENT,
+) -> OpenedModel:
     """The finished model of a run, else its newest checkpoint; or a Hugging Face model.
 
     `device` is auto, the GPU where there is one; or cpu, cuda, cuda:N. A finished model that one
-    GPU has no memory for is held in bf16, or goes over all of them; the reporter hears of it.
+    GPU has no memory for is held in bf16, or goes over all of them. An adapter is merged, or used
+    beside a base in the format of its training; `adapters` lie on the model as "adapter_0" and so
+    on. The reporter hears of what is not in float32.
     """
     where = device_named(device)
 
     def place(found: CheckedFolder) -> Placement | None:
         return placement_of(found, free_memory(where))
 
-    opened = _opened(folder, place if where.type == "cuda" else None)
-    placed = getattr(opened.model, "hf_device_map", None)
+    opened = _opened(folder, place if where.type == "cuda" else None, where, adapters)
+    note, placed = placement_note(opened.model), getattr(opened.model, "hf_device_map", None)
     if placed is None:
         opened.model.to(where)  # type: ignore[arg-type]  # transformers annotates it away
     elif len(set(placed.values())) > 1:
         use_attention(opened.model, "dense")  # masks alone go from device to device by themselves
-    if (note := placement_note(opened.model)) is not None:
+    if (held := format_of(opened.model)) != PLAIN:
+        note = f"the adapter is used beside its base, which is held on {where} in {held}"
+    if note is not None:
         reporter.notice(f"note: {note}")
     return opened
 
 
-def _opened(folder: Path, place: Place | None) -> OpenedModel:
+def _opened(
+    folder: Path, place: Place | None, device: torch.device, adapters: Sequence[Path]
+) -> OpenedModel:
     config, model = None, folder
+    named = {f"adapter_{i}": adapter for i, adapter in enumerate(adapters)}
     if (folder / "config.yaml").exists():
         refuse_links(folder, CheckpointError)
         config, model = load_config(folder / "config.yaml").config, folder / "model"
         if not (model / "config.json").exists() and not is_adapter_folder(model):
-            return _from_checkpoint(folder, config)
+            unfinished = _from_checkpoint(folder, config, device)
+            for name, adapter in named.items():
+                load_adapter(unfinished.model, adapter, name=name)
+            return unfinished
     adapted = is_adapter_folder(model)
     if model.is_dir() and not adapted and not (model / "config.json").exists():
         raise CheckpointError(
@@ -103,12 +126,19 @@ def _opened(folder: Path, place: Place | None) -> OpenedModel:
             "model folder."
         )
     model = resolve_folder(str(model), setting="the model to open")
-    loaded = load_with_adapter(model) if adapted else load_model(str(model), place=place)
+    if adapters:
+        formats = formats_in_use(adapters, device)
+        loaded = load_with_adapters(named, formats, device, base=str(model))
+    elif adapted:
+        formats = formats_in_use([model], device, _format_of(config, device))
+        loaded = load_with_adapters({ADAPTER: model}, formats, device, merge=True)
+    else:
+        loaded = load_model(str(model), place=place)
     record = provenance_in(folder)
     return OpenedModel(loaded, codec_in(model, record), config, None, record)
 
 
-def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
+def _from_checkpoint(folder: Path, config: RunConfig, device: torch.device) -> OpenedModel:
     checkpoints = CheckpointStore(folder / "checkpoints")
     found = checkpoints.best() or checkpoints.newest_valid()
     if found is None:
@@ -119,8 +149,23 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
     store = TokenStore.open(config.data.store)
     refuse_another_store(folder, found, store)
     check_tokenizer(store)
-    model = build_language_model(config, store)
+    if config.adapter is None:
+        model = build_language_model(config, store)
+    else:
+        base = base_to_train(config.model, config.adapter, store.codec(), seed=config.seed)
+        formats = formats_in_use([], device, _format_of(config, device))
+        model, _ = base.placed(base.fitting(formats, device), device)
     load_weights(model, found)
     model.train(mode=False)
     record = provenance_of_run(config, store.manifest)
-    return OpenedModel(merged(model), store.codec(), config, found.step, record)
+    whole = merged(model) if format_of(model) == PLAIN else model
+    return OpenedModel(whole, store.codec(), config, found.step, record)
+
+
+def _format_of(config: RunConfig | None, device: torch.device) -> FrozenFormat | None:
+    """The format that a run's settings give the base of its adapter; None without both."""
+    if config is None or config.adapter is None:
+        return None
+    asked = "auto" if device.type == "cpu" else config.train.precision
+    name, _ = precision_on(asked, device, fp16_is_safe=family_to_train(config.model).fp16_is_safe)
+    return FrozenFormat(DTYPES[name], config.adapter.quantize_base)

@@ -8,13 +8,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from toque.data.tokenizer.chat import chat_template_of
 from toque.data.tokenizer.codec import Codec
+from toque.hardware.devices import device_named
 from toque.models.families import vocabulary_rows
 from toque.models.loading.hub import resolve_folder
-from toque.models.loading.pretrained import load_model
+from toque.models.loading.pretrained import formats_in_use, load_with_adapters
 from toque.models.loading.provenance import Provenance, provenance_of
 from toque.models.lora.adapter_files import (
     is_adapter_folder,
@@ -27,11 +29,13 @@ from toque.workflows.asking import FOREIGN, codec_in, provenance_in, trained_pro
 from toque.workflows.open_model import open_model
 
 
-def open_models(folders: Mapping[str, Path]) -> ServedModels:
-    """Open the models and adapters of some folders by their names.
+def open_models(folders: Mapping[str, Path], *, device: str = "cpu") -> ServedModels:
+    """Open the models and adapters of some folders by their names, on a device as `open_model`.
 
-    Adapters share the weights of a base that is served or has several; one alone is merged.
+    Adapters share the weights of a base that is served, in float32, or has several: then in the
+    format that they were trained beside, if it is one. One alone is opened as `generate` does.
     """
+    where = device_named(device)
     inner = {name: _model_in(folder) for name, folder in folders.items()}
     adapters = {name for name, folder in inner.items() if is_adapter_folder(folder)}
     bases = {name: _base_of(folder) for name, folder in inner.items()}
@@ -42,21 +46,42 @@ def open_models(folders: Mapping[str, Path]) -> ServedModels:
     for name in sorted(folders, key=lambda name: name in adapters):
         beside = shared.setdefault(bases[name], [])
         if name in adapters and sharing[bases[name]] > 1:
-            model = _laid_on(bases[name], beside, name=name, adapter=inner[name])
+            own = {n: inner[n] for n in adapters if bases[n] == bases[name]}
+            model = _laid_on(bases[name], beside, own, name=name, device=where)
         else:
-            opened = open_model(folders[name])
+            opened = open_model(folders[name], device=device)
             model = _served(name, opened.model, opened.codec, opened.provenance)
         beside.append(model)
         found[name] = model
     return ServedModels([found[name] for name in folders])
 
 
-def _laid_on(base: Path, beside: Sequence[ServedModel], *, name: str, adapter: Path) -> ServedModel:
-    """An adapter on weights that are loaded already, where its embedding has as many rows."""
-    rows = rows_needed(adapter)
-    fitting = [one for one in beside if rows in (None, vocabulary_rows(one.model))]
-    model = fitting[0].model if fitting else load_model(str(base), vocab_size=rows)
-    load_adapter(model, adapter, name=_inner(name))
+def _laid_on(
+    base: Path,
+    beside: Sequence[ServedModel],
+    adapters: Mapping[str, Path],
+    *,
+    name: str,
+    device: torch.device,
+) -> ServedModel:
+    """One of a base's adapters, on weights that are loaded already if these have as many rows.
+
+    Else it is loaded with the others of as many: a base that is quantised takes none later.
+    """
+    adapter, rows = adapters[name], rows_needed(adapters[name])
+    fitting = [
+        one
+        for one in beside
+        if rows in (None, vocabulary_rows(one.model)) and not hasattr(one.model, "hf_device_map")
+    ]
+    if fitting:
+        model = fitting[0].model
+    else:
+        alike = {_inner(n): one for n, one in adapters.items() if rows_needed(one) == rows}
+        formats = formats_in_use(alike.values(), device)
+        model = load_with_adapters(alike, formats, device, base=str(base))
+    if _inner(name) not in getattr(model, "peft_config", {}):
+        load_adapter(model, adapter, name=_inner(name))
     own = (adapter / "tokenizer.json").exists()
     record = provenance_of(adapter) or provenance_in(base)
     codec = codec_in(adapter if own else base, record)

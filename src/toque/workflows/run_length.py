@@ -181,8 +181,7 @@ def _texts_seconds(evaluator: Evaluator, sampler: Sampler, limit: int) -> float:
 
         def timed(tokens: int) -> float:
             started = time.perf_counter()
-            with evaluator.context():
-                sampler.written(model, ids, tokens)
+            sampler.written(model, ids, tokens)
             return time.perf_counter() - started
 
         return seconds_of_texts(timed, limit) if ids else 0.0

@@ -31,6 +31,7 @@ def serve(
     rows: int = 32,
     queue: int = 256,
     seconds: float = 300.0,
+    device: str = "auto",
     reporter: Reporter = SILENT,
 ) -> None:
     """Answer requests in the OpenAI protocol until SIGTERM or Ctrl-C.
@@ -44,6 +45,7 @@ def serve(
         rows: texts written at a time.
         queue: texts that wait beside them; more are refused with 429.
         seconds: longest time for one request.
+        device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
         reporter: hears where the server is.
 
     Raises:
@@ -68,7 +70,7 @@ def serve(
         # a step took twice as long (lab/notes.md, 2026-11-22).
         said = "reading " + ", ".join(map(str, named.values()))
         with reporter.working(said), ThreadPoolExecutor(1) as once:
-            served = once.submit(open_models, named).result()
+            served = once.submit(open_models, named, device=device).result()
             app = once.submit(build_app, served, limits=limits, token=token, hosts=hosts).result()
         reporter.line(f"{url_of(host, sock)} serves {', '.join(served)}.")
         reporter.notice("Programs ask below /v1, as they ask OpenAI. Ctrl-C stops.")

@@ -59,7 +59,8 @@ def disturb(model: PreTrainedModel, seed: int = 1) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in trained(model).values():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+            drawn = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.1 * drawn.to(parameter.device))
 
 
 def adapted(tiny, name, *, tokens=NEW, targets="auto") -> PreTrainedModel:

@@ -21,6 +21,7 @@ from toque.models.generation.kv_cache import SPARE, cache_dtype, cache_shape, la
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.generation.packed_products import with_packed_products
+from toque.models.lora.frozen import computing, format_of
 from toque.models.onednn import has_fast_bf16
 from toque.reporter import Count, uncounted
 
@@ -72,7 +73,7 @@ def generate(
     answers: list[list[int]] = [[] for _ in limits]
     done, covered, tell = 0, 0, on_token or (lambda *_: None)
     on_progress(0, len(answers), 0.0)
-    with torch.inference_mode(), compile_disabled(model), evaluating(model):
+    with torch.inference_mode(), compile_disabled(model), evaluating(model), computing(core):
         core = with_packed_products(core, precision_here(options.precision, core))
         n_rows = options.batch_rows
         if n_rows is None:
@@ -103,15 +104,17 @@ def generate(
 
 
 def precision_here(asked: Precision, model: PreTrainedModel) -> Literal["bf16", "float32"]:
-    """Precision that a request means; a model that is all in bf16 is written with as it is."""
-    if asked == "float32" or model.dtype == torch.bfloat16:
+    """Precision that a request means; a model held in 16 bits is written with as it is."""
+    in_16_bits = model.dtype == torch.bfloat16 or format_of(model).dtype != torch.float32
+    if asked == "float32" or in_16_bits:
         return "float32"
     return "bf16" if asked == "bf16" or has_fast_bf16(model.device) else "float32"
 
 
 def emulates_bf16(asked: Precision, model: PreTrainedModel) -> bool:
     """True where a request means products in bf16 that are slower than those of float32."""
-    return precision_here(asked, model) == "bf16" and not has_fast_bf16(model.device)
+    held = format_of(model).dtype == torch.bfloat16
+    return (held or precision_here(asked, model) == "bf16") and not has_fast_bf16(model.device)
 
 
 def _written(

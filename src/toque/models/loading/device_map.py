@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import nn
@@ -17,9 +16,7 @@ from transformers import PreTrainedModel
 from toque.errors import ConfigError
 from toque.models.forward.blocks import blocks
 from toque.models.loading.from_scratch import config_in, construct
-from toque.models.loading.pretrained import CheckedFolder, Placement
-
-SHARE: Final = 0.8  # of a device's free memory for weights; KV cache and activations have the rest
+from toque.models.loading.pretrained import SHARE, CheckedFolder, Placement
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,7 @@ def export_model(
     save_model(whole, source, to, card=card, files=files, max_new_tokens=max_new_tokens)
     whole.to(torch.float32)  # type: ignore[arg-type]
     expected = before if dtype == "f32" else sample_logits(whole)
+    del model, whole  # one model is in memory at a time
     after = sample_logits(load_model(str(to)))
     difference = _apart(after, expected)
     if not difference <= TOLERANCE:  # a NaN is no agreement

@@ -1,14 +1,16 @@
 """Pretrained models from a Hugging Face folder or hub name, checked before use.
 
 `load_model` reads all of one. `load_frame` reads everything but its matrices, for a base that stays
-frozen (FLAN-T5-XXL's are 42 of 44 GB in float32): in their places are tensors of no memory.
+frozen (FLAN-T5-XXL's are 42 of 44 GB in float32): in their places are tensors of no memory, until
+an `AdaptedBase`, to train or to use, reads one after the other to its device.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -17,7 +19,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from toque.errors import CheckpointError, ConfigError
+from toque.errors import CheckpointError, ConfigError, argument
+from toque.hardware.memory import HEADROOM, free_bytes, in_words
 from toque.models.families import (
     MODEL_TYPES,
     Family,
@@ -36,9 +39,30 @@ from toque.models.loading.model_folder import (
     stored_weights,
 )
 from toque.models.lora.adapter_files import CONFIG as ADAPTER_CONFIG
-from toque.models.lora.adapter_files import load_adapter, merged, read_config, rows_needed
-from toque.models.lora.frozen import frozen_matrices
+from toque.models.lora.adapter_files import (
+    add_from,
+    merged,
+    read_config,
+    refuse_another_base,
+    rows_needed,
+    trained_beside,
+    use_adapter,
+)
+from toque.models.lora.frozen import (
+    PLAIN,
+    FrozenFormat,
+    base_sha256,
+    frozen_matrices,
+    hold_frozen,
+    is_added,
+    read_frozen,
+)
+from toque.models.lora.layers import ADAPTER
+from toque.models.lora.quantised import Outlined, form_named
+from toque.models.onednn import has_fast_bf16
 
+SHARE: Final = 0.8  # of a device's free memory for weights; KV cache and activations have the rest
+CPU: Final = torch.device("cpu")
 MOST_ROWS: Final = 500_000  # rows that an embedding is grown to, as many as a tokenizer may learn
 
 
@@ -122,24 +146,6 @@ def load_model(
     return model
 
 
-def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
-    """The base that an adapter's folder names with the adapter in it, in float32, to evaluate.
-
-    With `merge` a plain model. ConfigError where the base is missing or none that works here;
-    CheckpointError where a folder is damaged, or the base not that of the adapter.
-    """
-    config = read_config(folder)
-    base = config.base_model_name_or_path
-    if not base:
-        raise ConfigError(
-            f"{folder / ADAPTER_CONFIG} does not say which model it belongs to. Write that model's "
-            'folder or hub name into it as "base_model_name_or_path".'
-        )
-    model = load_model(str(base), vocab_size=rows_needed(folder))
-    load_adapter(model, folder)
-    return merged(model) if merge else model
-
-
 def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
     """Give embeddings and head `vocab_size` rows, when they have fewer: the mean of the old ones.
 
@@ -203,10 +209,7 @@ def load_frame(found: CheckedFolder) -> PreTrainedModel | None:
     None where names or shapes in the files are not the model's own, which `load_model` reads or
     refuses.
     """
-    with torch.device("meta"):
-        model = construct(found.family, config_in(found.folder))
-        if found.has_own_head and model.get_parameter("lm_head.weight") is embedding(model):
-            give_own_head(model, embedding(model).detach().clone())
+    model = outlined(found)
     made = _parameters(model, found)
     if made is None:
         return None
@@ -221,6 +224,15 @@ def load_frame(found: CheckedFolder) -> PreTrainedModel | None:
             model._init_weights(module)  # type: ignore[no-untyped-call]  # noqa: SLF001
     fuse_activations(model)
     model.train(mode=False)
+    return model
+
+
+def outlined(found: CheckedFolder) -> PreTrainedModel:
+    """The model of a checked folder on the device meta, with the head that it is stored with."""
+    with torch.device("meta"):
+        model = construct(found.family, config_in(found.folder))
+        if found.has_own_head and model.get_parameter("lm_head.weight") is embedding(model):
+            give_own_head(model, embedding(model).detach().clone())
     return model
 
 
@@ -253,3 +265,134 @@ def matrix_of(found: CheckedFolder, model: PreTrainedModel, parameter: str) -> T
     name = found.stored.name_of(parameter, model.base_model_prefix)
     assert name is not None  # as `load_frame` found it
     return found.stored.float32(name)
+
+
+@dataclass(frozen=True)
+class AdaptedBase:
+    """A checked base and what is put beside its matrices before they are read; placed once."""
+
+    found: CheckedFolder
+    add: Callable[[PreTrainedModel], None]  # makes rows for new tokens, and puts the adapters in
+    read_whole: bool  # as DoRA wants it, which computes with float32 weights
+
+    @cached_property
+    def _frame(self) -> PreTrainedModel | None:
+        """All but the matrices; None where these are read whole first, in float32.
+
+        So are those of files with older names.
+        """
+        return None if self.read_whole else load_frame(self.found)
+
+    def placed(self, held: FrozenFormat, device: torch.device) -> tuple[PreTrainedModel, str]:
+        """The model on a device, its frozen matrices held in a format, and the base's hash."""
+        form, frame = held.quantised and form_named(held.quantised), self._frame
+        if frame is None:
+            model = load_model(str(self.found.folder))
+            self.add(model)
+            base_hash = base_sha256(model)
+            hold_frozen(model, held.dtype, form)
+            model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
+            return model, base_hash
+        self.add(frame)
+        read = partial(matrix_of, self.found, frame)
+        return frame, read_frozen(frame, read, dtype=held.dtype, form=form, device=device)
+
+    def needed(self, held: FrozenFormat, device: torch.device) -> tuple[int, int]:
+        """Bytes on a GPU, once it is there, and of the machine's memory while it is read."""
+        model = outlined(self.found)
+        with torch.device("meta"):
+            self.add(model)
+            whole = sum(p.nbytes for p in model.parameters())
+            layers: Iterable[Any] = frozen_matrices(model).values()
+            rest = whole - sum(layer.weight.nbytes for layer in layers)
+            # Beside the model: an adapter's file, and a tensor of the base with a copy.
+            beside = sum(p.nbytes for name, p in model.named_parameters() if is_added(name))
+            beside += 2 * max(p.nbytes for p in model.parameters())
+            hold_frozen(model, held.dtype, held.quantised and Outlined(held.quantised))
+        in_format = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+        on_cpu = device.type == "cpu"
+        read = whole if self._frame is None else in_format if on_cpu else rest
+        return 0 if on_cpu else in_format, read + beside
+
+    def fitting(self, formats: Sequence[FrozenFormat], device: torch.device) -> FrozenFormat:
+        """The first of the formats that there is memory for; ConfigError without one."""
+        room, free = int(SHARE * free_bytes(device)), int(HEADROOM * free_bytes(CPU))
+        on_gpu, takes = device.type != "cpu", []
+        for held in formats:
+            there, here = self.needed(held, device)
+            if there <= room and here <= free:
+                return held
+            on_card = f"{in_words(there)} of {device} and " * on_gpu
+            takes.append(f"{on_card}{in_words(here)} of the machine's memory ({held})")
+        on_card = f"{in_words(room)} of {device} ({SHARE:.0%} of what is free) and " * on_gpu
+        raise ConfigError(
+            f"{self.found.folder} with its adapter takes {', or '.join(takes)}. It may take "
+            f"{on_card}{in_words(free)} of memory ({HEADROOM:.0%} of what is free). End what else "
+            f"uses it, or take a larger machine or another {argument('device')}. An adapter "
+            "trained with adapter.quantize_base=nf4 takes a fourth of 16 bits, with int8 half; "
+            "`toque export`, in memory for float32, merges it into a model that goes over several "
+            "GPUs."
+        )
+
+
+def formats_in_use(
+    adapters: Iterable[Path], device: torch.device, otherwise: FrozenFormat | None = None
+) -> list[FrozenFormat]:
+    """Formats of a base for some adapters, the best first; `otherwise` if they do not record one.
+
+    A GPU takes what they were trained beside. Float32 is for a CPU, and for adapters of float32, of
+    several formats or of one unknown: into it one is merged, which is the fastest. Where it has no
+    room, matrices are turned back to what is fast.
+    """
+    recorded = {trained_beside(adapter) or otherwise for adapter in adapters} or {otherwise}
+    trained = recorded.pop() if len(recorded) == 1 else None
+    if device.type != "cpu" and trained not in (None, PLAIN):
+        return [trained]
+    quantised = None if trained is None else trained.quantised
+    slow = quantised is not None and not has_fast_bf16(device)
+    return [PLAIN, FrozenFormat(torch.float32 if slow else torch.bfloat16, quantised)]
+
+
+def load_with_adapters(
+    adapters: Mapping[str, Path],
+    formats: Sequence[FrozenFormat],
+    device: torch.device,
+    *,
+    base: str | None = None,
+    merge: bool = False,
+    read_whole: bool = False,
+) -> PreTrainedModel:
+    """A base on a device, in the first format that fits, with adapters by name, the first active.
+
+    The base is the one that the first adapter names, if no other is. With `merge` a plain model,
+    where the format is. ConfigError for a base that is missing or none that works here, or too
+    little memory; CheckpointError for a damaged folder, or another base than the adapters'.
+    """
+    folders, configs = [*adapters.values()], [*map(read_config, adapters.values())]
+    named = base or configs[0].base_model_name_or_path
+    if not named:
+        raise ConfigError(
+            f"{folders[0] / ADAPTER_CONFIG} does not say which model it belongs to. Write that "
+            'model\'s folder or hub name into it as "base_model_name_or_path".'
+        )
+
+    def add(model: PreTrainedModel) -> None:
+        grow_vocabulary(model, max(rows_needed(folder) or 0 for folder in folders))
+        for name, folder in adapters.items():
+            add_from(folder, model, name=name)
+
+    whole = read_whole or any(config.use_dora for config in configs)
+    beside = AdaptedBase(check_folder(str(named)), add, whole)
+    held = beside.fitting(formats, device)
+    model, base_hash = beside.placed(held, device)
+    for folder in folders:
+        refuse_another_base(folder, lambda: base_hash)
+    use_adapter(model, next(iter(adapters)))
+    return merged(model) if merge and held == PLAIN else model
+
+
+def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
+    """The base that an adapter names with the adapter in it, in float32 on the CPU, to export."""
+    # Whole: with the settings of generation that lie beside its weights.
+    beside = {ADAPTER: folder}
+    return load_with_adapters(beside, [PLAIN], CPU, merge=merge, read_whole=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,15 +13,13 @@ from toque.config.schema_methods import AdapterConfig
 from toque.models.families import Family, family_named, vocabulary_rows
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.pretrained import (
+    AdaptedBase,
     check_folder,
     grow_vocabulary,
-    load_frame,
     load_model,
-    matrix_of,
 )
-from toque.models.lora.frozen import base_sha256, hold_frozen, read_frozen
+from toque.models.lora.frozen import FrozenFormat
 from toque.models.lora.layers import attach
-from toque.models.lora.quantised import form_named
 
 
 class SpecialTokens(Protocol):
@@ -75,27 +72,24 @@ def placed_model(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[PreTrainedModel, str | None]:
-    """The model to train on a device, and the hash of the weights beside its adapter, if any.
-
-    Frozen matrices are read one by one in the format they are held in, `dtype` or quantised; only
-    DoRA, which computes in float32, and files with older names are read whole first.
-    """
+    """The model to train on a device, and the hash of the weights beside its adapter, if any."""
     if adapter is None:
         model = model_to_train(section, None, tokens, seed=seed)
         model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
         return model, None
-    form = None if adapter.quantize_base is None else form_named(adapter.quantize_base)
-    found = check_folder(section.start_from, family=section.family)
-    frame = load_frame(found) if adapter.kind != "dora" else None
-    if frame is None:
-        model = model_to_train(section, adapter, tokens, seed=seed)
-        base_hash = base_sha256(model)
-        hold_frozen(model, dtype, form)
-        model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
-        return model, base_hash
-    _fit(section, adapter, frame, tokens, seed=seed)
-    read = partial(matrix_of, found, frame)
-    return frame, read_frozen(frame, read, dtype=dtype, form=form, device=device)
+    base = base_to_train(section, adapter, tokens, seed=seed)
+    return base.placed(FrozenFormat(dtype, adapter.quantize_base), device)
+
+
+def base_to_train(
+    section: ModelConfig, adapter: AdapterConfig, tokens: SpecialTokens, *, seed: int
+) -> AdaptedBase:
+    """The base of a run with its adapter; raises as `check_folder` does."""
+    return AdaptedBase(
+        check_folder(section.start_from, family=section.family),
+        lambda model: _fit(section, adapter, model, tokens, seed=seed),
+        read_whole=adapter.kind == "dora",
+    )
 
 
 def add_adapter(

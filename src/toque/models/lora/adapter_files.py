@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError
 from toque.models.families import vocabulary_rows
-from toque.models.lora.frozen import base_sha256
+from toque.models.lora.frozen import FORMATS, FrozenFormat, base_sha256, format_of
 from toque.models.lora.layers import ADAPTER, _peft, is_adapted
 from toque.storage.array_headers import with_sorted_metadata
 from toque.storage.no_follow import write_new
@@ -25,6 +26,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 BASE_KEY = "toque_base_sha256"  # metadata of the weights file: SHA-256 of the base's weights
 ROWS_KEY = "toque_vocabulary"  # metadata: rows of the base's embedding, which may have grown
+FORMAT_KEY = "toque_base_format"  # metadata: format of the base's matrices, as it was trained
 _PREFIX = "base_model.model."  # peft's prefix of the wrapped model's parameter names
 
 
@@ -58,25 +60,38 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
     config.save_pretrained(str(folder))
     tensors = {key: tensor.contiguous().cpu() for key, tensor in adapter_tensors(model).items()}
     metadata = {"format": "pt", BASE_KEY: base_hash, ROWS_KEY: str(vocabulary_rows(model))}
+    metadata[FORMAT_KEY] = str(format_of(model))
     write_new(folder / WEIGHTS, with_sorted_metadata(save(tensors, metadata)))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
     """Load the adapter of `folder` into `model`, beside any others, and make it the active one.
 
-    The base is in float32 on the CPU, read once for all adapters and changed in place
-    (`use_adapter`). ConfigError for one that is no LoRA or has other shapes; CheckpointError for a
-    damaged folder, or another base.
+    The base is in float32, read once for all adapters and changed in place (`use_adapter`). Raises
+    what `add_from` and `refuse_another_base` do.
     """
-    peft, config = _peft(), read_config(folder)
-    tensors, metadata = _read(folder / WEIGHTS)
-    recorded = metadata.get(BASE_KEY)
-    if recorded and recorded != base_sha256(model):
+    refuse_another_base(folder, lambda: base_sha256(model))
+    add_from(folder, model, name=name)
+
+
+def refuse_another_base(folder: Path, base_hash: Callable[[], str]) -> None:
+    """CheckpointError for an adapter that was trained on other weights than those of this hash."""
+    recorded = _read(folder / WEIGHTS)[1].get(BASE_KEY)
+    if recorded and recorded != base_hash():
         raise CheckpointError(
             f"The adapter {folder} was trained on other weights than those of its base "
-            f"{config.base_model_name_or_path}: their hashes differ. Restore that model, or name "
-            "the right one in adapter_config.json."
+            f"{read_config(folder).base_model_name_or_path}: their hashes differ. Restore that "
+            "model, or name the right one in adapter_config.json."
         )
+
+
+def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> None:
+    """Put the adapter of `folder` into `model`, whose matrices may not be read yet; activate it.
+
+    ConfigError for one that is no LoRA or has other shapes; CheckpointError for a damaged folder.
+    """
+    peft, config = _peft(), read_config(folder)
+    tensors = _read(folder / WEIGHTS)[0]
     try:
         with warnings.catch_warnings():  # several adapters are intended
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
@@ -197,6 +212,11 @@ def rows_needed(folder: Path) -> int | None:
     indices = read_config(folder).trainable_token_indices
     listed = indices.values() if isinstance(indices, dict) else [indices or []]
     return max((int(i) + 1 for ids in listed for i in ids), default=None)
+
+
+def trained_beside(folder: Path) -> FrozenFormat | None:
+    """Format of the base's matrices as the adapter was trained; None where that is not recorded."""
+    return FORMATS.get(_read(folder / WEIGHTS)[1].get(FORMAT_KEY, ""))
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -30,6 +30,8 @@ _INT8_STEPS: Final = 127
 class Int8:
     """8 bits: one scale for each row."""
 
+    name: FormName = "int8"
+
     def held(self, matrix: Tensor) -> dict[str, Tensor]:
         """Codes int8 [O, I] and scales float32 [O, 1]."""
         scales = matrix.float().abs().amax(1, keepdim=True) / _INT8_STEPS
@@ -44,6 +46,8 @@ class Int8:
 
 class Nf4:
     """4 bits: one scale for each block of 64 weights, held in 8 bits."""
+
+    name: FormName = "nf4"
 
     def __init__(self) -> None:
         silence_bitsandbytes()
@@ -91,12 +95,12 @@ class Outlined:
     """A form by the sizes of its tensors alone, for a plan; nf4's as QLoRA, section 3, has them."""
 
     def __init__(self, name: FormName) -> None:
-        self._name = name
+        self.name = name
 
     def held(self, matrix: Tensor) -> dict[str, Tensor]:
         """Tensors without content."""
         n, rows = matrix.numel(), len(matrix)
-        if self._name == "int8":
+        if self.name == "int8":
             codes = torch.empty(n, dtype=torch.uint8)
             return {"codes": codes, "scales": torch.empty(rows, 1)}
         blocks = -(-n // BLOCK)
