@@ -36,7 +36,7 @@ def sampled(
     top_k: int | None = None,
     top_p: float = 1.0,
 ) -> Tensor:
-    """One token id a row of logits [n, V], the cumulative distribution inverted at its draw.
+    """One token id a row of logits [n, V], the cumulative distribution inverted at its draw; CPU.
 
     A row's token depends on its logits and its draw in [0, 1) (`uniform`) alone, so neither
     neighbours nor batch size change it. The other arguments are those of `GenerationOptions`.
@@ -59,8 +59,8 @@ def sampled(
     index = torch.searchsorted(cumulative, goal, right=True)
     # Rounding may put the goal at the very end: the last token that has a probability.
     last = (probabilities > 0.0).int().cumsum(-1).argmax(-1, keepdim=True)
-    index = torch.minimum(index, last).to(logits.device)
-    return (index if ids is None else ids.gather(-1, index)).squeeze(-1)
+    index = torch.minimum(index, last)
+    return (index if ids is None else ids.cpu().gather(-1, index)).squeeze(-1)
 
 
 def uniform(seed: int, prompt: int, position: int) -> float:
