@@ -75,14 +75,7 @@ def main() -> None:
     hooks.install()
     import torch
 
-    from fake_cuda.card import _FlexShapes, fake_card
-
-    def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, *_: Any, **__: Any
-    ) -> Any:
-        """PyTorch's, as a card's fused kernels are: no tensor of all pairs is kept."""
-        learnt = attn_mask is not None and attn_mask.requires_grad
-        return _FlexShapes.apply(query, key, value, attn_mask if learnt else None)[0]
+    from fake_cuda.card import fake_card
 
     room = [HEADROOM]
 
@@ -97,7 +90,6 @@ def main() -> None:
         patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0, create=True),
         patch.object(torch.nn.Module, "compile", lambda *_, **__: None),
         patch.object(torch.nn.Module, "_apply", _applied),
-        patch.object(torch.nn.functional, "scaled_dot_product_attention", attention),
     ):
         atexit.register(_fits, card, room)
         if words[0] == "-m":
