@@ -135,7 +135,7 @@ def prefetch(a: argparse.Namespace, b: Bench) -> Found:
             b.wait()
             return (time.perf_counter() - begun) / UPDATES, losses[-1]
 
-    shipped = prefetching(b.model, b.config, b.runtime)
+    shipped = prefetching(b.config.train.optimisations, b.runtime)
     return in_turn(a, lambda: loop(partial(Prefetch, depth=0)), lambda: loop(shipped))
 
 
