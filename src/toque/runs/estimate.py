@@ -91,8 +91,8 @@ class Memory:
 
     parts: Mapping[str, int]  # of tensors
     beside: Mapping[str, int]
-    """What an allocator holds on top of them (gaps, blocks kept for sizes that come again), a share
-    of them; on a CPU also what libraries take."""
+    """Bytes that an allocator holds on top of the tensors (gaps, blocks kept for sizes that come
+    again), a share of them; on a CPU also those of libraries."""
     room: int
     micro_batch_rows: int
     recompute: bool
@@ -322,7 +322,7 @@ class Estimator:
 
 
 def _beside(tensors: int, where: Where) -> dict[str, int]:
-    """What is held on top of so many bytes of tensors."""
+    """Bytes that are held on top of so many bytes of tensors."""
     found = {"the allocator's share": round(tensors / _OF_TENSORS[where]) - tensors}
     if where == "cpu":
         own = int(psutil.Process().memory_info().rss)

@@ -382,7 +382,7 @@ def sampled(excerpts: Iterable[Excerpt], per_reason: int = PER_REASON) -> list[E
 
 
 def spread(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
-    """At most `n` excerpts, of each reason in turn, so that rare reasons are shown too."""
+    """Choose at most `n` excerpts, of each reason in turn, so that rare reasons are shown too."""
     turns = [
         (turn, reason, excerpt)
         for reason, ranked in _by_reason(excerpts).items()

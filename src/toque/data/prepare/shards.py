@@ -207,7 +207,7 @@ class ShardWriting:
                 return
 
     def _different(self, n_rows: int, n_groups: int) -> int:
-        """How many of the `n_rows` rows of the first groups are no exact duplicates."""
+        """Count the rows among the `n_rows` of the first groups that are no exact duplicates."""
         if self.writer.settings.dedup == "none":
             return n_rows
         shards = [self._results[number] for number in range(n_groups)]

@@ -318,7 +318,7 @@ class KernelChoice:
     why: str = ""
 
     def __str__(self) -> str:
-        """In words, e.g. "blocks of 64 x 64, since torch's own need ..."."""
+        """Name the blocks and the reason: "blocks of 64 x 64, since torch's own need ..."."""
         if not self.why:
             return "torch's own blocks"
         of, m1 = self.options or {}, "BLOCK_M1"

@@ -107,7 +107,7 @@ class _GpuOperators(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """What `func` keeps and makes on a GPU."""
+        """Make the tensors that `func` keeps and returns on a GPU."""
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name == "scaled_dot_product_attention":
             return sdpa_shapes(*args, **kwargs)

@@ -33,7 +33,7 @@ class FrozenFormat:
     quantised: FormName | None = None
 
     def __str__(self) -> str:
-        """As adapter files record it: "bf16", or "nf4 for products in bf16"."""
+        """Name the format as adapter files record it: "bf16", or "nf4 for products in bf16"."""
         return f"{self.quantised} for products in " * bool(self.quantised) + _NAMES[self.dtype]
 
 

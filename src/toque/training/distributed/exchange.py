@@ -75,7 +75,7 @@ class Exchange:
         return ring_bytes(self.gathered + self.scattered + 2 * self.reduced, self.ranks)
 
     def shown(self, seconds: float, computing: float) -> float:
-        """What an update of `computing` seconds does not hide of so many of exchange, at least.
+        """Seconds of exchange that an update of `computing` seconds cannot hide.
 
         ddp sums behind the last backward, fsdp exchanges behind all products.
         """

@@ -48,7 +48,7 @@ ModelOf = Callable[[RunConfig], PreTrainedModel]  # inside `outlining`
 
 
 def ahead(config: RunConfig, hardware: str | None, gpus: int = 1) -> tuple[Estimator, ModelOf, int]:
-    """What estimates a run, its outlined model for any settings, and bytes of its prepared data."""
+    """The run's estimator, its outlined model for any settings, and bytes of its prepared data."""
     from toque.data.store.token_store import TokenStore
 
     folder, store, held = Path(config.data.store), None, 0

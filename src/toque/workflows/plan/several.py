@@ -33,7 +33,7 @@ _Strategy = Literal["single", "ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class SharedUpdate:
-    """How the GPUs of a run share an update; `link` and `seconds` are None where not known."""
+    """Rows and exchange of an update that GPUs share; None for a link that is not known."""
 
     exchange: Exchange
     rows: int  # of the GPU with most
@@ -137,7 +137,7 @@ def _strategy(estimator: Estimator, model: PreTrainedModel) -> Literal["ddp", "f
 def shared_update(
     estimator: Estimator, model: PreTrainedModel, memory: Memory, strategy: _Strategy, time: Time
 ) -> SharedUpdate | None:
-    """What the GPUs exchange, and what of that the products of an update do not hide."""
+    """The GPUs' exchange of an update, and its seconds that products do not hide."""
     if strategy == "single":
         return None
     ranks, rows, machine = estimator.ranks, estimator.work.update_rows, estimator.machine
