@@ -139,6 +139,11 @@ def test_modes_are_restored_and_dropout_is_off(tiny):
     assert generate(model, prompts(), max_new_tokens=8, **IDS) == first
     with pytest.raises(ConfigError, match="no tokens"):
         generate(model, [[]], max_new_tokens=8, **IDS)
+    rows = model.config.vocab_size
+    with pytest.raises(
+        ConfigError, match=f"token {rows}, and the model has those up to {rows - 1}"
+    ):
+        generate(model, [[5], [5, rows]], max_new_tokens=8, **IDS)
 
 
 def test_progress_counts_texts_and_tokens_to_all(tiny):

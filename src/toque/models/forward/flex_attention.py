@@ -304,6 +304,8 @@ def reference(
 Attention = Literal["segments", "flex", "dense"]
 Asked = Literal["auto", "segments", "flex", "dense"]
 _ASKED: WeakKeyDictionary[nn.Module, Asked] = WeakKeyDictionary()
+_RAISED_BY: Final = re.compile(r"^\S+ raised:\s+")  # in front of a compiler's own words
+_SHARED_MEMORY: Final = re.compile(r"Required: (\d+)\D+limit: ?(\d+)")
 _TOO_MUCH: Final = "torch's own need {:,} bytes of shared memory and the card has {:,}"
 _TOLERANCE: Final = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Largest distance from the definition in float32, as a share of the largest number; products of
@@ -394,8 +396,8 @@ def kernels_on(
                 return KernelChoice(options, first)
             said = f"torch's own are off by {distance:.1e}"
         except Exception as error:  # noqa: BLE001 - whatever the kernel or its compiler raises
-            said = re.sub(r"^\S+ raised:\s+", "", str(error).strip()) or repr(error)
-        needs = re.search(r"Required: (\d+)\D+limit: ?(\d+)", said)
+            said = _RAISED_BY.sub("", str(error).strip()) or repr(error)
+        needs = _SHARED_MEMORY.search(said)
         why = _TOO_MUCH.format(*map(int, needs.groups())) if needs else said.splitlines()[0]
         first = first or why
         smaller = backward if "_backward" in said else forward

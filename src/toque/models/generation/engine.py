@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from toque.errors import ConfigError, argument
 from toque.hardware.memory import BESIDE_TRAINING, free_bytes, is_out_of_memory, release_memory
-from toque.models.families import family_of, max_positions, unwrapped
+from toque.models.families import family_of, max_positions, unwrapped, vocabulary_rows
 from toque.models.forward.blocks import compile_disabled
 from toque.models.generation.constraints import FormConstraint
 from toque.models.generation.kv_cache import SPARE, cache_dtype, cache_shape, layer_devices
@@ -196,6 +196,12 @@ def _limits(
         raise ConfigError(
             f"Prompt {empty[0]} holds no tokens, and a model needs one to begin from. Write "
             "something, or give the tokenizer's beginning or end token."
+        )
+    rows, largest = vocabulary_rows(core), max((max(prompt) for prompt in prompts), default=0)
+    if largest >= rows:
+        raise ConfigError(
+            f"A prompt has token {largest}, and the model has those up to {rows - 1}: its "
+            "tokenizer is another one's, or damaged. Put back the one it was trained with."
         )
     room = max_positions(core.config)
     if room is None or family_of(core.config).is_encoder_decoder:
