@@ -18,14 +18,13 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "speed"))
 import harness
 from sweep import VOCABULARY, dropouts
 
-CHECKPOINTS = {"flan-t5-xxl": "google/flan-t5-xxl"}
+CHECKPOINTS = {"flan-t5-large": "google/flan-t5-large", "flan-t5-xxl": "google/flan-t5-xxl"}
 """Adapters are planned beside a checkpoint; its shape is known without a network."""
 
 
@@ -71,7 +70,8 @@ def planned(name: str, record: dict[str, Any], found: dict[str, Any]) -> dict[st
     """One micro-batch: bytes planned and measured, in GiB."""
     from toque.config.resolve import resolve_values
     from toque.hardware.cards import card_of_device
-    from toque.workflows.plan.planned import planned as plan_of
+    from toque.runs.outlined_update import outlining
+    from toque.workflows.plan.planned import ahead
 
     card = card_of_device(found["device"])
     if card is None:
@@ -79,8 +79,9 @@ def planned(name: str, record: dict[str, Any], found: dict[str, Any]) -> dict[st
     arguments, shape = record["details"]["arguments"], record["details"]["shape"]
     values = configuration(arguments, shape, found["rows"])
     values["train"]["precision"] = found["precision"]
-    with patch("toque.workflows.plan.planned._levers", lambda *_: ()):  # most of the time
-        memory = plan_of(resolve_values(values).config, card.name, 0.4).memory
+    estimator, model_of, _ = ahead(resolve_values(values).config, card.name)
+    with outlining():
+        memory = estimator.memory(model_of(estimator.config))
     held = memory.tensors
     return {
         "part": name,
