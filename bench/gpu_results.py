@@ -46,8 +46,7 @@ def probe(record: Record) -> str:
     rows = record["ours"]
     working = sum(row["options"] is not None for row in rows)
     return f"{working} of {len(rows)} have kernels: " + "; ".join(
-        f"{row['precision']} {row['head']}{' with bias' * row['bias']}"
-        f"{' with dropout' * row['dropout']}: {row['words']}"
+        f"{row['precision']} {row['head']}{' with bias' * row['bias']}: {row['words']}"
         for row in rows
     )
 
@@ -209,12 +208,11 @@ def heading(device: str, day: str) -> str:
 def probe_table(record: Record) -> list[str]:
     """Kernels of FlexAttention, combination by combination."""
     return [
-        "| precision | head | bias | dropout | kernels of FlexAttention | s |",
-        "|---|---:|---|---|---|---:|",
+        "| precision | head | bias | kernels of FlexAttention | s |",
+        "|---|---:|---|---|---:|",
         *(
             f"| {row['precision']} | {row['head']} | {'yes' if row['bias'] else 'no'} "
-            f"| {'yes' if row['dropout'] else 'no'} | {row['words'].replace('|', '/')} "
-            f"| {row['seconds']} |"
+            f"| {row['words'].replace('|', '/')} | {row['seconds']} |"
             for row in record["ours"]
         ),
     ]

@@ -10,8 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fake_cuda.card import ATEN, fake_card
+from toque.models.families import DTYPES
 from toque.models.forward.loss import cross_entropy_sum, logits_bytes
-from toque.training.runtime import DTYPES, Runtime
+from toque.training.runtime import Runtime
 
 
 class _FirstProduct(TorchDispatchMode):
