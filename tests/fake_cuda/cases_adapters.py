@@ -122,7 +122,7 @@ def _without_content(stored: StoredWeights) -> Iterator[None]:
             (torch._C, "_InferenceMode", lambda _: torch.no_grad()),
             (pretrained, "form_named", _OnCard),
             (AdaptedBase, "needed", outside(AdaptedBase.needed)),
-            (adapter_files, "_read", outside(adapter_files._read)),
+            (adapter_files, "load_file", outside(adapter_files.load_file)),
             (nn.Module, "to", _to),
             (FakeTensor, "tolist", lambda tensor: np.ones(tensor.shape, int).tolist()),
         ):

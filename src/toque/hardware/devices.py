@@ -45,7 +45,7 @@ def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
                 f"driver, or install a build of torch that it is new enough for; {_WITHOUT}."
             )
         gpu = "cuda" if local_rank is None else f"cuda:{local_rank}"
-        return device_named(gpu if there else "cpu")
+        name = gpu if there else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:

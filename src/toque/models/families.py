@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import (
     GPT2Config,
@@ -17,6 +19,12 @@ from transformers import (
 
 from toque.errors import ConfigError
 
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float32": torch.float32,
+}
+"""Formats of matrix products by their names in the settings."""
 FamilyName = Literal["t5", "gpt2", "neox", "llama"]
 
 

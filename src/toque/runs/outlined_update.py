@@ -26,6 +26,7 @@ from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
 from toque.hardware.cards import card_of_device
+from toque.models.families import DTYPES
 from toque.models.forward.blocks import recompute_blocks, stop_recomputing
 from toque.models.forward.cpu_linear import copies_of
 from toque.models.forward.flex_attention import use_attention
@@ -45,7 +46,6 @@ from toque.models.onednn import onednn_is_faster, product
 
 _ATEN: Final = torch.ops.aten
 _GPU_BLOCK: Final = 512  # bytes to whose multiple CUDA's caching allocator rounds a tensor
-_HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _TRIES: Final = 3
 _SLOW_SECONDS: Final = 0.2
 """An operation that takes longer is timed twice, not three times: the first loads kernels."""
@@ -233,8 +233,8 @@ def outline_update(
                 ledger.hold(tensor)
                 if tensor.grad is not None:
                     ledger.hold(tensor.grad)
-            half = _HALF.get(precision)
-            with torch.autocast("cpu", dtype=half) if half is not None else nullcontext():
+            half = precision != "float32"
+            with torch.autocast("cpu", dtype=DTYPES[precision]) if half else nullcontext():
                 loss, kept = _outlined_loss(model, rows, plans, smoothing, ledger)
             # Not by torch.autograd.backward, which would leave the GPU's operators behind.
             torch.autograd.Variable._execution_engine.run_backward(  # noqa: SLF001

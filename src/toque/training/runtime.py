@@ -21,7 +21,7 @@ from toque.errors import ConfigError
 from toque.hardware.devices import device_named
 from toque.hardware.memory import held_by_others
 from toque.keyed_random import key_of
-from toque.models.families import Family
+from toque.models.families import DTYPES, Family
 from toque.models.glibc_malloc import keep_freed_memory
 from toque.models.onednn import (
     EMULATED_BF16,
@@ -38,11 +38,6 @@ from toque.training.state_values import number_in
 
 Precision = Literal["bf16", "fp16", "float32"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "float32"]
-DTYPES: Final[dict[str, torch.dtype]] = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float32": torch.float32,
-}
 _LEAST_SCALE: Final = 2.0**-10
 """A float16 loss scale below this means every step overflows, not that the scale is too high."""
 

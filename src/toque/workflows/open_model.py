@@ -15,6 +15,7 @@ from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_ids
 from toque.data.tokenizer.portable import tokenizer_differences
 from toque.errors import CheckpointError, DataError
 from toque.hardware.devices import device_named
+from toque.models.families import DTYPES
 from toque.models.forward.flex_attention import use_attention
 from toque.models.loading.device_map import free_memory, placement_note, placement_of
 from toque.models.loading.hub import resolve_folder
@@ -34,7 +35,7 @@ from toque.models.lora.layers import ADAPTER
 from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.runtime import DTYPES, precision_on
+from toque.training.runtime import precision_on
 from toque.workflows.asking import codec_in, provenance_in, provenance_of_run
 from toque.workflows.build import build_language_model
 from toque.workflows.run_folder import load_weights, refuse_another_store

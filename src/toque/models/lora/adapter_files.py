@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -
 
 def refuse_another_base(folder: Path, base_hash: Callable[[], str]) -> None:
     """CheckpointError for an adapter that was trained on other weights than those of this hash."""
-    recorded = _read(folder / WEIGHTS)[1].get(BASE_KEY)
+    recorded = _metadata(folder / WEIGHTS).get(BASE_KEY)
     if recorded and recorded != base_hash():
         raise CheckpointError(
             f"The adapter {folder} was trained on other weights than those of its base "
@@ -91,7 +92,8 @@ def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> No
     ConfigError for one that is no LoRA or has other shapes; CheckpointError for a damaged folder.
     """
     peft, config = _peft(), read_config(folder)
-    tensors = _read(folder / WEIGHTS)[0]
+    with _readable(folder / WEIGHTS) as file:
+        tensors = load_file(file)
     try:
         with warnings.catch_warnings():  # several adapters are intended
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
@@ -206,7 +208,7 @@ def read_config(folder: Path) -> Any:
 
 def rows_needed(folder: Path) -> int | None:
     """Rows the base's embedding must have: as recorded, else for the tokens the adapter trained."""
-    recorded = _read(folder / WEIGHTS)[1].get(ROWS_KEY)
+    recorded = _metadata(folder / WEIGHTS).get(ROWS_KEY)
     if recorded is not None and recorded.isdecimal():
         return int(recorded)
     indices = read_config(folder).trainable_token_indices
@@ -216,14 +218,20 @@ def rows_needed(folder: Path) -> int | None:
 
 def trained_beside(folder: Path) -> FrozenFormat | None:
     """Format of the base's matrices as the adapter was trained; None where that is not recorded."""
-    return FORMATS.get(_read(folder / WEIGHTS)[1].get(FORMAT_KEY, ""))
+    return FORMATS.get(_metadata(folder / WEIGHTS).get(FORMAT_KEY, ""))
 
 
-def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _metadata(file: Path) -> dict[str, str]:
+    """Metadata of an adapter's weights, none of which are read."""
+    with _readable(file), safe_open(file, framework="pt") as opened:
+        return opened.metadata() or {}
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[Path]:
+    """A context that tells in words why the file cannot be read: CheckpointError."""
     try:
-        with safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata() or {}
-        return load_file(file), metadata
+        yield file
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{file} is missing. Adapters are read from safetensors only; a pickle "

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.families import unwrapped
+from toque.models.families import DTYPES, unwrapped
 from toque.models.lora.layers import is_adapted, is_linear, is_of_dora
 from toque.models.lora.quantised import Form, FormName, QuantisedLinear
 
-_NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
-from toque.models.families import vocabulary_rows
+from toque.models.families import DTYPES, vocabulary_rows
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.outline import Where
@@ -24,7 +24,6 @@ from toque.models.loading.pretrained import grow_vocabulary
 from toque.models.loading.to_train import SpecialTokens, add_adapter, new_model
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.quantised import Outlined
-from toque.training.runtime import DTYPES
 
 if TYPE_CHECKING:
     from toque.data.store.token_store import TokenStore

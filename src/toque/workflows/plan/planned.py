@@ -21,14 +21,14 @@ from toque.data.loader.packing import RowShape
 from toque.errors import ConfigError, argument
 from toque.hardware.cards import card_named
 from toque.hardware.memory import free_bytes
-from toque.models.families import Family, family_of, max_positions
+from toque.models.families import DTYPES, Family, family_of, max_positions
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.outline import OutlinedRows, Where
 from toque.runs.estimate import Estimator, Machine, Work
 from toque.runs.outlined_update import Peak, outlining, peak_of
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.placement import arithmetic_of, obstacle_to_dividing
-from toque.training.runtime import DTYPES, Runtime
+from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.workflows.build import build_stream
 from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of

@@ -13,21 +13,23 @@ from toque.data.loader.batch_stream import usual_rows
 from toque.errors import ConfigError
 from toque.hardware.cards import card_of_device
 from toque.hardware.memory import HEADROOM
+from toque.models.families import DTYPES
 from toque.models.forward.blocks import blocks
 from toque.reporter import size_text
 from toque.runs.estimate import Estimator, Memory, Time, Work
 from toque.training.distributed.exchange import Exchange, GatheredGroup, exchange_of, groups_of
 from toque.training.optim.factory import held_bytes
 from toque.training.placement import obstacle_to_dividing
-from toque.training.runtime import DTYPES
 from toque.workflows.plan.outlined_model import remake
 
 _OF_A_MACHINE: Final = 8  # GPUs; of networks between machines no rate is known here
 _LINK_SHARE: Final = 0.8
 """Share of a link's stated rate that collectives reach. A guess: nothing of it was measured."""
 _LITTLE: Final = 10_000  # bytes of numbers beside weights and gradients
-_RATE_RULE: Final = """optim.peak_lr stays, as train.batch is of all GPUs; with k times the batch,
-sqrt(k) times the rate (Adam; Malladi et al. 2022)""".replace("\n", " ")
+_RATE_RULE: Final = (
+    "optim.peak_lr stays, as train.batch is of all GPUs; with k times the batch, sqrt(k) times the "
+    "rate (Adam; Malladi et al. 2022)"
+)
 _Strategy = Literal["single", "ddp", "fsdp"]
 
 
