@@ -71,7 +71,7 @@ def test_dropout_of_flex_is_exact(device, biased, precise, size):
     b, h, i, j = torch.meshgrid(
         *(torch.arange(n, dtype=torch.int32, device=device) for n in sizes), indexing="ij"
     )
-    kept = flex_attention.drawn(seeds[b], h, i, j) >= 1 << 22
+    kept = flex_attention.drawn(flex_attention.seeds_of_heads(seeds, 2)[b, h], i, j) >= 1 << 22
     assert 0.7 < kept.double().mean() < 0.8
     allowed = (batch.segments[:, None, :, None] == batch.segments[:, None, None]) & (i >= j)
     scores = q.to(exact) @ k.to(exact).transpose(-1, -2) * 0.2 + (0.0 if bias is None else bias)

@@ -60,7 +60,7 @@ def test_drawn_numbers_are_even_and_unrelated():
     b, h, i, j = torch.meshgrid(
         *(torch.arange(m, dtype=torch.int32) for m in (8, 4, n, n)), indexing="ij"
     )
-    drawn = flex.drawn(seeds[b], h, i, j).double() / 2**24
+    drawn = flex.drawn(flex.seeds_of_heads(seeds, 4)[b, h], i, j).double() / 2**24
     assert drawn.min() >= 0
     assert drawn.max() < 1
     # Of 131,072 numbers: the mean is within five standard errors of a half, each tenth is as full.
@@ -86,7 +86,11 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
     query, key, value = (torch.randn(len(UNEVEN), 2, 320, 16) for _ in range(3))
     bias = torch.randn(1, 2, 320, 320).expand(len(UNEVEN), -1, -1, -1)
     seeds = torch.randint(-(2**31), 2**31, (len(UNEVEN),), dtype=torch.int32)
-    score_mod = flex._dropped(bias, seeds, 1 << 22) if dropped else flex.with_bias(bias)
+    score_mod = (
+        flex._dropped(bias, flex.seeds_of_heads(seeds, 2), 1 << 22)
+        if dropped
+        else flex.with_bias(bias)
+    )
     how = {"score_mod": score_mod, "block_mask": mask, "scale": 0.25}
     with torch.no_grad():
         ours = torch.compile(torchs.flex_attention)(query, key, value, **how)

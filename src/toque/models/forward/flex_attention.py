@@ -154,7 +154,7 @@ def attend(
         return output
     seeds = torch.randint(-(2**31), 2**31, (len(query),), dtype=torch.int32, device=query.device)
     how["return_aux"] = AuxRequest(lse=True)
-    drop = _dropped(rows, seeds, round(dropout * _STEPS))
+    drop = _dropped(rows, seeds_of_heads(seeds, query.shape[1]), round(dropout * _STEPS))
     kept, of_kept = by(query, key, value, score_mod=drop, **how)
     few = value.detach()[..., :_LSE_COLUMNS]
     _, of_all = by(query, key, few, score_mod=with_bias(rows), **how)
@@ -179,23 +179,31 @@ def with_bias(bias: Tensor | None) -> ScoreMod | None:
 
 def _dropped(bias: Tensor | None, seeds: Tensor, threshold: int) -> ScoreMod:
     def drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        kept = drawn(seeds[b], h, i, j) >= threshold
+        kept = drawn(seeds[b, h], i, j) >= threshold
         return torch.where(kept, score, -float("inf"))
 
     if bias is None:
         return drop
 
     def add_bias_and_drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        kept = drawn(seeds[b], h, i, j) >= threshold
+        kept = drawn(seeds[b, h], i, j) >= threshold
         return torch.where(kept, score + bias[b, h, i, j], -float("inf"))
 
     return add_bias_and_drop
 
 
-def drawn(seed: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+def seeds_of_heads(seeds: Tensor, heads: int) -> Tensor:
+    """A seed [R, H] of each head, of one [R] of each row.
+
+    Mixed here and not in the kernels: the compiler writes `_mixed` out with whatever it is given,
+    eight times over, so a third one within two others took half of a kernel's minute.
+    """
+    return _mixed(seeds[:, None] + torch.arange(heads, device=seeds.device).int() * -1640531527)
+
+
+def drawn(seed: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """A number from 0 to 2^24 - 1 for each pair, all int32: even, and the same every time."""
-    number = _mixed(seed + head * -1640531527)
-    number = _mixed(number + query * -1640531527)
+    number = _mixed(seed + query * -1640531527)
     return (_mixed(number + key * -1640531527) >> 8) & (_STEPS - 1)
 
 
