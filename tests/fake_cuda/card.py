@@ -357,6 +357,10 @@ class _Mode(FakeTensorMode):
         self._of_thread = threading.local()
         super().__init__(allow_non_fake_inputs=True)
 
+    def __deepcopy__(self, _: Any) -> _Mode:
+        """A copied tensor, of a model's buffer say, is on the same card."""
+        return self
+
     @property
     def avoid_device_init(self) -> bool:
         """True: `torch.tensor(..., device="cuda")` makes a tensor on the CPU and moves it."""
