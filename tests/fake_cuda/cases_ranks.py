@@ -183,11 +183,9 @@ def _seen_by(card: FakeCard) -> Iterator[None]:
         return dispatch(self, func, types, *args)
 
     def resized(storage: Any, size: int) -> Any:
-        if storage._cdata in card._live:
-            reference, before = card._live[storage._cdata]
-            after = -(-size // BLOCK) * BLOCK
-            card._live[storage._cdata] = reference, after
-            card.now += after - before
+        if (held := card._live.get(storage._cdata)) is not None:
+            before, held.size = held.size, -(-size // BLOCK) * BLOCK
+            card.now += held.size - before
             card.peak = max(card.peak, card.now)
         return resize(storage, size)
 
