@@ -210,7 +210,7 @@ write_configuration() {
     if [ -e $CONFIG ]; then
         say data "$CONFIG is there and is left alone"
     else
-        run $PYTHON_OF_VENV -m toque init "$data" --to $CONFIG --yes
+        run $PYTHON_OF_VENV -m toque init "$data" --to $CONFIG
     fi
 }
 

@@ -766,7 +766,7 @@ def _(k: Kitchen) -> str:
     k.toque("export", "runs/gpt2", "--to", "gguf", "--format", "gguf", "--dtype", "q8_0")
     verified = k.toque("verify", "runs/gpt2")
     checked = k.toque("check", "gpt2.yaml", "--examples", "4")
-    k.toque("init", "book.jsonl", "--to", "made.yaml", "--yes")
+    k.toque("init", "book.jsonl", "--to", "made.yaml")
     return (
         k.has("gguf/*.gguf")
         + "; "

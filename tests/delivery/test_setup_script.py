@@ -80,7 +80,7 @@ def test_a_plan_names_every_step_and_ends_with_the_line_to_type(clone: Path):
 
 def test_own_data_is_configured_and_trained_next(clone: Path):
     plan = planned(clone, "--data", "gs://bucket/my recipes/")
-    assert "+ .venv/bin/python -m toque init gs://bucket/my recipes/ --to my.yaml --yes" in plan
+    assert "+ .venv/bin/python -m toque init gs://bucket/my recipes/ --to my.yaml" in plan
     assert ".[data,serve,gcs]" in plan
     assert plan.endswith(".venv/bin/toque train my.yaml\n")
 

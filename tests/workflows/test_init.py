@@ -199,46 +199,6 @@ def test_python_names_arguments(kitchen: Path) -> None:
         toque.init(kitchen / "nothing")
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[str]:
-    """A person at a terminal, who is asked."""
-    left, asked = list(answers), []
-
-    def answer(question: str = "") -> str:
-        asked.append(question)
-        if not left:
-            raise EOFError
-        return left.pop(0)
-
-    monkeypatch.setattr("builtins.input", answer)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    return asked
-
-
-def test_at_a_terminal_it_asks_for_what_is_not_given(
-    kitchen: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (kitchen / "my.yaml").write_text("mine")
-    asked = answering(
-        monkeypatch, "nowhere.jsonl", "a.jsonl", "", "soon", "2 epochs", "my.yaml", "no", "new.yaml"
-    )
-    assert main(["init"]) == 0
-    said = capsys.readouterr()
-    assert "There is no source file nowhere.jsonl" in said.out + said.err
-    assert "'soon' is not a duration" in said.out + said.err
-    assert str(load_config("new.yaml").config.train.stop_after) == "2 epochs"
-    assert (kitchen / "my.yaml").read_text() == "mine"
-    assert len(asked) == 8
-    asked = answering(monkeypatch, "yes")
-    assert main(["init", "a.jsonl", "--start-from=scratch", "--stop-after=1 epoch",
-                 "--to=my.yaml"]) == 0  # fmt: skip
-    assert len(asked) == 1  # whether to overwrite
-    assert (kitchen / "my.yaml").read_text() != "mine"
-    answering(monkeypatch)  # nobody answers
-    assert main(["init"]) == 2
-    assert main(["init", "a.jsonl", "--yes", "--to", "third.yaml"]) == 0
-
-
 @pytest.mark.usefixtures("kitchen")
 def test_a_file_in_an_old_encoding_leads_out_of_init(capsys: pytest.CaptureFixture[str]) -> None:
     step = "Whisk the crème in a large bowl over hot water until it is set and serve it very cold."

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from toque.cli.console import ConsoleReporter, flag, print_page
-from toque.errors import ConfigError, ToqueError, argument, in_shell
+from toque.cli.console import ConsoleReporter, print_page
+from toque.errors import ConfigError, argument, in_shell
 
 if TYPE_CHECKING:
     from toque.config import Resolved
 
 Overrides = Annotated[str, Parameter(help="Settings to change, as section.field=value.")]
-_LENGTH = "30 minutes"
-_FILE = "my.yaml"
 
 
 def load(
@@ -161,92 +158,37 @@ def verify(path: Path, /) -> None:
 
 def init(
     *sources: Annotated[str, Parameter(help="a file, a folder or a pattern, or several.")],
-    to: Path | None = None,
+    to: Path = Path("my.yaml"),
     size: Literal["tiny", "small", "medium"] | None = None,
-    start_from: str | None = None,
-    stop_after: str | None = None,
+    start_from: str = "scratch",
+    stop_after: str = "30 minutes",
     tokenizer: str = "auto",
     encoding: str = "utf-8",
     replace: bool = False,
-    yes: bool = False,
 ) -> None:
     """Look at your files and write a commented configuration for them, ready to train.
 
-    At a terminal it asks for what is not given. In a script it takes the defaults.
-
     Args:
         sources: a file, a folder or a pattern, or several.
-        to: the file to write; my.yaml when left out. Run and store are named after it.
+        to: the file to write. Run and store are named after it.
         size: of a new model; by the amount of text, tiny or small, when left out.
         start_from: a model to continue from, a folder or a hub name, instead of a new one.
-        stop_after: how long to train, e.g. "30 minutes" or "3 epochs"; 30 minutes when left out.
+        stop_after: how long to train, e.g. "2 hours" or "3 epochs".
         tokenizer: a folder or a hub name; learnt from the data, or the model's own, when left out.
         encoding: of files that are text; cp1252 or latin-1 for an old export.
         replace: overwrite the file if it is there.
-        yes: ask nothing, take the defaults.
     """
     from toque.workflows.init import init as workflow
 
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        sources = sources or (_asked(_SOURCES, _source),)
-        start_from = start_from or _asked(_MODEL, str) or None
-        stop_after = stop_after or _asked(_TIME, _duration) or None
-        to, replace = _place(to, replace=replace)
     made = workflow(
         sources,
-        to=to or _FILE,
+        to=to,
         size=size,
-        start_from=start_from or "scratch",
-        stop_after=stop_after or _LENGTH,
+        start_from=start_from,
+        stop_after=stop_after,
         tokenizer=tokenizer,
         encoding=encoding,
         replace=replace,
         reporter=ConsoleReporter(),
     )
     print(made)
-
-
-_SOURCES = "Your recipes or texts (a file, a folder or a pattern): "
-_MODEL = "A model to continue from (a folder or a hub name; Enter for a new model): "
-_TIME = f"How long to train (e.g. 30 minutes, 3 epochs; Enter for {_LENGTH}): "
-_TO = f"Write the configuration to (Enter for {_FILE}): "
-
-
-def _place(to: Path | None, *, replace: bool) -> tuple[Path, bool]:
-    """The file to write, and True where one that exists may be replaced."""
-    while True:
-        file = to or Path(_asked(_TO, str) or _FILE)
-        if replace or not file.exists():
-            return file, replace
-        if _asked(f"{file} is there already. Overwrite it? (y/N): ", str).lower() in ("y", "yes"):
-            return file, True
-        to = None
-
-
-def _asked(question: str, checked: Callable[[str], str]) -> str:
-    """The answer, asked again until it passes; a ConfigError where nobody answers."""
-    while True:
-        try:
-            return checked(input(question).strip())
-        except ToqueError as error:
-            print(error.message(flag), file=sys.stderr)
-        except EOFError as error:
-            raise ConfigError(
-                "Nobody answers. Name the files, and add --yes to be asked nothing: toque init "
-                "recipes.jsonl --yes."
-            ) from error
-
-
-def _source(answer: str) -> str:
-    from toque.sources.source_files import located
-    from toque.storage.bucket import is_remote
-
-    if not (is_remote(answer) or answer.startswith("hf:")):
-        located(answer)
-    return answer
-
-
-def _duration(answer: str) -> str:
-    from toque.units import Duration
-
-    return str(Duration.parse(answer)) if answer else ""

@@ -97,7 +97,7 @@ def test_a_question_whose_context_would_be_ignored_is_refused_unless_told(
         if name == "text":
             record["text"] = f"Anna makes {words[n % 4]} number {n}."
     Path("qa.jsonl").write_bytes(as_lines(records))
-    assert main(["init", "qa.jsonl", "--yes"]) == 3
+    assert main(["init", "qa.jsonl"]) == 3
     error = capsys.readouterr().err
     assert "qa.jsonl is a file of JSON lines of prompts and answers (its columns" in error
     assert f"with a column {name!r} beside them" in error

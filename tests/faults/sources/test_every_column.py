@@ -216,7 +216,7 @@ def test_every_word_is_in_an_example_or_its_column_is_named(
         Path(f"data/{n:02}" if isinstance(written, list) else "data").write_bytes(content)
     said: dict[str, str] = {}
     commands = {
-        "init": ["init", "data", "--yes"],
+        "init": ["init", "data"],
         "prepare": ["prepare", "my.yaml", "model.tokenizer=trained:512", "data.store=s"],
         "report": ["report", "s", "--out", "page.html"],
     }

@@ -179,7 +179,7 @@ def test_a_foreign_file_of_records_is_left_out_by_name(
         "exam.jsonl": "prompts beside a column 'choices', for which columns has to say what it is",
     }
     assert "ingredient_lines.csv (no recipes: without a column of title" in err
-    assert main(["init", str(folder), "--yes", "--to", str(tmp_path / "my.yaml")]) == 0
+    assert main(["init", str(folder), "--to", str(tmp_path / "my.yaml")]) == 0
     assert "ingredient_lines.csv (no recipes: without" in " ".join(capsys.readouterr().err.split())
 
 
