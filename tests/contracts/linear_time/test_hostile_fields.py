@@ -101,15 +101,14 @@ def page(text: str) -> str:
     node = {"@type": "Recipe", "name": text, "recipeIngredient": [text], "recipeInstructions": text}
     return (
         f"<html><script type='application/ld+json'>{json.dumps(node)}</script>"
-        f"<div itemscope itemtype='http://schema.org/Recipe'>{text}</div></html>"
+        f"<div>{text}</div></html>"
     )
 
 
 LINES = (
-    "\n a", "\n\n", "\n1 x", '<li itemprop="ingredients">', "<li>",
-    '<a itemprop="ingredients">x</a>',
-    "<div itemscope ", "<!--", "<script", "</script>", "<style ", "application/ld+json",
-    "<script type=", "<meta ", '<a "', "<a ' ", "<meta charset", ',"a":[', '{"', '["a",', "[[",
+    "\n a", "\n\n", "\n1 x", "<li>", "<!--", "<script", "</script>", "<style ",
+    "application/ld+json", "<script type=", "<meta ", '<a "', "<a ' ", "<meta charset",
+    ',"a":[', '{"', '["a",', "[[",
 )  # fmt: skip
 FILES: dict[str, Callable[[str], str]] = {
     "page": page,

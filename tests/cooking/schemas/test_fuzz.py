@@ -36,8 +36,7 @@ def marked_up(r):
 def page():
     return (
         "<!doctype html><html><body><script type='application/ld+json'>"
-        f"{json.dumps({'@graph': [marked_up(pot(0))]})}</script><p itemscope "
-        "itemtype='http://schema.org/Recipe'><b itemprop='name'>x</b></p></body></html>"
+        f"{json.dumps({'@graph': [marked_up(pot(0))]})}</script><p><b>x</b></p></body></html>"
     )
 
 

@@ -114,23 +114,6 @@ def test_a_recipe_with_empty_lists_says_so(read_text):
     assert read_text(page(empty, NODE)).kept == 1
 
 
-def test_microdata(read_text):
-    body = """<div itemscope itemtype="http://schema.org/Recipe">
-    <h1 itemprop="name">Bean Pot</h1><meta itemprop="recipeYield" content="4">
-    <div itemprop="author" itemscope itemtype="http://schema.org/Person">
-    <span itemprop="name">A Cook</span></div>
-    <time itemprop="totalTime" datetime="PT30M">half an hour</time>
-    <ul><li itemprop="recipeIngredient">2 cups beans</li>
-    <li><span>6 cl</span> <a itemprop="recipeIngredient">lemon juice</a></li></ul>
-    <div itemprop="recipeInstructions"><ol><li>Rinse the beans &amp; drain them.</li>
-    <li>Simmer until soft.</li></ol></div></div>"""
-    recipe = read_text(page({"@type": "WebSite"}, extra=body)).one
-    assert recipe.title == "Bean Pot"
-    assert recipe.ingredients == ("2 cups beans", "6 cl lemon juice")
-    assert recipe.steps == ("Rinse the beans & drain them.", "Simmer until soft.")
-    assert (recipe.servings, recipe.minutes) == (4, 30)
-
-
 def test_encodings(read_text):
     text = page(json.dumps(NODE | {"name": "Soufflé"}, ensure_ascii=False))
     assert read_text(text.encode("cp1252")).one.title == "Soufflé"
@@ -146,26 +129,7 @@ def test_a_page_that_is_too_long_is_counted(tmp_path, read_file):
 
 @pytest.mark.parametrize(
     "piece",
-    ["<script ", "<script type='application/ld+json'>", "<a <a <!--", "<li itemprop=x>", '<p x="'],
+    ["<script ", "<script type='application/ld+json'>", "<a <a <!--", '<p x="'],
 )
 def test_damaged_markup_is_counted(read_text, piece):
-    body = '<div itemscope itemtype="http://schema.org/Recipe">' + piece * 20_000
-    assert read_text(page(extra=body)).dropped == {"no recipe in page": [1]}
-
-
-def test_what_is_in_comments_and_scripts_is_not_read(read_text):
-    body = """<div itemscope itemtype="http://schema.org/Recipe"><!-- <b itemprop="name">No</b> -->
-    <script>'<b itemprop="name">No</b>'</script><b itemprop=name>Bean &amp; Rice Pot</b>
-    <p itemprop="ingredients">1 cup rice</p><p itemprop='ingredients'>2 cups "black" beans</p>
-    <p itemprop="recipeInstructions">Boil the rice and the beans in one pot until both are soft.
-    Season and serve them warm.</p></div>"""
-    recipe = read_text(page(extra=body)).one
-    assert recipe.title == "Bean & Rice Pot"
-    assert recipe.ingredients == ("1 cup rice", '2 cups "black" beans')
-
-
-def test_items_that_refer_to_one_another_cost_nothing(read_text):
-    """Readers that follow `itemref` take 3,000 times 3,000 steps here."""
-    lines = '<div id="r">' + '<p itemprop="recipeIngredient">1 egg</p>' * 3000 + "</div>"
-    item = '<div itemscope itemtype="http://schema.org/Recipe" itemref="r"></div>'
-    assert read_text(page(extra=lines + item * 3000)).dropped == {"no recipe in page": [1]}
+    assert read_text(page(extra=piece * 20_000)).dropped == {"no recipe in page": [1]}

@@ -1,9 +1,8 @@
 """schema.org recipes: JSON-LD nodes as websites write them, and web pages that hold them.
 
-https://schema.org/Recipe. A page is one block; its recipes are in JSON-LD or else microdata, and
-nothing is guessed from its layout. Nothing is fetched or run. Tags are matched by patterns of
-bounded length, because `html.parser` takes quadratic time on damaged pages, and extruct (under
-recipe-scrapers) over a minute on 0.3 MB of nested `itemref`.
+https://schema.org/Recipe. A page is one block; its recipes are in JSON-LD, and nothing is guessed
+from its layout. Nothing is fetched or run. Tags are matched by patterns of bounded length, because
+`html.parser` takes quadratic time on damaged pages.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,17 +28,12 @@ def recipe_nodes(value: Any) -> list[dict[str, Any]]:
     full: dict[str, dict[str, Any]] = {}
     empty: list[dict[str, Any]] = []
     for node in _recipes(value, 0):
-        if is_full(node):
-            ingredients = node.get("recipeIngredient") or node.get("ingredients")
+        ingredients = node.get("recipeIngredient") or node.get("ingredients")
+        if ingredients or has_steps(node):
             full.setdefault(f"{node.get('name')}\n{ingredients}", node)
         elif "recipeIngredient" in node or "recipeInstructions" in node:
             empty.append(node)
     return list(full.values()) or empty[:1]
-
-
-def is_full(node: Mapping[str, Any]) -> bool:
-    """True if a Recipe has more than its name."""
-    return bool(node.get("recipeIngredient") or node.get("ingredients")) or has_steps(node)
 
 
 def has_steps(node: Mapping[str, Any]) -> bool:
@@ -148,9 +141,6 @@ def _nodes(contents: Contents) -> Numbered:
         line += text.count("\n", counted, start)
         counted = start
     nodes = recipe_nodes(values)
-    if not any(is_full(node) for node in nodes):
-        in_markup = microdata_recipe(text)
-        nodes = [in_markup] if in_markup else nodes
     for node in nodes:
         yield line, node
     if not nodes:
@@ -193,132 +183,3 @@ def _json_of(script: str) -> Any:
         except (ValueError, RecursionError):
             continue
     return None
-
-
-_KIND = "schema.org/Recipe"
-_INGREDIENTS = ("recipeIngredient", "ingredients")
-_LISTED = (*_INGREDIENTS, "recipeInstructions", "keywords")
-_VOID = frozenset(
-    ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr")
-)
-_BREAKS = frozenset(("br", "p", "li", "div", "tr", "h2", "h3", "h4"))
-_MAX_OPEN = 50  # most open elements that collect text; more would take quadratic time
-_UNREAD = {"<!--": "-->", "<script": "</script", "<style": "</style"}
-_UNREAD_BEGIN = re.compile("<(?:!--|script|style)")
-_TAG = re.compile(
-    r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,20}+)"
-    r"((?:[^<>\"']{1,2000}+|\"[^\"<]{0,5000}+\"|'[^'<]{0,5000}+'){0,50}+)>"
-)
-_ATTRIBUTE = re.compile(r"([a-zA-Z-]++)\s*+(?:=\s*+(?:\"([^\"]*+)\"|'([^']*+)'|([^\s\"'>]++)))?+")
-
-
-def microdata_recipe(page: str) -> dict[str, Any] | None:
-    """The page's recipe as a schema.org node; None if it marks up no ingredients."""
-    if _KIND not in page:
-        return None
-    reading = _Markup()
-    for text in _read_parts(page):
-        at = 0
-        for tag in _TAG.finditer(text):
-            reading.text(text[at : tag.start()])
-            reading.tag(tag[2].lower(), tag[3], closing=bool(tag[1]))
-            at = tag.end()
-        reading.text(text[at:])
-    node: dict[str, Any] = {
-        name: values if name in _LISTED else values[0] for name, values in reading.found.items()
-    }
-    if not any(node.get(name) for name in _INGREDIENTS):
-        return None
-    return {"@type": "Recipe", **node}
-
-
-def _read_parts(page: str) -> Iterator[str]:
-    """The page without comments, scripts and styles; an unclosed one ends it."""
-    at = 0
-    while opening := _UNREAD_BEGIN.search(page, at):
-        yield page[at : opening.start()]
-        closing = _UNREAD[opening[0]]
-        end = page.find(closing, opening.start())
-        if end < 0:
-            return
-        at = end + len(closing)
-    yield page[at:]
-
-
-@dataclass
-class _Item:
-    """An element that carries `itemprop`, or a list item (whose name is empty), while open."""
-
-    name: str
-    depth: int
-    texts: list[str] = field(default_factory=list)
-    n_ingredients: int = 0
-
-
-class _Markup:
-    def __init__(self) -> None:
-        self.found: dict[str, list[str]] = {}
-        self._depth = 0
-        self._scopes: list[tuple[int, bool]] = []
-        self._items: list[_Item] = []
-
-    def text(self, text: str) -> None:
-        """Add the text between two tags."""
-        if self._items and text:
-            self._add(decoded_entities(text).replace("\n", " "))
-
-    def tag(self, name: str, attributes: str, *, closing: bool) -> None:
-        """Process a tag."""
-        if name in _BREAKS:
-            self._add("\n")
-        if closing:
-            if name not in _VOID:
-                self._end()
-            return
-        void = name in _VOID
-        self._depth += not void
-        if "item" in attributes:
-            given: dict[str, str] = {}
-            for key, double, single, bare in _ATTRIBUTE.findall(attributes):
-                given.setdefault(key.lower(), decoded_entities(double or single or bare))
-            self._marked(name, given, void=void)
-        elif name == "li" and self._inside():
-            self._items.append(_Item("", self._depth))
-
-    def _marked(self, tag: str, given: dict[str, str], *, void: bool) -> None:
-        names = given.get("itemprop", "").split()
-        if self._inside() and names and "itemscope" not in given:
-            content = given.get("content") or (given.get("datetime") if tag == "time" else None)
-            for name in names:
-                if content:
-                    self.found.setdefault(name, []).append(content)
-                elif not void:
-                    self._items.append(_Item(name, self._depth))
-        if "itemscope" in given and not void:
-            kind = given.get("itemtype", "").rstrip("/")
-            self._scopes.append((self._depth, kind.endswith(_KIND)))
-
-    def _end(self) -> None:
-        """Close the innermost element, with the items and scopes that it holds."""
-        while self._items and self._items[-1].depth >= self._depth:
-            item = self._items.pop()
-            text = "".join(item.texts).strip()
-            if item.name:
-                self.found.setdefault(item.name, []).append(text)
-            if item.name in _INGREDIENTS:
-                for outer in self._items[-_MAX_OPEN:]:
-                    outer.n_ingredients += 1
-            elif not item.name and item.n_ingredients == 1:
-                # The amount often precedes the marked name: "<li>6 cl <a itemprop=...>Malibu".
-                name = next(name for name in _INGREDIENTS if name in self.found)
-                self.found[name][-1] = " ".join(text.split())
-        while self._scopes and self._scopes[-1][0] >= self._depth:
-            self._scopes.pop()
-        self._depth -= 1
-
-    def _add(self, text: str) -> None:
-        for item in self._items[:_MAX_OPEN]:
-            item.texts.append(text)
-
-    def _inside(self) -> bool:
-        return bool(self._scopes) and self._scopes[-1][1]
