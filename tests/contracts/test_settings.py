@@ -116,7 +116,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.save_every": ("3 steps", "saves"),
     "train.keep_last": ("1", "checkpoints"),
     "train.keep_best": ("0", "best"),
-    "train.best_by": ("chrf", "goal"),
+    "train.best_by": ("bleu", "goal"),
     "train.early_stopping": ("{patience: 1, min_delta: 9.0}", "losses"),
     "train.early_stopping.patience": ("{patience: 1, min_delta: 9.0}", "losses"),
     "train.early_stopping.min_delta": ("{patience: 1, min_delta: 9.0}", "losses"),

@@ -62,6 +62,12 @@ def test_what_is_read_back_scores_as_before():
     assert loss == pytest.approx((10 + 11 + 12 + 13) / 20)
 
 
+def test_a_score_that_went_is_passed_over():
+    tables = {"examples": {"keys": [], "measures": {}},
+              "texts": {"keys": ["a"], "measures": {"chrf": [[1.0] * 18]}}}  # fmt: skip
+    assert from_json(json.dumps({"form": 1, **tables}).encode()).texts.measures == {}
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -134,7 +134,7 @@ TokenizerName = Annotated[
     Allowed("auto, a folder, a hub name, or trained:N with N from 512 to 500000"),
 ]  # origin of a tokenizer
 
-METRIC_GROUPS = ("auto", "bleu", "chrf", "rouge", "repetition", "recipe")
+METRIC_GROUPS = ("auto", "bleu", "rouge", "repetition", "recipe")
 MetricName = Annotated[
     str,
     Predicate(lambda value: value in METRIC_GROUPS or _PYTHON_NAME.fullmatch(value)),

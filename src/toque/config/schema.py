@@ -300,7 +300,7 @@ class EvaluationConfig(Config):
     asked in the form the model is trained on, shown with their quality, kept in `samples.jsonl`."""
     metrics: Annotated[
         Auto | Annotated[tuple[MetricName, ...], AsTuple],
-        Allowed("auto, or a list of auto, bleu, chrf, rouge, repetition, recipe, module:function"),
+        Allowed("auto, or a list of auto, bleu, rouge, repetition, recipe, module:function"),
     ] = "auto"
     """Metrics of the texts written in the final evaluation; auto: all that come with Toque.
     A function of your own is module:function, e.g. [auto, mymodule:my_metric]

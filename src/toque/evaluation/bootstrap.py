@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.evaluation.ngram_metrics import bleu_of, chrf_of
+from toque.evaluation.ngram_metrics import bleu_of
 from toque.storage.json_files import decode_json
 
 Floats = NDArray[np.float64]
@@ -185,7 +185,8 @@ def over_texts(ours: PerText, theirs: PerText) -> Interval | None:
 FILE: Final = "scores_by_text.json"  # name of the file in a run's folder, beside evaluation.json
 _FORM: Final = 1
 _DIGITS: Final = 6
-_SCORES: Final = {"bleu": (bleu_of, 10), "chrf": (chrf_of, 18)}  # functions of so many sums
+_BLEU_SUMS: Final = 10  # of each text
+_GONE: Final = "chrf"  # a score that files of earlier runs may hold
 
 
 def key_of_text(prompt: str, reference: str) -> str:
@@ -273,7 +274,8 @@ def _table(found: _Table) -> TextTable:
     wrong = [name for name, rows in found.measures.items() if len(rows) != len(found.keys)]
     if wrong:
         raise ValueError(f"{wrong[0]} is not of {len(found.keys)} texts")
-    return TextTable(found.keys, {n: _measure(n, rows) for n, rows in found.measures.items()})
+    kept = {name: rows for name, rows in found.measures.items() if name != _GONE}
+    return TextTable(found.keys, {name: _measure(name, rows) for name, rows in kept.items()})
 
 
 def _measure(name: str, rows: Sequence[Sequence[float] | None]) -> PerText:
@@ -285,9 +287,8 @@ def _measure(name: str, rows: Sequence[Sequence[float] | None]) -> PerText:
     if not np.isfinite(values).all():
         raise ValueError(f"{name} holds a number that is not finite")
     applies = np.array([row is not None for row in rows], dtype=bool)
-    score, n_numbers = _SCORES.get(name, (None, 2))
-    if score is not None and width == n_numbers:
-        return PerText(values, score, applies)
+    if name == "bleu" and width == _BLEU_SUMS:
+        return PerText(values, bleu_of, applies)
     if width != 2:
         raise ValueError(f"{name} has {width} numbers a text")
     ratio = PerText.ratio(values[:, 0], values[:, 1])

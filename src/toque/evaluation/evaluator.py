@@ -28,7 +28,6 @@ from toque.training.distributed.sharing import Sharing
 HELD_OUT: Final = ("loss", "perplexity")
 _OF_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "bleu": ("bleu",),
-    "chrf": ("chrf",),
     "rouge": ROUGE_NAMES,
     "repetition": ("repetition", "distinct_1", "distinct_2"),
     "recipe": RECIPE_NAMES,

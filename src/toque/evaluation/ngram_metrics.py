@@ -1,11 +1,11 @@
-"""BLEU (Papineni et al. 2002), chrF (Popovic 2015), repetition and variety, of many texts at once.
+"""BLEU (Papineni et al. 2002), repetition and variety, of many texts at once.
 
-BLEU and chrF come from sufficient statistics per text and are sacrebleu 2.6's: BLEU as
-`nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp`, chrF as `nrefs:1|case:mixed|eff:yes|nc:6|nw:0|
-space:no`. Both are from 0 to 100 and belong to a set of texts; they are not means over texts.
+BLEU comes from sufficient statistics per text and is sacrebleu 2.6's, as
+`nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp`. It is from 0 to 100 and belongs to a set of texts;
+it is no mean over texts.
 
-Tokens are 64-bit hashes: words of mteval-v13a for BLEU, characters for chrF. Two different ones of
-a pair of texts share a hash with a probability of about 1e-15.
+Tokens are 64-bit hashes of words as mteval-v13a cuts them. Two different ones of a pair of texts
+share a hash with a probability of about 1e-15.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from toque.keyed_random import mixed
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 BLEU_ORDER: Final = 4
-CHRF_ORDER: Final = 6
-CHRF_BETA: Final = 2.0
 MAX_PAIRS: Final = 1024  # pairs counted at once: ten bits of a sorting key
 REPETITION_ORDER: Final = 4
 _PAIR_SHIFT = np.uint64(54)
@@ -59,14 +57,6 @@ def words(texts: Sequence[str]) -> HashedTokens:
     counts = np.array([len(line) for line in tokens], np.int64)
     found = np.fromiter((hashes[token] for line in tokens for token in line), np.uint64)
     return HashedTokens(found, counts)
-
-
-def characters(texts: Sequence[str]) -> HashedTokens:
-    """Every character that is not white space, as chrF counts them."""
-    joined = ["".join(text.split()) for text in texts]
-    code = np.frombuffer("".join(joined).encode("utf-32-le", "surrogatepass"), np.uint32)
-    counts = np.array([len(text) for text in joined], np.int64)
-    return HashedTokens(mixed(code.astype(np.uint64) + np.uint64(1)), counts)
 
 
 def mteval_tokens(text: str) -> list[str]:
@@ -190,28 +180,3 @@ def bleu_of(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         score = brevity * np.exp(precision)
     scored = (matches.sum(axis=-1) > 0) & (totals.min(axis=-1) > 0)
     return np.where(scored, score, 0.0)
-
-
-def chrf_counts(predictions: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
-    """[pairs, 18] n-grams of characters of prediction, reference, and both, for n = 1 to 6."""
-    ours, theirs = characters(predictions), characters(references)
-    columns = []
-    for n in range(1, CHRF_ORDER + 1):
-        in_reference = n_grams(theirs.counts, n)
-        # sacrebleu counts none of the prediction where the reference has none.
-        in_prediction = np.where(in_reference > 0, n_grams(ours.counts, n), 0)
-        columns += [in_prediction, in_reference, shared_grams(ours, theirs, n)]
-    return np.stack(columns, axis=1).astype(float)
-
-
-def chrf_of(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """F-beta, beta 2, of mean precision and recall over the n of both sides, [..., 18] to [...]."""
-    by_order = counts.reshape(*counts.shape[:-1], CHRF_ORDER, 3)
-    ours, theirs, matches = by_order[..., 0], by_order[..., 1], by_order[..., 2]
-    both = (ours > 0) & (theirs > 0)
-    orders = np.maximum(both.sum(axis=-1), 1)
-    precision = np.where(both, matches / np.maximum(ours, 1), 0.0).sum(axis=-1) / orders
-    recall = np.where(both, matches / np.maximum(theirs, 1), 0.0).sum(axis=-1) / orders
-    weighted = CHRF_BETA**2 * precision + recall
-    score = (1 + CHRF_BETA**2) * precision * recall / np.where(weighted > 0, weighted, 1.0)
-    return np.asarray(100.0 * score)

@@ -22,8 +22,6 @@ from toque.evaluation.ngram_metrics import (
     U64,
     bleu_counts,
     bleu_of,
-    chrf_counts,
-    chrf_of,
     distinct,
     grams,
     repetition,
@@ -33,7 +31,7 @@ from toque.evaluation.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.rouge import rouge_f1
 from toque.evaluation.text_samples import Sample
 
-GROUPS: Final = ("bleu", "chrf", "rouge", "repetition", "recipe")
+GROUPS: Final = ("bleu", "rouge", "repetition", "recipe")
 """Metrics included in Toque, by their names in evaluation.metrics; "recipe" is the domain's."""
 PART: Final = MAX_PAIRS // 4  # texts scored at once: few enough to stay in a core's cache
 MOST_SLICES: Final = 12  # most labels of a slicing that are reported; the most frequent ones are
@@ -142,8 +140,6 @@ class TextScores:
             found |= {name: scored[:, [i]] for i, name in enumerate(ROUGE_NAMES)}
         if "bleu" in self.groups and cut is not None:
             found["bleu"] = bleu_counts(cut, words(theirs))
-        if "chrf" in self.groups:
-            found["chrf"] = chrf_counts(texts, theirs)
         for rows in found.values():
             rows[missing] = np.nan
         if missing.all():
@@ -185,10 +181,10 @@ class TextScores:
         rows = np.full((self.n_texts, parts[0][1].shape[1]), np.nan)
         for first, part in parts:  # a part whose texts have no such score is missing
             rows[first : first + len(part)] = part
-        if name not in {"bleu", "chrf"}:
+        if name != "bleu":
             return PerText.mean(rows[:, 0])
         applies = ~np.isnan(rows[:, 0])
-        return PerText(np.nan_to_num(rows), bleu_of if name == "bleu" else chrf_of, applies)
+        return PerText(np.nan_to_num(rows), bleu_of, applies)
 
     def _call(
         self,

@@ -98,7 +98,6 @@ class Evaluation:
                 "intervals": f"95 %, percentile bootstrap over texts, {RESAMPLES} resamples",
                 "seed": SEED,
                 "bleu": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp",
-                "chrf": "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no",
                 "rouge": "F1, not stemmed; Lsum by lines",
             },
         }
@@ -275,7 +274,7 @@ def score(
 
     Args:
         texts: what was written.
-        references: for each text the one it should be like; ROUGE, BLEU and chrF need it.
+        references: for each text the one it should be like; ROUGE and BLEU need it.
         prompts: for each text what it answers; recipes are scored where one was asked for. Without
             them every text is taken for a recipe, of ingredients that nobody named.
 
