@@ -39,7 +39,7 @@ from torch.nn import functional as F
 from two_ways import SHAPES, UPDATES, Bench, Found, attending, in_turn
 
 from toque.batch import IGNORE
-from toque.data.loader.batch_stream import Batches, Prefetch
+from toque.data.loader.batch_stream import BatchStream, Prefetch
 from toque.models.forward import grouped_attention as grouped
 from toque.models.forward import loss as objective
 from toque.models.forward import varlen_attention as segmented
@@ -127,7 +127,7 @@ def layers(a: argparse.Namespace, b: Bench) -> Found:
 def prefetch(a: argparse.Namespace, b: Bench) -> Found:
     """Batches made when they are asked for against made, and on a GPU sent, ahead."""
 
-    def loop(make: Callable[[Batches, Cursor], Prefetch]) -> tuple[float, float]:
+    def loop(make: Callable[[BatchStream, Cursor], Prefetch]) -> tuple[float, float]:
         with make(b.stream, Cursor()) as ahead:
             b.wait()
             begun = time.perf_counter()

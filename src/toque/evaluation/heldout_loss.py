@@ -92,14 +92,12 @@ class HeldOut:
             spans = SpanCorruption.from_settings(span_corruption, store, encoder=encoder)
         lengths = ExampleLengths.of(store, rows, encoder=encoder, spans=spans)
         shape = choose_shape(*lengths.sample(), encoder=encoder)
-        everything = store.prompt_lengths.astype(np.int64), store.target_lengths.astype(np.int64)
-        prompts, targets = everything if spans is None else spans.longest(*everything)
         chosen = subset(rows, evaluation.max_examples)
         weights = held_out_weights(data, store, chosen)
         packed = [
             (weight, row)
             for weight in sorted(set(weights.tolist()))
-            for row in choose_rows(chosen[weights == weight], prompts, targets, shape)
+            for row in choose_rows(store, chosen[weights == weight], shape, spans)
         ]
         held_rows = [row for _, row in packed]
 
@@ -113,12 +111,8 @@ class HeldOut:
         on_gpu = runtime.device.type == "cuda" and not in_step
         at_once = max(usual, GPU_TOKENS // shape.tokens) if on_gpu else usual
         return cls(
-            layout=Layout(
-                store if spans is None else spans.held_out(store),
-                shape=shape,
-                pad_id=trained.pad_id,
-                start_id=trained.start_id,
-                packed=trained.packed,
+            layout=replace(
+                trained, examples=store if spans is None else spans.held_out(store), shape=shape
             ),
             rows=held_rows,
             weights=[weight for weight, _ in packed],
@@ -243,14 +237,15 @@ class HeldOut:
 
 
 def choose_rows(
-    rows: np.ndarray, prompt_lengths: np.ndarray, target_lengths: np.ndarray, shape: RowShape
+    store: TokenStore, rows: np.ndarray, shape: RowShape, spans: SpanCorruption | None = None
 ) -> list[tuple[int, ...]]:
-    """Held-out examples `rows` of a store, whose rows have these lengths, packed in their order."""
-    source, target = prompt_lengths[rows].astype(np.int64), target_lengths[rows].astype(np.int64)
-    if shape.source == 0:
-        target = source + target - 1
-    ids = rows.tolist()
-    return [tuple(ids[item] for item in row) for row in pack(source, target, shape)]
+    """Held-out examples `rows` of a store, as long as `spans` may make them, packed in order."""
+    lengths, ids = (
+        ExampleLengths.of(store, rows, encoder=shape.source > 0, spans=spans),
+        rows.tolist(),
+    )
+    packed = pack(lengths.source, lengths.target, shape)
+    return [tuple(ids[item] for item in row) for row in packed]
 
 
 def text_bytes(store: TokenStore, rows: Iterable[Sequence[int]]) -> int:

@@ -89,8 +89,7 @@ def _score(
     rows: NDArray[np.int64],
     reporter: Reporter,
 ) -> TaskScores:
-    lengths = store.prompt_lengths, store.target_lengths
-    packed = choose_rows(rows, *lengths, heldout.layout.shape)
+    packed = choose_rows(store, rows, heldout.layout.shape)
     own = replace(heldout, rows=packed, weights=None)
     with counting(reporter, "evaluating", f"examples of the task {task}") as count:
         losses = own(model, count)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from toque.config.schema import ModelConfig, TrainConfig
 from toque.config.schema_methods import AdapterConfig, OptimisationsConfig
-from toque.data.loader.batch_stream import Batches, BatchStream, DeviceFeed, Prefetch
+from toque.data.loader.batch_stream import BatchStream, DeviceFeed, Prefetch
 from toque.errors import ConfigError
 from toque.hardware.memory import HEADROOM, free_bytes, free_in_words, in_words, is_out_of_memory
 from toque.models.flops import flops_per_token, products_of
@@ -184,7 +184,9 @@ def training_loss(on: OptimisationsConfig, *, smoothing: float) -> LossFn:
     return partial(loss_sum, smoothing=smoothing, chunk_rows=None if on.head else _ALL_ROWS)
 
 
-def prefetching(on: OptimisationsConfig, runtime: Runtime) -> Callable[[Batches, Cursor], Prefetch]:
+def prefetching(
+    on: OptimisationsConfig, runtime: Runtime
+) -> Callable[[BatchStream, Cursor], Prefetch]:
     """Makes batches ahead of the loop, and on a GPU sends them there."""
     if not on.prefetch:
         return partial(Prefetch, depth=0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.batch import Batch
-from toque.data.loader.batch_stream import Batches, Prefetch, Step
+from toque.data.loader.batch_stream import BatchStream, Prefetch, Step
 from toque.errors import DataError, Interrupted, NonFiniteError
 from toque.training.callbacks import (
     LOSS,
@@ -60,7 +60,7 @@ class Trainer:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    batches: Batches
+    batches: BatchStream
     loss_fn: LossFn
     lr_at: Callable[[Progress], float]
     evaluator: Callable[[], dict[str, float]]
@@ -76,7 +76,7 @@ class Trainer:
     noise: GradientNoise | None = None
     check_reached: Callable[[nn.Module], None] | None = None  # raises at the first gradients
     base_sha256: str | None = None  # of frozen weights, which checkpoints leave out
-    prefetch: Callable[[Batches, Cursor], Prefetch] = Prefetch  # makes batches ahead of the loop
+    prefetch: Callable[[BatchStream, Cursor], Prefetch] = Prefetch  # ahead of the loop
     background_saves: bool = False  # the last of a session is waited for all the same
     layout: CheckpointLayout = "whole"  # of checkpoints
     progress: Progress = Progress()

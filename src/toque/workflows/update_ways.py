@@ -23,7 +23,6 @@ from transformers import PreTrainedModel
 from toque.batch import IGNORE
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import (
-    Batches,
     BatchStream,
     ExampleLengths,
     Step,
@@ -225,7 +224,7 @@ def training_update(
     trainer = Trainer(
         model=model,
         optimizer=optimizer,
-        batches=cast("Batches", None),  # those of `fit`, which is not called
+        batches=cast("BatchStream", None),  # those of `fit`, which is not called
         loss_fn=partial(objective.loss_sum, smoothing=smoothing),
         lr_at=lambda _: 0.0,
         evaluator=dict,

@@ -266,12 +266,6 @@ def test_documents_and_recipes_in_one_store(
     assert result.report.kept == 31
 
 
-def test_a_vocabulary_is_a_number() -> None:
-    trained = PrepareSettings(family_kind="decoder", tokenizer="trained:8k")
-    with pytest.raises(ConfigError, match="after trained: comes the size"):
-        _ = trained.trained_vocab_size
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "tokenizer"), [("encoder-decoder", "t5"), ("decoder", "gpt2")])
 def test_real_recipes(shared: Path, tmp_path: Path, family: str, tokenizer: str) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -171,12 +171,7 @@ class BatchStream:
         plan = self.plan
         if isinstance(plan, StagedPlan):
             return plan.totals
-        per_epoch = {
-            "epochs": 1.0,
-            "steps": plan.updates_per_epoch(),
-            "examples": float(plan.n_drawn),
-            "tokens": plan.n_tokens,
-        }
+        per_epoch = plan.amounts
         if stop_after.unit not in per_epoch:
             return {}
         epochs = stop_after.amount / per_epoch[stop_after.unit]
@@ -276,20 +271,6 @@ Sent = tuple[Batch, torch.cuda.Event]  # a batch on the device, and when it will
 Made = tuple[Step, Batch | Sent]
 
 
-class Batches(Protocol):
-    """Batches by position, planned in turn and made by several threads; a `BatchStream` is one."""
-
-    @property
-    def readers(self) -> int:
-        """Threads that may collate at once."""
-
-    def planned(self, cursor: Cursor, /) -> Update:
-        """The update that begins at `cursor`, not yet read; one thread at a time."""
-
-    def collated(self, cursor: Cursor, update: Update, /) -> Step:
-        """Step of what `planned` gave, read and collated; any number of threads may call it."""
-
-
 class DeviceFeed:
     """Sends whole updates to a GPU, on a stream of its own: neither a reader nor the loop waits."""
 
@@ -321,7 +302,12 @@ class Prefetch:
     """
 
     def __init__(
-        self, batches: Batches, cursor: Cursor, *, depth: int = 2, feed: DeviceFeed | None = None
+        self,
+        batches: BatchStream,
+        cursor: Cursor,
+        *,
+        depth: int = 2,
+        feed: DeviceFeed | None = None,
     ) -> None:
         self._batches, self._cursor, self._feed = batches, cursor, feed
         self._depth = depth + batches.readers - 1 if depth else 0

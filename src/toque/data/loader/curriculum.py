@@ -131,11 +131,7 @@ class StagedPlan:
         if self.whole.unit == "steps":
             found = zip(self.updates, self.stages, strict=True)
             return [n / plan.updates_per_epoch() for n, plan in found]
-        sizes = {
-            "epochs": [1.0 for _ in self.stages],
-            "examples": [float(plan.n_drawn) for plan in self.stages],
-            "tokens": [plan.n_tokens for plan in self.stages],
-        }[self.whole.unit]
+        sizes = [plan.amounts[self.whole.unit] for plan in self.stages]
         bounds = zip(pairwise((*self.begins, 1.0)), sizes, strict=True)
         return [(end - start) * self.whole.amount / size for (start, end), size in bounds]
 
@@ -147,12 +143,10 @@ class StagedPlan:
     @property
     def totals(self) -> dict[str, float]:
         """Steps, epochs, examples and tokens of the whole run."""
-        stages = list(zip(self.passes, self.stages, strict=True))
-        return {
-            "steps": sum(self.updates),
-            "epochs": sum(self.passes),
-            "examples": sum(n * plan.n_drawn for n, plan in stages),
-            "tokens": sum(n * plan.n_tokens for n, plan in stages),
+        amounts = [plan.amounts for plan in self.stages]
+        return {"steps": sum(self.updates)} | {
+            unit: sum(n * of[unit] for n, of in zip(self.passes, amounts, strict=True))
+            for unit in ("epochs", "examples", "tokens")
         }
 
     def in_words(self, curriculum: CurriculumConfig) -> list[str]:

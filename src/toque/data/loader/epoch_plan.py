@@ -104,6 +104,16 @@ class EpochPlan:
         drawn = zip(self.mixture.draws, self.mixture.members, strict=True)
         return sum(n * float(lengths[members].mean()) for n, members in drawn if n)
 
+    @property
+    def amounts(self) -> dict[str, float]:
+        """Epochs, steps, examples and tokens of one epoch."""
+        return {
+            "epochs": 1.0,
+            "steps": self.updates_per_epoch(),
+            "examples": float(self.n_drawn),
+            "tokens": self.n_tokens,
+        }
+
     def at(self, cursor: Cursor) -> Update:
         """The update that begins at `cursor`."""
         rows: list[tuple[int, ...]] = []

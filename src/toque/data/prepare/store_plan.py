@@ -15,7 +15,7 @@ from toque.data.store.store_manifest import FORMAT, SourceEntry, StoreManifest
 from toque.data.tokenizer.codec import FamilyKind, load_codec
 from toque.data.tokenizer.portable import tokenizer_differences
 from toque.data.tokenizer.tokenizer_folder import hash_of_folder, resolve_tokenizer
-from toque.errors import ConfigError, DataError
+from toque.errors import DataError
 from toque.sources.records import Source, encoding_in
 from toque.sources.source_files import SourceFile, find_files
 from toque.sources.token_arrays import TokenReader
@@ -73,14 +73,8 @@ class PrepareSettings:
     @property
     def trained_vocab_size(self) -> int | None:
         """Vocabulary size of the tokenizer to train; None if it is given."""
-        if not self.tokenizer.startswith(TRAINED):
-            return None
-        if not (size := self.tokenizer.removeprefix(TRAINED)).isdecimal():
-            raise ConfigError(
-                f"model.tokenizer is {self.tokenizer!r}; after trained: comes the size of the "
-                'vocabulary, e.g. "trained:8192".'
-            )
-        return int(size)
+        learnt = self.tokenizer.startswith(TRAINED)
+        return int(self.tokenizer.removeprefix(TRAINED)) if learnt else None
 
 
 @dataclass(frozen=True)

@@ -203,10 +203,7 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
         return False
     portable.encode_special_tokens = True
     ours = {n: piece.replace(PRIVATE, "<") for piece, n in portable.get_vocab().items()}
-    theirs = {n: piece for piece, n in codec.pieces().items()}
-    if codec.newline_id is not None:
-        theirs[codec.newline_id] = "\n"
-    if theirs != ours:
+    if _spelled(codec) != ours:
         return False
     added = portable.get_added_tokens_decoder()
     special = {number for number, token in added.items() if token.special}

@@ -71,14 +71,19 @@ class _Model(msgspec.Struct):
     end_of_word_suffix: str | None = None
 
 
-class _Parts(msgspec.Struct):
-    """The parts of a `tokenizer.json` that change texts."""
+class TextSteps(msgspec.Struct):
+    """The parts of a `tokenizer.json` that change texts or cut them."""
 
-    model: _Model
     normalizer: Any = None
     pre_tokenizer: Any = None
     decoder: Any = None
     added_tokens: Any = None
+
+
+class _Parts(TextSteps, kw_only=True):
+    """Those parts, and the one with the entries."""
+
+    model: _Model
 
 
 def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
@@ -232,7 +237,7 @@ def _harm(parts: _Parts) -> str | None:
     if highest > 2 * len(vocab) + MOST_GAPS:  # tables as long as the highest are made of them
         return f"has {len(vocab):,} entries, and the id {highest:,} among them"
     sides = (parts.normalizer, parts.pre_tokenizer, parts.decoder)
-    growth, steps = max(map(_growth, sides)), [step for side in sides for step in _steps(side)]
+    growth, steps = max(map(_growth, sides)), [step for side in sides for step in steps_of(side)]
     if growth > _MOST:
         return f"may make {growth:,.0f} bytes of one, where {_MOST:,} are allowed"
     texts = [text for step in steps for key, text in step.items() if key != _CHARSMAP]
@@ -251,7 +256,7 @@ def _harm(parts: _Parts) -> str | None:
     return None
 
 
-def _steps(side: Any) -> Iterator[dict[str, Any]]:
+def steps_of(side: Any) -> Iterator[dict[str, Any]]:
     """The steps of a part in their order, those inside a sequence one by one."""
     left = [side] if side else []
     while left:
@@ -270,7 +275,7 @@ def _growth(side: Any) -> float:
     accents by a hundred letters do not: of them the largest counts.
     """
     growth, apart, put_in = 1.0, 1.0, ""
-    for step in _steps(side):
+    for step in steps_of(side):
         if step["type"] == "Replace":
             size, text = len(step["content"].encode()), step["pattern"].get("String")
             own = max(1.0, size / len(text.encode()) if text else size + 1.0)

@@ -32,8 +32,6 @@ MAX_WORD_CHARS = 1000  # characters between blanks that a vocabulary is learnt f
 WORDS_CUT = "toque_words_cut"  # the folder's setting that counts longer words
 _WORD = re.compile(r"\S+|\s+")
 _T = TypeVar("_T")
-SMALLEST: dict[Kind, int] = {"bpe": 257, "unigram": 300}
-"""Fewest entries: all bytes and the end; or T5's specials and room for an alphabet."""
 
 
 def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
@@ -42,11 +40,6 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
     "unigram" has T5's layout: `<pad>` 0, `</s>` 1, `<unk>` 2, pieces, and 100 `<extra_id_N>` at the
     end, 99 first. "bpe" is byte-level with `<|endoftext|>` as 0 for begin, end and padding.
     """
-    if vocab_size < SMALLEST[kind]:
-        raise DataError(
-            f"A {kind} vocabulary of {vocab_size} is too small: it needs at least {SMALLEST[kind]} "
-            "entries for its alphabet and special tokens. A usual size is trained:8192."
-        )
     cut: Counter[str] = Counter()
     # With their line breaks: a byte-level vocabulary learns "\n" from them.
     whole = chain.from_iterable(composed(text).splitlines(keepends=True) for text in texts)

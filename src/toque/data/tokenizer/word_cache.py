@@ -13,13 +13,14 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
+from toque.data.tokenizer.tokenizer_folder import TextSteps, steps_of
 
 Kind = Literal["sentencepiece", "byte-level"]
 _LARGEST = 400_000  # words held before starting afresh: about 100 MB
@@ -193,28 +194,16 @@ class WordTable:
         self._table.new = []
 
 
-class _Added(msgspec.Struct):
-    content: str
-
-
-class _Parts(msgspec.Struct):
-    """The parts of a `tokenizer.json` that decide how words are split."""
-
-    added_tokens: list[_Added] = []
-    pre_tokenizer: dict[str, Any] | None = None
-    normalizer: dict[str, Any] | None = None
-
-
 def kind_of(tokenizer_json: str) -> Kind | None:
     """Rule by which a tokenizer splits words; None if the cache is not exact for it."""
-    state = msgspec.json.decode(tokenizer_json, type=_Parts)
-    pieces = _flat(state.pre_tokenizer, "pretokenizers")
-    folds = {part["type"] for part in _flat(state.normalizer, "normalizers")}
+    state = msgspec.json.decode(tokenizer_json, type=TextSteps)
+    pieces = list(steps_of(state.pre_tokenizer))
+    folds = {step["type"] for step in steps_of(state.normalizer)}
     if not folds <= {"NFC", "NFKC", "Precompiled"}:
         return None
     # Added tokens are found before words are cut. Of those with white space only NeoX's runs of
     # spaces are sure to lie between words.
-    if any(_SPACED.search(token.content) for token in state.added_tokens):
+    if any(_SPACED.search(token["content"]) for token in state.added_tokens or ()):
         return None
     match [piece["type"] for piece in pieces]:
         case ["WhitespaceSplit", "Metaspace"] if pieces[1].get("prepend_scheme") == "always":
@@ -223,9 +212,3 @@ def kind_of(tokenizer_json: str) -> Kind | None:
             return None if pieces[0].get("add_prefix_space") else "byte-level"
         case _:
             return None
-
-
-def _flat(part: dict[str, Any] | None, inside: str) -> list[dict[str, Any]]:
-    if part is None:
-        return []
-    return [p for inner in part[inside] for p in _flat(inner, inside)] if inside in part else [part]

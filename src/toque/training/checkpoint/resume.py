@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from toque.data.loader.batch_stream import Batches
+from toque.data.loader.batch_stream import BatchStream
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_write
 from toque.training.callbacks import Best, State
@@ -103,7 +103,7 @@ class TrainerState:
                 "continue from the one before it."
             ) from error
 
-    def refuse_other_data(self, batches: Batches, *, where: str) -> None:
+    def refuse_other_data(self, batches: BatchStream, *, where: str) -> None:
         """Refuse a place that the data does not have, or that is elsewhere than the progress."""
         why = ""
         try:
