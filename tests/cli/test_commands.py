@@ -9,7 +9,7 @@ import pytest
 from conftest import REPOSITORY
 from fixtures.kitchens import tiny_config
 from toque.cli import main
-from toque.config import to_yaml
+from toque.config.dump import to_yaml
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toque.config import (
-    SAFE_TO_CHANGE,
     RunConfig,
     config_sha256,
-    differences,
     load_config,
     presets,
     resolve_values,
     resolved_yaml,
-    to_yaml,
 )
+from toque.config.dump import SAFE_TO_CHANGE, differences, to_yaml
 from toque.config.error_messages import setting_paths
 from toque.config.yaml_reader import read_yaml
 

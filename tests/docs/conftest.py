@@ -8,7 +8,7 @@ import pytest
 from fixtures.kitchens import tiny_config
 from fixtures.pages import blocks
 from toque.cli import main
-from toque.config import to_yaml
+from toque.config.dump import to_yaml
 from toque.cooking.cookbook.recipes import write_cookbook
 
 

@@ -3,28 +3,17 @@
 `load_config("my.yaml", ["optim.peak_lr=1e-4"])` gives the settings and where each came from.
 """
 
-from toque.config.dump import (
-    SAFE_TO_CHANGE,
-    ChangedSetting,
-    config_sha256,
-    differences,
-    resolved_yaml,
-    to_yaml,
-)
+from toque.config.dump import config_sha256, resolved_yaml
 from toque.config.resolve import Resolved, load_config, presets, resolve_values
 from toque.config.schema import RunConfig, SourceConfig
 
 __all__ = [
-    "SAFE_TO_CHANGE",
-    "ChangedSetting",
     "Resolved",
     "RunConfig",
     "SourceConfig",
     "config_sha256",
-    "differences",
     "load_config",
     "presets",
     "resolve_values",
     "resolved_yaml",
-    "to_yaml",
 ]

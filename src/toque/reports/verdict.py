@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from toque.cooking.recipe_scores import POOR
 from toque.reports.bottleneck_rules import Finding, findings
 from toque.reports.run_shares import PRODUCTS, Facts, Share, facts_of, mapping
 from toque.runs.history import METRICS, number, read_metrics
-from toque.storage.json_files import decode_json
+from toque.storage.json_files import read_json
 from toque.training.bottlenecks import GPU_BUSY, GRAD_NORM, RAN_OUT, memory_ladder
 
 _FALLING: Final = 0.01  # share by which held-out loss must still fall for more training to pay
@@ -120,10 +118,7 @@ def _memory(facts: Facts) -> list[Ladder]:
 
 
 def _poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
-    try:
-        record = decode_json((folder / "evaluation.json").read_bytes(), dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return []
+    record = read_json(folder / "evaluation.json", dict[str, Any]) or {}
     score = number(mapping(record.get("generated")).get("recipe_score"))
     if score is None or score >= POOR:
         return []

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from toque.storage.bucket import (
     SourceBucketError,
     open_bucket,
 )
-from toque.storage.json_files import decode_json
+from toque.storage.json_files import read_json
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
 
@@ -181,9 +181,7 @@ class _Session:
         """Make one file whole; its SHA-256."""
         record_path = place.with_name(f".{place.name}.json")
         part = place.with_name(f".{place.name}{PARTIAL}")
-        record = None
-        with suppress(OSError, msgspec.DecodeError):
-            record = decode_json(record_path.read_bytes(), _Record)
+        record = read_json(record_path, _Record)
         known = record is not None and (record.tag, record.bytes) == (file.tag, file.bytes)
         if record is not None and record.sha256 is not None and place.is_file():
             if known and place.stat().st_size == file.bytes and sha256_of(place) == record.sha256:

@@ -36,6 +36,14 @@ def decode_json(text: bytes | str, kind: type[Kind]) -> Kind:
         raise msgspec.DecodeError("it is nested too deeply") from error
 
 
+def read_json(path: Path, kind: type[Kind]) -> Kind | None:
+    """The value in a file; None where it is absent, damaged or of another form."""
+    try:
+        return decode_json(path.read_bytes(), kind)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def sealed(blank: bytes) -> bytes:
     """JSON text of an object whose last member is `"self_sha256": ""`, with its hash filled in."""
     before, key, after = blank.rpartition(f'"{KEY}": "'.encode())

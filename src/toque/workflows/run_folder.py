@@ -19,15 +19,9 @@ from typing import Final, TextIO
 
 from torch import nn
 
-from toque.config import (
-    ChangedSetting,
-    Resolved,
-    RunConfig,
-    differences,
-    resolve_values,
-    resolved_yaml,
-)
+from toque.config import Resolved, RunConfig, resolve_values, resolved_yaml
 from toque.config.cross_checks import lengthened
+from toque.config.dump import ChangedSetting, differences
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ToqueError, argument, in_shell
 from toque.reporter import Reporter, size_text

@@ -15,10 +15,11 @@ from toque.data.prepare.data_report import (
     sampled,
     spread,
 )
-from toque.data.prepare.shards import SIDECAR, read_sidecar
+from toque.data.prepare.shards import SIDECAR, ShardResult
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.sources.documents import TextReader
 from toque.sources.records import MAX_CHARS, shortened
+from toque.storage.json_files import read_json
 
 Make = Callable[..., PrepareSettings]
 
@@ -133,7 +134,7 @@ def test_fault_67_a_flipped_high_bit_of_a_report_or_a_shard_is_damage(made: Made
     sidecar = store / "shards" / "00000" / SIDECAR
     for file, read in (
         (store / "report.json", lambda: Report.read_from(store)),
-        (sidecar, lambda: read_sidecar(sidecar)),
+        (sidecar, lambda: read_json(sidecar, ShardResult)),
     ):
         data = file.read_bytes()
         assert read() is not None

@@ -22,7 +22,7 @@ from toque.keyed_random import mixed
 from toque.sources.documents import LOST_BYTES
 from toque.sources.records import NOT_UTF_8, PER_REASON, most_named, shortened
 from toque.storage.atomic import atomic_write
-from toque.storage.json_files import decode_json
+from toque.storage.json_files import read_json
 
 JSON_NAME = "report.json"
 NOTED_UNKNOWN, MOST_UNKNOWN = 0.005, 0.25  # shares of unknown tokens to tell, and to refuse
@@ -212,10 +212,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def read_from(cls, folder: Path) -> Report | None:
         """The report of a store; None if it is missing or damaged."""
-        try:
-            return decode_json((folder / JSON_NAME).read_bytes(), cls)
-        except (OSError, msgspec.DecodeError):
-            return None
+        return read_json(folder / JSON_NAME, cls)
 
     def splitting(self) -> str:
         """A sentence on the split and what leaks through it."""

@@ -23,9 +23,9 @@ from toque.data.prepare.finalize import StoreFinalizer, refuse_bad_sources
 from toque.data.prepare.shards import (
     SIDECAR,
     Engine,
+    ShardResult,
     ShardWriter,
     ShardWriting,
-    read_sidecar,
     shard_folder,
 )
 from toque.data.prepare.source_sample import choose_limits, learn_tokenizer
@@ -37,6 +37,7 @@ from toque.errors import DataError, argument
 from toque.reporter import ProgressSink, no_progress
 from toque.sources.records import Source
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
+from toque.storage.json_files import read_json
 from toque.storage.no_follow import refuse_links
 
 BUILDING = "building.json"
@@ -130,7 +131,8 @@ def _reusable(plan: StorePlan, progress: ProgressSink, *, replace: bool) -> Prep
         return None
     names = sorted({entry.file.split("/")[1] for entry in manifest.shards})
     if float(manifest.settings.get("max_bad_share", 1.0)) > plan.settings.max_bad_share:
-        shards = [read_sidecar(folder / "shards" / name / SIDECAR) for name in names]
+        places = [folder / "shards" / name / SIDECAR for name in names]
+        shards = [read_json(place, ShardResult) for place in places]
         refuse_bad_sources(plan, [shard for shard in shards if shard is not None])
     if (folder / BUILDING).exists():  # killed after the manifest was written
         with suppress(DataError), store_to_write(folder):  # or left for another day
@@ -163,7 +165,7 @@ def _begin(store: Path, fingerprint: str) -> None:
     sweep(store / "shards")
     mark = msgspec.json.encode({"fingerprint": fingerprint})
     building = store / BUILDING
-    shards = map(read_sidecar, store.glob(f"shards/*/{SIDECAR}"))
+    shards = [read_json(path, ShardResult) for path in store.glob(f"shards/*/{SIDECAR}")]
     kept = any(shard is not None and shard.fingerprint == fingerprint for shard in shards)
     if not kept and (not building.is_file() or building.read_bytes() != mark):
         for name in ("shards", "tokenizer"):

@@ -42,7 +42,7 @@ from toque.sources import source_files
 from toque.sources.records import Block, RecordReader
 from toque.sources.source_files import SourceFile, blocks_of, plain_bytes
 from toque.storage.atomic import atomic_folder, disk_faults, save_array, sha256_of, sync_folder
-from toque.storage.json_files import decode_json
+from toque.storage.json_files import read_json
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -218,7 +218,7 @@ class ShardWriting:
     def _kept(self, number: int, blocks: list[Block]) -> ShardResult | None:
         """The shard of an earlier start, if it is whole and of these blocks."""
         writer = self.writer
-        result = read_sidecar(shard_folder(writer.store, number) / SIDECAR)
+        result = read_json(shard_folder(writer.store, number) / SIDECAR, ShardResult)
         if result is None or result.fingerprint != writer.fingerprint:
             return None
         with suppress(DataError):
@@ -251,14 +251,6 @@ def grouped(blocks: Iterator[Block], *, most: int) -> Groups:
         size += len(block.payload)
     if group:
         yield number, group
-
-
-def read_sidecar(path: Path) -> ShardResult | None:
-    """A shard's sidecar; None if it is absent or damaged."""
-    try:
-        return decode_json(path.read_bytes(), ShardResult)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def shard_folder(store: Path, group: int) -> Path:
