@@ -20,6 +20,7 @@ from toque.cli.console import (
     standard_streams,
 )
 from toque.errors import ConfigError, ToqueError
+from toque.training.distributed.launcher import follow_launcher
 from toque.version import __version__
 
 HELP = """Train language models that write recipes, and any other text, on the machine you have.
@@ -87,7 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # a process of its own, not a test or a program that calls a command
         quieten_libraries()
-    several.look_around(words)
+    several.COMMAND.set(words)
+    follow_launcher()
     # Trackers note the command line they find; a webhook's address is a secret.
     sys.argv[1:] = several.without_secrets(sys.argv[1:])
     try:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Final, NoReturn
 
 from toque.errors import ConfigError, Interrupted, ToqueError
-from toque.training.distributed.launcher import follow_launcher, is_launched
+from toque.training.distributed.launcher import is_launched
 
 COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar("words of the command that runs")
 """Every rank that the launcher starts is given the same ones."""
@@ -23,12 +23,6 @@ SHARED_VERBS = ("train",)
 def one_of_several() -> bool:
     """True if this process has siblings."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
-
-
-def look_around(words: Sequence[str]) -> None:
-    """Find out which of several processes this is, before anything asks."""
-    COMMAND.set(words)
-    follow_launcher()
 
 
 def starts_ranks(gpus: int | None, restarts: int | None) -> bool:

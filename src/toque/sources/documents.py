@@ -162,17 +162,18 @@ class DocumentReader:
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of `path` by its layout."""
-        layout = layout_with(path, {"text": self.column}, encoding=self.encoding)
-        return layout.blocks((self.column,))
+        return self._layout(path).blocks((self.column,))
 
     def schema(self, path: Path) -> str:
         """The file's layout, for the report."""
-        layout = layout_with(path, {"text": self.column}, encoding=self.encoding)
-        return f"{layout.name} documents"
+        return f"{self._layout(path).name} documents"
 
     def examples(self, block: Block) -> BlockExamples:
         """One document for each record with text, cleaned like a text file."""
         return read_records(block, self._example_of, {self.column})
+
+    def _layout(self, path: Path) -> FileLayout:
+        return layout_with(path, {"text": self.column}, encoding=self.encoding)
 
     def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
         value = record.get(self.column)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
@@ -42,27 +42,23 @@ def write_cookbook(path: Path, n: int, seed: int, *, unseen: Collection[str] = (
     Titles in `unseen` are left out, so that a model can be asked for a dish it has not read.
     Raises `ConfigError` for a negative `n`, `DataError` if the file cannot be written.
     """
-    made = (one for one in recipes(n, seed) if one.title not in unseen)
-    with _output(Path(path)) as stream:
-        for one in made:
-            record = {"directions" if k == "steps" else k: v for k, v in asdict(one).items()}
-            stream.write(msgspec.json.encode(record) + b"\n")
-
-
-@contextmanager
-def _output(path: Path) -> Iterator[BinaryIO]:
+    path, made = Path(path), (one for one in recipes(n, seed) if one.title not in unseen)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as file:
-            if path.suffix == ".gz":
-                # No name and no time in the gzip header, so that equal content gives equal bytes.
-                packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
-                with io.BufferedWriter(packed) as buffered:
-                    yield buffered
-            else:
-                yield file
+        with atomic_file(path) as file, _packed(file, path) as stream:
+            for one in made:
+                record = {"directions" if k == "steps" else k: v for k, v in asdict(one).items()}
+                stream.write(msgspec.json.encode(record) + b"\n")
     except OSError as error:
         raise DataError(
             f"The cookbook cannot be written to {path}: {error.strerror or error}. Check the "
             f"folder's permissions and the free space, or name another file with {argument('out')}."
         ) from error
+
+
+def _packed(file: BinaryIO, path: Path) -> AbstractContextManager[BinaryIO]:
+    """The file itself, or what compresses into it."""
+    if path.suffix != ".gz":
+        return nullcontext(file)
+    # No name and no time in the gzip header, so that equal content gives equal bytes.
+    return io.BufferedWriter(gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0))
