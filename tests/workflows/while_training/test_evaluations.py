@@ -21,7 +21,7 @@ OWN = {
     "model": {},
     "optim": {"warmup": "2 steps"},
     "train": {"stop_after": f"{STEPS} steps", "batch": "2048 tokens", "evaluate_every": "2 steps",
-              "save_every": "1 steps", "micro_batch_rows": "auto", "best_by": "recipe_score",
+              "save_every": "1 steps", "micro_batch_rows": "auto", "best_by": "distinct_1",
               "early_stopping": {"patience": 9, "metric": "rougeL"}},
     "evaluation": {"generate": 3, "prompts": ["Make a healthy breakfast"]},
     "observe": {"summary": "4 steps"},
@@ -82,19 +82,19 @@ def test_the_log_holds_what_was_told(kitchen) -> None:
     for text in (
         "uploads       none", "3 texts for held-out prompts:", "evaluations took",
         "summary at step 4, over 4 updates:", "asked as: Generate recipe for: healthy breakfast",
-        "The model is in plain/model", "highest recipe score",
+        "The model is in plain/model", "highest distinct 1",
     ):  # fmt: skip
         assert text in log, text
 
 
 def test_the_best_by_a_score_of_texts_is_kept_and_finished(kitchen) -> None:
-    by_step = {e["step"]: e["texts"]["recipe_score"] for e in events("plain", "evaluation")}
+    by_step = {e["step"]: e["texts"]["distinct_1"] for e in events("plain", "evaluation")}
     best = max(by_step, key=lambda step: (by_step[step], -step))
     (kept,) = (kitchen / "plain" / "best").glob("step-*")
     assert kept.name == f"step-{best:08d}"
     (end,) = events("plain", "end")
     assert end["best"]["step"] == best
-    assert end["best"]["recipe_score"] == by_step[best]
+    assert end["best"]["distinct_1"] == by_step[best]
     assert json.loads((kitchen / "plain" / "end.json").read_text())["model_step"] == best
 
 
@@ -128,9 +128,9 @@ def test_a_run_interrupted_between_evaluations_goes_on_to_the_same(name: str) ->
     assert {step: same[step] for step in (2, 4, 6)} == found(whole)
     assert losses(halved) == losses(whole)
     ends = [events(run, "end")[-1]["best"] for run in (whole, halved)]
-    scored = {s: t["recipe_score"] for s, (_, t) in same.items() if s in (2, 3, 4, 6)}
-    assert ends[1]["recipe_score"] == max(scored.values())
-    assert ends[0]["recipe_score"] == max(scored[step] for step in (2, 4, 6))
+    scored = {s: t["distinct_1"] for s, (_, t) in same.items() if s in (2, 3, 4, 6)}
+    assert ends[1]["distinct_1"] == max(scored.values())
+    assert ends[0]["distinct_1"] == max(scored[step] for step in (2, 4, 6))
 
 
 @pytest.mark.usefixtures("kitchen")
