@@ -182,11 +182,13 @@ def _synchronous(work: Path) -> dict[str, float]:
     from toque.storage.bucket import RUNS, open_bucket
     from toque.training.checkpoint.resume import model_tensors
     from toque.training.checkpoint.store import CheckpointStore
-    from toque.workflows.plan.outlined_model import plain_outline
+    from toque.workflows.plan.outlined_model import outlined_model
 
     config = load_config(str(work / "config.yaml"), []).config
     with outlining():
-        model = plain_outline(config, TokenStore.open(config.data.store))
+        model = outlined_model(
+            config, TokenStore.open(config.data.store).codec(), where="cuda", precision="float32"
+        )
         shapes = {n: tuple(t.shape) for n, t in model_tensors(model).items()}
     made = {name: torch.randn(shape) for name, shape in shapes.items()}
     moments = {f"{n}/{m}": t.clone() for n, t in made.items() for m in ("exp_avg", "exp_avg_sq")}

@@ -274,7 +274,7 @@ def test_fault_87_weights_that_do_not_fit_are_refused_with_the_numbers(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     assert own_kitchen.exists()
-    monkeypatch.setattr("toque.training.placement.placed_model", full)
+    monkeypatch.setattr("toque.models.loading.to_train.ModelToTrain.placed", full)
     assert main(["train", "my.yaml", "run_dir=runs/new"]) == 2
     said = " ".join(capfd.readouterr().err.split())
     assert re.search(r"weights do not fit into the [0-9.]+ [GM]iB that cpu has free. Hold", said)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from toque.config.schema import ModelConfig, TrainConfig
+from toque.config.schema import TrainConfig
 from toque.config.schema_methods import AdapterConfig, OptimisationsConfig
 from toque.data.loader.batch_stream import BatchStream, DeviceFeed, Prefetch
 from toque.errors import ConfigError
@@ -27,7 +27,7 @@ from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.flex_attention import Choice, attention_of, use_attention
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.from_scratch import stock_activations
-from toque.models.loading.to_train import SpecialTokens, placed_model
+from toque.models.loading.to_train import ModelToTrain
 from toque.models.onednn import has_fast_bf16
 from toque.runs.outlined_update import peak_of
 from toque.training.distributed.sharing import LossFn, Replicated, Sharing
@@ -52,14 +52,7 @@ class PlacedModel:
 
 
 def place_model(
-    section: ModelConfig,
-    adapter: AdapterConfig | None,
-    train: TrainConfig,
-    optimizer: str,
-    tokens: SpecialTokens,
-    runtime: Runtime,
-    *,
-    seed: int,
+    wanted: ModelToTrain, train: TrainConfig, optimizer: str, runtime: Runtime
 ) -> PlacedModel:
     """Make the model to train, with the layers its device computes fastest; all ranks call it."""
     if train.activation_offload and runtime.device.type == "cpu":
@@ -70,11 +63,9 @@ def place_model(
     # What may be divided among devices is whole in the machine's memory first.
     may_divide = runtime.ranks.is_distributed and train.strategy in ("auto", "fsdp")
     whole_at = torch.device("cpu") if may_divide else runtime.device
-    room = free_in_words(runtime.device)
+    room, adapter = free_in_words(runtime.device), wanted.adapter
     try:
-        model, base_sha256 = placed_model(
-            section, adapter, tokens, seed=seed, dtype=runtime.dtype, device=whole_at
-        )
+        model, base_sha256 = wanted.placed(runtime.dtype, whole_at)
         strategy, note = strategy_of(train, adapter, optimizer, model, runtime)
         is_sharded = strategy == "fsdp"
         if not is_sharded:

@@ -22,7 +22,7 @@ from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import TextScores
 from toque.models.families import max_positions
 from toque.models.forward.blocks import CompileSeconds
-from toque.models.loading.to_train import family_to_train, model_to_train
+from toque.models.loading.to_train import ModelToTrain, SpecialTokens, family_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
 from toque.training.callbacks import Callback, Callbacks
@@ -94,9 +94,7 @@ def build_run(
     # Model: where this rank holds it.
     train, optim = config.train, config.optim
     runtime = Runtime.from_settings(train, family_to_train(config.model), ranks)
-    placed = place_model(
-        config.model, config.adapter, train, optim.name, store.codec(), runtime, seed=config.seed
-    )
+    placed = place_model(model_to_train(config, store.codec()), train, optim.name, runtime)
     model, sharing = placed.model, placed.sharing
 
     # Batches, and how many rows of them are computed at once.
@@ -138,9 +136,14 @@ def build_run(
     return run
 
 
+def model_to_train(config: RunConfig, tokens: SpecialTokens) -> ModelToTrain:
+    """The run's model, for a tokenizer."""
+    return ModelToTrain(config.model, config.adapter, tokens, config.seed)
+
+
 def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedModel:
     """The model to train, in float32 on the CPU, fitting the store's tokenizer, adapter and all."""
-    return model_to_train(config.model, config.adapter, store.codec(), seed=config.seed)
+    return model_to_train(config, store.codec()).in_float32()
 
 
 def build_stream(

@@ -28,7 +28,7 @@ from toque.models.loading.pretrained import (
     load_with_adapters,
 )
 from toque.models.loading.provenance import Form, Provenance
-from toque.models.loading.to_train import base_to_train, family_to_train
+from toque.models.loading.to_train import family_to_train
 from toque.models.lora.adapter_files import is_adapter_folder, load_adapter, merged
 from toque.models.lora.frozen import PLAIN, FrozenFormat, format_of
 from toque.models.lora.layers import ADAPTER
@@ -37,7 +37,7 @@ from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.runtime import precision_on
 from toque.workflows.asking import codec_in, provenance_in, provenance_of_run
-from toque.workflows.build import build_language_model
+from toque.workflows.build import model_to_train
 from toque.workflows.run_folder import load_weights, refuse_another_store
 
 _COMPARED = 32  # rows of a store whose texts two tokenizers are compared by
@@ -150,10 +150,11 @@ def _from_checkpoint(folder: Path, config: RunConfig, device: torch.device) -> O
     store = TokenStore.open(config.data.store)
     refuse_another_store(folder, found, store)
     check_tokenizer(store)
+    wanted = model_to_train(config, store.codec())
     if config.adapter is None:
-        model = build_language_model(config, store)
+        model = wanted.in_float32()
     else:
-        base = base_to_train(config.model, config.adapter, store.codec(), seed=config.seed)
+        base = wanted.base()
         formats = formats_in_use([], device, _format_of(config, device))
         model, _ = base.placed(base.fitting(formats, device), device)
     load_weights(model, found)

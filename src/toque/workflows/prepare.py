@@ -75,12 +75,13 @@ def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
     from toque.data.loader.batch_stream import refuse_empty
     from toque.runs.outlined_update import outlining  # with torch
     from toque.workflows.build import build_stream
-    from toque.workflows.plan.outlined_model import plain_outline
+    from toque.workflows.plan.outlined_model import outlined_model
 
     try:
         refuse_empty(store, "validation")
         with outlining():
-            outline = plain_outline(config, store)
+            plain = config.model_copy(update={"adapter": None})
+            outline = outlined_model(plain, store.codec(), where="cuda", precision="float32")
         build_stream(config, store, outline)
     except ConfigError as error:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -39,89 +40,62 @@ def family_to_train(model: ModelConfig) -> Family:
     return check_folder(model.start_from, family=model.family).family
 
 
-def new_model(section: ModelConfig, tokens: SpecialTokens, *, seed: int) -> PreTrainedModel:
-    """A new model of the run's family and shape."""
-    return build_model(
-        family=section.family,
-        shape=section.shape,
-        vocab_size=tokens.vocab_size,
-        pad_id=tokens.pad_id,
-        eos_id=tokens.eos_id,
-        bos_id=tokens.bos_id,
-        seed=seed,
-    )
+@dataclass(frozen=True)
+class ModelToTrain:
+    """The model of a run, fitting its tokenizer; reading one raises as `check_folder` does."""
 
+    section: ModelConfig
+    adapter: AdapterConfig | None
+    tokens: SpecialTokens
+    seed: int
 
-def model_to_train(
-    section: ModelConfig, adapter: AdapterConfig | None, tokens: SpecialTokens, *, seed: int
-) -> PreTrainedModel:
-    """The model to train, in float32 on the CPU, fitting the tokenizer, adapter and all."""
-    if section.start_from == "scratch":
-        return new_model(section, tokens, seed=seed)
-    model = load_model(section.start_from, family=section.family)
-    _fit(section, adapter, model, tokens, seed=seed)
-    return model
+    def new(self) -> PreTrainedModel:
+        """A new model of the run's family and shape."""
+        return build_model(
+            family=self.section.family,
+            shape=self.section.shape,
+            vocab_size=self.tokens.vocab_size,
+            pad_id=self.tokens.pad_id,
+            eos_id=self.tokens.eos_id,
+            bos_id=self.tokens.bos_id,
+            seed=self.seed,
+        )
 
+    def fit(self, model: PreTrainedModel) -> None:
+        """Give a checkpoint's model rows for the tokenizer's tokens, and the adapter.
 
-def placed_model(
-    section: ModelConfig,
-    adapter: AdapterConfig | None,
-    tokens: SpecialTokens,
-    *,
-    seed: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[PreTrainedModel, str | None]:
-    """The model to train on a device, and the hash of the weights beside its adapter, if any."""
-    if adapter is None:
-        model = model_to_train(section, None, tokens, seed=seed)
+        Rows of tokens that are new, or stand for a line break, are trained beside an adapter.
+        """
+        rows, tokens, base = vocabulary_rows(model), self.tokens, self.section.start_from
+        grow_vocabulary(model, tokens.vocab_size)
+        if self.adapter is None:
+            return
+        marker = () if tokens.newline_id is None else (tokens.newline_id,)
+        new = sorted({*marker, *range(rows, tokens.vocab_size)})
+        folder = Path(base).expanduser()
+        named = str(folder.resolve()) if folder.is_dir() else base
+        attach(model, self.adapter, base=named, seed=self.seed, tokens=new)
+
+    def in_float32(self) -> PreTrainedModel:
+        """The model, adapter and all, in float32 on the CPU."""
+        if self.section.start_from == "scratch":
+            return self.new()
+        model = load_model(self.section.start_from, family=self.section.family)
+        self.fit(model)
+        return model
+
+    def base(self) -> AdaptedBase:
+        """The base of the run with its adapter."""
+        found = check_folder(self.section.start_from, family=self.section.family)
+        is_dora = self.adapter is not None and self.adapter.kind == "dora"
+        return AdaptedBase(found, self.fit, read_whole=is_dora)
+
+    def placed(
+        self, dtype: torch.dtype, device: torch.device
+    ) -> tuple[PreTrainedModel, str | None]:
+        """The model on a device, and the hash of the weights beside its adapter, if any."""
+        if self.adapter is not None:
+            return self.base().placed(FrozenFormat(dtype, self.adapter.quantize_base), device)
+        model = self.in_float32()
         model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
         return model, None
-    base = base_to_train(section, adapter, tokens, seed=seed)
-    return base.placed(FrozenFormat(dtype, adapter.quantize_base), device)
-
-
-def base_to_train(
-    section: ModelConfig, adapter: AdapterConfig, tokens: SpecialTokens, *, seed: int
-) -> AdaptedBase:
-    """The base of a run with its adapter; raises as `check_folder` does."""
-    return AdaptedBase(
-        check_folder(section.start_from, family=section.family),
-        lambda model: _fit(section, adapter, model, tokens, seed=seed),
-        read_whole=adapter.kind == "dora",
-    )
-
-
-def add_adapter(
-    adapter: AdapterConfig,
-    model: PreTrainedModel,
-    tokens: SpecialTokens,
-    *,
-    base: str,
-    base_rows: int,
-    seed: int,
-) -> None:
-    """Put the configured adapter into `model`, whose embedding had `base_rows` before it grew.
-
-    Rows of tokens that are new, or stand for a line break, are trained besides.
-    """
-    marker = () if tokens.newline_id is None else (tokens.newline_id,)
-    new = sorted({*marker, *range(base_rows, tokens.vocab_size)})
-    folder = Path(base).expanduser()
-    named = str(folder.resolve()) if folder.is_dir() else base
-    attach(model, adapter, base=named, seed=seed, tokens=new)
-
-
-def _fit(
-    section: ModelConfig,
-    adapter: AdapterConfig | None,
-    model: PreTrainedModel,
-    tokens: SpecialTokens,
-    *,
-    seed: int,
-) -> None:
-    """Give a checkpoint's model rows for the tokenizer's tokens, and the adapter."""
-    rows, base = vocabulary_rows(model), section.start_from
-    grow_vocabulary(model, tokens.vocab_size)
-    if adapter is not None:
-        add_adapter(adapter, model, tokens, base=base, base_rows=rows, seed=seed)

@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
-from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.models.families import DTYPES, vocabulary_rows
 from toque.models.forward.cpu_layers import use_cpu_layers
@@ -20,10 +19,10 @@ from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.outline import Where
 from toque.models.loading.from_scratch import KNOWN, known_model, outline_of
 from toque.models.loading.hub import resolve_folder
-from toque.models.loading.pretrained import grow_vocabulary
-from toque.models.loading.to_train import SpecialTokens, add_adapter, new_model
+from toque.models.loading.to_train import SpecialTokens
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.quantised import Outlined
+from toque.workflows.build import model_to_train
 
 if TYPE_CHECKING:
     from toque.data.store.token_store import TokenStore
@@ -63,49 +62,26 @@ def outlined_model(
     config: RunConfig, known: SpecialTokens | None, *, where: Where, precision: str
 ) -> PreTrainedModel:
     """The run's model with its layers as they are on that kind of device; inside `outlining`."""
-    model, rows = _started(config, known)
-    adapter, form = config.adapter, None
-    if adapter is not None and config.model.start_from != "scratch":
-        _adapt(config, adapter, model, known or Vocabulary(rows), rows)
-        form = adapter.quantize_base
+    adapter = config.adapter
+    if config.model.start_from == "scratch":
+        if known is None:
+            raise ConfigError("A model from scratch needs a tokenizer: name model.tokenizer.")
+        model = model_to_train(config, known).new()
+    else:
+        model = _of_checkpoint(config.model.start_from)
+        wanted = model_to_train(config, known or Vocabulary(vocabulary_rows(model)))
+        # On the device "meta", for peft cannot move fake tensors.
+        with unset_fake_temporarily(), torch.device("meta"):
+            remake(model, "meta")
+            wanted.fit(model)
+        remake(model)
+    form = None if adapter is None else adapter.quantize_base
     hold_frozen(model, DTYPES[precision], None if form is None else Outlined(form))
     if where == "cpu":
         use_fast_dropout(model)
         if precision == "bf16":
             use_cpu_layers(model)
     return model
-
-
-def plain_outline(config: RunConfig, store: TokenStore) -> PreTrainedModel:
-    """The run's model with the store's vocabulary, no adapter and stock layers; in `outlining`."""
-    return _started(config, vocabulary_of(config, store))[0]
-
-
-def _started(config: RunConfig, known: SpecialTokens | None) -> tuple[PreTrainedModel, int]:
-    """The model without adapter, and the rows of its vocabulary before it was made larger."""
-    if config.model.start_from != "scratch":
-        model = _of_checkpoint(config.model.start_from)
-        rows = vocabulary_rows(model)
-        grow_vocabulary(model, rows if known is None else known.vocab_size)
-        return model, rows
-    if known is None:
-        raise ConfigError("A model from scratch needs a tokenizer: name model.tokenizer.")
-    return new_model(config.model, known, seed=config.seed), known.vocab_size
-
-
-def _adapt(
-    config: RunConfig,
-    adapter: AdapterConfig,
-    model: PreTrainedModel,
-    seen: SpecialTokens,
-    rows: int,
-) -> None:
-    """Put the adapter in, with the model on the device "meta": peft cannot move fake tensors."""
-    with unset_fake_temporarily(), torch.device("meta"):
-        remake(model, "meta")
-        start = config.model.start_from
-        add_adapter(adapter, model, seen, base=start, base_rows=rows, seed=config.seed)
-    remake(model, "cpu")
 
 
 def remake(model: nn.Module, device: str = "cpu", dtype: torch.dtype | None = None) -> None:
