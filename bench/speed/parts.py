@@ -47,6 +47,7 @@ from toque.models.forward.blocks import compile_blocks, stop_compiling
 from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
 from toque.models.forward.flex_attention import attention_of
 from toque.models.loading.from_scratch import fuse_activations, stock_activations
+from toque.runs.outlined_update import peak_of
 from toque.training.checkpoint.saver import Slot, lower_priority
 from toque.training.placement import prefetching
 from toque.units import Cursor
@@ -314,7 +315,10 @@ def measure(a: argparse.Namespace) -> harness.Result:
         for part in a.parts.split(","):
             harness.note(part)
             parts[part] = {"what": PARTS[part].__doc__} | PARTS[part](a, b)
-    gemm, speed = b.runtime.peak(b.arithmetic.products), b.useful / shipped
+    gemm, speed = (
+        peak_of(b.runtime.device, b.runtime.dtype, b.arithmetic.products),
+        b.useful / shipped,
+    )
     result = harness.Result(
         details={
             "parts": parts,

@@ -164,6 +164,7 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     from updates import batch_of
 
     from toque.models.flops import flops_per_token, parameter_counts, products_of
+    from toque.runs.outlined_update import peak_of
     from toque.training.runtime import Runtime
 
     if a.limit_gib and torch.cuda.is_available():
@@ -185,7 +186,7 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     flops = flops_per_token(
         model, context=alone[0] / 2, source_share=share, source_context=alone[1]
     )
-    peak_flops = runtime.peak(products_of(model, source_share=share))
+    peak_flops = peak_of(runtime.device, runtime.dtype, products_of(model, source_share=share))
     speed = batch.n_tokens / statistics.median(seconds[a.warmup :])
     counts = parameter_counts(model)
     on_gpu = runtime.device.type == "cuda"

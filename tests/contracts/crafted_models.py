@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.models.loading.from_scratch import build_model
-from toque.models.loading.pretrained import load_model
+from toque.models.loading.pretrained import grow_vocabulary, load_model
 
 GPT2 = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -117,7 +117,7 @@ def model_cases(work: Path) -> Mapping[str, Callable[[], object]]:
         return folder
 
     def opened(folder: Path) -> Callable[[], object]:
-        return lambda: load_model(str(folder), vocab_size=64)
+        return lambda: grow_vocabulary(load_model(str(folder)), 64)
 
     configs = OTHERS | {name: ("gpt2", GPT2, change) for name, change in CONFIGS.items()}
     for name, (family, shape, change) in configs.items():

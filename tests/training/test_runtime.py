@@ -9,7 +9,7 @@ from fixtures.runs import RowStream
 from toque.errors import ConfigError
 from toque.models.onednn import onednn_is_faster
 from toque.runs import outlined_update
-from toque.runs.outlined_update import measure_peak
+from toque.runs.outlined_update import measure_peak, peak_of
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime, set_deterministic
 from toque.training.update_guard import UpdateGuard
@@ -126,7 +126,7 @@ def test_the_peak_is_of_the_models_products_in_the_runs_precision(monkeypatch, p
     monkeypatch.setattr(torch, "randn", seen)
     monkeypatch.setattr(outlined_update, "_MEASURE_SECONDS", 0.0)
     runtime = Runtime(precision=precision)
-    peak = runtime.peak({(8, 16): 1.0, (8, 61): 3.0})
+    peak = peak_of(runtime.device, runtime.dtype, {(8, 16): 1.0, (8, 61): 3.0})
     assert {dtype for *_, dtype in made} == {getattr(torch, kind)}
     weights = {(rows, columns) for rows, columns, _ in made if rows < 100}
     assert weights == {(16, 8), (61, 8)}
@@ -147,7 +147,7 @@ def test_cuda_takes_16_bits_and_a_stated_peak():
     runtime = Runtime.detect()
     assert runtime.device.type == "cuda"
     assert runtime.precision in {"bf16", "fp16"}
-    assert runtime.peak({(64, 64): 1.0}).flops_per_second > 1e12
+    assert peak_of(runtime.device, runtime.dtype, {(64, 64): 1.0}).flops_per_second > 1e12
 
 
 @pytest.mark.gpu

@@ -113,6 +113,14 @@ def vocabulary_rows(model: nn.Module) -> int:
     return int(embedding(model).shape[0])
 
 
+def exchange_parameters(model: nn.Module, others: Mapping[int, nn.Parameter]) -> None:
+    """Replace parameters, by the id of the old ones, wherever they are; shared ones stay shared."""
+    for module in model.modules():
+        for name, old in module._parameters.items():  # noqa: SLF001  # what __setattr__ writes to
+            if old is not None:
+                module._parameters[name] = others[id(old)]  # noqa: SLF001
+
+
 def head_size(config: Any) -> int:
     """Columns of one attention head of a decoder-only model."""
     size = getattr(config, "head_dim", None)

@@ -23,6 +23,7 @@ from toque.reports.page import (
     Sentence,
     written,
 )
+from toque.reports.run_shares import mapping
 from toque.reports.score_tables import score_grids
 from toque.reports.verdict import Verdict, advice
 from toque.runs.history import RunHistory, SystemRow, number
@@ -118,8 +119,7 @@ def run_page(
 
 def _facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
     done, step, running = history.progress, history.step, state.kind == "running"
-    whole = history.start.get("train")
-    requested = whole.get("stop_after") if isinstance(whole, Mapping) else None
+    requested = mapping(history.start.get("train")).get("stop_after")
     # The event's own length is what was left of the run when its session began.
     pairs = [("until", str(requested or history.start.get("stop_after", "-")))]
     if done.step:
@@ -176,8 +176,7 @@ def _warnings(history: RunHistory, trouble: str) -> list[Sentence]:
 
 
 def _texts(run: RunRecord, evaluation: Mapping[str, Any]) -> list[Sentence | Folded]:
-    generated = evaluation.get("generated")
-    score = number(generated.get("recipe_score")) if isinstance(generated, dict) else None
+    score = number(mapping(evaluation.get("generated")).get("recipe_score"))
     poor = "" if score is None else hint(score)
     found: list[Sentence | Folded] = [Sentence(poor, "warn")] if poor else []
     prompts = list(run.texts.items())
@@ -193,8 +192,7 @@ def texts_of(prompt: str, own: Sequence[Mapping[str, Any]]) -> Folded:
     gap = max(1, -(-len(own) // _MOST_TEXTS))
     texts: list[Passage] = []
     for sample in own[::-1][::gap]:
-        metrics = sample.get("metrics")
-        metrics = metrics if isinstance(metrics, dict) else {}
+        metrics = mapping(sample.get("metrics"))
         scores = ", ".join(f"{name} {written(value)}" for name, value in metrics.items())
         texts.append(Passage(str(sample.get("text", "")), f"step {sample.get('step')}", scores))
     if own[-1].get("reference"):

@@ -150,18 +150,18 @@ def facts_of(events: Sequence[Event]) -> Facts | None:
     counted = [(number(e.get("pad_fraction")), number(e.get("tokens")) or 0.0) for e in steps]
     weighed = [(pad, n) for pad, n in counted if pad is not None and 0.0 <= pad < 1.0]
     computed = sum(n / (1.0 - pad) for pad, n in weighed)
-    begun = min((int(number(e.get("step")) or 0) for e in starts), default=0)
+    begun = min((e["step"] for e in starts), default=0)
     scored = kinds.get("evaluation", [])
-    held_out = [number(mapping(e.get("metrics")).get("loss")) for e in scored]
-    gpus = [mapping(gpu) for e in kinds.get("system", []) for gpu in _list(e.get("gpus"))]
+    held_out = [number(e.get("metrics", {}).get("loss")) for e in scored]
+    gpus: list[Event] = [gpu for e in kinds.get("system", []) for gpu in e.get("gpus", ())]
     busy = [number(gpu.get("utilisation_percent")) for gpu in gpus]
-    held_down = Counter(str(reason) for gpu in gpus for reason in _list(gpu.get("throttled")))
+    held_down = Counter(reason for gpu in gpus for reason in gpu.get("throttled", ()))
     used = [(number(e.get("mfu")), _value(e, "seconds")) for e in steps]
     return Facts(
         parts=parts,
         late=sum(_parts({"parts": part} for part in late).values()),
         compiling_late=_sum(late, "compiling"),
-        n_updates=max(1, int(number(steps[-1].get("step")) or 0) - begun),
+        n_updates=max(1, steps[-1]["step"] - begun),
         tokens=_sum(steps, "tokens"),
         update_seconds=_sum(steps, "seconds"),
         pad_fraction=1.0 - sum(n for _, n in weighed) / computed if computed else 0.0,
@@ -197,10 +197,6 @@ def _value(event: Event, name: str) -> float:
 
 def _sum(events: Iterable[Event], name: str) -> float:
     return sum(max(0.0, _value(e, name)) for e in events)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _mean(pairs: Iterable[tuple[float | None, float]]) -> float | None:

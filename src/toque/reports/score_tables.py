@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from toque.evaluation.classification import class_rows
 from toque.reports.page import Grid, written
+from toque.reports.run_shares import mapping
 
 _NONE: Final = "-"
 _MOST_COLUMNS: Final = 6  # classes of a confusion table with columns; more have rows alone
@@ -15,7 +16,7 @@ _MOST_COLUMNS: Final = 6  # classes of a confusion table with columns; more have
 def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
     """A table for all texts, then one for each way they are divided; of any evaluation.json."""
     held_out, intervals, over, written_texts, method = (
-        _mapping(evaluation, name)
+        mapping(evaluation.get(name))
         for name in ("heldout", "intervals", "applies_to", "generated", "method")
     )
     rows = [(_named(f"held-out {n}"), written(v), _NONE, _NONE) for n, v in held_out.items()]
@@ -27,14 +28,16 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
     title = "Final evaluation" + ("" if step is None else f", step {written(step)}")
     note = "; ".join(f"{name}: {value}" for name, value in method.items())
     tasks: dict[str, Mapping[str, Any]] = {
-        name: own for name, own in _mapping(evaluation, "tasks").items() if isinstance(own, Mapping)
+        name: own
+        for name, own in mapping(evaluation.get("tasks")).items()
+        if isinstance(own, Mapping)
     }
     grids = [
         Grid(("measure", "value", "interval", "over"), rows, note, title),
         _tasks(tasks),
         *_confusions(tasks),
     ]
-    for slicing, parts in _mapping(evaluation, "slices").items():
+    for slicing, parts in mapping(evaluation.get("slices")).items():
         if isinstance(parts, Mapping) and parts:
             # One row a metric, one column a part; its interval is in the file.
             scores = {label: found for label, found in parts.items() if isinstance(found, Mapping)}
@@ -43,7 +46,7 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
                 for name in dict.fromkeys(name for found in scores.values() for name in found)
             ]
             grids.append(Grid(("measure", *scores), cells, title=f"By {_named(slicing)}"))
-    failed = [(name, written(why)) for name, why in _mapping(evaluation, "failed").items()]
+    failed = [(name, written(why)) for name, why in mapping(evaluation.get("failed")).items()]
     grids.append(Grid(("metric", "why"), failed, title="Metrics that failed"))
     return [grid for grid in grids if grid.rows]
 
@@ -82,11 +85,6 @@ def _interval(value: object) -> str:
     if not isinstance(value, list) or len(value) != 2:
         return _NONE
     return f"{written(value[0])} to {written(value[1])}"
-
-
-def _mapping(evaluation: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = evaluation.get(name)
-    return found if isinstance(found, Mapping) else {}
 
 
 def _named(name: str) -> str:

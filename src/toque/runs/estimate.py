@@ -20,10 +20,11 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.hardware.cards import Card
-from toque.models.families import family_of, head_size, vocabulary_rows
+from toque.models.families import family_of, vocabulary_rows
 from toque.models.flops import parameter_counts
 from toque.models.forward.loss import logits_bytes
 from toque.models.forward.outline import OutlinedRows, Where
+from toque.models.generation.kv_cache import cache_shape
 from toque.models.lora.frozen import frozen_matrices
 from toque.models.lora.layers import is_adapted
 from toque.models.lora.quantised import quantised_layers
@@ -375,14 +376,9 @@ def largest_rows(
 
 def _texts_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) -> int:
     """Keys and values of the texts that the final evaluation writes side by side, in float32."""
-    shape, texts = model.config, config.evaluation.generate
-    if family_of(shape).is_encoder_decoder:
-        width, layers = shape.num_heads * shape.d_kv, shape.num_decoder_layers
-        tokens = row.source + row.target  # its own, and the prompt's across
-    else:
-        heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-        width, layers, tokens = heads * head_size(shape), shape.num_hidden_layers, row.target
-    return 2 * 4 * int(layers) * int(width) * tokens * texts
+    layers, heads, size = cache_shape(model)
+    tokens = row.source + row.target  # its own, and in an encoder-decoder the prompt's across
+    return 2 * 4 * layers * heads * size * tokens * config.evaluation.generate
 
 
 def _weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec
 
 from torch import Tensor
 
 from toque.units import Duration, Progress
 
 State = dict[str, Any]  # JSON
+_About = ParamSpec("_About")
 
 
 @dataclass(frozen=True)
@@ -262,20 +263,18 @@ class Callbacks:
                 for callback in reversed(started):
                     stack.callback(callback.on_fit_end, summary)
 
-    def on_before_step(self, at: Progress) -> None:
-        """Call every callback; so do the methods below."""
-        for callback in self._callbacks:
-            callback.on_before_step(at)
+    def tell(
+        self,
+        method: Callable[Concatenate[Callback, _About], None],
+        *about: _About.args,
+        **named: _About.kwargs,
+    ) -> None:
+        """Call a method of `Callback` on each that asks for nothing: `tell(Callback.on_save, ...)`.
 
-    def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
-        """So many of an update's micro-batches are computed."""
+        A callback's own method is called, by the name that `Callback` has for it.
+        """
         for callback in self._callbacks:
-            callback.on_micro_batch(at, done, total)
-
-    def on_before_evaluate(self, at: Progress) -> None:
-        """An evaluation begins."""
-        for callback in self._callbacks:
-            callback.on_before_evaluate(at)
+            getattr(callback, method.__name__)(*about, **named)
 
     def on_step(self, info: StepInfo) -> Requests:
         """An update is done; all requests combined."""
@@ -285,20 +284,9 @@ class Callbacks:
         """An evaluation is done; all requests combined."""
         return _combined([c.on_evaluate(at, metrics) for c in self._callbacks])
 
-    def on_before_save(self, at: Progress) -> None:
-        """A checkpoint is about to be written."""
-        for callback in self._callbacks:
-            callback.on_before_save(at)
-
-    def on_save(self, at: Progress, saved: Saved) -> None:
-        """A checkpoint is durable."""
-        for callback in self._callbacks:
-            callback.on_save(at, saved)
-
     def on_warning(self, at: Progress, message: str) -> None:
         """The user should read `message`; the run continues."""
-        for callback in self._callbacks:
-            callback.on_warning(at, message)
+        self.tell(Callback.on_warning, at, message)
 
     def state_dict(self) -> State:
         """The states by callback, without empty ones."""

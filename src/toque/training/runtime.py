@@ -29,7 +29,6 @@ from toque.models.onednn import (
     keep_fewer_kernels,
     onednn_is_faster,
 )
-from toque.runs.outlined_update import Peak, Products, peak_of
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import whole
 from toque.training.optim.factory import step_if
@@ -121,10 +120,6 @@ class Runtime:
         if self.precision == "bf16":
             return {"bf16 on a CPU": "6"}
         return {"float32 on a CPU": "oneDNN"} if onednn_is_faster() else {}
-
-    def peak(self, products: Products) -> Peak:
-        """Peak FLOP/s here of the model's matrix products in the run's precision."""
-        return peak_of(self.device, self.dtype, products)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the forward pass runs."""

@@ -16,6 +16,7 @@ from toque.errors import DataError, Interrupted, NonFiniteError
 from toque.training.callbacks import (
     LOSS,
     Best,
+    Callback,
     Callbacks,
     Goal,
     Requests,
@@ -130,7 +131,7 @@ class Trainer:
         with self.prefetch(self.batches, self.cursor) as prefetch:
             while not self.finished:
                 started = time.perf_counter()
-                self.callbacks.on_before_step(self.progress)
+                self.callbacks.tell(Callback.on_before_step, self.progress)
                 self.clock.lap("observers", slowed=self.callbacks.slow)
                 planned, batch = prefetch.next()
                 self.clock.lap("data_wait")
@@ -207,7 +208,7 @@ class Trainer:
                 loss = self._sharing.loss(self.loss_fn, here, last=last)  # [] nats, summed
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
-            self.callbacks.on_micro_batch(self.progress, done, len(micro_batches))
+            self.callbacks.tell(Callback.on_micro_batch, self.progress, done, len(micro_batches))
         return loss_sum
 
     def _check_updates(self) -> None:
@@ -252,7 +253,7 @@ class Trainer:
 
     def _evaluate(self) -> Requests:
         self._check_updates()
-        self.callbacks.on_before_evaluate(self.progress)
+        self.callbacks.tell(Callback.on_before_evaluate, self.progress)
         self.clock.lap("observers")
         try:
             metrics = self.evaluator()
@@ -273,7 +274,7 @@ class Trainer:
         self.clock.lap("observers")
         self._ranks.assert_in_sync("before a save", self._sharing, self.progress, self.cursor)
         layout = self.oom_fallback.for_checkpoint(self._ranks)
-        self.callbacks.on_before_save(self.progress)
+        self.callbacks.tell(Callback.on_before_save, self.progress)
         tensors = resume.trainer_tensors(self.model, self.optimizer)
         self._saves.save(self.progress, tensors, self.state_dict() | layout, final=final)
         self.clock.lap("saving")

@@ -26,13 +26,13 @@ from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.bootstrap import paired
 from toque.reporter import SILENT, Reporter
 from toque.reports.page import Grid, aligned
-from toque.runs.history import METRICS, read_metrics
 from toque.storage.atomic import atomic_write
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
 from toque.version import __version__
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.prepare import prepare
+from toque.workflows.results import TrainedRun
 
 SHOWN: Final = (
     ("loss", "held-out loss", 4, 1.0),
@@ -340,10 +340,9 @@ def _train(
         os.dup2(file, standard)
     code, run = train_in_child(resolved, log), Path(resolved.config.run_dir)
     if code == 0:
-        record = json.loads((run / "evaluation.json").read_text())
-        scores = {**record["heldout"], **record["generated"]}
-        measures = {name: float(value) for name, value in scores.items() if value is not None}
-        for event in read_metrics(run / METRICS):
+        done = TrainedRun(run, 0, "finished")
+        measures = {name: float(value) for name, value in done.metrics.items() if value is not None}
+        for event in done.history:
             if event["event"] == "end":
                 measures["training_seconds"] = float(event["training_seconds"])
         kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

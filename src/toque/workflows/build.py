@@ -25,6 +25,7 @@ from toque.models.forward.blocks import CompileSeconds
 from toque.models.loading.to_train import ModelToTrain, SpecialTokens, family_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
+from toque.runs.outlined_update import peak_of
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import chosen_layout
@@ -309,7 +310,7 @@ def _observers(
         log_every=observe.log_every, reporter=reporter, warn=warn, time_left=left
     )
     arithmetic = arithmetic_of(run.model, run.stream, attention_in(run.model, runtime))
-    peak = runtime.peak(arithmetic.products).of_ranks(world_size)
+    peak = peak_of(runtime.device, runtime.dtype, arithmetic.products).of_ranks(world_size)
     feeds = watchers.feeds(warn)
     summaries: list[Summary] = []
     if observe.summary is not None:

@@ -139,9 +139,8 @@ def keep_model(
         )
         save_model(model, None, folder, card=card, files=files, max_new_tokens=most)
         return f"The model is in {folder}"
-    save_adapter(
-        model, None, folder, card=adapter_usage(card), base_hash=base_hash or "", files=files
-    )
+    card = adapter_usage(card)
+    save_adapter(model, folder, card=card, base_hash=base_hash or "", files=files)
     size = (folder / WEIGHTS).stat().st_size / 1e6
     run = in_shell(folder.parent)
     return (

@@ -87,7 +87,7 @@ def saved(
     attach(model, adapter, base=str(base_folder), seed=3, tokens=tokens)
     assert base_sha256(model) == digest  # attaching changes no weight of the model
     disturb(model, seed)
-    save_adapter(model, base_folder, to, card="", base_hash=digest)
+    save_adapter(model, to, card="", base_hash=digest)
     return model.eval()
 
 

@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 
 from toque.errors import ConfigError
 from toque.models.forward.blocks import blocks
-from toque.models.loading.from_scratch import config_in, construct
-from toque.models.loading.pretrained import SHARE, CheckedFolder, Placement
+from toque.models.loading.pretrained import SHARE, CheckedFolder, Placement, outlined
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ def device_map(parts: Parts, memory: Mapping[torch.device, int]) -> dict[str, to
 
 def placement_of(found: CheckedFolder, memory: Mapping[torch.device, int]) -> Placement | None:
     """Placement of a model that the first device cannot take: float32 over all before bf16."""
-    with torch.device("meta"):
-        model = construct(found.family, config_in(found.folder))
+    model = outlined(found)
     for dtype in (torch.float32, torch.bfloat16):
         parts = parts_of(model, dtype)
         placed = device_map(parts, memory)

@@ -188,18 +188,16 @@ def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
 
 def fuse_activations(model: nn.Module) -> None:
     """Put PyTorch's own kernel for "gelu_new": a quarter of a small GPT-2's step on a CPU."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, NewGELUActivation):
-                setattr(module, name, nn.GELU(approximate="tanh"))
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(module, NewGELUActivation):
+            model.set_submodule(path, nn.GELU(approximate="tanh"))
 
 
 def stock_activations(model: nn.Module) -> None:
     """Undo `fuse_activations`."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.GELU) and child.approximate == "tanh":
-                setattr(module, name, NewGELUActivation())
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(module, nn.GELU) and module.approximate == "tanh":
+            model.set_submodule(path, NewGELUActivation())
 
 
 def _t5(width: int, inner: int, layers: int, heads: int) -> dict[str, Any]:

@@ -55,7 +55,6 @@ def save_model(
 
 def save_adapter(
     model: PreTrainedModel,
-    codec_folder: Path | None,
     folder: Path,
     *,
     card: str,
@@ -64,7 +63,7 @@ def save_adapter(
 ) -> None:
     """Write an adapter, as `save_model` a model; `base_hash` is `base_sha256` of its base."""
     write = partial(write_adapter, model, base_hash=base_hash)
-    _write_folder(folder, write, codec_folder, {**files, "README.md": card})
+    _write_folder(folder, write, None, {**files, "README.md": card})
 
 
 def _write_folder(

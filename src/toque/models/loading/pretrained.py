@@ -25,6 +25,7 @@ from toque.models.families import (
     MODEL_TYPES,
     Family,
     embedding,
+    exchange_parameters,
     family_named,
     family_of,
     unknown_type,
@@ -121,15 +122,12 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
     return CheckedFolder(folder, family_of(config_in(folder)), stored, own_head)
 
 
-def load_model(
-    path: str, *, family: str = "auto", vocab_size: int | None = None, place: Place | None = None
-) -> PreTrainedModel:
+def load_model(path: str, *, family: str = "auto", place: Place | None = None) -> PreTrainedModel:
     """A pretrained model in float32 on the CPU, in evaluation mode, dropout as its config says.
 
     The weights must be all there and have the config's shapes; transformers alone would draw
-    missing ones at random. `vocab_size` are the embedding's fewest rows (`grow_vocabulary`),
-    `place` says where it goes instead, without a copy on the CPU. Raises what `check_folder`
-    raises.
+    missing ones at random. `place` says where it goes instead, without a copy on the CPU. Raises
+    what `check_folder` raises.
     """
     found = check_folder(path, family=family)
     placed = None if place is None else place(found)
@@ -140,8 +138,6 @@ def load_model(
         if _head(model) is embedding(model):
             give_own_head(model, _head(model).detach().clone())
         model.config.tie_word_embeddings = False
-    if vocab_size is not None:
-        grow_vocabulary(model, vocab_size)
     fuse_activations(model)
     return model
 
@@ -213,9 +209,8 @@ def load_frame(found: CheckedFolder) -> PreTrainedModel | None:
     made = _parameters(model, found)
     if made is None:
         return None
+    exchange_parameters(model, made)
     for module in model.modules():
-        for name, old in list(module.named_parameters(recurse=False)):
-            module.register_parameter(name, made[id(old)])
         buffers = dict(module.named_buffers(recurse=False))
         for name, buffer in buffers.items():
             empty = torch.empty_like(buffer, device="cpu")

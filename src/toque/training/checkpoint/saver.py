@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.storage.atomic import FileEntry, FolderWriter, sync_file
-from toque.training.callbacks import Callbacks, SaveCounts, Saved
+from toque.training.callbacks import Callback, Callbacks, SaveCounts, Saved
 from toque.training.checkpoint.resume import model_tensors
 from toque.training.checkpoint.saved import SHARDED, step_name
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
@@ -352,7 +352,8 @@ class Saves:
         if save.kind == self.store.folder.name:
             self.counts.written += 1
             if self.ranks.is_main:
-                self.callbacks.on_save(at, replace(saved, blocked_seconds=save.blocked_seconds))
+                told = replace(saved, blocked_seconds=save.blocked_seconds)
+                self.callbacks.tell(Callback.on_save, at, told)
         return None
 
     def _failed(self, at: Progress, error: SaveError, *, quiet: bool) -> SaveError:

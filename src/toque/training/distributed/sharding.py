@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from toque.batch import Batch
+from toque.models.families import exchange_parameters
 from toque.models.glibc_malloc import return_freed_memory
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.exchange import divided_modules
@@ -83,11 +84,11 @@ class Sharded(Sharing):
             tensor = whole(parameter.detach())
             full[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
         outlined = dict(self._outline.named_parameters())
-        _exchange(self._outline, {id(outlined[name]): p for name, p in full.items()})
+        exchange_parameters(self._outline, {id(outlined[name]): p for name, p in full.items()})
         try:
             yield self._outline.train(self.model.training)
         finally:
-            _exchange(self._outline, {id(p): outlined[name] for name, p in full.items()})
+            exchange_parameters(self._outline, {id(p): outlined[name] for name, p in full.items()})
 
 
 class _Rooted(Entered):
@@ -136,11 +137,3 @@ def _outline(model: nn.Module, device: torch.device) -> nn.Module:
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)  # noqa: SLF001  # what __setattr__ writes to
     return outline
-
-
-def _exchange(model: nn.Module, parameters: dict[int, nn.Parameter]) -> None:
-    """Replace parameters, by the id of the old ones, wherever they are; shared ones stay shared."""
-    for module in model.modules():
-        for name, old in module._parameters.items():  # noqa: SLF001  # what __setattr__ writes to
-            if old is not None:
-                module._parameters[name] = parameters[id(old)]  # noqa: SLF001

@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from toque.data.loader.batch_stream import BatchStream
@@ -29,12 +28,12 @@ from toque.runs.history import METRICS
 from toque.runs.outlined_update import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
 from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
+from toque.training.distributed.process_group import versions
 from toque.training.distributed.sharing import Sharing
 from toque.training.placement import Arithmetic, attention_in, rate_of_bf16
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.units import Duration, Progress
-from toque.version import __version__
 
 
 @dataclass
@@ -106,12 +105,7 @@ def start_event(
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     counts, chosen = parameter_counts(model), attention_in(model, runtime)
     return {
-        "versions": {
-            "toque": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
         "hardware": {
             "device": cuda or platform.processor() or platform.machine(),
             "threads": torch.get_num_threads(),

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.errors import ConfigError
-from toque.models.families import DTYPES, vocabulary_rows
+from toque.models.families import DTYPES, exchange_parameters, vocabulary_rows
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.outline import Where
@@ -86,13 +86,11 @@ def outlined_model(
 
 def remake(model: nn.Module, device: str = "cpu", dtype: torch.dtype | None = None) -> None:
     """Exchange every parameter for an empty one, of `dtype` if given; shared ones stay shared."""
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, old in module.named_parameters(recurse=False):
-            if id(old) not in made:
-                new = torch.empty(old.shape, dtype=dtype or old.dtype, device=device)
-                made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad)
-            module.register_parameter(name, made[id(old)])
+    made = {}
+    for old in model.parameters():
+        new = torch.empty(old.shape, dtype=dtype or old.dtype, device=device)
+        made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad)
+    exchange_parameters(model, made)
 
 
 def _of_checkpoint(start: str) -> PreTrainedModel:
