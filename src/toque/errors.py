@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _MARKED = re.compile("\0([^\0]*)\0")
 _LINE_BREAKS = re.compile(
@@ -81,6 +82,18 @@ class ConfigError(ToqueError):
     """The command line or the configuration cannot be used as written."""
 
     exit_code = 2
+
+
+@contextmanager
+def needing(extra: str, what: str, *, otherwise: str = "") -> Iterator[None]:
+    """A context of imports: a ConfigError names the extra with the package that is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} needs the package {error.name}, which is not installed. Install it with `pip "
+            f"install 'toque[{extra}]'`{otherwise}."
+        ) from error
 
 
 class DataError(ToqueError):

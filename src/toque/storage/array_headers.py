@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from toque.errors import CheckpointError
 
@@ -63,6 +66,24 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         ((doubled, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"its header names {doubled!r} more than once")
     return found
+
+
+@contextmanager
+def opened_weights(file: Path, *, missing: str = ".") -> Iterator[Any]:
+    """A safetensors file that may be anyone's, open to read; CheckpointError if it is damaged.
+
+    `missing` ends the sentence about a file that is not there.
+    """
+    try:
+        check_safetensors_header(file)
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file} is missing{missing}") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{file} is damaged or cut short ({error}). Copy or download it again."
+        ) from error
 
 
 def with_sorted_metadata(data: bytes) -> bytes:

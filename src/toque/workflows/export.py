@@ -13,7 +13,7 @@ from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS, write_prompt
 from toque.data.tokenizer.chat import chat_template_of, template_text
 from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, prompt_ids
 from toque.data.tokenizer.tokenizer_folder import is_toques, read_folder
-from toque.errors import CheckpointError, ConfigError, DataError, argument
+from toque.errors import CheckpointError, ConfigError, DataError, argument, needing
 from toque.models.loading.card_usage import with_gguf_usage, with_usage
 from toque.models.loading.hub import push, refuse_push, resolve_folder
 from toque.models.loading.provenance import Provenance
@@ -159,14 +159,9 @@ def _has_encoder(source: Path) -> bool:
 
 def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenance) -> ExportedGguf:
     kind = kind.lower()
-    try:
+    with needing("gguf", "The format gguf"):
         from toque.models.gguf.gguf_export import TYPES, export_gguf, gguf_name
         from toque.models.gguf.gguf_vocabulary import Asking
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "The format gguf needs the package gguf, which is not installed. Install it with "
-            "pip install 'toque[gguf]'."
-        ) from error
     if kind not in TYPES:
         raise ConfigError(
             f"{argument('dtype')} is {kind}. Use one of {', '.join(TYPES)} in the format gguf."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from toque.errors import ConfigError, argument
+from toque.errors import ConfigError, argument, needing
 from toque.reporter import SILENT, Reporter
 from toque.runs.places import RunFinder, is_in_a_bucket
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
@@ -53,7 +53,7 @@ def serve(
             on, or a public one without a token.
         CheckpointError: a model that is damaged, or an adapter of another base.
     """
-    with _needing_server("serve"):
+    with needing("serve", "`toque serve`"):
         from toque.serving.application import build_app
         from toque.serving.server import Limits, Server, hosts_of, listening, url_of
     named = _named([models] if isinstance(models, TrainedRun | str | Path) else models)
@@ -126,7 +126,7 @@ def watch(
             one without a token.
         CheckpointError: the bucket cannot be read.
     """
-    with _needing_server("watch"):
+    with needing("serve", "`toque watch`"):
         from toque.serving.server import Limits, Server, hosts_of, listening, url_of
         from toque.watching import Watcher, watching_app
     hosts = hosts_of(host, port=port, token=token, risk="read the texts and metrics of the runs")
@@ -160,15 +160,3 @@ def _finder(watched: Model, reporter: Reporter) -> tuple[RunFinder, float]:
                 "folder that holds your runs."
             )
     return RunFinder(folder), _EVERY_SECONDS
-
-
-@contextmanager
-def _needing_server(verb: str) -> Iterator[None]:
-    """Name the extra that holds what a server needs, where it is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"`toque {verb}` needs {error.name}, which is not installed. Run: pip install "
-            "'toque[serve]'."
-        ) from error

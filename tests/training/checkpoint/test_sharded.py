@@ -147,7 +147,7 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_taken(folder, tmp
     assert found is not None
     assert found.step == 2
     (skipped,) = found.skipped
-    assert words in skipped.reason
+    assert words in skipped[1]
     with pytest.raises(CheckpointError, match=words):
         verify_checkpoint(newest)
     assert newest.exists()  # said, and left as it is

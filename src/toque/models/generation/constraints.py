@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toque.errors import ConfigError
+from toque.errors import ConfigError, needing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -117,13 +117,8 @@ class _Row:
 
 
 def _library() -> Any:
-    try:
+    with needing("structured", "Holding texts to a form"):
         import llguidance
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "Holding texts to a form needs llguidance, which is not installed. Run: pip install "
-            "'toque[structured]'."
-        ) from error
     return llguidance
 
 

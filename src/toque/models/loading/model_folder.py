@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from safetensors import SafetensorError, safe_open
-
 from toque.errors import CheckpointError
-from toque.storage.array_headers import check_safetensors_header
+from toque.storage.array_headers import opened_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -177,13 +175,9 @@ class StoredWeights:
         """A tensor in float32 and memory of its own; CheckpointError if its file is damaged."""
         import torch  # answering a mistake in a config.json does without
 
-        file = self.files[name]
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                tensor: Tensor = tensors.get_tensor(name)
-                return tensor.to(torch.float32, copy=True)
-        except (SafetensorError, OSError) as error:
-            raise _damaged(file, error) from error
+        with opened_weights(self.files[name]) as tensors:
+            tensor: Tensor = tensors.get_tensor(name)
+            return tensor.to(torch.float32, copy=True)
 
 
 def stored_weights(folder: Path) -> StoredWeights:
@@ -191,21 +185,11 @@ def stored_weights(folder: Path) -> StoredWeights:
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(folder):
-        try:
-            check_safetensors_header(file)
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  # not a mapping
-                    files[name] = file
-                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{file} is missing, and {folder / _INDEX} names it.") from error
-        except (SafetensorError, OSError) as error:
-            raise _damaged(file, error) from error
+        with opened_weights(file, missing=f", and {folder / _INDEX} names it.") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # not a mapping
+                files[name] = file
+                shapes[name] = tuple(tensors.get_slice(name).get_shape())
     return StoredWeights(files, shapes)
-
-
-def _damaged(file: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{file} is damaged or cut short ({error}). Copy or download it again.")
 
 
 def _weight_files(folder: Path) -> list[Path]:

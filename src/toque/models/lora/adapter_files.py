@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -20,7 +19,7 @@ from toque.errors import CheckpointError, ConfigError
 from toque.models.families import vocabulary_rows
 from toque.models.lora.frozen import FORMATS, FrozenFormat, base_sha256, format_of
 from toque.models.lora.layers import ADAPTER, _peft, is_adapted
-from toque.storage.array_headers import with_sorted_metadata
+from toque.storage.array_headers import opened_weights, with_sorted_metadata
 from toque.storage.no_follow import write_new
 
 CONFIG = "adapter_config.json"
@@ -92,8 +91,8 @@ def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> No
     ConfigError for one that is no LoRA or has other shapes; CheckpointError for a damaged folder.
     """
     peft, config = _peft(), read_config(folder)
-    with _readable(folder / WEIGHTS) as file:
-        tensors = load_file(file)
+    with _opened(folder / WEIGHTS) as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
     try:
         with warnings.catch_warnings():  # several adapters are intended
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
@@ -223,21 +222,10 @@ def trained_beside(folder: Path) -> FrozenFormat | None:
 
 def _metadata(file: Path) -> dict[str, str]:
     """Metadata of an adapter's weights, none of which are read."""
-    with _readable(file), safe_open(file, framework="pt") as opened:
+    with _opened(file) as opened:
         return opened.metadata() or {}
 
 
-@contextmanager
-def _readable(file: Path) -> Iterator[Path]:
-    """A context that tells in words why the file cannot be read: CheckpointError."""
-    try:
-        yield file
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{file} is missing. Adapters are read from safetensors only; a pickle "
-            "(adapter_model.bin) can run code while it loads."
-        ) from error
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{file} is damaged or cut short ({error}). Copy it again."
-        ) from error
+def _opened(file: Path) -> AbstractContextManager[Any]:
+    why = "Adapters are read from safetensors only; a pickle (adapter_model.bin) can run code while"
+    return opened_weights(file, missing=f". {why} it loads.")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from toque.errors import ConfigError
+from toque.errors import needing
 
 FormName = Literal["int8", "nf4"]
 BLOCK: Final = 64  # weights of nf4 that share a scale
@@ -51,14 +51,9 @@ class Nf4:
 
     def __init__(self) -> None:
         silence_bitsandbytes()
-        try:
+        otherwise = ", or take int8, which needs no package, or null for a base of 16 bits"
+        with needing("quant", "adapter.quantize_base=nf4", otherwise=otherwise):
             from bitsandbytes import functional as found
-        except ImportError as error:
-            raise ConfigError(
-                "adapter.quantize_base is nf4, and the package bitsandbytes, which computes it, is "
-                "not installed. Install it with `pip install 'toque[quant]'`, or take int8, which "
-                "needs no package, or null for a base of 16 bits."
-            ) from error
         self._functional: Any = found
 
     def held(self, matrix: Tensor) -> dict[str, Tensor]:

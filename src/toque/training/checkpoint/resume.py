@@ -249,7 +249,7 @@ def _notes_on(
     checkpoint: Checkpoint, versions: Mapping[str, Any], state: Mapping[str, Any], ranks: Ranks
 ) -> list[str]:
     """Sentences for the user about resuming from `checkpoint`."""
-    notes = [f"skipped {skipped.path.name}: {skipped.reason}" for skipped in checkpoint.skipped]
+    notes = [f"skipped {name}: {reason}" for name, reason in checkpoint.skipped]
     saved = checkpoint.manifest.versions
     changed = [
         f"{name}: {saved.get(name, 'absent')} -> {versions.get(name, 'absent')}"

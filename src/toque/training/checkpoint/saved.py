@@ -152,20 +152,12 @@ STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A folder that looked like a checkpoint, and why it cannot be used."""
-
-    path: Path
-    reason: str
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint whose every file has been verified; others in its folder are never read."""
 
     path: Path
     manifest: Manifest
-    skipped: tuple[Skipped, ...] = ()  # newer ones that could not be used
+    skipped: tuple[tuple[str, str], ...] = ()  # name and reason of newer ones that are of no use
 
     @property
     def step(self) -> int:

@@ -44,7 +44,6 @@ from toque.training.checkpoint.saved import (
     Checkpoint,
     Manifest,
     OtherFormatError,
-    Skipped,
     read_manifest,
     step_folders,
     step_name,
@@ -173,16 +172,16 @@ class CheckpointStore:
 
     def newest_valid(self) -> Checkpoint | None:
         """The newest checkpoint that verifies; a CheckpointError if there are and none does."""
-        skipped: list[Skipped] = []
+        skipped: list[tuple[str, str]] = []
         for path in step_folders(self.here):
             try:
                 return replace(verify_checkpoint(path), skipped=tuple(skipped))
             except OtherFormatError:
                 raise
             except CheckpointError as error:
-                skipped.append(Skipped(path, str(error)))
+                skipped.append((path.name, str(error)))
         if skipped:
-            reasons = " ".join(s.reason for s in skipped)
+            reasons = " ".join(reason for _, reason in skipped)
             raise CheckpointError(
                 f"None of the {len(skipped)} checkpoints in {self.folder} can be used. {reasons} "
                 "Put a whole copy in their place, or move them away to start from the beginning."

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from toque.errors import ConfigError
+from toque.errors import needing
 from toque.models.lora.quantised import silence_bitsandbytes
 
 Groups = list[dict[str, Any]]
@@ -35,14 +35,9 @@ def adamw_8bit(matrices: Groups) -> torch.optim.Optimizer:
         ConfigError: bitsandbytes is not installed.
     """
     silence_bitsandbytes()
-    try:
+    otherwise = ", or take adafactor, whose state is smaller still"
+    with needing("quant", "optim.name=adamw8bit", otherwise=otherwise):
         from bitsandbytes import optim
-    except ImportError as error:
-        raise ConfigError(
-            "optim.name is adamw8bit, and the package bitsandbytes, which computes it, is not "
-            "installed. Install it with `pip install 'toque[quant]'`, or take adafactor, whose "
-            "state is smaller still."
-        ) from error
     found: Any = optim  # it has no types
     with unset_fake_temporarily():  # it makes tables of numbers, which an outline has not
         optimizer: torch.optim.Optimizer = found.AdamW8bit(matrices, lr=0.0)
