@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from toque.cooking.prompts import CLASSES, Task
 from toque.cooking.recipe_form import recipe_form
@@ -16,10 +16,11 @@ from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.loading.provenance import Provenance, provenance_of
 from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.asking import provenance_in, read_prompts, writes_recipes
-from toque.workflows.results import Answer, Model, Written, existing_folder, folder_of
+from toque.workflows.results import Answer, Model, Written, existing_folder
 
 if TYPE_CHECKING:
     from toque.models.generation.constraints import FormConstraint
+    from toque.workflows.open_model import OpenedModel
 
 OnText = Callable[[int, Written], object]  # (number of the text, the text so far)
 _UNFINISHED = "\ufffd"  # character that a decoder gives while bytes of one are still to come
@@ -82,42 +83,63 @@ def generate(
         precision=precision,
     )
     folder = existing_folder(run_or_model)
-    own = provenance_in(folder)
-    by: Sequence[str | Path | None] = adapters or (None,)
-    # An adapter is asked in its own form, which its base may not know.
-    records = [own if one is None else provenance_of(Path(one)) or own for one in by]
-    each = []
-    for record in records:
+    own, asked = provenance_in(folder), []
+    for adapter in adapters or (None,):
+        # An adapter is asked in its own form, which its base may not know.
+        record = own if adapter is None else provenance_of(Path(adapter)) or own
         recipes, blanks = writes_recipes(record), record.form == "documents"
         read = read_prompts(prompts, file, task="write", raw=raw, recipes=recipes, blanks=blanks)
-        each.append([text for text in read for _ in range(n)])
+        named = None if adapter is None else str(adapter)
+        asked.append(_Asked(named, record, [text for text in read for _ in range(n)]))
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import emulates_bf16
-        from toque.models.generation.engine import generate as generate_ids
         from toque.models.glibc_malloc import keep_freed_memory
-        from toque.models.lora.adapter_files import use_adapter
         from toque.models.onednn import EMULATED_BF16
         from toque.workflows.open_model import open_model
 
         beside = [*map(Path, adapters)]
         opened = open_model(folder, device=device, adapters=beside, reporter=reporter)
-        model, codec = opened.model, opened.codec
-        if model.device.type == "cpu":
+        kind = opened.model.device.type
+        if kind == "cpu":
             keep_freed_memory()
-    if emulates_bf16(precision, model):
-        reporter.notice(EMULATED_BF16.format(device=model.device.type))
-    texts: list[Written] = []
-    for i, (adapter, record, typed) in enumerate(zip(by, records, each, strict=True)):
+    if emulates_bf16(precision, opened.model):
+        reporter.notice(EMULATED_BF16.format(device=kind))
+    return _written(opened, asked, options, must_use=must_use, on_text=on_text, reporter=reporter)
+
+
+class _Asked(NamedTuple):
+    """Prompts as an adapter, or the model itself, reads them."""
+
+    adapter: str | None
+    record: Provenance
+    prompts: list[str]
+
+
+def _written(
+    opened: OpenedModel,
+    asked: Sequence[_Asked],
+    options: GenerationOptions,
+    *,
+    must_use: bool,
+    on_text: OnText | None,
+    reporter: Reporter,
+) -> list[Written]:
+    """The texts of the adapters, one after the other."""
+    from toque.models.generation.engine import generate as generate_ids
+    from toque.models.lora.adapter_files import use_adapter
+
+    codec, texts = opened.codec, list[Written]()
+    for i, (adapter, record, typed) in enumerate(asked):
         if adapter is not None:
-            use_adapter(model, f"adapter_{i}")
-        named = None if adapter is None else str(adapter)
-        watch = on_text and InOrder(on_text, typed, codec.decode, adapter=named, first=len(texts))
+            use_adapter(opened.model, f"adapter_{i}")
+        watch = on_text and InOrder(on_text, typed, codec.decode, adapter=adapter, first=len(texts))
+        longest = options.max_new_tokens or record.max_new_tokens
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
-                model,
+                opened.model,
                 [opened.prompt_ids(text, record.form) for text in typed],
-                replace(options, max_new_tokens=max_new_tokens or record.max_new_tokens),
+                replace(options, max_new_tokens=longest),
                 eos_id=codec.eos_id,
                 pad_id=codec.pad_id,
                 constraint=recipe_constraint(codec, typed, record) if must_use else None,
@@ -125,7 +147,7 @@ def generate(
                 on_token=watch,
             )
         pairs = zip(typed, written, strict=True)
-        texts += [Written(text, codec.decode(ids), len(ids), named) for text, ids in pairs]
+        texts += [Written(text, codec.decode(ids), len(ids), adapter) for text, ids in pairs]
     return texts
 
 
@@ -225,18 +247,18 @@ def classify(
         ConfigError: no prompt, a task the run did not learn, or fewer than two choices.
         DataError: a file that cannot be read.
     """
-    answers = _allowed(task, choices)
+    answers, folder = _allowed(task, choices), existing_folder(run_or_model)
     asked = read_prompts(prompts, file, task=cast("Task | None", task), raw=raw)
-    with reporter.working(f"reading {folder_of(run_or_model)}"):
+    with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.evaluation.constrained_choice import choose
         from toque.workflows.open_model import open_model
 
-        opened = open_model(existing_folder(run_or_model), device=device, reporter=reporter)
+        opened = open_model(folder, device=device, reporter=reporter)
     learnt = None if opened.config is None else opened.config.data.tasks
     if task is not None and learnt is not None and task not in learnt:
         raise ConfigError(
-            f"{folder_of(run_or_model)} did not learn {argument(f'task={task}')}: its data.tasks "
+            f"{folder} did not learn {argument(f'task={task}')}: its data.tasks "
             f"is {', '.join(learnt)}. An answer would be chance. Train with it "
             "(docs/guides/tasks-and-curriculum.md), or ask in your own way with "
             f"{argument('choices')}."

@@ -79,17 +79,8 @@ def train(
         refuse_links(folder, CheckpointError)
         # Every rank computes; the first also speaks, writes and uploads.
         logged = LoggedReporter(reporter if ranks.is_main else SILENT)
-        reporter, watchers = SILENT, None
-        if ranks.is_main:
-            reporter = logged
-            watchers = Watchers.from_settings(
-                settings.observe,
-                settings.foreign_code,
-                callbacks,
-                run=folder,
-                settings=settings.model_dump(mode="json"),
-                scores=RECIPE_SCORES,
-            )
+        reporter = logged if ranks.is_main else SILENT
+        watchers = _watchers(settings, callbacks) if ranks.is_main else None
         weights = None if start is None else start_folder(start)
         with ExitStack() as stack:
             # The store, the folder and the bucket are held before anything is written there.
@@ -137,6 +128,18 @@ def train(
     if reporter is not SILENT and (verdict := verdict_of(folder)) is not None:
         reporter.notice(str(verdict))
     return result
+
+
+def _watchers(config: RunConfig, callbacks: Sequence[object]) -> Watchers:
+    """The watchers of a run; what cannot be had is a ConfigError now."""
+    return Watchers.from_settings(
+        config.observe,
+        config.foreign_code,
+        callbacks,
+        run=Path(config.run_dir),
+        settings=config.model_dump(mode="json"),
+        scores=RECIPE_SCORES,
+    )
 
 
 def _refuse_early(

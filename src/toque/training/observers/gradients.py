@@ -61,8 +61,9 @@ class Gradients(Callback):
         Where ranks hold parts of the weights, all of them have it; a rank without a record measures
         its part for the others.
         """
-        total = sharing.sum_of_parts if sharing.is_sharded else tuple
-        return [] if every is None else [cls(record, int(every.amount), model, phases, total)]
+        if every is None:
+            return []
+        return [cls(record, int(every.amount), model, phases, sharing.sum_of_parts)]
 
     def on_fit_start(self, start: RunStart) -> None:
         """Find the groups and watch the loop's phases."""
