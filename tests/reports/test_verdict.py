@@ -206,7 +206,7 @@ def test_padding_costs_where_it_is_computed(tmp_path: Path) -> None:
 
 def test_on_a_gpu_an_update_has_no_parts_and_idling_is_the_hosts_matter(tmp_path: Path) -> None:
     told = events(hardware={"device": "NVIDIA H200"}, parts={"observers": 5.0})
-    names = {share.name for share in judged(tmp_path, told).shares}
+    names = {share.name for share in judged(tmp_path, told).facts.shares}
     assert names == {"products", "computing, not told apart", "waiting for data"}
     gpu = {"index": 0, "utilisation_percent": 40, "throttled": ["heat"]}
     more = [{"event": "system", "step": 40, "gpus": [gpu]}]
