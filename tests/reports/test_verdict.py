@@ -162,11 +162,15 @@ def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:
     few = {"tokens": 4_000, "train": {"batch": "1 examples"}}
     found = judged(tmp_path, events(**few, parts={"profiling": 60.0}))
     alone = judged(tmp_path, events(**few))
-    assert {share.name: share.seconds for share in found.facts.shares}["profiling"] == pytest.approx(60.0)
+    assert {share.name: share.seconds for share in found.facts.shares}[
+        "profiling"
+    ] == pytest.approx(60.0)
     assert [(f.cause, f.weight) for f in found.found] == [
         (f.cause, pytest.approx(f.weight)) for f in alone.found
     ]
-    shares = {share.name: share.seconds for share in found.facts.shares if share.name != "profiling"}
+    shares = {
+        share.name: share.seconds for share in found.facts.shares if share.name != "profiling"
+    }
     assert shares == pytest.approx({share.name: share.seconds for share in alone.facts.shares})
 
 
@@ -201,7 +205,9 @@ def test_a_gain_is_that_of_the_time_saved(tmp_path: Path) -> None:
 def test_padding_costs_where_it_is_computed(tmp_path: Path) -> None:
     masked = {"attention_kind": "masked"}
     verdict = judged(tmp_path, events(arithmetic=masked, pad_fraction=0.5, mfu=0.1))
-    assert next(s.seconds for s in verdict.facts.shares if s.name == "padding") == pytest.approx(4.5)
+    assert next(s.seconds for s in verdict.facts.shares if s.name == "padding") == pytest.approx(
+        4.5
+    )
 
 
 def test_on_a_gpu_an_update_has_no_parts_and_idling_is_the_hosts_matter(tmp_path: Path) -> None:

@@ -245,19 +245,14 @@ def arithmetic_of(
         labelled = int(targets.sum()) - int((prompts == 0).sum())
         tokens = int(prompts.sum()) + int(targets.sum()) - len(targets)
         shares = {"labelled_share": labelled / max(1, tokens)}
-        flops = flops_per_token(model, context=own, **shares)
-        everything = flops_per_token(model, context=shape.target, **shares)
     else:
         shares = {"source_share": float(source.sum()) / float(source.sum() + target.sum())}
-        flops = flops_per_token(
-            model,
-            context=own,
-            source_context=context(source, source),
-            cross_context=context(source, target),
-            **shares,
-        )
-        sides = {"source_context": shape.source, "cross_context": shape.source}
-        everything = flops_per_token(model, context=shape.target, **sides, **shares)
+    across = {
+        "source_context": context(source, source), "cross_context": context(source, target)
+    }  # fmt: skip
+    flops = flops_per_token(model, context=own, **across, **shares)
+    sides = {"source_context": shape.source, "cross_context": shape.source}
+    everything = flops_per_token(model, context=shape.target, **sides, **shares)
     products = products_of(model, **shares)
     chosen = attention or attention_of(model, model.device)
     kind = "masked" if chosen.name == "dense" else "variable-length"

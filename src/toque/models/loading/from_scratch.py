@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -92,11 +92,6 @@ def build_model(
             f"model.shape does not make a {found.name} model: {reason} See the arguments of "
             f"transformers' {found.config_class.__name__}."
         ) from error
-    config, generation = model.config, cast("Any", model.generation_config)
-    for settings in (config, generation):
-        settings.pad_token_id, settings.eos_token_id, settings.bos_token_id = pad_id, eos_id, bos_id
-        if config.is_encoder_decoder:
-            settings.decoder_start_token_id = pad_id
     fuse_activations(model)
     return model
 

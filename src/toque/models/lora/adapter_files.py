@@ -103,8 +103,6 @@ def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> No
             f"{' '.join(str(error).split())[:300]} Load it on {config.base_model_name_or_path}."
         ) from error
     _fill(adapter_tensors(model, name), tensors, where=folder / WEIGHTS)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
     model.train(mode=False)
     use_adapter(model, name)
 

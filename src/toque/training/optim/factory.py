@@ -17,7 +17,6 @@ from toque.training.distributed.sharing import divided_like, own_part
 from toque.training.optim.with_adamw import WithAdamW, adamw_8bit, muon
 from toque.training.state_values import all_finite, refuse
 
-OPTIMIZERS: Final = ("adamw", "adafactor", "muon", "adamw8bit")
 _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
 """Floors of a gradient's and of a weight's RMS. torch's own floor of gradients, 1e-7, is above
 those of a large model; the square of this one is still a normal float32."""
@@ -39,11 +38,9 @@ def build_optimizer(
     trained, and lr is capped at 1 / sqrt(step). muon: with AdamW for tables and vectors.
     adamw8bit: AdamW whose averages take a byte a weight, but for tables and vectors. Vectors
     (biases, norms' scales) are never decayed: they are few, and pulling a scale towards zero is no
-    regularisation. Betas (0.9, 0.999) and eps 1e-8 are torch's defaults. A ConfigError where the
-    name is unknown, or nothing is trainable.
+    regularisation. Betas (0.9, 0.999) and eps 1e-8 are torch's defaults. A ConfigError where
+    nothing is trainable.
     """
-    if name not in OPTIMIZERS:
-        raise ConfigError(f"{name!r} is not an optimizer. Use {', '.join(OPTIMIZERS)}.")
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("The model has no trainable parameter: everything is frozen.")

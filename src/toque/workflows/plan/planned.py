@@ -209,8 +209,7 @@ def _as_set(config: RunConfig, model: PreTrainedModel) -> Work:
             f'tokens. Use at least train.batch="{row.tokens} tokens".'
         )
     shares: dict[str, Any] = {"source_share": row.source / row.tokens} if row.source else {}
-    side = float(row.source)
-    across = {"source_context": side, "cross_context": side} if row.source else {}
+    across = {"source_context": float(row.source), "cross_context": float(row.source)}
     tokens = float(rows * row.tokens)
     examples = data.max_examples and data.max_examples * (1.0 - data.validation_fraction)
     steps_of_a_unit = {
