@@ -77,10 +77,10 @@ def made(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from toque.models.families import family_named
+    from toque.models.families import FAMILIES
     from toque.models.loading.from_scratch import give_own_head
 
-    family = family_named(a.family)
+    family = FAMILIES[a.family]
     arguments = shape_of(a.shape) | dropouts(a)
     arguments |= {"vocab_size": a.vocabulary or VOCABULARY[a.family], "pad_token_id": 0}
     arguments |= {"eos_token_id": 1, "bos_token_id": None}

@@ -56,16 +56,6 @@ FAMILIES: dict[str, Family] = {
 MODEL_TYPES = frozenset(name for family in FAMILIES.values() for name in family.model_types)
 
 
-def family_named(name: str) -> Family:
-    """The family called `name` in a configuration; ConfigError if there is none."""
-    if name not in FAMILIES:
-        raise ConfigError(
-            f"model.family is {name!r}, which is not a family this project trains. "
-            f"Use one of {', '.join(FAMILIES)}, or auto with a checkpoint in model.start_from."
-        )
-    return FAMILIES[name]
-
-
 def family_of(config: PretrainedConfig) -> Family:
     """The family of a model's config; ConfigError if none holds its type and attention."""
     model_type = config.model_type

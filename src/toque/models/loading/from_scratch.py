@@ -22,7 +22,7 @@ from transformers import (
 from transformers.activations import NewGELUActivation
 
 from toque.errors import CheckpointError, ConfigError, ToqueError
-from toque.models.families import MODEL_TYPES, Family, family_named, family_of
+from toque.models.families import FAMILIES, MODEL_TYPES, Family, family_of
 from toque.models.loading.model_folder import check_config, read_config_json
 
 _FROM_TOKENIZER = (
@@ -60,7 +60,7 @@ def build_model(
     `tie_word_embeddings: false` it is what v1.1 is: a head of its own and unscaled outputs, where
     transformers alone would share the weights. What makes no model raises ConfigError.
     """
-    found = family_named(family)
+    found = FAMILIES[family]
     _check_shape(found, shape)
     own_head = found.name == "t5" and shape.get("tie_word_embeddings") is False
     arguments: dict[str, Any] = {

@@ -22,11 +22,11 @@ from transformers.utils import logging as transformers_logging
 from toque.errors import CheckpointError, ConfigError, argument
 from toque.hardware.memory import HEADROOM, free_bytes, in_words
 from toque.models.families import (
+    FAMILIES,
     MODEL_TYPES,
     Family,
     embedding,
     exchange_parameters,
-    family_named,
     family_of,
     unknown_type,
     vocabulary_rows,
@@ -109,7 +109,7 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
         )
     raw = read_config_json(folder)
     model_type = str(raw.get("model_type"))
-    if family != "auto" and model_type not in family_named(family).model_types:
+    if family != "auto" and model_type not in FAMILIES[family].model_types:
         raise ConfigError(
             f'model.family is {family}, and {folder} holds a model of type "{model_type}". '
             "Set model.family=auto, or name another checkpoint in model.start_from."

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from toque.config.schema import ModelConfig
 from toque.config.schema_methods import AdapterConfig
-from toque.models.families import Family, family_named, vocabulary_rows
+from toque.models.families import FAMILIES, Family, vocabulary_rows
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.pretrained import (
     AdaptedBase,
@@ -36,7 +36,7 @@ class SpecialTokens(Protocol):
 def family_to_train(model: ModelConfig) -> Family:
     """The family of the run's model, before any weight is read; raises as `check_folder` does."""
     if model.start_from == "scratch":
-        return family_named(model.family)
+        return FAMILIES[model.family]
     return check_folder(model.start_from, family=model.family).family
 
 
