@@ -124,9 +124,9 @@ class Duration:
         }[self.unit]
         return float(value)
 
-    def reached(self, progress: Progress, whole: Duration | None = None) -> bool:
+    def reached(self, progress: Progress) -> bool:
         """True if `progress` is at or past this duration."""
-        return self.measure(progress, whole) >= self.amount
+        return self.measure(progress) >= self.amount
 
     def crossed(self, before: Progress, after: Progress, whole: Duration | None = None) -> bool:
         """True if a multiple of this duration lies in (before, after]."""

@@ -160,11 +160,6 @@ class StoredWeights:
     files: Mapping[str, Path]
     shapes: Mapping[str, tuple[int, ...]]
 
-    @property
-    def n_weights(self) -> int:
-        """Numbers in all files."""
-        return sum(map(math.prod, self.shapes.values()))
-
     def name_of(self, parameter: str, prefix: str) -> str | None:
         """Name of a parameter in the files, with its base model's prefix or without (GPT-2's)."""
         bare = parameter.removeprefix(f"{prefix}.")

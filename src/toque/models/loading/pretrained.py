@@ -7,6 +7,7 @@ an `AdaptedBase`, to train or to use, reads one after the other to its device.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
     if model_type not in MODEL_TYPES:
         raise unknown_type(model_type, has_code="auto_map" in raw)
     stored = stored_weights(folder)
-    check_config(raw, file, stored.n_weights)
+    check_config(raw, file, sum(map(math.prod, stored.shapes.values())))
     own_head = raw.get("tie_word_embeddings") is False and "lm_head.weight" in stored.files
     return CheckedFolder(folder, family_of(config_in(folder)), stored, own_head)
 
