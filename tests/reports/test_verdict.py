@@ -109,8 +109,8 @@ def test_each_cause_is_named_with_its_lever(cause: str, tmp_path: Path) -> None:
     assert verdict.found[0].cause == cause
     assert cause in verdict.sentence
     assert lever.lower() in advice(verdict.found[0]).lower()
-    assert sum(share.share for share in verdict.facts.shares) == pytest.approx(1.0)
-    assert sum(share.seconds for share in verdict.facts.shares) == pytest.approx(verdict.facts.wall)
+    assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
+    assert sum(share.seconds for share in verdict.shares) == pytest.approx(verdict.facts.wall)
 
 
 COMPILED = {
@@ -125,7 +125,7 @@ COMPILED = {
 
 def test_compiling_is_a_share_of_its_own_and_what_goes_on_is_the_cause(tmp_path: Path) -> None:
     verdict = judged(tmp_path, events(**COMPILED))
-    shares = {share.name: share.seconds for share in verdict.facts.shares}
+    shares = {share.name: share.seconds for share in verdict.shares}
     assert shares["compiling"] == pytest.approx(4.0)
     assert "standing still" not in shares
     assert sum(shares.values()) == pytest.approx(verdict.facts.wall)
@@ -162,16 +162,12 @@ def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:
     few = {"tokens": 4_000, "train": {"batch": "1 examples"}}
     found = judged(tmp_path, events(**few, parts={"profiling": 60.0}))
     alone = judged(tmp_path, events(**few))
-    assert {share.name: share.seconds for share in found.facts.shares}[
-        "profiling"
-    ] == pytest.approx(60.0)
+    assert {share.name: share.seconds for share in found.shares}["profiling"] == pytest.approx(60.0)
     assert [(f.cause, f.weight) for f in found.found] == [
         (f.cause, pytest.approx(f.weight)) for f in alone.found
     ]
-    shares = {
-        share.name: share.seconds for share in found.facts.shares if share.name != "profiling"
-    }
-    assert shares == pytest.approx({share.name: share.seconds for share in alone.facts.shares})
+    shares = {share.name: share.seconds for share in found.shares if share.name != "profiling"}
+    assert shares == pytest.approx({share.name: share.seconds for share in alone.shares})
 
 
 def test_compiling_that_goes_on_is_named(tmp_path: Path) -> None:
@@ -188,7 +184,7 @@ def test_a_run_that_computes_is_held_up_by_nothing(tmp_path: Path) -> None:
     verdict = judged(tmp_path, events())
     assert verdict.found == ()
     assert "Nothing holds this run up" in str(verdict)
-    shares = {share.name: share.seconds for share in verdict.facts.shares}
+    shares = {share.name: share.seconds for share in verdict.shares}
     # 60 % of the peak over ten seconds, of which nine tenths are products with weights
     assert shares["products"] == pytest.approx(5.4)
     assert shares["computing, not told apart"] == pytest.approx(9.0 - 5.4)
@@ -197,7 +193,7 @@ def test_a_run_that_computes_is_held_up_by_nothing(tmp_path: Path) -> None:
 
 def test_a_gain_is_that_of_the_time_saved(tmp_path: Path) -> None:
     verdict = judged(tmp_path, events(parts={"data_wait": 9.9}))
-    waited = next(share.share for share in verdict.facts.shares if share.name == "waiting for data")
+    waited = next(share.share for share in verdict.shares if share.name == "waiting for data")
     assert verdict.found[0].gain == pytest.approx(1.0 / (1.0 - waited) - 1.0)
     assert "at most 100%" in str(verdict)
 
@@ -205,14 +201,12 @@ def test_a_gain_is_that_of_the_time_saved(tmp_path: Path) -> None:
 def test_padding_costs_where_it_is_computed(tmp_path: Path) -> None:
     masked = {"attention_kind": "masked"}
     verdict = judged(tmp_path, events(arithmetic=masked, pad_fraction=0.5, mfu=0.1))
-    assert next(s.seconds for s in verdict.facts.shares if s.name == "padding") == pytest.approx(
-        4.5
-    )
+    assert next(s.seconds for s in verdict.shares if s.name == "padding") == pytest.approx(4.5)
 
 
 def test_on_a_gpu_an_update_has_no_parts_and_idling_is_the_hosts_matter(tmp_path: Path) -> None:
     told = events(hardware={"device": "NVIDIA H200"}, parts={"observers": 5.0})
-    names = {share.name for share in judged(tmp_path, told).facts.shares}
+    names = {share.name for share in judged(tmp_path, told).shares}
     assert names == {"products", "computing, not told apart", "waiting for data"}
     gpu = {"index": 0, "utilisation_percent": 40, "throttled": ["heat"]}
     more = [{"event": "system", "step": 40, "gpus": [gpu]}]
@@ -236,7 +230,7 @@ def test_values_of_any_kind_count_as_not_measured(tmp_path: Path, value: Any) ->
     for name in names:
         verdict = verdict_of(written(tmp_path, with_field(name, value)))
         if verdict is not None:
-            assert sum(share.share for share in verdict.facts.shares) == pytest.approx(1.0)
+            assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
             signs(verdict.facts)
     for name in ("hardware", "arithmetic", "train", "row", "precision", "micro_batch_rows"):
         told = events()

@@ -63,7 +63,7 @@ def test_time_that_a_profiler_took_is_a_share_of_its_own(run: Path, tmp_path: Pa
     assert slowed == [True] * 4 + [False] * 2  # what is written after the third is the fourth's
     verdict = verdict_of(tmp_path / "b")
     assert verdict is not None
-    assert "profiling" in {share.name for share in verdict.facts.shares}
+    assert "profiling" in {share.name for share in verdict.shares}
     seconds = sum(sum(e["parts"].values()) for e in told if e.get("parts"))
     assert verdict.facts.wall == pytest.approx(seconds)
 

@@ -205,7 +205,7 @@ def texts_of(prompt: str, own: Sequence[Mapping[str, Any]]) -> Folded:
 def _limits(verdict: Verdict | None) -> list[Sentence | Grid]:
     if verdict is None:
         return []
-    rows = [(one.name, clock_text(one.seconds), f"{one.share:.1%}") for one in verdict.facts.shares]
+    rows = [(one.name, clock_text(one.seconds), f"{one.share:.1%}") for one in verdict.shares]
     return [
         Sentence(verdict.sentence),
         *(Sentence(advice(found)) for found in verdict.found[:1]),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from toque.cooking.recipe_scores import POOR
 from toque.reports.bottleneck_rules import Finding, findings
-from toque.reports.run_shares import PRODUCTS, Facts, facts_of, mapping
+from toque.reports.run_shares import PRODUCTS, Facts, Share, facts_of, mapping
 from toque.runs.history import METRICS, number, read_metrics
 from toque.storage.json_files import read_json
 from toque.training.bottlenecks import GPU_BUSY, GRAD_NORM, RAN_OUT, memory_ladder
@@ -26,6 +26,11 @@ class Verdict:
     facts: Facts
     sentence: str
     found: tuple[Finding, ...]
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """Shares of the wall time, the largest first; they add up to all of it."""
+        return self.facts.shares
 
     def __str__(self) -> str:
         return self.sentence if not self.found else f"{self.sentence}\n{advice(self.found[0])}"

@@ -34,7 +34,7 @@ class Diagnosis:
         return {
             "run": str(self.folder),
             "wall_seconds": verdict.facts.wall,
-            "shares": [asdict(share) for share in verdict.facts.shares],
+            "shares": [asdict(share) for share in verdict.shares],
             "sentence": verdict.sentence,
             "cause": first and first.cause,
             "lever": first and first.lever,
@@ -47,7 +47,7 @@ class Diagnosis:
     def __str__(self) -> str:
         """A table and sentences for people."""
         verdict = self.verdict
-        rows = [(s.name, f"{s.seconds:,.1f} s", f"{s.share:.1%}") for s in verdict.facts.shares]
+        rows = [(s.name, f"{s.seconds:,.1f} s", f"{s.share:.1%}") for s in verdict.shares]
         rows.append(("all of it", f"{verdict.facts.wall:,.1f} s", "100.0%"))
         lines = [f"{name:<40}{seconds:>14}{share:>9}" for name, seconds, share in rows]
         lines += ["", verdict.sentence]
