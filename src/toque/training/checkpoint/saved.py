@@ -63,6 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Version(msgspec.Struct):
     format: int
+    settings: Any = msgspec.UNSET
 
 
 class OtherFormatError(CheckpointError):
@@ -94,6 +95,12 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
             )
         if found.format not in (WHOLE, SHARDED):
             raise CheckpointError(f"{place} has format {found.format}, which no Toque ever wrote.")
+        if found.settings is msgspec.UNSET:
+            raise OtherFormatError(
+                f"{place} was written by version 0.1.0 of Toque. This one does not read it, and "
+                "nothing was touched. The version of that day does: finish the run with it, or "
+                "export its model there and begin a new run from that."
+            )
         manifest = decode_json(text, Manifest)
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{place} is not a checkpoint's manifest: {error}.") from error
