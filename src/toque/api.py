@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.prepare import prepare_before_torch
@@ -14,6 +15,8 @@ from toque.workflows.results import Model, TrainedRun
 def train(
     config: Configured,
     *,
+    data: object = None,
+    validation: object = None,
     start: Model | None = None,
     resume: str | None = None,
     callbacks: Sequence[object] = (),
@@ -26,6 +29,8 @@ def train(
 
     Args:
         config: what `configure` takes.
+        data: rows to train on, as of `prepare`; the same rows find their store again.
+        validation: rows to hold out, in place of data.validation.
         start: a run or checkpoint whose weights a new run begins with.
         resume: continue exactly from this older checkpoint of the run, e.g. "step-00000200"; newer
             ones are set aside, and nothing is deleted.
@@ -47,7 +52,14 @@ def train(
     if trust_code:
         settings = settings.with_foreign_code({})
     if prepare:
-        prepare_before_torch(settings, start=start, reporter=reporter)
+        settings = prepare_before_torch(
+            settings, start=start, data=data, validation=validation, reporter=reporter
+        )
+    elif data is not None or validation is not None:
+        raise ConfigError(
+            f"{argument('prepare=False')} leaves rows as they are, and they are trained on from a "
+            "store. Leave it out."
+        )
     from toque.training.stopping import CommandClock
     from toque.workflows.train import train as workflow
 

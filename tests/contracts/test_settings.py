@@ -55,6 +55,12 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.max_prompt_tokens": ("12", "store"),
     "data.max_target_tokens": ("40", "store"),
     "data.on_overlong": ("drop", "store"),
+    "data.validation": ('[{path: "OTHER"}]', "store"),
+    "data.validation.path": ('[{path: "OTHER"}]', "store"),
+    "data.validation.format": ('[{path: "OTHER", format: text}]', "store"),
+    "data.validation.columns": ('[{path: "OTHER", columns: {title: source}}]', "store"),
+    "data.validation.max_files": ('[{path: "OTHER", max_files: 1}]', "said"),
+    "data.validation.licence": ('[{path: "OTHER", licence: CC-BY-4.0}]', "data_in_card"),
     "data.validation_fraction": ("0.3", "store"),
     "data.max_examples": ("20", "store"),
     "data.min_quality": ("1.0", "store"),
@@ -170,6 +176,10 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "span_corruption": _T5,
     "span_corruption.density": _GAPS,
     "span_corruption.mean_length": _GAPS,
+    **{
+        f"data.validation.{name}": ("data.validation=[{path: OTHER}]",)
+        for name in ("format", "columns", "max_files", "licence")
+    },
     "data.task_weights": _TWO_TASKS,
     "data.task_temperature": _TWO_TASKS,
     "train.early_stopping.metric": (*_TEXTS, "train.early_stopping={patience: 1}"),
@@ -278,7 +288,7 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
         "texts": [e.get("texts") for e in events if e["event"] == "evaluation"],
         "goal": [sorted(e["best"]) for e in events if e["event"] == "end"],
         "summaries": (run / "training.log").read_text().count("summary at step"),
-        "data_in_card": [line for line in card.splitlines() if "a.jsonl |" in line],
+        "data_in_card": [line for line in card.splitlines() if ".jsonl" in line and "|" in line],
         "saves": [e["step"] for e in events if e["event"] == "save"],
         "checkpoints": sorted(p.name for p in (run / "checkpoints").glob("step-*")),
         "checkpoint_files": sorted(p.name for p in (run / "checkpoints").glob("step-*/*")),

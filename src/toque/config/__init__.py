@@ -5,9 +5,10 @@
 
 from toque.config.dump import config_sha256, resolved_yaml
 from toque.config.resolve import Resolved, load_config, presets, resolve_values
-from toque.config.schema import RunConfig, SourceConfig
+from toque.config.schema import FilesConfig, RunConfig, SourceConfig
 
 __all__ = [
+    "FilesConfig",
     "Resolved",
     "RunConfig",
     "SourceConfig",

@@ -32,6 +32,8 @@ def _shown(config: RunConfig, name: str) -> str:
     value = attrgetter(name)(config)
     if isinstance(value, bool | None):
         return {True: "true", False: "false", None: "null"}[value]
+    if value == ():
+        return "empty"
     if isinstance(value, str | int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
     return f'"{value}"' if isinstance(value, Duration) else "set"
@@ -136,7 +138,13 @@ def _of_data(config: RunConfig) -> Iterator[str]:
             "data.store, run_dir: they would write among each other's files. Give each a "
             "folder of its own, e.g. stores/mine and runs/mine."
         )
-    if config.train.early_stopping is not None and data.validation_fraction == 0:
+    if data.validation and not data.sources:
+        yield (
+            "data.validation, data.sources: held-out files are prepared with those to train on. "
+            "Name both, or neither where the store is there."
+        )
+    held_out = data.validation_fraction > 0 or data.validation
+    if config.train.early_stopping is not None and not held_out:
         yield (
             "train.early_stopping, data.validation_fraction: without held-out examples there is no "
             "loss to watch. Hold some out, e.g. 0.05, or set `train.early_stopping` to null."

@@ -75,7 +75,7 @@ class ModelConfig(Config):
         return f"trained:{DEFAULT_VOCABULARY}" if scratch else self.start_from
 
 
-class SourceConfig(Config):
+class FilesConfig(Config):
     """One file, folder or pattern of raw data, here, in a bucket or on the hub."""
 
     path: Annotated[
@@ -98,12 +98,17 @@ class SourceConfig(Config):
     max_files: Annotated[int, Field(ge=1)] | None = None
     """Read only this many files, the first ones by name, so that every start reads the same; in a
     bucket the others are not fetched. null for all."""
-    weight: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Times an epoch passes over this source's training examples: 2.0 repeats each, 0.5 takes half
-    of them, the other half in the next epoch. Changing it needs no new store."""
     licence: str | None = None
     """Licence of the data, e.g. CC-BY-4.0, as the finished model's card names it; null: not known.
     """
+
+
+class SourceConfig(FilesConfig):
+    """Raw data to train on, of which a share may be held out."""
+
+    weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Times an epoch passes over this source's training examples: 2.0 repeats each, 0.5 takes half
+    of them, the other half in the next epoch. Changing it needs no new store."""
 
 
 class DataConfig(Config):
@@ -114,6 +119,11 @@ class DataConfig(Config):
     ] = ()
     """Raw files; `train` refuses other ones than the store was prepared from. May stay empty when
     the store exists already."""
+    validation: Annotated[
+        tuple[FilesConfig, ...], AsTuple, Allowed("a list such as [{path: heldout.jsonl}]")
+    ] = ()
+    """Raw files that are held out, whole, from training; `validation_fraction` then does not apply.
+    A record that is also in `sources` is left out there, as a duplicate."""
     store: FolderName = "stores/cookbook"
     """Folder of the prepared, tokenised data."""
     tasks: Annotated[

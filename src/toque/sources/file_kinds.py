@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from toque.config.schema import SourceConfig
+from toque.config.schema import FilesConfig
 from toque.errors import DataError
 from toque.sources.decompress import head
 from toque.sources.documents import Columns, TextReader
@@ -40,7 +40,7 @@ recognises; its `schema` raises TextRecordsError or RefusedFileError for other f
 class FileJudge:
     """Judges the files of a source; its format and columns are obeyed."""
 
-    source: SourceConfig
+    source: FilesConfig
     encoding: str
     reader_for: ReaderFor
 

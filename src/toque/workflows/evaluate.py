@@ -200,7 +200,9 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
     with reporter.working(f"reading {folder} and {config.data.store}"):
         opened = open_model(folder, device="auto", reporter=reporter)
         # A run's own sources were compared when it began, and may have changed since.
-        own = opened.config is not None and opened.config.data.sources == config.data.sources
+        held = opened.config
+        own = held is not None and held.data.sources == config.data.sources
+        own = own and held.data.validation == config.data.validation
         store = open_store(config, sources=not own)
     opened.check_tokenizer(store)
     model, precision = opened.model, config.train.precision

@@ -6,6 +6,7 @@ Its card, README.md, holds what was measured and recorded alone; the rest is cal
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -182,7 +183,9 @@ def model_card(
 ) -> str:
     """README.md of the finished model, its usage section aside."""
     own = [source.path for source in config.data.sources]  # compared with the store's
-    sources = named(own or [entry.path for entry in manifest.sources]) or config.data.store
+    begins = manifest.settings.get("held_out_from", math.inf)
+    there = [entry.path for entry in manifest.sources if entry.source < begins]
+    sources = named(own or there) or config.data.store
     card = f"""\
 ---
 library_name: transformers
@@ -207,7 +210,7 @@ Trained with Toque {__version__} from {config.model.start_from} on {sources}; we
 
 
 def _data(config: RunConfig, manifest: StoreManifest) -> str:
-    asked = config.data.sources
+    asked = (*config.data.sources, *config.data.validation)
     by_source: dict[int, list[SourceEntry]] = {}
     for entry in manifest.sources:
         by_source.setdefault(entry.source, []).append(entry)
@@ -217,6 +220,8 @@ def _data(config: RunConfig, manifest: StoreManifest) -> str:
         path = files[0].path if known is None else known.path
         licence = (known.licence if known is not None else None) or "not recorded"
         read, kept = (sum(getattr(f, name) for f in files) for name in ("read", "kept"))
+        held_out = number >= manifest.settings.get("held_out_from", math.inf)
+        path += " (held out)" if held_out else ""
         rows.append((path, licence, f"{len(files):,}", f"{read:,}", f"{kept:,}"))
     dropped = ", ".join(f"{reason} {n:,}" for reason, n in manifest.dropped.items() if n)
     return (

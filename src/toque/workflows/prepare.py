@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from toque.config import RunConfig
 from toque.data.prepare import pipeline
-from toque.data.prepare.pipeline import PrepareResult
+from toque.data.prepare.pipeline import PrepareResult, holds_a_store
+from toque.data.store.store_manifest import read_manifest
 from toque.data.store.token_store import TokenStore
-from toque.errors import ConfigError, in_shell
+from toque.errors import ConfigError, argument, in_shell
 from toque.reporter import SILENT, Reporter
+from toque.sources.memory_rows import forget_rows, write_rows
 from toque.workflows.configure import Configured, configure
 from toque.workflows.prepared_store import is_prepared, prepare_settings, sources_of
 from toque.workflows.results import Model, refuse_absent_start
 
 
 def prepare(
-    config: Configured, *, replace: bool = False, reporter: Reporter = SILENT
+    config: Configured,
+    *,
+    data: object = None,
+    validation: object = None,
+    replace: bool = False,
+    reporter: Reporter = SILENT,
 ) -> PrepareResult:
     """Turn raw data into the configuration's token store, or reuse it, and look whether it fits.
 
     Args:
         config: what `configure` takes.
+        data: rows to train on, in place of data.sources: a list or another iterable of dicts or
+            texts, a datasets.Dataset, a frame of pandas or polars, or a pyarrow Table. They are
+            kept beside the store, named by their content.
+        validation: rows to hold out, in place of data.validation.
         replace: delete a store made from other data or settings instead of refusing.
         reporter: hears of progress.
 
@@ -34,11 +47,49 @@ def prepare(
             on the store; the store is there then.
         DataError: sources that cannot be read, or a store of other data.
     """
-    settings = configure(config)
-    result = prepared(settings, replace=replace, reporter=reporter)
+    with rows_kept(configure(config), data, validation, reporter=reporter) as settings:
+        result = prepared(settings, replace=replace, reporter=reporter)
     if not result.reused:
         refuse_untrainable(settings, result.store)
     return result
+
+
+@contextmanager
+def rows_kept(
+    settings: RunConfig, data: object, validation: object, *, reporter: Reporter = SILENT
+) -> Iterator[RunConfig]:
+    """The settings with a program's rows as their sources, in files that stay if the store does.
+
+    Raises:
+        ConfigError: the configuration names sources, too.
+        DataError: rows that cannot be read, or a folder that holds no store.
+    """
+    store, given = Path(settings.data.store), settings.data
+    found = {"sources": ("data", data), "validation": ("validation", validation)}
+    rows = {field: both for field, both in found.items() if both[1] is not None}
+    if not rows:
+        yield settings
+        return
+    there = [source.path for source in (*given.sources, *given.validation)]
+    before = {Path(path).name for path in there}
+    if holds_a_store(store):
+        before |= {Path(entry.path).name for entry in read_manifest(store).sources}
+    try:
+        files: dict[str, list[dict[str, str]]] = {}
+        for field, (name, held) in rows.items():
+            path = write_rows(held, store, name=name, say=reporter.notice)
+            files[field] = [{"path": str(path)}]
+            if (listed := getattr(given, field)) and [each.path for each in listed] != [str(path)]:
+                raise ConfigError(
+                    f"{argument(name)} gives rows, and data.{field} lists {listed[0].path}, too. "
+                    f"Leave one out, e.g. by configure(config, data={{'{field}': []}})."
+                )
+        yield configure(settings, data=files)
+    except BaseException:
+        forget_rows(store, before)
+        raise
+    if is_alone() and holds_a_store(store):
+        forget_rows(store, {Path(entry.path).name for entry in read_manifest(store).sources})
 
 
 def prepared(
@@ -104,16 +155,31 @@ def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None
 
 
 def prepare_before_torch(
-    config: RunConfig, *, start: Model | None = None, reporter: Reporter = SILENT
-) -> None:
+    config: RunConfig,
+    *,
+    start: Model | None = None,
+    data: object = None,
+    validation: object = None,
+    reporter: Reporter = SILENT,
+) -> RunConfig:
     """`prepare_if_absent` before torch is loaded: workers are then forked and begin at once.
 
     Of several ranks one prepares, once they have met. A `start` that is absent is refused here.
+    Returns the settings, whose sources a program's rows are.
     """
     if start is not None:
         refuse_absent_start(start)
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        prepare_if_absent(config, reporter=reporter)
+    with rows_kept(config, data, validation, reporter=reporter) as settings:
+        if is_alone() and settings is not config and is_prepared(settings):
+            prepared(settings, reporter=reporter)  # refused where it holds other rows
+        elif is_alone():
+            prepare_if_absent(settings, reporter=reporter)
+    return settings
+
+
+def is_alone() -> bool:
+    """True if this process is the only rank."""
+    return os.environ.get("WORLD_SIZE", "1") == "1"
 
 
 def in_a_line(result: PrepareResult, engine: str) -> str:

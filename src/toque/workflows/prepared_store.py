@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
-from toque.config import RunConfig, SourceConfig
+from toque.config import FilesConfig, RunConfig
 from toque.cooking.schemas.reader import reader_for
 from toque.data.prepare.store_plan import TRAINED, PrepareSettings, store_differences
 from toque.data.store.token_store import TokenStore
@@ -54,8 +54,8 @@ def sources_of(
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Source]:
     """The configured sources with their readers; `say` hears of files fetched or left out."""
-    given = config.data.sources
-    if not given:
+    given = (*config.data.sources, *config.data.validation)
+    if not config.data.sources:
         raise ConfigError(
             "data.sources is empty, so there is nothing to prepare. Name at least one file: "
             "data.sources=[{path: recipes.jsonl}]."
@@ -87,7 +87,7 @@ def sources_of(
 
 
 def _first(
-    files: Sequence[_File], source: SourceConfig, say: Callable[[str], None]
+    files: Sequence[_File], source: FilesConfig, say: Callable[[str], None]
 ) -> Sequence[_File]:
     """The files that `max_files` leaves of a listing, which is in the order of names."""
     most = source.max_files
@@ -106,7 +106,7 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
     data = config.data
     prompt = None if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
     target = None if data.max_target_tokens == "auto" else data.max_target_tokens
-    most = tuple(source.max_files for source in data.sources)
+    most = tuple(source.max_files for source in (*data.sources, *data.validation))
     return PrepareSettings(
         family_kind=family_kind(config),
         tokenizer=config.model.tokenizer_source,
@@ -114,7 +114,8 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         max_target_tokens=target,
         room=_room(config) if None in (prompt, target) else None,
         on_overlong=data.on_overlong,
-        validation_fraction=data.validation_fraction,
+        validation_fraction=0.0 if data.validation else data.validation_fraction,
+        held_out_from=len(data.sources) if data.validation else None,
         max_examples=data.max_examples,
         dedup=data.dedup,
         min_quality=data.min_quality,
@@ -173,11 +174,11 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
 def _files_here(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]:
     """Each source's path, with its files where they are on this machine: nothing is fetched."""
 
-    def files(source: SourceConfig) -> list[SourceFile]:
-        data = config.data.model_copy(update={"sources": (source,)})
+    def files(source: FilesConfig) -> list[SourceFile]:
+        data = config.data.model_copy(update={"sources": (source,), "validation": ()})
         return find_files(sources_of(config.model_copy(update={"data": data})))
 
-    given = config.data.sources
+    given = (*config.data.sources, *config.data.validation)
     return [(each.path, files(each) if is_here(each.path) else None) for each in given]
 
 

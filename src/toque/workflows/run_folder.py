@@ -329,9 +329,8 @@ def _only_moved(difference: ChangedSetting) -> bool:
     if difference.path.endswith(".weight"):
         return (difference.old or 1.0) == (difference.new or 1.0)
     # The fingerprint covers the limits, too, whether they were chosen or given.
-    return difference.path.startswith(
-        ("data.store", "data.sources", "data.max_prompt_tokens", "data.max_target_tokens")
-    )
+    names = ("store", "sources", "validation", "max_prompt_tokens", "max_target_tokens")
+    return difference.path.split(".")[:2] in [["data", name] for name in names]
 
 
 def write_config(resolved: Resolved) -> None:

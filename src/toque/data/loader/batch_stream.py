@@ -254,7 +254,7 @@ def refuse_empty(store: TokenStore, split: Split) -> None:
     if getattr(store.manifest.splits, split):
         return
     n, asked = store.manifest.examples, store.manifest.settings.get("validation_fraction")
-    if asked == 0:
+    if asked == 0 and "held_out_from" not in store.manifest.settings:
         raise ConfigError(
             f"The store {store.path} was prepared with data.validation_fraction=0: none of its "
             f"{n:,} examples is held out to be evaluated. Prepare it with a share such as 0.1."

@@ -320,7 +320,7 @@ def _groups(
     data: DataConfig, store: TokenStore, rows: Positions, trained: Positions
 ) -> tuple[list[float], Positions]:
     """Weights of the groups, and the group of each of `rows`; temperatures count `trained`."""
-    of_sources = [source.weight for source in data.sources]
+    of_sources = [source.weight for source in data.sources] + [1.0] * len(data.validation)
     of_tasks = [1.0]
     group = np.zeros(len(rows), np.int64)
     if any(weight != 1.0 for weight in of_sources):
@@ -353,7 +353,7 @@ def task_weights(data: DataConfig, counts: Positions) -> list[float]:
 
 def _check_sources(data: DataConfig, manifest: StoreManifest) -> None:
     """Weights belong to sources by their place in the list, so the lists must be the same."""
-    asked = data.sources
+    asked = (*data.sources, *data.validation)
     there: dict[int, list[PurePosixPath]] = {}
     for entry in manifest.sources:
         there.setdefault(entry.source, []).append(PurePosixPath(entry.path))

@@ -38,6 +38,8 @@ class RowKeys:
     starts_record: NDArray[np.uint8]
     first_alike: NDArray[np.int64] | None = None
     """[records] first of the cluster; None without `near`."""
+    held_out: NDArray[np.bool_] | None = None
+    """[rows] True where the row's source is held out whole; None: a share of all rows is."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,12 @@ class Division:
 
 
 def divide(columns: RowKeys, settings: PrepareSettings) -> Division:
-    """Drop duplicates, keep the first `max_examples` rows, and split them by key."""
+    """Drop duplicates, keep the first `max_examples` rows, and split them by key or source.
+
+    Of duplicates a held-out record is kept before one to train on: the latter would teach it.
+    """
     records = np.cumsum(columns.starts_record, dtype=np.int64) - 1
+    rank = records if columns.held_out is None else records - len(records) * columns.held_out
     keep = np.ones(len(records), np.bool_)
     dropped: dict[str, int] = {}
 
@@ -63,13 +69,20 @@ def divide(columns: RowKeys, settings: PrepareSettings) -> Division:
         dropped[reason] = n_before - _count(records, keep)
 
     if settings.dedup != "none":
-        drop("duplicate", first_of_kind(columns.record_key, columns.task, records))
+        drop("duplicate", first_of_kind(columns.record_key, columns.task, rank))
     if columns.first_alike is not None:
-        drop("near duplicate", columns.first_alike[records] == records)
+        cluster = columns.first_alike[records]
+        best = np.full(len(records), len(records))
+        np.minimum.at(best, cluster, rank)
+        drop("near duplicate", best[cluster] == rank)
     if settings.max_examples is not None:
-        drop(BEYOND, np.cumsum(keep) <= settings.max_examples)
+        counted = keep if columns.held_out is None else keep & ~columns.held_out
+        drop(BEYOND, (counted < keep) | (np.cumsum(counted) <= settings.max_examples))
     split = np.full(len(records), LEFT_OUT, np.uint8)
-    split[keep] = _sides(columns.key[keep], settings.validation_fraction)
+    if columns.held_out is None:
+        split[keep] = _sides(columns.key[keep], settings.validation_fraction)
+    else:
+        split[keep] = np.take([*SPLIT_CODES.values()], columns.held_out[keep])
     train = split == SPLIT_CODES["train"]
     held_out = split == SPLIT_CODES["validation"]
     titled = held_out & (columns.title_key != 0)

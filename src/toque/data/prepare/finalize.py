@@ -80,7 +80,11 @@ class StoreFinalizer:
             first_alike, n_unchecked = clusters_of(folder, names)
         keys = ("key", "title_key", "record_key", "task", "starts_record")
         columns = {name: read_column(folder, self.shards, name) for name in keys}
-        division = divide(RowKeys(**columns, first_alike=first_alike), self.plan.settings)
+        held_out, begins = None, self.plan.settings.held_out_from
+        if begins is not None:
+            held_out = read_column(folder, self.shards, "source") >= begins
+        keys_of_rows = RowKeys(**columns, first_alike=first_alike, held_out=held_out)
+        division = divide(keys_of_rows, self.plan.settings)
         dropped, lines = _dropped(self.shards)
         dropped.update(division.dropped)
         read = sum(block.read for shard in self.shards for block in shard.blocks)
@@ -185,7 +189,9 @@ class StoreFinalizer:
             lost_in_all=self._summed("lost_characters").total(),
             leaked_bodies=division.leaked_bodies,
             leaked_titles=division.leaked_titles,
-            split_rule=f"by a hash of the body, {_DOCUMENTS}",
+            split_rule="by source, data.validation being held out"
+            if self.plan.held_out
+            else f"by a hash of the body, {_DOCUMENTS}",
             prompt_histogram=Histogram.of(prompts),
             target_histogram=Histogram.of(targets),
             columns=column_reports(manifest.columns, lambda name: store.column(name)[used]),

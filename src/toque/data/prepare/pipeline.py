@@ -35,6 +35,7 @@ from toque.data.store.token_store import TokenStore, check_files, store_to_write
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import DataError, argument
 from toque.reporter import ProgressSink, no_progress
+from toque.sources.memory_rows import ROWS
 from toque.sources.records import Source
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
 from toque.storage.json_files import read_json
@@ -43,8 +44,10 @@ from toque.storage.no_follow import refuse_links
 BUILDING = "building.json"
 _BEGUN = re.compile(
     r"\.lock(\.lease(\.break\.[0-9]+\.[0-9a-f]{32})?)?|\.building\.json\.[0-9a-f]{16}\.partial"
+    rf"|{ROWS}"
 )
-"""Files that a start leaves when it ends before `building.json` says whose the folder is."""
+"""Files that a start leaves when it ends before `building.json` says whose the folder is, and the
+folder of a program's rows, which are there before it."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def prepare(
 
 def _reusable(plan: StorePlan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
     folder = plan.store
-    if not _holds_a_store(folder):
+    if not holds_a_store(folder):
         return None
     manifest = read_manifest(folder)
     differences = plan.differences(manifest)
@@ -140,8 +143,12 @@ def _reusable(plan: StorePlan, progress: ProgressSink, *, replace: bool) -> Prep
     return PrepareResult(TokenStore(folder, manifest), report, reused=True)
 
 
-def _holds_a_store(folder: Path) -> bool:
-    """True if there is a finished store; what else may be there is one that is not finished."""
+def holds_a_store(folder: Path) -> bool:
+    """True if there is a finished store; what else may be there is one that is not finished.
+
+    Raises:
+        DataError: the folder holds something else, or is none.
+    """
     above = next((p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None)
     if above is not None and not above.is_dir():
         what = "is a file" if above.exists() else "is a link to nothing"
@@ -185,7 +192,7 @@ def _tokenizer(plan: StorePlan, progress: ProgressSink) -> Codec:
             return load_codec(folder)
         size = settings.trained_vocab_size or 0
         progress(0, 0, f"learning a tokenizer of {size} entries")
-        codec = learn_tokenizer(plan.files, vocab_size=size, family_kind=settings.family_kind)
+        codec = learn_tokenizer(plan.trained, vocab_size=size, family_kind=settings.family_kind)
     with atomic_folder(folder) as writer:
         codec.save(writer.folder)
     return codec

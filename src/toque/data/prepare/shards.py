@@ -145,7 +145,8 @@ class ShardWriting:
     """The shards of one store: reuse those of an earlier start, write the others, stop early.
 
     With `max_examples`, files take turns, one block each, and reading ends at the first group after
-    which the groups in their order hold enough distinct examples; later ones are discarded.
+    which the groups in their order hold enough distinct examples to train on (of all, where no
+    source is held out whole); later ones are discarded.
     """
 
     writer: ShardWriter
@@ -168,7 +169,10 @@ class ShardWriting:
             coming = grouped(chain.from_iterable(map(blocks_of, self.files)), most=most)
         else:
             most = min(most, max(1 << 20, wanted * _BYTES_AN_EXAMPLE))
-            coming = grouped(_in_turns(self.files), most=most)
+            first = [f for f in self.files if self.writer.settings.holds_out(f.source)]
+            rest = [f for f in self.files if f not in first]
+            held_out = chain.from_iterable(map(blocks_of, first))  # whole, whatever is enough
+            coming = grouped(chain(held_out, _in_turns(rest)), most=most)
         write_shards = _write_on_ray if engine == "ray" else _write_here
         with closing(write_shards(self.writer, self._to_do(coming), workers)) as written:
             for result in written:
@@ -207,13 +211,20 @@ class ShardWriting:
                 return
 
     def _different(self, n_rows: int, n_groups: int) -> int:
-        """Count the rows among the `n_rows` of the first groups that are no exact duplicates."""
-        if self.writer.settings.dedup == "none":
+        """Count the rows among the `n_rows` of the first groups that are no exact duplicates.
+
+        Rows of sources that are held out whole are read first, and not counted.
+        """
+        settings = self.writer.settings
+        if settings.dedup == "none" and settings.held_out_from is None:
             return n_rows
         shards = [self._results[number] for number in range(n_groups)]
-        names = ("record_key", "task", "starts_record")
-        key, task, starts = (read_column(self.writer.store, shards, name) for name in names)
-        return int(first_of_kind(key, task, np.cumsum(starts, dtype=np.int64)).sum())
+        names = ("record_key", "task", "starts_record", "source")
+        key, task, starts, source = (read_column(self.writer.store, shards, name) for name in names)
+        counted = source < (settings.held_out_from or np.inf)
+        if settings.dedup != "none":
+            counted &= first_of_kind(key, task, np.cumsum(starts, dtype=np.int64))
+        return int(counted.sum())
 
     def _kept(self, number: int, blocks: list[Block]) -> ShardResult | None:
         """The shard of an earlier start, if it is whole and of these blocks."""

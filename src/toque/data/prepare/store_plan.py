@@ -32,6 +32,7 @@ _IN_WORDS: Final = {
     "code_version": "the version of preparing",
     "reader_versions": "the version of each reader",
     "room": "the model's room in tokens",
+    "held_out_from": "the number of sources before those of data.validation",
 }
 
 
@@ -52,6 +53,13 @@ class PrepareSettings:
     tasks: tuple[str, ...] = ("write",)
     max_bad_share: float = DEFAULT_BAD_SHARE  # of records a reader refuses; above is an error
     max_files: tuple[int | None, ...] = ()  # files read of each source; recorded if one is limited
+    held_out_from: int | None = None
+    """Sources from this number on are held out, the others trained on; None: a share of all is.
+    Recorded where it is a number."""
+
+    def holds_out(self, source: int) -> bool:
+        """True if the source of this number is held out whole."""
+        return self.held_out_from is not None and source >= self.held_out_from
 
     @property
     def open_limits(self) -> list[str]:
@@ -68,6 +76,7 @@ class PrepareSettings:
         """The settings as manifests record them and fingerprints cover them."""
         values = {**asdict(self), "tasks": list(self.tasks), "max_files": list(self.max_files)}
         left_out = {"room"} if self.max_files else {"room", "max_files"}
+        left_out |= {"held_out_from"} if self.held_out_from is None else set()
         return {name: value for name, value in values.items() if name not in left_out}
 
     @property
@@ -87,6 +96,16 @@ class StorePlan:
     tokenizer: Path | None  # None: it is to be trained
     recorded: Mapping[str, Any]  # settings and versions of the code, for the manifest
     sources: Sequence[Source]
+
+    @property
+    def held_out(self) -> list[SourceFile]:
+        """Files of the sources that are held out whole."""
+        return [file for file in self.files if self.settings.holds_out(file.source)]
+
+    @property
+    def trained(self) -> list[SourceFile]:
+        """The other files."""
+        return [file for file in self.files if not self.settings.holds_out(file.source)]
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -164,6 +183,9 @@ def store_differences(
     asked |= {name: "auto" for name in LIMITS if asked[name] is None}
     if sources:
         asked.setdefault("max_files", None)
+        asked.setdefault("held_out_from", None)
+    elif "held_out_from" in was:  # the store's own sources, of which no share is held out
+        asked |= {name: was[name] for name in ("held_out_from", "validation_fraction")}
     found = [
         f"{_IN_WORDS.get(name, name)} was {was.get(name)} and is {value}"
         for name, value in asked.items()
@@ -175,7 +197,7 @@ def store_differences(
     others = {encoding_in(e.reader) for e in manifest.sources if e.reader != tokens} - {encoding}
     if encoding is not None and others:
         return [*found, f"data.encoding was {min(others)} and is {encoding}"]
-    return found + _source_differences(manifest.sources, sources)
+    return found + _source_differences(manifest.sources, sources, settings)
 
 
 def _tokenizer_difference(
@@ -197,7 +219,9 @@ def _tokenizer_difference(
 
 
 def _source_differences(
-    entries: Sequence[SourceEntry], asked: Sequence[tuple[str, Sequence[SourceFile] | None]]
+    entries: Sequence[SourceEntry],
+    asked: Sequence[tuple[str, Sequence[SourceFile] | None]],
+    settings: PrepareSettings,
 ) -> list[str]:
     """Differences of the sources, which count in their order; nothing is fetched to find them."""
     numbers = sorted({entry.source for entry in entries})
@@ -205,11 +229,14 @@ def _source_differences(
         stores = named(entry.path for entry in entries)
         lists = named(path for path, _ in asked)
         stores = f"it was prepared from {len(numbers)} (files such as {stores})"
-        return [f"{stores}, and data.sources lists {len(asked)} ({lists})"]
+        both = "data.sources" if settings.held_out_from is None else "the data section"
+        return [f"{stores}, and {both} lists {len(asked)} ({lists})"]
     found = []
     for i, ((path, files), number) in enumerate(zip(asked, numbers, strict=False)):
         own = [entry for entry in entries if entry.source == number]
         place = f"data.sources[{i}] is {path}"
+        if settings.holds_out(i):
+            place = f"data.validation[{i - (settings.held_out_from or 0)}] is {path}"
         if files is not None:
             found += [f"{place}: {how}" for how in _file_differences(own, files)]
         elif not all(_names(path, entry.path) for entry in own):

@@ -1,0 +1,164 @@
+"""Rows of a program, from its memory to a file that is read like any other.
+
+Rows are written as JSON lines while they come, so that memory holds a few of them; the file's name
+is a hash of its content, so that the same rows are the same source, and their store is reused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from toque.errors import DataError, argument
+from toque.storage.atomic import atomic_file, disk_faults, sweep_files
+from toque.storage.no_follow import refuse_links
+
+ROWS: Final = "rows"  # folder of such files in a store's
+_NAME: Final = re.compile(r"([0-9a-f]{16}|new-[0-9]+)\.jsonl")
+_AT_ONCE: Final = 4096  # rows taken from a frame at a time
+_MISSING: Final = ("NAType", "NaTType")  # pandas' own missing values
+_FORMS: Final = (
+    "a list of dicts, another iterable of dicts or texts, a datasets.Dataset, or a frame of pandas "
+    "or polars"
+)
+
+
+def write_rows(
+    data: object, store: Path, *, name: str, say: Callable[[str], None] = lambda _: None
+) -> Path:
+    """The file of these rows in the store's folder, written there; DataError where it cannot be.
+
+    A text is the row {"text": ...}. `name` is the argument that `data` was given as, for errors;
+    `say` hears of what is not read.
+    """
+    refuse_links(store, DataError)
+    rows, folder, digest = _rows_of(data, name, say), store / ROWS, hashlib.sha256()
+    encoder, number = msgspec.json.Encoder(enc_hook=_plain), 0
+    with disk_faults(store, "keeping the rows"):
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep_files(folder)
+        made = folder / f"new-{os.getpid()}.jsonl"
+        with atomic_file(made) as file:
+            for number, row in enumerate(_each(rows, name), start=1):
+                line = _line(encoder, row, f"Row {number:,} of {argument(name)}")
+                digest.update(line)
+                file.write(line)
+            if not number:
+                raise DataError(f"{argument(name)} has no row. Give {_FORMS}.")
+        path = folder / f"{digest.hexdigest()[:16]}.jsonl"
+        made.replace(path)
+        return path
+
+
+def forget_rows(store: Path, kept: Collection[str]) -> None:
+    """Remove the files of rows in a store's folder, save those named, and folders left empty."""
+    for path in (store / ROWS).glob("*.jsonl"):
+        if _NAME.fullmatch(path.name) and path.name not in kept:
+            path.unlink(missing_ok=True)
+    for folder in (store / ROWS, store):
+        with suppress(OSError):  # it holds something else, or was never made
+            folder.rmdir()
+
+
+def _rows_of(data: object, name: str, say: Callable[[str], None]) -> Iterator[object]:
+    """The rows of what is iterated over otherwise than by them, too."""
+    given, frame = argument(name), cast("Any", data)
+    if isinstance(data, str | bytes | Path):
+        raise DataError(
+            f"{given} is {str(data)[:60]!r}, no rows. Files are named in the configuration: "
+            f"data={{'sources': [{{'path': {str(data)[:60]!r}}}]}}. Here give {_FORMS}."
+        )
+    if isinstance(data, Mapping):
+        raise DataError(
+            f"{given} is a dict of {', '.join(map(str, data))[:200]}. Of a DatasetDict give a "
+            "split, e.g. data=found['train'], validation=found['test']; of columns make "
+            "datasets.Dataset.from_dict(columns)."
+        )
+    if hasattr(data, "iloc") and hasattr(data, "columns"):
+        return _pandas_rows(frame, given, say)
+    if hasattr(data, "iter_rows"):
+        return cast("Iterator[object]", frame.iter_rows(named=True))
+    if hasattr(data, "to_batches"):
+        batches = frame.to_batches(max_chunksize=_AT_ONCE)
+        return (row for batch in batches for row in batch.to_pylist())
+    try:
+        return iter(cast("Iterable[object]", data))
+    except TypeError as error:  # such as polars' LazyFrame, which is collected first
+        kind = type(data).__name__
+        raise DataError(
+            f"{given} is a {kind}, whose rows cannot be read. Give {_FORMS}."
+        ) from error
+
+
+def _pandas_rows(frame: Any, given: str, say: Callable[[str], None]) -> Iterator[object]:
+    names = list(frame.columns)
+    odd = [n for n in names if not isinstance(n, str) or names.count(n) > 1]
+    if odd:
+        raise DataError(
+            f"{given} is a frame with the column {odd[0]!r}: every column needs a text of its own "
+            "as its name. Rename it: frame.columns = [...]."
+        )
+    index = frame.index
+    if index.dtype.kind not in "iu" or any(name is not None for name in index.names):
+        shown = ", ".join(str(name) for name in index.names if name is not None)
+        say(
+            f"{given} is a frame with an index of its own ({shown or index.dtype}), which is no "
+            "column and is not read; frame.reset_index() makes it one."
+        )
+    return (
+        row
+        for at in range(0, len(frame), _AT_ONCE)
+        for row in frame.iloc[at : at + _AT_ONCE].to_dict("records")
+    )
+
+
+def _each(rows: Iterator[object], name: str) -> Iterator[object]:
+    """The rows, and a DataError where the program's iterable raises."""
+    number = 0
+    try:
+        for row in rows:
+            number += 1
+            yield row
+    except Exception as error:
+        raise DataError(
+            f"{argument(name)} raised {type(error).__name__} after {number:,} rows: {error}. "
+            "Nothing of it is kept, and no store was begun."
+        ) from error
+
+
+def _line(encoder: msgspec.json.Encoder, row: object, which: str) -> bytes:
+    if isinstance(row, str):
+        row = {"text": row}
+    if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+        raise DataError(
+            f"{which} is a {type(row).__name__} ({str(row)[:60]!r}). A row is a dict of fields by "
+            "their names, or a text."
+        )
+    if raw := [name for name, value in row.items() if isinstance(value, bytes)]:
+        raise DataError(f"{which} holds bytes in {raw[0]!r}. Decode them to text, or leave it out.")
+    try:
+        return encoder.encode(dict(row)) + b"\n"
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise DataError(
+            f"{which} cannot be kept as JSON: {error}. Make its fields texts, numbers or lists of "
+            "them, or leave them out."
+        ) from error
+
+
+def _plain(value: Any) -> object:
+    """A value that JSON can hold, of numpy, torch, pandas or a mapping of another type."""
+    if type(value).__name__ in _MISSING:
+        return None
+    if isinstance(value, Mapping):
+        return dict(value)
+    for name in ("isoformat", "tolist"):
+        if hasattr(value, name):
+            return getattr(value, name)()
+    raise TypeError(f"a {type(value).__name__} is no text, number or list")

@@ -1,0 +1,175 @@
+"""Rows of a program, prepared and trained on like a file of the same rows."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import toque
+from fixtures.kitchens import tiny_config
+from toque.data.store.token_store import TokenStore
+from toque.errors import DataError, ToqueError
+from toque.reporter import Reporter
+
+ROWS = [{"prompt": f"Dish {n}?", "target": f"Soup number {n}.", "score": n / 2} for n in range(24)]
+HELD = [{"prompt": f"Held {n}?", "target": f"Bread number {n}."} for n in range(4)]
+
+
+class Heard(Reporter):
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
+def generated() -> Iterator[dict[str, Any]]:
+    yield from ROWS
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "list": lambda: ROWS,
+    "generator": generated,
+    "dataset": lambda: datasets.Dataset.from_list(ROWS),
+    "streamed": lambda: datasets.Dataset.from_list(ROWS).to_iterable_dataset(),
+    "frame": lambda: pd.DataFrame(ROWS),
+    "table": lambda: pa.Table.from_pylist(ROWS),
+    "polars": lambda: pytest.importorskip("polars").DataFrame(ROWS),
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> toque.RunConfig:
+    store = {"sources": [], "store": str(tmp_path / "store")}
+    return tiny_config(run_dir=str(tmp_path / "run"), data=store)
+
+
+@pytest.fixture(scope="module")
+def of_a_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("file")
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    source = {"path": str(folder / "a.jsonl")}
+    config = tiny_config(data={"sources": [source], "store": str(folder / "store")})
+    return toque.prepare(config).store.fingerprint
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_every_form_are_the_store_of_a_file(form, config, of_a_file):
+    rows = [r | {"score": float(r["score"])} for r in ROWS]
+    first = toque.prepare(config, data=FORMS[form]())
+    assert first.store.manifest.records.kept == len(rows)
+    assert first.report.sources[0].unused == {"score": len(rows)}  # named, as of a file
+    (entry,) = first.store.manifest.sources
+    kept = [json.loads(line) for line in Path(entry.path).read_text().splitlines()]
+    assert kept == rows
+    again = toque.prepare(config, data=ROWS)  # the same rows, whatever they come in
+    assert again.reused
+    assert [p.name for p in Path(entry.path).parent.iterdir()] == [Path(entry.path).name]
+    toque.prepare(config)  # and the store goes on without them
+    assert len(of_a_file) == len(first.store.fingerprint)
+
+
+def test_training_takes_rows_and_finds_them_again(config):
+    run = toque.train(config, data=generated(), validation=pd.DataFrame(HELD))
+    store = TokenStore.open(config.data.store)
+    texts = [store.codec().decode(store.target(row)) for row in store.rows("validation")]
+    assert texts == [row["target"] for row in HELD]
+    longer = toque.configure(config, train={"stop_after": "4 steps"})
+    again = toque.train(longer, data=ROWS, validation=HELD)
+    assert (run.step, again.step) == (3, 4)  # continued: the store is the same
+    assert toque.evaluate(again).metrics["loss"] > 0
+    assert toque.train(run.folder / "config.yaml").step == 4
+    others = toque.configure(config, run_dir=f"{run.folder}-2")
+    before = kept_in(config)
+    with pytest.raises(DataError, match="is new or has changed since"):
+        toque.train(others, data=ROWS[:9], validation=HELD)
+    assert kept_in(config) == before
+    replaced = toque.prepare(others, data=ROWS[:9], validation=HELD, replace=True)
+    assert replaced.store.manifest.splits.train == 9
+    assert len(kept_in(config)) == 2
+    assert len(kept_in(config) & before) == 1  # what is held out is the same
+
+
+def kept_in(config: toque.RunConfig) -> set[str]:
+    return {path.name for path in (Path(config.data.store) / "rows").iterdir()}
+
+
+def test_texts_are_documents_and_an_index_is_said_to_be_left(config):
+    heard = Heard()
+    frame = pd.DataFrame({"text": [f"Whisk {n} eggs." for n in range(30)]})
+    frame.index = [f"id{n}" for n in range(30)]
+    found = toque.prepare(config, data=frame, reporter=heard)
+    (said,) = [text for text in heard.notices if "index" in text]
+    assert "reset_index()" in said
+    assert toque.prepare(config, data=(f"Whisk {n} eggs." for n in range(30))).reused
+    assert found.store.manifest.sources[0].kept == 30
+
+
+def test_values_are_those_that_json_holds(config):
+    row = {
+        "prompt": np.str_("Soup?"), "target": "Hot.", "n": np.int64(3),
+        "t": pd.Timestamp("2026-01-02"), "na": pd.NA, "nat": pd.NaT, "nan": float("nan"),
+        "list": np.array([1, 2]),
+    }  # fmt: skip
+    found = toque.prepare(config, data=[row, *ROWS])
+    line = Path(found.store.manifest.sources[0].path).read_text().splitlines()[0]
+    assert json.loads(line) == {
+        "prompt": "Soup?", "target": "Hot.", "n": 3, "t": "2026-01-02T00:00:00",
+        "na": None, "nat": None, "nan": None, "list": [1, 2],
+    }  # fmt: skip
+
+
+def failing() -> Iterator[dict[str, Any]]:
+    yield from ROWS[:5]
+    raise OSError("the line broke")
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "generator that fails": (failing, r"data raised OSError after 5 rows: the line broke"),
+    "nothing": (list, "data has no row"),
+    "path": (lambda: "rows.jsonl", r"\{'sources': \[\{'path': 'rows.jsonl'\}\]\}"),
+    "splits": (lambda: {"train": ROWS, "test": ROWS}, "a dict of train, test"),
+    "number": (lambda: 7, "data is a int, whose rows"),
+    "tuples": (lambda: [ROWS[0], ("a", "b")], r"Row 2 of data is a tuple"),
+    "none": (lambda: [ROWS[0], None], r"Row 2 of data is a NoneType"),
+    "object": (lambda: [{"prompt": object()}], "Row 1 of data cannot be kept as JSON: a object"),
+    "bytes": (lambda: [{"prompt": b"x"}], "Row 1 of data holds bytes in 'prompt'"),
+    "surrogate": (lambda: [{"prompt": "\ud800"}], "Row 1 of data cannot be kept"),
+    "columns": (lambda: pd.DataFrame([[1, 2]]), "column 0: every column"),
+    "twice": (lambda: pd.DataFrame([[1, 2]], columns=["a", "a"]), "column 'a': every"),
+    "no text": (lambda: [{"prompt": "a", "target": ""}] * 3, "gives an example"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_leaves_nothing(name, config, tmp_path):
+    rows, words = REFUSED[name]
+    with pytest.raises(DataError, match=words) as caught:
+        toque.train(config, data=rows())
+    assert "\n" not in str(caught.value)
+    left = list(tmp_path.rglob("*.jsonl")) + list(tmp_path.glob("run"))
+    assert left == []
+    assert name == "no text" or not (tmp_path / "store").exists()
+    assert toque.prepare(config, data=ROWS).store.manifest.records.kept == len(ROWS)
+
+
+def test_one_way_is_named(config, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "note.txt").write_text("mine")
+    listed = toque.configure(config, data={"sources": [{"path": "a.jsonl"}]})
+    elsewhere = toque.configure(config, data={"store": str(tmp_path / "mine")})
+    for settings, more, words in (
+        (listed, {}, r"data\.sources lists a\.jsonl, too"),
+        (config, {"prepare": False}, "prepare=False leaves rows"),
+        (elsewhere, {}, "holds no token store"),
+    ):
+        with pytest.raises(ToqueError, match=words):
+            toque.train(settings, data=ROWS, **more)
+    assert not (tmp_path / "store").exists()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note.txt"]
