@@ -220,11 +220,11 @@ def test_what_needs_whole_tensors_is_refused(name):
     config = load_config("demo", [f"optim.name={name}", "train.strategy=fsdp"]).config
     runtime = Runtime(ranks=Ranks(rank=0, world_size=2))
     with pytest.raises(ConfigError, match=f"optim.name={name} needs whole tensors"):
-        strategy_of(config.train, config.adapter, config.optim.name, None, runtime)
+        strategy_of(config.train, config.adapter, config.optim, None, runtime)
 
 
 def test_one_loss_scale_for_all_parts_is_refused():
     config = load_config("demo", ["train.strategy=fsdp"]).config
     runtime = Runtime(ranks=Ranks(rank=0, world_size=2), scaler=torch.amp.GradScaler("cpu"))
     with pytest.raises(ConfigError, match="fp16 needs one loss scale for all parts"):
-        strategy_of(config.train, None, "adamw", None, runtime)
+        strategy_of(config.train, None, config.optim, None, runtime)

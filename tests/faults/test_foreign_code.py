@@ -79,6 +79,18 @@ def test_fault_57_code_a_run_names_is_refused_with_its_name_and_file(words, caps
     assert "--trust-code" in said
 
 
+@pytest.mark.parametrize("verb", ["train", "plan"])
+def test_fault_57_an_optimizer_is_code_too(theirs, verb, capsys):
+    config = theirs / "config.yaml"
+    plain = config.read_text().replace("[auto, planted:score]", "auto")
+    plain = plain.replace("[planted:Watcher]", "[]")
+    assert "  name: adamw\n" in plain
+    config.write_text(plain.replace("  name: adamw\n", "  name: planted:optimizer\n"))
+    assert main([verb, str(config)]) == 2
+    assert "planted:optimizer (optim.name, theirs/config.yaml:" in capsys.readouterr().err
+    assert not ran()
+
+
 def test_fault_57_the_module_of_the_report(theirs, monkeypatch, capsys):
     import pty
 

@@ -90,6 +90,11 @@ def _of_time(config: RunConfig) -> Iterator[str]:
                 f"optim.{name}, optim.schedule: only {schedule} reads it. Set `optim.schedule` "
                 f"to {schedule}, or remove `optim.{name}`."
             )
+    own = ":" in optim.name
+    for name in ("betas", "eps", "momentum"):
+        read = optim.name == "muon" if name == "momentum" else optim.name != "adafactor"
+        if getattr(optim, name) is not None and not (read or own):
+            yield f"optim.{name}, optim.name: it has none. Set `optim.{name}` to null."
     if optim.min_lr > optim.peak_lr:
         yield (
             "optim.min_lr, optim.peak_lr: the rate falls from the peak to the minimum. Lower "

@@ -173,12 +173,25 @@ class DataConfig(Config):
 class OptimConfig(Config):
     """The optimizer and its learning rate."""
 
-    name: Literal["adamw", "adafactor", "muon", "adamw8bit"] = "adamw"
+    name: Annotated[
+        Literal["adamw", "adafactor", "muon", "adamw8bit"] | PythonName,
+        Allowed("adamw, adafactor, muon, adamw8bit, or module:function"),
+    ] = "adamw"
     """adamw: decoupled weight decay. muon: orthogonalised updates of the inner matrices, AdamW for
     the rest. adamw8bit keeps 2 bytes a weight where AdamW keeps 8. Their peak_lr is AdamW's.
     adafactor keeps next to nothing; its peak_lr is relative to the size of each weight and capped
     at 1 / sqrt(step): 1e-3 to fine-tune a T5, 1e-2 to train one from scratch, schedule constant.
-    Weights that begin at zero move very slowly under it: not for adapters."""
+    Weights that begin at zero move very slowly under it: not for adapters. module:function, such as
+    torch.optim:NAdam: one of your own, called with groups of weights, lr, and those of betas, eps
+    and momentum that are set."""
+    betas: (
+        Annotated[tuple[Fraction, Fraction], AsTuple, Allowed("two numbers from 0 below 1")] | None
+    ) = None
+    """Decay rates of AdamW's averages of gradients and of their squares; null: 0.9 and 0.999."""
+    eps: Annotated[float, Field(gt=0)] | None = None
+    """Number added to the root of AdamW's average of squares; null: 1e-8."""
+    momentum: Fraction | None = None
+    """Decay rate of muon's average of gradients, null: 0.95; or the momentum of your own."""
     peak_lr: Annotated[float, Field(gt=0)] = 3e-4
     """Highest learning rate, reached when warmup ends."""
     schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "inverse_sqrt", "wsd"] = (

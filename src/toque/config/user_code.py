@@ -20,6 +20,7 @@ ForeignCode = Mapping[str, Mapping[str, str]]
 CODE_SETTINGS: Final = {
     "evaluation.metrics": "evaluation.metrics=auto",
     "observe.callbacks": "observe.callbacks=[]",
+    "optim.name": "optim.name=adamw",
 }
 """Settings whose values may be imported and run, each with the override that leaves it out."""
 OWN_CONFIG: Final = "config.yaml"  # name of a run's configuration in its folder
@@ -50,6 +51,7 @@ def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
     for setting in CODE_SETTINGS:
         section, _, name = setting.partition(".")
         value = values.get(section, {}).get(name, ())
+        value = [value] if isinstance(value, str) else value
         names = [item for item in value if ":" in item] if isinstance(value, list | tuple) else []
         if names:
             found[setting] = names

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
+from toque.config.schema import OptimConfig
 from toque.hardware.cards import Card
 from toque.models.families import family_of, vocabulary_rows
 from toque.models.flops import parameter_counts
@@ -46,7 +47,7 @@ _RECOMPUTED: Final = 4 / 3
 """Time of an update that computes forward twice: backward costs two forwards."""
 _ENOUGH_UPDATES: Final = 10
 
-Optimizers = Callable[[nn.Module, str], tuple[torch.optim.Optimizer | None, int]]
+Optimizers = Callable[[nn.Module, OptimConfig], tuple[torch.optim.Optimizer | None, int]]
 """Optimizer of a model by its name, None where its step reads numbers; and its state's bytes."""
 
 
@@ -217,7 +218,7 @@ class Estimator:
         recompute: bool,
         operations: bool = False,
     ) -> OutlinedUpdate:
-        optimizer, state = self.optimizers(model, self.config.optim.name)
+        optimizer, state = self.optimizers(model, self.config.optim)
         return outline_update(
             model,
             replace(self.work.row, rows=rows, examples=examples),

@@ -309,7 +309,7 @@ class _Fit:
         return {
             "weights": sum(t.nbytes for t in (*self.model.parameters(), *quantised)),
             "logits": logits_bytes(vocabulary, where, positions=rows * self.worst.target),
-            **held_bytes(self.model, name=self.optim.name),
+            **held_bytes(self.model, self.optim),
         }
 
     def _recompute(self, on: bool) -> None:  # noqa: FBT001 - the name is the argument

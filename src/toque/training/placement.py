@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from toque.config.schema import TrainConfig
+from toque.config.schema import OptimConfig, TrainConfig
 from toque.config.schema_methods import AdapterConfig, OptimisationsConfig
 from toque.data.loader.batch_stream import BatchStream, DeviceFeed, Prefetch
 from toque.errors import ConfigError
@@ -52,7 +52,7 @@ class PlacedModel:
 
 
 def place_model(
-    wanted: ModelToTrain, train: TrainConfig, optimizer: str, runtime: Runtime
+    wanted: ModelToTrain, train: TrainConfig, optim: OptimConfig, runtime: Runtime
 ) -> PlacedModel:
     """Make the model to train, with the layers its device computes fastest; all ranks call it."""
     if train.activation_offload and runtime.device.type == "cpu":
@@ -66,7 +66,7 @@ def place_model(
     room, adapter = free_in_words(runtime.device), wanted.adapter
     try:
         model, base_sha256 = wanted.placed(runtime.dtype, whole_at)
-        strategy, note = strategy_of(train, adapter, optimizer, model, runtime)
+        strategy, note = strategy_of(train, adapter, optim, model, runtime)
         is_sharded = strategy == "fsdp"
         if not is_sharded:
             model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
@@ -97,7 +97,7 @@ def place_model(
 def strategy_of(
     train: TrainConfig,
     adapter: AdapterConfig | None,
-    optimizer: str,
+    optim: OptimConfig,
     model: PreTrainedModel,
     runtime: Runtime,
 ) -> tuple[Literal["single", "ddp", "fsdp"], str]:
@@ -108,14 +108,14 @@ def strategy_of(
     asked, ranks = train.strategy, runtime.ranks
     if not ranks.is_distributed:
         return "single", ""
-    obstacle = obstacle_to_dividing(train, adapter, optimizer, fp16=runtime.scaler is not None)
+    obstacle = obstacle_to_dividing(train, adapter, optim.name, fp16=runtime.scaler is not None)
     if asked != "auto":
         return asked, ""
     # Bytes yet to be allocated by a rank that holds everything, activations left out, and those
     # that it may allocate: a machine's memory is shared by its ranks.
     on_cpu = runtime.device.type == "cpu"
     needed = 0 if on_cpu else sum(p.nbytes for p in model.parameters())
-    needed += sum(held_bytes(model, name=optimizer).values())
+    needed += sum(held_bytes(model, optim).values())
     sharers = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size)) if on_cpu else 1
     free = int(HEADROOM * free_bytes(runtime.device) / sharers)
     words = (

@@ -43,7 +43,7 @@ from toque.training.observers.metrics_log import MetricsLog, start_event
 from toque.training.observers.profiler import Profiler
 from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.watchers import StoreWatch, Watchers
-from toque.training.optim.factory import build_optimizer
+from toque.training.optim.factory import optimizer_of
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.phases import PartClock
 from toque.training.placement import (
@@ -95,7 +95,7 @@ def build_run(
     # Model: where this rank holds it.
     train, optim = config.train, config.optim
     runtime = Runtime.from_settings(train, family_to_train(config.model), ranks)
-    placed = place_model(model_to_train(config, store.codec()), train, optim.name, runtime)
+    placed = place_model(model_to_train(config, store.codec()), train, optim, runtime)
     model, sharing = placed.model, placed.sharing
 
     # Batches, and how many rows of them are computed at once.
@@ -239,7 +239,7 @@ def _trainer(
     run, optim, train = Path(config.run_dir), config.optim, config.train
     model, sharing, resources = placed.model, placed.sharing, fitted.resources
     callbacks, goal, ranks = Callbacks(), goal_of(train.best_by), runtime.ranks
-    optimizer = build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay)
+    optimizer = optimizer_of(model, optim)
     outliers, noise = optim.outliers, optim.gradient_noise
     skip = SkipStep(**dict(outliers)) if outliers else None
     loss_fn = training_loss(train.optimisations, smoothing=optim.label_smoothing)

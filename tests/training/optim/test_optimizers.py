@@ -133,21 +133,81 @@ def test_state_sizes_are_what_is_kept():
     )
 
 
-@pytest.mark.parametrize("name", ["adamw", *NEW])
+class Counted(torch.optim.Optimizer):
+    """Of a user: counts in a plain integer, keeps a row of each matrix and nothing of vectors."""
+
+    def __init__(self, params, lr=0.1, betas=(0.5, 0.5)):
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["n"] = state.get("n", 0) + 1
+                if p.ndim == 2:
+                    rows = p.grad.square().mean(1, keepdim=True)
+                    state["rows"] = state.get("rows", torch.zeros_like(rows)).lerp(rows, 0.1)
+                    state["none"] = None
+                p.data.sub_(p.grad * group["lr"] * group["betas"][0] ** (state["n"] + 0.5))
+
+
+OWN = {
+    f"{__name__}:Counted": {"betas": (0.9, 0.1)},
+    "torch.optim:SGD": {"momentum": 0.8},
+    "torch.optim:NAdam": {"betas": (0.8, 0.9), "eps": 1e-3},
+}
+
+
+@pytest.mark.parametrize("name", ["adamw", *NEW, *OWN])
 def test_resumed_anywhere_it_continues_to_the_same_bits(name):
+    given = OWN.get(name, {})
     stop = random.Random(name).randrange(1, 7)
     whole = Wide()
-    updates(whole, build_optimizer(whole, name=name), range(8))
+    updates(whole, build_optimizer(whole, name=name, **given), range(8))
     model = Wide()
-    first = build_optimizer(model, name=name)
+    first = build_optimizer(model, name=name, **given)
     updates(model, first, range(stop))
     saved = {key: t.clone() for key, t in optimizer_tensors(first, model).items()}
     resumed = copy.deepcopy(model)
-    second = build_optimizer(resumed, name=name)
+    second = build_optimizer(resumed, name=name, **given)
     load_optimizer_tensors(second, resumed, saved, where="here")
     updates(resumed, second, range(stop, 8))
     for key, p in resumed.named_parameters():
         assert torch.equal(p, whole.get_parameter(key)), (key, stop)
+
+
+def test_settings_reach_the_optimizer_and_the_size_of_an_own_state_is_known():
+    ours, theirs = Wide(), Wide()
+    updates(ours, build_optimizer(ours, betas=(0.7, 0.8), eps=1e-2, weight_decay=0.0), range(4))
+    stock = torch.optim.AdamW(
+        theirs.parameters(), betas=(0.7, 0.8), eps=1e-2, weight_decay=0.0, fused=True
+    )
+    updates(theirs, stock, range(4))
+    assert all(
+        torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+    )
+    muon = build_optimizer(ours, name="muon", betas=(0.7, 0.8), momentum=0.5)
+    assert [g.get("momentum") for g in muon.param_groups] == [0.5, None, None]
+    assert [g.get("betas") for g in muon.param_groups] == [None, (0.7, 0.8), (0.7, 0.8)]
+    for name, given in OWN.items():
+        optimizer = build_optimizer(ours, name=name, **given)
+        expected = state_bytes(optimizer)
+        updates(ours, optimizer, range(2))
+        assert expected == sum(t.nbytes for t in optimizer_tensors(optimizer, ours).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("torch.optim:LBFGS", {}, "optim.name is torch.optim:LBFGS, which raised"),
+        ("torch.optim:SGD", {"betas": (0.1, 0.2)}, r"lr=1.0, betas=\(0.1, 0.2\).*betas"),
+        ("json:loads", {}, "optim.name is json:loads, which raised TypeError"),
+        ("nowhere:Optimizer", {}, "optim.name names nowhere:Optimizer, which cannot be imported"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_used_is_refused(name, given, words):
+    with pytest.raises(ConfigError, match=words):
+        build_optimizer(Wide(), name=name, **given)
 
 
 @pytest.mark.parametrize("name", ["adamw", *NEW])

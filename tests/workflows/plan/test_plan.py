@@ -14,6 +14,7 @@ import torch
 import toque
 from toque.cli.app import main
 from toque.config import load_config
+from toque.config.schema import OptimConfig
 from toque.errors import ConfigError
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
@@ -24,7 +25,7 @@ from toque.models.loading.from_scratch import build_model
 from toque.runs.outlined_update import OutlinedUpdate, Peak, outline_update, outlining
 from toque.training.micro_batch import Probe, WorstBatch
 from toque.training.runtime import Runtime
-from toque.workflows.plan.planned import optimizer_of
+from toque.workflows.plan.planned import outlined_optimizer
 
 SHAPES = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128},
@@ -50,7 +51,7 @@ def outlined(family: str, rows: OutlinedRows, precision: str, **more: Any) -> Ou
     """The outline of a small model's update."""
     with outlining():
         model = made(family, precision)
-        optimizer, state = optimizer_of(model, more.pop("name", "adamw"))
+        optimizer, state = outlined_optimizer(model, OptimConfig(name=more.pop("name", "adamw")))
         defaults: dict[str, Any] = {"where": "cpu", "accumulates": False}
         return outline_update(
             model,  # type: ignore[arg-type]

@@ -6,12 +6,16 @@ optimizer with another grouping can read it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from toque.config.schema import OptimConfig
+from toque.config.user_code import imported
 from toque.errors import ConfigError
 from toque.training.distributed.sharing import divided_like, own_part
 from toque.training.optim.with_adamw import WithAdamW, adamw_8bit, muon
@@ -20,6 +24,7 @@ from toque.training.state_values import all_finite, refuse
 _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
 """Floors of a gradient's and of a weight's RMS. torch's own floor of gradients, 1e-7, is above
 those of a large model; the square of this one is still a normal float32."""
+_PROBED: Final = (11, 13, 17, 19)  # sizes that tell which of a state's is which of a parameter's
 _SMALL: Final = 4096  # weights below which bitsandbytes keeps a tensor's averages in float32
 _BLOCK: Final = 256  # weights that share one of bitsandbytes' scales
 _NEVER_NEGATIVE: Final = frozenset(
@@ -28,8 +33,20 @@ _NEVER_NEGATIVE: Final = frozenset(
 """Entries that are averages of squares, or largest absolute values."""
 
 
+def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
+    """The optimizer that these settings ask for, as `build_optimizer` makes it."""
+    names = ("name", "weight_decay", "betas", "eps", "momentum")
+    return build_optimizer(model, **{name: getattr(optim, name) for name in names})
+
+
 def build_optimizer(
-    model: nn.Module, *, name: str = "adamw", weight_decay: float = 0.01
+    model: nn.Module,
+    *,
+    name: str = "adamw",
+    weight_decay: float = 0.01,
+    betas: tuple[float, float] | None = None,
+    eps: float | None = None,
+    momentum: float | None = None,
 ) -> torch.optim.Optimizer:
     """An optimizer over the trainable parameters; the loop sets its learning rate at every step.
 
@@ -38,9 +55,12 @@ def build_optimizer(
     trained, and lr is capped at 1 / sqrt(step). muon: with AdamW for tables and vectors.
     adamw8bit: AdamW whose averages take a byte a weight, but for tables and vectors. Vectors
     (biases, norms' scales) are never decayed: they are few, and pulling a scale towards zero is no
-    regularisation. Betas (0.9, 0.999) and eps 1e-8 are torch's defaults. A ConfigError where
-    nothing is trainable.
+    regularisation. Betas (0.9, 0.999) and eps 1e-8 are torch's defaults; None takes the default.
+    module:function is of the user's own, vouched for by who calls. A ConfigError where
+    its code cannot be used, or nothing is trainable.
     """
+    asked = {"betas": betas, "eps": eps, "momentum": momentum}
+    given: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("The model has no trainable parameter: everything is frozen.")
@@ -53,13 +73,56 @@ def build_optimizer(
     def decayed(parameters: list[nn.Parameter]) -> dict[str, Any]:
         return {"params": parameters, "weight_decay": weight_decay}
 
-    if name in ("muon", "adamw8bit"):
-        inner = muon if name == "muon" else adamw_8bit
-        return WithAdamW(inner([decayed(matrices)]), [decayed(tables), vectors])
+    if name == "muon":
+        of_rest = {key: value for key, value in given.items() if key != "momentum"}
+        of_inner = {key: value for key, value in given.items() if key == "momentum"}
+        return WithAdamW(
+            muon([decayed(matrices)], **of_inner), [decayed(tables), vectors], **of_rest
+        )
+    if name == "adamw8bit":
+        inner = adamw_8bit([decayed(matrices)], **given)
+        return WithAdamW(inner, [decayed(tables), vectors], **given)
     groups = [decayed(large), vectors]
+    if ":" in name:
+        return _own_optimizer(name, groups, given)
     if name == "adafactor":
         return torch.optim.Adafactor(groups, lr=0.0, eps=_ADAFACTOR_EPS)
-    return torch.optim.AdamW(groups, lr=0.0, fused=True)
+    return torch.optim.AdamW(groups, lr=0.0, fused=True, **given)
+
+
+def _own_optimizer(
+    name: str, groups: list[dict[str, Any]], given: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """The user's own optimizer; one that cannot update a small matrix is refused now."""
+    function = imported({}, name, setting="optim.name", wanted="a function or class")
+    try:
+        with unset_fake_temporarily():
+            _first_state(function([{"params": [nn.Parameter(torch.ones(2, 3))]}], lr=1.0, **given))
+        made = function(groups, lr=1.0, **given)
+    except Exception as error:
+        values = "".join(f", {key}={value}" for key, value in given.items())
+        raise ConfigError(
+            f"optim.name is {name}, which raised {type(error).__name__} where it was called with "
+            f"groups of weights, lr=1.0{values}, or at a first step() of a small matrix: {error}."
+        ) from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optim.name is {name}, which returned a {type(made).__name__}. It must return a "
+            "torch.optim.Optimizer of the groups it is given."
+        )
+    return made
+
+
+def _first_state(optimizer: torch.optim.Optimizer, n_dims: int = 2) -> dict[str, Any]:
+    """State that an own optimizer keeps of a parameter of `_PROBED` sizes, after an update."""
+    parameter = nn.Parameter(torch.ones(_PROBED[:n_dims]))
+    parameter.grad = torch.ones_like(parameter)
+    twin = object.__new__(type(optimizer))  # its settings, with neither its weights nor its state
+    group = {**optimizer.param_groups[0], "params": [parameter]}
+    vars(twin).update(vars(optimizer), state=defaultdict(dict), param_groups=[group])
+    twin.step()
+    found: Mapping[str, Any] = twin.state[parameter]
+    return {entry: value for entry, value in found.items() if value is not None}
 
 
 def step_if(optimizer: torch.optim.Optimizer, wanted: Tensor, device: torch.device) -> None:
@@ -91,11 +154,11 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(entry.nbytes for p in parameters for entry in _layout(optimizer, p).values())
 
 
-def held_bytes(model: nn.Module, *, name: str) -> dict[str, int]:
+def held_bytes(model: nn.Module, optim: OptimConfig) -> dict[str, int]:
     """Bytes of the gradients and of the optimizer's state once every weight was updated."""
     return {
         "gradients": sum(p.nbytes for p in model.parameters() if p.requires_grad),
-        "optimizer": state_bytes(build_optimizer(model, name=name)),
+        "optimizer": state_bytes(optimizer_of(model, optim)),
     }
 
 
@@ -114,11 +177,25 @@ def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[s
         scales = torch.empty(blocks, device="meta")
         states = {"state1": codes, "state2": codes, "absmax1": scales, "absmax2": scales}
         return {"step": step} | states
+    if _is_own(optimizer):
+        with unset_fake_temporarily():
+            found = _first_state(optimizer, like.ndim)
+        sizes = dict(zip(_PROBED, like.shape, strict=False))
+        for entry, value in found.items():
+            sized = [sizes.get(n, n) for n in getattr(value, "shape", ())]
+            kind = value.dtype if isinstance(value, Tensor) else step.dtype
+            found[entry] = torch.empty(sized, dtype=kind, device="meta")
+        return found
     if not isinstance(optimizer, torch.optim.Adafactor):
         return {"step": step, "exp_avg": like, "exp_avg_sq": like}
     if like.ndim < 2:
         return {"step": step, "variance": like}
     return {"step": step, "row_var": like[..., :1], "col_var": like[..., :1, :]}
+
+
+def _is_own(optimizer: torch.optim.Optimizer) -> bool:
+    """True for an optimizer that the user named by its module."""
+    return type(optimizer) not in (torch.optim.AdamW, torch.optim.Adafactor, WithAdamW)
 
 
 def _is_in_8_bits(optimizer: torch.optim.Optimizer) -> bool:
@@ -133,7 +210,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
         f"{name}/{entry}": value if isinstance(value, Tensor) else torch.tensor(float(value))
         for name, parameter in model.named_parameters()
         for entry, value in optimizer.state.get(parameter, {}).items()
-        if not entry.startswith("qmap")
+        if not entry.startswith("qmap") and value is not None
     }
 
 
@@ -203,6 +280,10 @@ def _placed(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, entry: str, value: Tensor
 ) -> Tensor | int:
     """A copy where the optimizer keeps it, in the memory layout its kernels walk."""
+    if value.ndim == 0 and _is_own(optimizer):
+        kind = type(_first_state(optimizer, parameter.ndim).get(entry))
+        if kind in (int, float):
+            return cast("int", kind(value.item()))
     if entry == "step":
         if isinstance(optimizer, WithAdamW):
             optimizer = optimizer.half_of(parameter)

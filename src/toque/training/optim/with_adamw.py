@@ -14,22 +14,22 @@ from toque.models.lora.quantised import silence_bitsandbytes
 Groups = list[dict[str, Any]]
 
 
-def muon(matrices: Groups) -> torch.optim.Optimizer:
+def muon(matrices: Groups, *, momentum: float = 0.95) -> torch.optim.Optimizer:
     """`torch.optim.Muon` of 2-D weights (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
     With G the gradient, in the size of Liu et al. 2025 (arXiv 2502.16982, eq. 4), so that AdamW's
     learning rate serves it too:
 
-        M = 0.95 M + 0.05 G;  U = 0.05 G + 0.95 M  (Nesterov)
+        M = m M + (1 - m) G;  U = (1 - m) G + m M  (Nesterov, m the momentum)
         W = W (1 - lr decay) - lr 0.2 sqrt(max(m, n)) orthogonalised(U)
     """
-    return torch.optim.Muon(matrices, lr=0.0, adjust_lr_fn="match_rms_adamw")
+    return torch.optim.Muon(matrices, lr=0.0, momentum=momentum, adjust_lr_fn="match_rms_adamw")
 
 
-def adamw_8bit(matrices: Groups) -> torch.optim.Optimizer:
+def adamw_8bit(matrices: Groups, **given: Any) -> torch.optim.Optimizer:
     """Bitsandbytes' AdamW, whose averages take a byte a weight (Dettmers et al. 2022, 2110.02861).
 
-    Tensors below 4,096 weights keep float32 averages.
+    Tensors below 4,096 weights keep float32 averages. `given`: betas and eps that are not usual.
 
     Raises:
         ConfigError: bitsandbytes is not installed.
@@ -40,7 +40,7 @@ def adamw_8bit(matrices: Groups) -> torch.optim.Optimizer:
         from bitsandbytes import optim
     found: Any = optim  # it has no types
     with unset_fake_temporarily():  # it makes tables of numbers, which an outline has not
-        optimizer: torch.optim.Optimizer = found.AdamW8bit(matrices, lr=0.0)
+        optimizer: torch.optim.Optimizer = found.AdamW8bit(matrices, lr=0.0, **given)
     return optimizer
 
 
@@ -52,9 +52,9 @@ class WithAdamW(torch.optim.Optimizer):
     and unevenly used, so that neither Muon nor 8 bits suit them.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, rest: Groups) -> None:
+    def __init__(self, inner: torch.optim.Optimizer, rest: Groups, **given: Any) -> None:
         self.inner = inner
-        self.adamw = torch.optim.AdamW(rest, lr=0.0, fused=True)
+        self.adamw = torch.optim.AdamW(rest, lr=0.0, fused=True, **given)
         # The same dictionaries, so that a learning rate or a state set here is set there.
         super().__init__([*self.inner.param_groups, *self.adamw.param_groups], {})
         self.inner.state = self.adamw.state = self.state

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from toque.batch import EncoderDecoderBatch
 from toque.config import RunConfig
+from toque.config.schema import OptimConfig
 from toque.config.schema_methods import AdapterConfig
 from toque.data.loader.batch_stream import usual_rows
 from toque.data.loader.packing import RowShape
@@ -26,7 +27,7 @@ from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.outline import OutlinedRows, Where
 from toque.runs.estimate import Estimator, Machine, Work
 from toque.runs.outlined_update import Peak, outlining, peak_of
-from toque.training.optim.factory import build_optimizer, state_bytes
+from toque.training.optim.factory import optimizer_of, state_bytes
 from toque.training.placement import arithmetic_of, obstacle_to_dividing
 from toque.training.runtime import Runtime
 from toque.units import Cursor
@@ -64,7 +65,7 @@ def ahead(config: RunConfig, hardware: str | None, gpus: int = 1) -> tuple[Estim
     model_of = partial(
         outlined_model, known=vocabulary, where=machine.where, precision=machine.precision
     )
-    return Estimator(config, work, machine, optimizer_of, gpus), model_of, held
+    return Estimator(config, work, machine, outlined_optimizer, gpus), model_of, held
 
 
 def planned(config: RunConfig, hardware: str | None, utilisation: float | None, gpus: int) -> Plan:
@@ -106,10 +107,12 @@ def planned(config: RunConfig, hardware: str | None, utilisation: float | None, 
     )
 
 
-def optimizer_of(model: nn.Module, name: str) -> tuple[torch.optim.Optimizer | None, int]:
+def outlined_optimizer(
+    model: nn.Module, optim: OptimConfig
+) -> tuple[torch.optim.Optimizer | None, int]:
     """Optimizer of an outlined model, None where its step reads numbers; bytes of its state."""
-    optimizer = build_optimizer(model, name=name)
-    return None if name in _BY_VALUES else optimizer, state_bytes(optimizer)
+    optimizer, reads = optimizer_of(model, optim), optim.name in _BY_VALUES or ":" in optim.name
+    return None if reads else optimizer, state_bytes(optimizer)
 
 
 def _machine(

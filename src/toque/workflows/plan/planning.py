@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from toque.config.user_code import refuse_foreign_code
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
 from toque.workflows.configure import Configured, configure
@@ -47,6 +48,7 @@ def plan(
             f"A plan for {gpus} GPUs was asked for. Give {argument('gpus')} 1 or more."
         )
     settings = configure(config)
+    refuse_foreign_code(settings.foreign_code, ["optim.name"])
     from toque.workflows.plan.planned import planned  # loads torch
 
     with reporter.working("planning"):

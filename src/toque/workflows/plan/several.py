@@ -89,7 +89,7 @@ def memory_of_rank(
         remake(block, dtype=dtype)
     found = replace(estimator, config=fixed).memory(rounded)
     # A save is in float32, whatever the blocks were rounded to.
-    held = held_bytes(model, name=config.optim.name)
+    held = held_bytes(model, config.optim)
     saved = replace(found.update, gradients=held["gradients"], optimizer=held["optimizer"])
     groups = groups_of(model, ranks, dtype)
     return model, _in_parts(replace(found, update=saved), groups, ranks), strategy
@@ -132,7 +132,8 @@ def _strategy(estimator: Estimator, model: PreTrainedModel) -> Literal["ddp", "f
     obstacle = obstacle_to_dividing(config.train, config.adapter, name, fp16=fp16)
     if asked != "auto":
         return asked
-    needed = sum(p.nbytes for p in model.parameters()) + sum(held_bytes(model, name=name).values())
+    needed = sum(p.nbytes for p in model.parameters())
+    needed += sum(held_bytes(model, config.optim).values())
     return "ddp" if needed <= HEADROOM * machine.memory_bytes or obstacle else "fsdp"
 
 
