@@ -62,9 +62,12 @@ class TrainedRun:
 
     @property
     def losses(self) -> list[tuple[int, float]]:
-        """Step and training loss of every update that was logged."""
+        """Step and training loss of every update; of older runs, of those that were logged."""
         return [
-            (e["step"], e["loss"]) for e in self.history if "loss" in e and e["event"] == "step"
+            (e["step"] - back, loss)
+            for e in self.history
+            if "loss" in e and e["event"] == "step"
+            for back, loss in reversed([*enumerate(reversed(e.get("losses") or [e["loss"]]))])
         ]
 
 

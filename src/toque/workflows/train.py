@@ -8,12 +8,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from toque.config import Resolved, RunConfig, config_sha256
 from toque.config.user_code import refuse_foreign_code
 from toque.cooking.recipe_scores import RECIPE_SCORES
 from toque.data.store.token_store import TokenStore, held_store
 from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, argument
+from toque.evaluation.evaluator import goal_of
 from toque.evaluation.text_scores import TextScores
 from toque.reporter import SILENT, LogReporter, Reporter
 from toque.reports.verdict import verdict_of
@@ -139,7 +141,19 @@ def _watchers(config: RunConfig, callbacks: Sequence[object]) -> Watchers:
         run=Path(config.run_dir),
         settings=config.model_dump(mode="json"),
         scores=RECIPE_SCORES,
+        bridge=partial(_bridged, config),
     )
+
+
+def _bridged(config: RunConfig, callback: object) -> object:
+    """The callback; one of transformers' Trainer behind its bridge."""
+    kinds = {(kind.__module__, kind.__name__) for kind in type(callback).__mro__}
+    if ("transformers.trainer_callback", "TrainerCallback") not in kinds:
+        return callback
+    # It loads transformers' Trainer, which nothing else needs.
+    from toque.training.observers.trainer_callbacks import TrainerCallbackBridge
+
+    return TrainerCallbackBridge(cast("Any", callback), config, goal_of(config.train.best_by))
 
 
 def _refuse_early(

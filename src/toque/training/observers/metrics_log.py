@@ -143,6 +143,7 @@ class MetricsLog(Callback):
     """Device of the run; for a GPU, step events hold the most bytes the session has allocated."""
     dropped_records: int = 0
     _window: StepWindow = field(default_factory=StepWindow)
+    _losses: list[torch.Tensor] = field(default_factory=list)  # [] each, of the window's updates
     _stop_after: Duration | None = None
     _file: JsonLines | None = None
     _peak_doubted: bool = False
@@ -158,6 +159,7 @@ class MetricsLog(Callback):
                 "there; choose another run_dir, or give yourself the right to write."
             ) from error
         self._stop_after, self._window, peak = start.stop_after, StepWindow(), self.peak
+        self._losses = []
         self._write(
             "start",
             step=start.progress.step,
@@ -174,6 +176,7 @@ class MetricsLog(Callback):
     def on_step(self, info: StepInfo) -> None:
         """Write a step event when one is due."""
         self._window.add(info)
+        self._losses.append(info.loss)
         first = info.before.step == 0
         if first or self.log_every.crossed(info.before, info.progress, self._stop_after):
             self._write_step()
@@ -248,6 +251,9 @@ class MetricsLog(Callback):
             mfu, self._peak_doubted = None, True
         also: dict[str, Any] = {} if last.stage is None else {"stage": last.stage}
         also |= {"parts": window.parts} if window.parts else {}
+        losses, self._losses = self._losses, []
+        if len(losses) > 1:  # read together: the device is waited for once
+            also["losses"] = torch.stack(losses).tolist()
         if self.device.type == "cuda":
             also["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
         self._write(

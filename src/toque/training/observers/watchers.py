@@ -26,7 +26,15 @@ from toque.config.user_code import ForeignCode, imported
 from toque.data.store.token_store import TokenStore, refuse_replaced
 from toque.errors import ConfigError
 from toque.training.bottlenecks import DATA_ADVICE, DATA_SHARE
-from toque.training.callbacks import Callback, Requests, RunEnd, RunStart, State, StepInfo
+from toque.training.callbacks import (
+    Callback,
+    Requests,
+    RunEnd,
+    RunStart,
+    Saved,
+    State,
+    StepInfo,
+)
 from toque.training.observers.metrics_log import StepWindow
 from toque.training.observers.tracker_services import Open, opener
 from toque.training.observers.trackers import TrackerFeed, tracker_values
@@ -44,6 +52,7 @@ METHODS: Final = (
     "on_step_end",
     "on_evaluate_begin",
     "on_evaluate_end",
+    "on_save",
 )
 ASKS: Final = ("stop", "save", "evaluate")  # words that a method may return, one or a list of them
 
@@ -128,6 +137,10 @@ class UserCallback(Callback):
         self._state = replace(self._state, metrics=MappingProxyType(dict(metrics)))
         return self._call("on_evaluate_end")
 
+    def on_save(self, at: Progress, saved: Saved) -> None:
+        """`on_save`."""
+        self._call("on_save")
+
     def on_fit_end(self, end: RunEnd) -> None:
         """`on_train_end`, and the number of errors."""
         self._state = replace(
@@ -209,14 +222,16 @@ class Watchers:
         run: Path,
         settings: Mapping[str, Any],
         scores: frozenset[str],
+        bridge: Callable[[object], object] = lambda item: item,
     ) -> Self:
         """Everything that `observe` asks for; a ConfigError now if it cannot be had.
 
         `own` are objects as observe.callbacks would make them, `foreign` is code of the
-        configuration that nobody vouches for, `scores` are names of the domain's scores of texts.
+        configuration that nobody vouches for, `scores` are names of the domain's scores of texts,
+        `bridge` gives a callback of another kind these methods.
         """
-        objects = [(path, _made(foreign, path)) for path in observe.callbacks]
-        objects += [(type(item).__name__, item) for item in own]
+        objects = [(path, bridge(_made(foreign, path))) for path in observe.callbacks]
+        objects += [(type(item).__name__, bridge(item)) for item in own]
         for name, item in objects:
             _check(name, item)
         stages = settings["curriculum"]["stages"] if settings["curriculum"] else ()
