@@ -201,8 +201,10 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         opened = open_model(folder, device="auto", reporter=reporter)
         # A run's own sources were compared when it began, and may have changed since.
         held = opened.config
-        own = held is not None and held.data.sources == config.data.sources
-        own = own and held.data.validation == config.data.validation
+        fields = ("sources", "validation")
+        own = held is not None and all(
+            getattr(held.data, name) == getattr(config.data, name) for name in fields
+        )
         store = open_store(config, sources=not own)
     opened.check_tokenizer(store)
     model, precision = opened.model, config.train.precision

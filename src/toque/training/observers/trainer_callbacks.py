@@ -114,7 +114,7 @@ class TrainerCallbackBridge:
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, and what the callback itself gives to be saved."""
-        own = getattr(self.watcher, "state", dict)()
+        own: dict[str, Any] = getattr(self.watcher, "state", dict)()
         best = {"best_metric": self.state.best_metric, "at": self.state.best_global_step}
         return best | {"attributes": own.get("attributes", {})}
 
