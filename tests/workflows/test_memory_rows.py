@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -138,6 +139,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "path": (lambda: "rows.jsonl", r"\{'sources': \[\{'path': 'rows.jsonl'\}\]\}"),
     "splits": (lambda: {"train": ROWS, "test": ROWS}, "a dict of train, test"),
     "number": (lambda: 7, "data is a int, whose rows"),
+    "lazy": (lambda: SimpleNamespace(collect=list), "SimpleNamespace, whose rows cannot be read"),
     "tuples": (lambda: [ROWS[0], ("a", "b")], r"Row 2 of data is a tuple"),
     "none": (lambda: [ROWS[0], None], r"Row 2 of data is a NoneType"),
     "object": (lambda: [{"prompt": object()}], "Row 1 of data cannot be kept as JSON: a object"),

@@ -88,9 +88,9 @@ def _rows_of(data: object, name: str, say: Callable[[str], None]) -> Iterator[ob
     if hasattr(data, "to_batches"):
         batches = frame.to_batches(max_chunksize=_AT_ONCE)
         return (row for batch in batches for row in batch.to_pylist())
-    try:
-        return iter(cast("Iterable[object]", data))
-    except TypeError as error:  # such as polars' LazyFrame, which is collected first
+    try:  # polars' LazyFrame seems to be one
+        return iter(cast("Iterable[object]", None if hasattr(data, "collect") else data))
+    except TypeError as error:
         kind = type(data).__name__
         raise DataError(
             f"{given} is a {kind}, whose rows cannot be read. Give {_FORMS}."

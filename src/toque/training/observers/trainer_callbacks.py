@@ -6,6 +6,7 @@ callback that asks for more raises, which the user is told. Losses are under the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -27,7 +28,15 @@ _ASKED: Final = {
     "should_save": "save",
     "should_evaluate": "evaluate",
 }
-_NOTHING: Final = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader")
+_NOTHING: Final = (
+    *("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader"),
+    "eval_dataloader",
+)
+
+
+def _telling(event: str) -> Callable[[TrainerCallbackBridge, RunState], list[str]]:
+    """A method that tells of an event; the words for what is asked of the run then."""
+    return lambda bridge, state: bridge.tell(event, state)
 
 
 class TrainerCallbackBridge:
@@ -67,28 +76,17 @@ class TrainerCallbackBridge:
     def on_train_begin(self, state: RunState) -> list[str]:
         """The beginning of their Trainer, too."""
         self.before = state.progress
-        self._tell("on_init_end", state)
-        return self._tell("on_train_begin", state)
+        self.tell("on_init_end", state)
+        return self.tell("on_train_begin", state)
 
-    def on_train_end(self, state: RunState) -> None:
-        """The end."""
-        self._tell("on_train_end", state)
-
-    def on_epoch_begin(self, state: RunState) -> None:
-        """An epoch begins; what is asked for is done after its first update."""
-        self._tell("on_epoch_begin", state)
-
-    def on_epoch_end(self, state: RunState) -> list[str]:
-        """An epoch has ended."""
-        return self._tell("on_epoch_end", state)
-
-    def on_step_begin(self, state: RunState) -> None:
-        """An update begins; what is asked for is done after it."""
-        self._tell("on_step_begin", state)
+    # What is asked for where an epoch or an update begins is done after the update.
+    on_train_end, on_epoch_begin, on_epoch_end, on_step_begin, on_save = map(
+        _telling, ("on_train_end", "on_epoch_begin", "on_epoch_end", "on_step_begin", "on_save")
+    )
 
     def on_step_end(self, state: RunState) -> list[str]:
         """An update has ended, and is logged as often as observe.log_every says."""
-        asked = self._tell("on_step_end", state)
+        asked = self.tell("on_step_end", state)
         before, self.before = self.before, state.progress
         if self.control.should_log or self.log_every.crossed(
             before, state.progress, self.stop_after
@@ -102,15 +100,11 @@ class TrainerCallbackBridge:
         """An evaluation: it is logged, then told, and only then compared with the best."""
         metrics = {f"eval_{name}": value for name, value in state.metrics.items()}
         asked = self._log(metrics, state)
-        asked += self._tell("on_evaluate", state, metrics=metrics | {"epoch": state.epoch})
+        asked += self.tell("on_evaluate", state, metrics=metrics | {"epoch": state.epoch})
         value = state.metrics.get(self.goal.metric)
         if value is not None and self.goal.better(value, self.state.best_metric):
             self.state.best_metric, self.state.best_global_step = value, state.step
         return asked
-
-    def on_save(self, state: RunState) -> list[str]:
-        """A checkpoint is written."""
-        return self._tell("on_save", state)
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, and what the callback itself gives to be saved."""
@@ -127,13 +121,13 @@ class TrainerCallbackBridge:
     def _log(self, logs: dict[str, float], state: RunState) -> list[str]:
         logs = {**logs, "epoch": state.epoch}
         self.state.log_history.append(logs | {"step": state.step})
-        return self._tell("on_log", state, logs=dict(logs))
+        return self.tell("on_log", state, logs=dict(logs))
 
-    def _tell(self, event: str, state: RunState, **more: Any) -> list[str]:
+    def tell(self, event: str, state: RunState, **more: Any) -> list[str]:
         """Call one of its methods; the words for what it asks of the run."""
         self.state.epoch, self.state.global_step = state.epoch, state.step
         self.state.num_input_tokens_seen = state.progress.tokens
-        given = dict.fromkeys(_NOTHING) | {"eval_dataloader": None} | more
+        given = dict.fromkeys(_NOTHING) | more
         found = getattr(self.watcher, event)(self.args, self.state, self.control, **given)
         self.control = found or self.control
         words = [word for flag, word in _ASKED.items() if getattr(self.control, flag)]

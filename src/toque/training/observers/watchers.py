@@ -26,15 +26,7 @@ from toque.config.user_code import ForeignCode, imported
 from toque.data.store.token_store import TokenStore, refuse_replaced
 from toque.errors import ConfigError
 from toque.training.bottlenecks import DATA_ADVICE, DATA_SHARE
-from toque.training.callbacks import (
-    Callback,
-    Requests,
-    RunEnd,
-    RunStart,
-    Saved,
-    State,
-    StepInfo,
-)
+from toque.training.callbacks import Callback, Requests, RunEnd, RunStart, Saved, State, StepInfo
 from toque.training.observers.metrics_log import StepWindow
 from toque.training.observers.tracker_services import Open, opener
 from toque.training.observers.trackers import TrackerFeed, tracker_values
