@@ -58,8 +58,8 @@ class _Record(msgspec.Struct):
     sha256: str | None = None  # known when the file is whole
 
 
-def cache_folder(kind: Literal["sources", "measured", "runs"]) -> Path:
-    """The folder of fetched sources, of this machine's measurements, or of runs in a bucket."""
+def cache_folder(kind: Literal["sources", "measured", "runs", "objects"]) -> Path:
+    """The folder of fetched sources, measurements, runs in a bucket, or a program's models."""
     root = os.environ.get(CACHE_VARIABLE)
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "toque") / kind
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from toque.config import Resolved, RunConfig, load_config, resolve_values
 from toque.config.resolve import DEFAULT, leaves
 from toque.config.user_code import names_of_code
 from toque.config.yaml_reader import dotted
+from toque.errors import ConfigError
+from toque.storage.atomic import disk_faults, sha256_of
+from toque.storage.download import cache_folder
 
 Configured = RunConfig | str | Path | Mapping[str, Any]
 """A configuration, a YAML file, a preset's name, or nested values."""
@@ -21,7 +26,9 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     Args:
         base: what to begin with; None for the defaults.
         sections: settings by section, as in a file; mappings change what they name and no more:
-            `optim={"peak_lr": 1e-4}` keeps the optimizer's other settings. Lists are replaced.
+            `optim={"peak_lr": 1e-4}` keeps the optimizer's other settings. Lists are replaced. A
+            model or tokenizer of transformers may stand where a folder may: it is saved to the
+            cache, under the name of its content.
 
     Raises:
         ConfigError: an unknown name, a wrong value or an impossible combination.
@@ -37,7 +44,7 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
         # What is written down leaves the secret out; here it stays in the program.
         values["observe"]["webhook"] = base.observe.webhook
     elif isinstance(base, Mapping):
-        values = base
+        values = _plain(base)
     elif base is not None:
         return configure(load_config(base).config, **sections)
     made = resolve_values(_merged(values, sections), "configure").config
@@ -67,9 +74,26 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """The value as YAML would hold it: paths as text, tuples as lists."""
+    """The value as YAML would hold it: paths as text, tuples as lists, objects as their folder."""
+    if hasattr(value, "save_pretrained") and not isinstance(value, type):
+        return _saved(value)
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
         return {name: _plain(held) for name, held in value.items()}
     return [_plain(held) for held in value] if isinstance(value, list | tuple) else value
+
+
+def _saved(model: Any) -> str:
+    """The folder of a model or tokenizer of this program, the same for the same content."""
+    above, content = cache_folder("objects"), hashlib.sha256()
+    with disk_faults(above, "saving a model", setting="TOQUE_CACHE", error=ConfigError):
+        above.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=above, ignore_cleanup_errors=True) as made:
+            model.save_pretrained(made)
+            for path in sorted(Path(made).iterdir()):
+                content.update(f"{path.name} {sha256_of(path)}\n".encode())
+            folder = above / content.hexdigest()[:16]
+            if not folder.exists():
+                Path(made).rename(folder)
+    return str(folder)
