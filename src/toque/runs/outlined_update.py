@@ -40,7 +40,7 @@ from toque.models.forward.outline import (
     outlined_batch,
     outlined_hidden,
 )
-from toque.models.forward.packed import hidden_states, output_head
+from toque.models.forward.packed import hidden_states, logit_cap, output_head
 from toque.models.lora.quantised import quantised_layers
 from toque.models.onednn import onednn_is_faster, product
 
@@ -275,7 +275,7 @@ def _outlined_loss(
         hidden, n_labels = outlined_hidden(model, rows, plans), None
         labels = torch.zeros(hidden.shape[:-1], dtype=torch.int64)
     kept, (weight, bias) = ledger.now, output_head(model)
-    how: Any = {"bias": bias, "smoothing": smoothing, "n_labels": n_labels}
+    how: Any = {"bias": bias, "smoothing": smoothing, "n_labels": n_labels, "cap": logit_cap(model)}
     return cross_entropy_sum(hidden, weight, labels, **how), kept
 
 

@@ -209,8 +209,8 @@ def precision_on(
     """The precision that is meant on a device, and sentences about it; raises as `detect`."""
     if asked == "fp16" and not fp16_is_safe:
         raise ConfigError(
-            "precision fp16 was asked for T5, whose activations overflow float16 and turn the "
-            "loss into NaN. Use bf16 or float32."
+            "precision fp16 was asked for T5, whose activations overflow float16 and turn the loss "
+            "into NaN, or for a type of model that was not tried in it. Use bf16 or float32."
         )
     if asked == "fp16" and device.type != "cuda":
         raise ConfigError(

@@ -23,7 +23,7 @@ from toque.data.store.token_store import TokenStore, refuse_replaced
 from toque.errors import CheckpointError, in_shell
 from toque.evaluation.evaluator import sample_on_all_ranks
 from toque.evaluation.text_samples import append_samples
-from toque.models.families import family_of
+from toque.models.families import CAUSAL, family_of
 from toque.models.loading.card_usage import adapter_usage, with_usage
 from toque.models.loading.model_export import save_adapter, save_model
 from toque.models.loading.provenance import Provenance
@@ -169,9 +169,9 @@ class Finished:
 
 def as_used(config: RunConfig, model: PreTrainedModel) -> RunConfig:
     """The settings, with what `auto` came to in the model."""
-    found: dict[str, Any] = {
-        "model": config.model.model_copy(update={"family": family_of(model.config).name})
-    }
+    family = family_of(model.config)
+    name = "auto" if family == CAUSAL else family.name  # of which none is made from scratch
+    found: dict[str, Any] = {"model": config.model.model_copy(update={"family": name})}
     if config.adapter is not None:
         rank = cast("Any", model).peft_config[ADAPTER].r
         found["adapter"] = config.adapter.model_copy(update={"r": rank})

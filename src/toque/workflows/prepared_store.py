@@ -134,7 +134,7 @@ def _room(config: RunConfig) -> int | None:
     else:
         shape = read_config_json(resolve_folder(model.start_from))
         usual = None
-        if shape.get("model_type") == "t5":
+        if shape.get("model_type") in ("t5", "mt5", "umt5"):
             return None
     named = (shape.get(name) for name in ("n_positions", "max_position_embeddings"))
     positions = next((n for n in named if isinstance(n, int)), usual)

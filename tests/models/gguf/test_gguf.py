@@ -137,6 +137,7 @@ def test_a_file_that_computes_something_else_is_not_kept(
         ("neox", "attention_bias", False, "attention_bias=False"),
         ("llama", "hidden_act", "gelu", "hidden_act=gelu"),
         ("llama", "rope_parameters", {"rope_type": "yarn"}, "rope_type=yarn"),
+        ("mistral", "sliding_window", 8, "sliding_window=8"),
         ("t5", "relative_attention_max_distance", 64, "relative_attention_max_distance=64"),
         ("gpt2", "model_type", "bloom", "type bloom"),
     ],

@@ -115,7 +115,7 @@ LOST = "transformer.h.1.ln_1.weight"
         (lambda f: (f / "model.safetensors").unlink(), CheckpointError, r"no model\.safetensors"),
         (lambda f: (f / "config.json").write_text("{"), CheckpointError, "cannot be read as JSON"),
         (lambda f: (f / "config.json").write_text("[]"), CheckpointError, "holds a list"),
-        (lambda f: configured(f, model_type="bert"), ConfigError, 'model_type "bert"'),
+        (lambda f: configured(f, model_type="vit"), ConfigError, 'model_type "vit"'),
     ],
 )
 def test_damage_is_named(breaking, error, words, tmp_path, tiny):
@@ -147,10 +147,3 @@ def test_what_is_not_a_model_folder_is_refused(tmp_path):
         load_model(str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="which is a file"):
         load_model(str(tmp_path / "adapter_config.json"))
-
-
-def test_a_sliding_window_is_refused(tmp_path, tiny):
-    tiny("mistral").save_pretrained(tmp_path / "model")
-    configured(tmp_path / "model", sliding_window=8)
-    with pytest.raises(ConfigError, match="sliding window of 8"):
-        load_model(str(tmp_path / "model"))

@@ -171,8 +171,10 @@ class Layout:
         cls, examples: Examples, model: PretrainedConfig, shape: RowShape, *, packed: bool
     ) -> Self:
         """The layout by which examples become the inputs of a model with this configuration."""
-        start_id = getattr(model, "decoder_start_token_id", None) or 0
-        return cls(examples, shape, model.pad_token_id or 0, start_id, packed)
+        start, pad = (
+            getattr(model, name, None) or 0 for name in ("decoder_start_token_id", "pad_token_id")
+        )
+        return cls(examples, shape, pad, start, packed)
 
     def batch(self, rows: Sequence[Sequence[int]], examples: Examples | None = None) -> Batch:
         """The batch of these rows, read from `examples` if given."""

@@ -17,7 +17,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
-from toque.models.forward.varlen_attention import attending_by, configs_of
+from toque.models.forward.varlen_attention import PLAN, attending_by, configs_of
 
 
 def compile_blocks(model: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> int:
@@ -104,9 +104,10 @@ def _recomputed(
         if not (block.training and torch.is_grad_enabled()):
             return original(*args, **kwargs)
         chosen = configs[0]._attn_implementation  # noqa: SLF001  # one for all parts
+        plan = PLAN.get()
 
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-            return nullcontext(), attending_by(configs, chosen)
+            return nullcontext(), attending_by(configs, chosen, plan)
 
         # all that a block reads waits there: for a T5 also the bias and the encoder's states.
         with save_on_cpu(pin_memory=args[0].is_cuda) if offload else nullcontext():

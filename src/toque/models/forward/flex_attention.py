@@ -40,7 +40,7 @@ from transformers import AttentionInterface
 from toque.batch import DecoderBatch, EncoderDecoderBatch
 from toque.models.families import family_of, head_size, unwrapped
 from toque.models.forward.cpu_linear import kind_of
-from toque.models.forward.varlen_attention import as_attended
+from toque.models.forward.varlen_attention import as_attended, planned
 
 NAME: Final = "toque_flex"  # name of this attention in transformers' registry
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -67,11 +67,18 @@ class BlockMasks:
     own: BlockMask  # self-attention
     across: BlockMask | None = None  # cross-attention, decoder to encoder; None without one
     by: Pair = (_TORCHS, _TORCHS)
+    near: BlockMask | None = None  # `own` within the sliding window, of layers that have one
 
 
-def decoder_masks(batch: DecoderBatch, by: Pair = (_TORCHS, _TORCHS)) -> BlockMasks:
+def decoder_masks(
+    batch: DecoderBatch, by: Pair = (_TORCHS, _TORCHS), *, window: int | None = None
+) -> BlockMasks:
     """The masks of a decoder-only model's micro-batch."""
-    return BlockMasks(_block_mask(batch.segments, batch.segments, causal=True), by=by)
+    numbers = batch.segments
+    own = _block_mask(numbers, numbers, causal=True)
+    if window is None or window >= numbers.shape[1]:
+        return BlockMasks(own, by=by)
+    return BlockMasks(own, None, by, _block_mask(numbers, numbers, window=window))
 
 
 def encoder_decoder_masks(batch: EncoderDecoderBatch, by: Pair) -> tuple[BlockMasks, BlockMasks]:
@@ -81,8 +88,13 @@ def encoder_decoder_masks(batch: EncoderDecoderBatch, by: Pair) -> tuple[BlockMa
     return BlockMasks(_block_mask(source, source), by=by), BlockMasks(own, across, by)
 
 
-def _block_mask(queries: Tensor, keys: Tensor, *, causal: bool = False) -> BlockMask:
-    """The mask of [R, T] and [R, S] segment numbers: within a segment, and not to later keys."""
+def _block_mask(
+    queries: Tensor, keys: Tensor, *, causal: bool = False, window: int = 0
+) -> BlockMask:
+    """The mask of [R, T] and [R, S] segment numbers: within a segment, and not to later keys.
+
+    With a window also not to keys that lie so far back; segments are runs of consecutive tokens.
+    """
 
     def together(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return queries[b, i] == keys[b, j]
@@ -90,10 +102,13 @@ def _block_mask(queries: Tensor, keys: Tensor, *, causal: bool = False) -> Block
     def together_and_earlier(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (queries[b, i] == keys[b, j]) & (i >= j)
 
+    def near(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (queries[b, i] == keys[b, j]) & (i >= j) & (i - j < window)
+
     # Compiled on a GPU, it looks at every pair without a tensor of all of them.
     make = create_block_mask if queries.device.type == "cpu" else _compiled(create_block_mask)
     mask: BlockMask = make(
-        together_and_earlier if causal else together,
+        near if window else together_and_earlier if causal else together,
         len(queries),
         None,
         queries.shape[1],
@@ -108,22 +123,27 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _mask: Tensor | None,
+    _mask: Tensor | None = None,
     *,
-    plan: BlockMasks,
+    plan: Any = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     position_bias: Tensor | None = None,
-    **_: Any,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
 ) -> tuple[Tensor, None]:
     """An attention function as transformers calls it: [R, H, T, d] each, to [R, T, H, d]."""
+    plan = planned(plan, more)
     query, key, value = as_attended(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     across = plan.across if getattr(module, "is_decoder", False) and not module.is_causal else None
     mask = plan.own if across is None else across
+    if sliding_window and plan.near is not None:
+        mask = plan.near
     bias = position_bias if across is None else None  # T5 passes its cross-attention one of zeros
     how: Any = {"scale": scale, "dropout": dropout, "options": plan.by[bias is not None]}
-    return attend(query, key, value, mask, bias=bias, **how).transpose(1, 2), None
+    return attend(query, key, value, mask, bias=bias, cap=softcap, **how).transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, _attend)
@@ -138,32 +158,44 @@ def attend(
     bias: Tensor | None,
     scale: float,
     dropout: float,
+    cap: float | None = None,
     options: Options = _TORCHS,
     by: Callable[..., Any] | None = None,
 ) -> Tensor:
     """softmax(scale * q @ k.T + bias) @ v where the mask allows; 0 where it allows nothing.
 
+    With a cap c, scores s are c * tanh(s / c); such a model has no bias.
     Queries are [R, H, T, d], keys and values [R, H, S, d]. Of the bias [1, H, T, S] each row adds
     to a gradient of its own, summed in order: the same bits every time. `by` replaces the kernels.
     """
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
     by = by or _kernel(query, rows)
     how: dict[str, Any] = {"block_mask": block_mask, "scale": scale, "kernel_options": options}
+    first = with_bias(rows) if cap is None else _capped(cap)
     if dropout == 0.0:
-        output: Tensor = by(query, key, value, score_mod=with_bias(rows), **how)
+        output: Tensor = by(query, key, value, score_mod=first, **how)
         return output
     seeds = torch.randint(-(2**31), 2**31, (len(query),), dtype=torch.int32, device=query.device)
     how["return_aux"] = AuxRequest(lse=True)
-    drop = _dropped(rows, seeds_of_heads(seeds, query.shape[1]), round(dropout * _STEPS))
+    capped = None if cap is None else first
+    of_heads = seeds_of_heads(seeds, query.shape[1])
+    drop = _dropped(rows, of_heads, round(dropout * _STEPS), capped)
     kept, of_kept = by(query, key, value, score_mod=drop, **how)
     few = value.detach()[..., :_LSE_COLUMNS]
-    _, of_all = by(query, key, few, score_mod=with_bias(rows), **how)
+    _, of_all = by(query, key, few, score_mod=first, **how)
     # Where nothing is kept, of a whole row of padding say, both may be minus infinity.
     nothing = of_kept.lse.isneginf()
     share = (of_kept.lse - of_all.lse.masked_fill(nothing, 0.0)).masked_fill(nothing, -torch.inf)
     factor = share.exp() * (_STEPS / (_STEPS - round(dropout * _STEPS)))
     scaled: Tensor = (kept * factor[..., None]).to(value.dtype)
     return scaled
+
+
+def _capped(cap: float) -> ScoreMod:
+    def capped(score: Tensor, _b: Tensor, _h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:
+        return torch.tanh(score / cap) * cap
+
+    return capped
 
 
 def with_bias(bias: Tensor | None) -> ScoreMod | None:
@@ -177,11 +209,20 @@ def with_bias(bias: Tensor | None) -> ScoreMod | None:
     return add_bias
 
 
-def _dropped(bias: Tensor | None, seeds: Tensor, threshold: int) -> ScoreMod:
+def _dropped(
+    bias: Tensor | None, seeds: Tensor, threshold: int, capped: ScoreMod | None = None
+) -> ScoreMod:
     def drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         kept = drawn(seeds[b, h], i, j) >= threshold
         return torch.where(kept, score, -float("inf"))
 
+    if capped is not None:
+
+        def cap_and_drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            kept = drawn(seeds[b, h], i, j) >= threshold
+            return torch.where(kept, capped(score, b, h, i, j), -float("inf"))
+
+        return cap_and_drop
     if bias is None:
         return drop
 

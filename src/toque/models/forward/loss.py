@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from toque.batch import IGNORE, Batch, DecoderBatch
 from toque.models.forward.cpu_linear import by_onednn, kind_of, padded_copy, padded_length
-from toque.models.forward.packed import hidden_states, output_head
+from toque.models.forward.packed import hidden_states, logit_cap, output_head
 from toque.models.onednn import product
 
 
@@ -39,6 +39,7 @@ def loss_sum(
         smoothing=smoothing,
         chunk_rows=chunk_rows,
         n_labels=None if batch.labelled is None else sum(batch.labelled),
+        cap=logit_cap(model),
     )
 
 
@@ -52,10 +53,15 @@ def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
     found = torch.zeros(batch.labels.shape, device=labels.device)
     nats = []
     for part, chosen in zip(torch.split(kept, at_once), torch.split(labels, at_once), strict=True):
-        logits = F.linear(part, weight.to(kept.dtype), bias).float()
+        logits = capped(F.linear(part, weight.to(kept.dtype), bias).float(), logit_cap(model))
         nats.append(F.cross_entropy(logits, chosen, reduction="none"))
     found[labelled] = -torch.cat(nats)
     return found
+
+
+def capped(logits: Tensor, cap: float | None) -> Tensor:
+    """C * tanh(logits / c), in place, as `logit_cap` says; as they are for None."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def nats_by_example(model: nn.Module, batch: Batch) -> list[list[float]]:
@@ -98,9 +104,11 @@ def cross_entropy_sum(
     smoothing: float = 0.0,
     chunk_rows: int | None = None,
     n_labels: int | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """Cross-entropy of `softmax(hidden @ weight.T + bias)` in nats, summed over labelled positions.
 
+    With a cap c, of c * tanh(logits / c) (Gemma Team 2024, arXiv 2408.00118, section 2).
     With smoothing e, the target distribution is (1 - e) * onehot + e / V (Szegedy et al. 2016,
     arXiv 1512.00567, section 7), as in `F.cross_entropy(..., label_smoothing=e, reduction="sum")`.
     Gradients are computed with the loss, chunk by chunk, and only for inputs that require one.
@@ -129,6 +137,7 @@ def cross_entropy_sum(
         chunk_rows,
         n_labels,
         torch.is_grad_enabled(),
+        cap,
     )
     return loss
 
@@ -191,6 +200,7 @@ class _CrossEntropySum(torch.autograd.Function):
         chunk_rows: int,
         n_labels: int | None,
         grad_enabled: bool,  # noqa: FBT001  # autograd functions take arguments by position
+        cap: float | None,
     ) -> Tensor:
         wants = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
         exact = torch.promote_types(hidden.dtype, torch.float32)
@@ -208,7 +218,7 @@ class _CrossEntropySum(torch.autograd.Function):
         fast = on_cpu and compute == exact == torch.float32 and by_onednn(hidden.device)
         with torch.autocast(kind, enabled=False):
             # 16 bits on a CPU have a way of their own; smoothing needs every logarithm.
-            rounded = on_cpu and compute == torch.bfloat16 and smoothing == 0.0
+            rounded = on_cpu and compute == torch.bfloat16 and smoothing == 0.0 and cap is None
             # Once, not once a chunk; on a CPU once an update.
             matrix = padded_copy(weight) if rounded else weight.to(compute)
             # Ascending. With their count known, a GPU need not be waited for.
@@ -239,7 +249,13 @@ class _CrossEntropySum(torch.autograd.Function):
                     grad_logits = _times(chunk, matrix, fast=fast, out=out).to(exact)
                     if bias is not None:
                         grad_logits += bias  # the logits yet
+                    slopes = None
+                    if cap is not None:  # the derivative of c * tanh(x / c) is 1 - tanh(x / c)^2
+                        grad_logits = capped(grad_logits, cap)
+                        slopes = (grad_logits / cap).square_().neg_().add_(1.0)
                     part, grad_logits = _loss_and_gradient(grad_logits, targets, smoothing)
+                    if slopes is not None:
+                        grad_logits.mul_(slopes)
                     slope = grad_logits.to(compute)
                 loss += part
                 if gradients.bias is not None:
@@ -262,7 +278,7 @@ class _CrossEntropySum(torch.autograd.Function):
             None if gradient is None else scale(gradient, grad_loss).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
-        return (*scaled, None, None, None, None, None)
+        return (*scaled, None, None, None, None, None, None)
 
 
 # Shapes depend on data: a compiled caller breaks its graph instead of tracing into this.

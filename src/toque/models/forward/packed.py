@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.models.umt5.modeling_umt5 import UMT5Attention
 
 from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.errors import ConfigError
-from toque.models.families import family_of, max_positions, unwrapped
+from toque.models.families import CAUSAL, family_of, max_positions, unwrapped, window_of
 from toque.models.forward import flex_attention as flex
 from toque.models.forward import varlen_attention as varlen
 from toque.models.forward.cpu_linear import in_bf16, padded_length
@@ -37,8 +39,9 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
     """The output head's input at every position, [R, L, D] or [R, T, D].
 
     In self- and cross-attention, tokens see only their own segment. It comes after the final norm,
-    and for a T5 with scaled outputs after the factor d_model ** -0.5, so that `output_head` applied
-    to it gives the stock logits. A batch of the other kind raises TypeError.
+    and after the factor of models that scale their outputs (`scale_outputs`), so that `output_head`
+    and then `logit_cap` applied to it give the stock logits. A batch of the other kind raises
+    TypeError.
     """
     core = unwrapped(model)
     family = family_of(core.config)
@@ -64,10 +67,24 @@ def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     return cast("Tensor", head.weight), inner.bias
 
 
-def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
-    """Hidden states times T5's d_model ** -0.5 before the head; v1.1 and FLAN have none."""
+def logit_cap(model: nn.Module) -> float | None:
+    """Cap c of models whose logits are c * tanh(logits / c) (Gemma); None for all others."""
     config = unwrapped(model).config
-    return hidden * config.d_model**-0.5 if config.scale_decoder_outputs else hidden
+    return getattr(config, "final_logit_softcapping", None)
+
+
+def scale_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
+    """Hidden states times what the model's logits are scaled by: of T5, Granite, Cohere."""
+    config = unwrapped(model).config
+    if family_of(config).is_encoder_decoder:  # v1.1 and FLAN have none
+        scales = getattr(config, "scale_decoder_outputs", False)
+        return hidden * config.d_model**-0.5 if scales else hidden
+    if family_of(config) != CAUSAL:
+        return hidden
+    factor = (getattr(config, "logit_scale", None) or 1.0) / (
+        getattr(config, "logits_scaling", None) or 1.0
+    )
+    return hidden if factor == 1.0 else hidden * factor
 
 
 def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
@@ -101,26 +118,32 @@ def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tenso
                 encoder_attention_mask=across,  # of padding every source: an empty row has no mean
                 use_cache=False,
             ).last_hidden_state
-    return scale_decoder_outputs(core, hidden)
+    return scale_outputs(core, hidden)
 
 
 def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
     chosen = attention_of(core, batch.labels.device)
+    # Of a model that may have windows and caps, whose stock kernels leave caps out.
+    plainly = family_of(core.config) == CAUSAL
     # Where each row holds one example and then padding, which causality alone hides, no mask at all
     # lets PyTorch's fused causal kernels run. Read from the example ids, which live on the host:
     # looking at the segments would wait for the device in every micro-batch.
     limit = max_positions(core.config)
     fits = limit is None or batch.tokens.shape[1] <= limit
-    causal = fits and all(len(row) <= 1 for row in batch.example_ids)
+    causal = not plainly and fits and all(len(row) <= 1 for row in batch.example_ids)
     if chosen.name == "segments" and not (causal and bool((batch.segments > 0).all())):
         real, plan = _RealTokens.of(batch.segments), AttentionPlan(examples_in(batch.segments))
-        with attending_by(configs_of(core), varlen.NAME):
+        with attending_by(configs_of(core), varlen.NAME, plan):
             hidden = decoder_rows(core, real.taken(batch.tokens), real.taken(batch.positions), plan)
         return real.put_back(hidden)
     if chosen.name == "flex" and not causal:
-        masks = flex.decoder_masks(batch, chosen.options)
-        with attending_by(configs_of(core), flex.NAME):
+        masks = flex.decoder_masks(batch, chosen.options, window=window_of(core.config))
+        with attending_by(configs_of(core), flex.NAME, masks):
             return decoder_rows(core, batch.tokens, batch.positions, masks)
+    if plainly:
+        pairs = same_segment(batch.segments, batch.segments).tril()
+        with attending_by(configs_of(core), varlen.NAME, pairs):
+            return decoder_rows(core, batch.tokens, batch.positions, pairs)
     # Embeddings instead of tokens: without a mask GPT-2 would look for padding among the tokens.
     masked: dict[str, Any] = {}
     if not causal:
@@ -165,7 +188,9 @@ class _RealTokens:
         return whole.index_copy(0, self.where, real).view(rows, length, -1)
 
 
-def decoder_rows(core: PreTrainedModel, tokens: Tensor, positions: Tensor, plan: object) -> Tensor:
+def decoder_rows(
+    core: PreTrainedModel, tokens: Tensor, positions: Tensor, plan: object = None
+) -> Tensor:
     """The last hidden states of a decoder-only model, its layers' attention handed a plan."""
     output = core.base_model(
         # Embeddings, not tokens: without a mask GPT-2 would look for padding among the tokens.
@@ -175,7 +200,7 @@ def decoder_rows(core: PreTrainedModel, tokens: Tensor, positions: Tensor, plan:
         plan=plan,
     )
     hidden: Tensor = output.last_hidden_state
-    return hidden
+    return scale_outputs(core, hidden)
 
 
 def t5_rows(
@@ -223,24 +248,49 @@ def _t5_stack(
     The stock one makes [H, N, N]; here N may be the whole batch. `states` are the encoder's.
     """
     first = stack.get_submodule("block.0.layer.0.SelfAttention")
-    if in_bf16(embedded):
-        bias = position_bias(cast("T5Attention", first), longest)
+    how: dict[str, Any] = {"encoder_hidden_states": states, "plan": plan}
+    if isinstance(first, UMT5Attention):  # whose layers have a bias each
+        how["longest"] = longest
+        for module in stack.modules():
+            if type(module) is UMT5Attention:
+                module.__class__ = _PackedUMT5Attention
     else:
-        bias = first.compute_bias(longest, longest)  # type: ignore[operator]
-    # Cross-attention has no bias; the stock layer would make one of zeros. `_attend` ignores it.
-    no_bias = bias.new_empty(0)
+        if in_bf16(embedded):
+            bias = position_bias(cast("T5Attention", first), longest)
+        else:
+            bias = first.compute_bias(longest, longest)  # type: ignore[operator]
+        # Cross-attention has none; the stock layer would make one of zeros. `_attend` ignores it.
+        how |= {"position_bias": bias, "encoder_decoder_position_bias": bias.new_empty(0)}
     dropout = stack.get_submodule("dropout")
     hidden = dropout(embedded)
     for block in stack.get_submodule("block").children():
-        hidden, _, _ = block(
-            hidden,
-            position_bias=bias,
-            encoder_hidden_states=states,
-            encoder_decoder_position_bias=no_bias,
-            plan=plan,
-        )
+        found = block(hidden, **how)
+        hidden = found if "longest" in how else found[0]
     normed: Tensor = dropout(stack.get_submodule("final_layer_norm")(hidden))
     return normed
+
+
+class _PackedUMT5Attention(UMT5Attention):
+    """UMT5's, of which each layer has a bias, with that of the longest example only."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, plan: object = None, **kwargs: Any) -> Any:
+        """[1, N, D] -> [1, N, D] where there is a plan; anything else is transformers' own."""
+        if plan is None:
+            return super().forward(hidden_states, *args, **kwargs)
+        across = kwargs.get("encoder_hidden_states")
+        shape = (*hidden_states.shape[:1], -1, self.n_heads, self.key_value_proj_dim)
+        read = hidden_states if across is None else across
+        query, key, value = (
+            project(of).view(shape).transpose(1, 2)
+            for project, of in ((self.q, hidden_states), (self.k, read), (self.v, read))
+        )
+        longest = kwargs["longest"]
+        seen, _ = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation](  # noqa: SLF001
+            self, query, key, value, None, plan=plan, scaling=self.scaling,
+            dropout=self.dropout if self.training else 0.0,
+            position_bias=None if across is not None else self.compute_bias(longest, longest),  # type: ignore[no-untyped-call]
+        )  # fmt: skip
+        return self.o(seen.reshape(*hidden_states.shape[:2], -1)), None
 
 
 class _ByDistance(torch.autograd.Function):

@@ -11,9 +11,10 @@ Letters: R rows, T queries and S keys of a row, N tokens of the flat one, H head
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from toque.models.forward.fast_dropout import keep_mask
 from toque.models.forward.grouped_attention import AttentionPlan, Example, attend_packed
 
 NAME = "toque_segments"  # name of this attention in transformers' registry
+PLAN: Final = ContextVar[Any]("PLAN", default=None)
+"""Plan of the forward that runs, for layers that pass nothing on to their attention (StableLM's);
+others hand it over as an argument, which a compiled block can be compiled for."""
 
 
 def examples_in(queries: Tensor, keys: Tensor | None = None) -> list[Example]:
@@ -63,14 +67,18 @@ def configs_of(model: nn.Module) -> list[PretrainedConfig]:
 
 
 @contextmanager
-def attending_by(configs: Sequence[PretrainedConfig], name: str) -> Iterator[None]:
+def attending_by(
+    configs: Sequence[PretrainedConfig], name: str, plan: object = None
+) -> Iterator[None]:
     """Layers with these configs attend by a function of transformers' registry meanwhile."""
     before = [config._attn_implementation for config in configs]  # noqa: SLF001
+    token = PLAN.set(plan)
     try:
         for config in configs:
             config._attn_implementation = name  # noqa: SLF001
         yield
     finally:
+        PLAN.reset(token)
         for config, other in zip(configs, before, strict=True):
             config._attn_implementation = other  # noqa: SLF001
 
@@ -80,18 +88,30 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _mask: Tensor | None,
+    _mask: Tensor | None = None,
     *,
-    plan: AttentionPlan,
+    plan: Any = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     position_bias: Tensor | None = None,
-    **_: Any,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function as transformers calls it: [1, H, N, d] each, to [1, N, H, d]."""
-    across = plan.across if getattr(module, "is_decoder", False) and not module.is_causal else None
+    """An attention function as transformers calls it: [1, H, N, d] each, to [1, N, H, d].
+
+    A plan that is a tensor [R, 1, L, L] is true where pairs of R rows attend: earlier tokens of
+    one segment.
+    """
+    plan = planned(plan, more)
     query, key, value = as_attended(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    how: Any = {"scale": scale, "dropout": dropout, "softcap": softcap, "window": sliding_window}
+    if isinstance(plan, Tensor):
+        return attend_causally(query, key, value, plan, **how).transpose(1, 2), None
+    if softcap is not None or (sliding_window and sliding_window < plan.longest):
+        return _by_example(query, key, value, plan, **how), None
+    across = plan.across if getattr(module, "is_decoder", False) and not module.is_causal else None
     if query.dtype == torch.bfloat16:
         heads_last = [t[0].transpose(0, 1) for t in (query, key, value)]
         packed = torch.cat(heads_last, 1) if across is None else heads_last[0]
@@ -119,6 +139,60 @@ def _attend(
 AttentionInterface.register(NAME, _attend)
 
 
+def planned(plan: object, asked: Mapping[str, Any]) -> Any:
+    """The plan that a layer was handed, or else that of the forward that runs.
+
+    NotImplementedError where the model asks its attention for what none of ours does.
+    """
+    if asked.get("s_aux") is not None:
+        raise NotImplementedError("its attention has sinks, which are not computed here")
+    return PLAN.get() if plan is None else plan
+
+
+def _by_example(
+    query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, **how: Any
+) -> Tensor:
+    """Causal attention [1, N, H, d] of each example by itself, within its window."""
+    lengths = [n for _, n, _, _ in plan.own]
+    beyond = query.shape[2] - sum(lengths)  # tokens of no example
+    parts = (torch.split(t, [*lengths, beyond], dim=2) for t in (query, key, value))
+    *each, rest = zip(*parts, strict=True)
+    seen = [attend_causally(q, k, v, **how) for q, k, v in each]
+    return torch.cat([*seen, torch.zeros_like(rest[2])], 2).transpose(1, 2)
+
+
+def attend_causally(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    together: Tensor | None = None,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """softmax(cap(scale * q @ k.T)) @ v over earlier tokens within the window, [R, H, T, d].
+
+    cap(s) = c * tanh(s / c) (Gemma Team 2024, arXiv 2408.00118, section 2). `together`, [R, 1, T,
+    T] and causal itself, is true where tokens of one segment are, which are consecutive.
+    """
+    seen, place = together, torch.arange(query.shape[2], device=query.device)
+    if window is not None or (softcap is not None and seen is None):
+        back = place[:, None] - place
+        near = (back >= 0) & (back < (window or len(place)))
+        seen = near if seen is None else seen & near
+    if softcap is None:
+        return functional.scaled_dot_product_attention(
+            query, key, value, seen, dropout_p=dropout, is_causal=seen is None, scale=scale
+        )
+    exact = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ key.transpose(-1, -2)).to(exact) * (scale / softcap)
+    assert seen is not None
+    scores = (scores.tanh() * softcap).masked_fill(~seen, -torch.inf)
+    return functional.dropout(scores.softmax(-1).to(value.dtype), dropout) @ value
+
+
 def as_attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [R, H, T, d] of as many heads each, in autocast's type."""
     groups = query.shape[1] // key.shape[1]
@@ -126,7 +200,7 @@ def as_attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
         key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
     # As PyTorch's own attention does: rotary positions leave queries and keys in float32.
     kind = query.device.type
-    if torch.is_autocast_enabled(kind):
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     return query, key, value

@@ -1,23 +1,31 @@
-"""Decoding with a KV cache for GPT-2, GPT-NeoX and Llama-shaped models.
+"""Decoding with a KV cache for decoder-only models.
 
-Prefill is the stock forward. For single tokens its time goes into growing the cache (`torch.cat`
-copies all of it at every step), masks and dispatch, so the decoding step is ours; every leaf is the
-model's own module, so that a LoRA adapter works as in training.
+Models compute as they are written, with an attention that keeps and reads our cache (`_attend`).
+For single tokens their time goes into dispatch, so the decoding step of GPT-2, GPT-NeoX and
+Llama-shaped models is ours; every leaf is the model's own module, so that a LoRA adapter works as
+in training.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb
 
 from toque.models.families import family_of
+from toque.models.forward.packed import decoder_rows
+from toque.models.forward.varlen_attention import (
+    as_attended,
+    attend_causally,
+    attending_by,
+    configs_of,
+    planned,
+)
 from toque.models.generation.kv_cache import AttentionWindow, KVCache, padded, prefilled_together
 
 
@@ -47,20 +55,11 @@ class CausalDecoding:
     ) -> None:
         if not any(prompts):
             return
-        prefilled = DynamicCache(config=self.core.config)
         # Padding stands on the right, where causality hides it: no mask, the fused kernels.
-        # Embeddings instead of tokens: without a mask GPT-2 would look for padding among them.
         tokens = padded(prompts, self.pad_id, self.core.device)
-        # transformers 5.24 calls it `cache`, earlier ones `past_key_values`, which 5.40 drops.
-        takes = inspect.signature(type(self.core.base_model).forward).parameters
-        self.core.base_model(
-            inputs_embeds=self.core.get_input_embeddings()(tokens),
-            use_cache=True,
-            **{"cache" if "cache" in takes else "past_key_values": prefilled},
-        )
-        for number, layer in enumerate(cast("list[DynamicLayer]", prefilled.layers)):
-            keys, values = cast("Tensor", layer.keys), cast("Tensor", layer.values)
-            self.cache.store(number, places, keys, values)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        with attending_by(configs_of(self.core), NAME, _Cached(self.cache, places)):
+            decoder_rows(self.core, tokens, positions)
 
     def step(self, tokens: Tensor) -> Tensor:
         """One decoding step: a token of every live row [n] to the output head's input [n, D]."""
@@ -151,7 +150,55 @@ def _llama(
     return cast("Tensor", base.norm(hidden))
 
 
-_STEPS: dict[str, Step] = {"gpt2": _gpt2, "neox": _neox, "llama": _llama}
+def _causal(
+    core: PreTrainedModel, cache: KVCache, tokens: Tensor, positions: Tensor, windows: Windows
+) -> Tensor:
+    """Any model's own forward for one token a row."""
+    with attending_by(configs_of(core), NAME, _Cached(cache, windows=windows)):
+        hidden = decoder_rows(core, tokens[:, None], positions[:, None])
+    return hidden[:, 0]
+
+
+_STEPS: dict[str, Step] = {"gpt2": _gpt2, "neox": _neox, "llama": _llama, "causal": _causal}
+NAME: Final = "toque_cached"  # name of the attention below in transformers' registry
+
+
+@dataclass(frozen=True)
+class _Cached:
+    """A plan of attention that keeps keys and values: of new prompts, or of one token a row."""
+
+    cache: KVCache
+    places: Sequence[tuple[int, slice]] = ()  # columns of the prompts
+    windows: Windows = ()  # columns that the tokens see
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None = None,
+    *,
+    plan: Any = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """An attention function as transformers calls it, to [n, 1, H, d] or [prompts, P, H, d]."""
+    plan = planned(plan, more)
+    layer, scale = cast("int", module.layer_idx), scaling or query.shape[-1] ** -0.5
+    if plan.windows:
+        plan.cache.append(layer, key[:, :, 0], value[:, :, 0])
+        near = [part.near(sliding_window, softcap) for part in plan.windows]
+        seen = plan.cache.attend(layer, query[:, :, 0], windows=near, scale=scale)
+        return seen.view(len(seen), 1, query.shape[1], -1), None
+    plan.cache.store(layer, plan.places, key, value)
+    how: Any = {"window": sliding_window, "scale": scale, "softcap": softcap}
+    return attend_causally(*as_attended(query, key, value), **how).transpose(1, 2), None
+
+
+AttentionInterface.register(NAME, _attend)
 
 
 def _rotation(base: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

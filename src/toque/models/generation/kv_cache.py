@@ -22,11 +22,12 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from toque.models.families import family_of, head_size
+from toque.models.families import CAUSAL, family_of, head_size
+from toque.models.forward.blocks import blocks
 from toque.models.generation.gathered_attention import DTYPE as GATHERED
 from toque.models.generation.gathered_attention import TILE, Gather, Tiles, can_gather, whole_tiles
 from toque.models.generation.packed_products import has_bf16_products
@@ -48,7 +49,8 @@ def cache_dtype(core: PreTrainedModel) -> torch.dtype:
 
 def gathers(core: PreTrainedModel) -> bool:
     """True if a step's attention is gathered: beside bf16 products; float32 keeps its sums."""
-    return has_bf16_products(core) and can_gather(core.device)
+    plainly = family_of(core.config) == CAUSAL  # perhaps with windows and caps
+    return has_bf16_products(core) and can_gather(core.device) and not plainly
 
 
 def cache_shape(core: PreTrainedModel) -> tuple[int, int, int]:
@@ -57,6 +59,8 @@ def cache_shape(core: PreTrainedModel) -> tuple[int, int, int]:
     if family_of(config).is_encoder_decoder:
         return config.num_decoder_layers, config.num_heads, config.d_kv
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if getattr(config, "multi_query", False):  # of GPT-BigCode
+        heads = 1
     return config.num_hidden_layers, heads, head_size(config)
 
 
@@ -64,8 +68,7 @@ def layer_devices(core: PreTrainedModel) -> list[torch.device]:
     """The device of each layer of the decoder."""
     encoder = family_of(core.config).is_encoder_decoder
     decoder = core.get_submodule("decoder") if encoder else core.base_model
-    layers = next(child for child in decoder.children() if isinstance(child, nn.ModuleList))
-    return [next(layer.parameters()).device for layer in layers]
+    return [next(layer.parameters()).device for layer in blocks(decoder)]
 
 
 def neighbours(
@@ -149,11 +152,18 @@ class AttentionWindow:
     columns: slice
     mask: Tensor | None  # added to the scores, [rows or 1, H or 1, 1, K]; None for nothing
     gather: Gather | None = None  # sums what each row reads instead of multiplying
+    cap: float | None = None  # c of scores that are c * tanh(s / c) before the mask
 
     @property
     def masked(self) -> slice:
         """The K columns of the mask."""
         return self.columns if self.gather is None else self.gather.columns
+
+    def near(self, width: int | None, cap: float | None) -> AttentionWindow:
+        """With a cap, and without the columns that lie `width` or more back from the last."""
+        first = max(self.columns.start, self.columns.stop - (width or self.columns.stop))
+        mask = None if self.mask is None else self.mask[..., first - self.columns.start :]
+        return replace(self, columns=slice(first, self.columns.stop), mask=mask, cap=cap)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """Attention of these rows among all of a query [n, H * G, d] and of a layer's buffers."""
@@ -161,20 +171,26 @@ class AttentionWindow:
         if self.gather is not None:
             return self.gather.attend(query, keys, values, self.mask, scale)
         keys, values = (part[self.rows, :, self.columns] for part in (keys, values))
-        return _attend(query, keys, values, self.mask, scale)
+        return _attend(query, keys, values, self.mask, scale, self.cap)
 
 
 def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float | None,
 ) -> Tensor:
     """One token of each row against its keys: softmax(scale * q @ k.T + mask) @ v, [n, H * G * d].
 
     Queries are [n, H * G, d]; keys and values [n, H, K, d]; the mask is [n or 1, H or 1, 1, K].
+    With a cap c, scores s are c * tanh(s / c) before the mask.
     """
     n, heads, columns, size = keys.shape
     # Query heads that share keys are so many queries at one position: nothing is repeated.
     grouped = query.to(keys.dtype).reshape(n, heads, -1, size).contiguous()
-    if keys.device.type != "cpu":
+    if keys.device.type != "cpu" and cap is None:
         if mask is not None:
             mask = mask.expand(n, -1, grouped.shape[2], -1)
         output = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
@@ -188,6 +204,8 @@ def _attend(
     else:  # oneDNN's bf16 kernels take a third of the time this way round
         products = torch.bmm(_flat(keys), queries.transpose(1, 2)).transpose(1, 2)
     scores = products.float().mul_(scale).view(n, heads, -1, columns)
+    if cap is not None:
+        scores = scores.div_(cap).tanh_().mul_(cap)
     if mask is not None:
         scores = scores.add_(mask)
     shares = scores.softmax(-1).to(values.dtype)

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from toque.models.families import family_of
-from toque.models.forward.packed import output_head
+from toque.models.forward.loss import capped
+from toque.models.forward.packed import logit_cap, output_head
 from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.constraints import FormConstraint
 from toque.models.generation.options import GenerationOptions
@@ -82,7 +83,9 @@ class LiveRows:
         self._weight, self._bias = output_head(core)
         on_cpu = core.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         self._buffer = self._weight.new_empty(rows, len(self._weight)) if on_cpu else None
-        self._can_bound = constraint is None and supports_int8(self._weight, self._bias)
+        self._cap = logit_cap(core)
+        exact = constraint is None and self._cap is None
+        self._can_bound = exact and supports_int8(self._weight, self._bias)
         self._bounds: Int8Argmax | None = None
         self.orders: list[Order] = []  # orders of the live rows, one each
         self._tokens: list[int] = []
@@ -173,9 +176,9 @@ class LiveRows:
         32).
         """
         if self._buffer is None:
-            return F.linear(hidden, self._weight, self._bias)
+            return capped(F.linear(hidden, self._weight, self._bias), self._cap)
         logits = torch.mm(hidden, self._weight.T, out=self._buffer[: len(hidden)])
-        return logits if self._bias is None else logits.add_(self._bias)
+        return capped(logits if self._bias is None else logits.add_(self._bias), self._cap)
 
     def _chosen(self, logits: Tensor, rows: Sequence[int]) -> list[int]:
         """Tokens of rows that choose in the same way."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from toque.models.forward.packed import scale_decoder_outputs
+from toque.models.forward.packed import scale_outputs
 from toque.models.generation.kv_cache import (
     AttentionWindow,
     KVCache,
@@ -35,7 +35,7 @@ class T5Decoding:
         self.cache = KVCache.of_model(core, rows=rows, columns=columns)
         self.sources = KVCache.of_model(core, rows=rows)  # keys and values of the cross-attention
         self._over_sources: list[AttentionWindow] = []  # empty when the rows have changed
-        self._position_bias = torch.empty(0)
+        self._position_bias: dict[int, Tensor] = {}  # by layer, of those that have one
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Encode the prompts of new rows, numbered after the live ones; returns start tokens."""
@@ -60,7 +60,7 @@ class T5Decoding:
 
     def step(self, tokens: Tensor) -> Tensor:
         """One decoding step: a token of every live row [n] to the output head's input [n, D]."""
-        windows = self._biased(self.cache.begin())
+        begun = windows = self.cache.begin()
         if not self._over_sources:
             self._over_sources = self.sources.windows(self.sources.end)
         hidden = self.decoder.embed_tokens(tokens)
@@ -69,6 +69,8 @@ class T5Decoding:
             hidden = hidden.to(self.cache.devices[number])
             layer = block.layer[0]
             attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
+            if attention.has_relative_attention_bias:  # T5's first layer, whose all others use
+                windows = self._biased(begun, number, attention)
             query, key, value = (
                 project(normed).view(shape) for project in (attention.q, attention.k, attention.v)
             )
@@ -85,22 +87,23 @@ class T5Decoding:
 
             hidden = block.layer[2](hidden)
         self.cache.end += 1
-        return scale_decoder_outputs(self.core, self.decoder.final_layer_norm(hidden))
+        return scale_outputs(self.core, self.decoder.final_layer_norm(hidden))
 
-    def _biased(self, windows: Sequence[AttentionWindow]) -> list[AttentionWindow]:
+    def _biased(
+        self, windows: Sequence[AttentionWindow], layer: int, attention: Any
+    ) -> list[AttentionWindow]:
         """The windows with T5's relative position bias in their masks, [1 or rows, H, 1, K]."""
         widest = max(part.columns.stop - part.masked.start for part in windows)
-        if self._position_bias.shape[-1] < widest:
+        if layer not in self._position_bias or self._position_bias[layer].shape[-1] < widest:
             # [1, H, 1, columns]: bias of the newest position to each (Raffel et al. 2020, 2.1).
-            attention = self.decoder.block[0].layer[0].SelfAttention
             columns = widest + 256
             bias = attention.compute_bias(1, columns, past_seen_tokens=columns - 1)
             # A CPU adds it to float32 scores; SDPA wants the keys' precision.
             on_cpu = bias.device.type == "cpu"
-            self._position_bias = bias if on_cpu else bias.to(cache_dtype(self.core))
+            self._position_bias[layer] = bias if on_cpu else bias.to(cache_dtype(self.core))
         biased = []
         for part in windows:
-            bias = self._position_bias[..., part.masked.start - part.columns.stop :]
+            bias = self._position_bias[layer][..., part.masked.start - part.columns.stop :]
             if part.masked.stop > part.columns.stop:  # masked: whatever is added there
                 bias = functional.pad(bias, (0, part.masked.stop - part.columns.stop))
             biased.append(replace(part, mask=bias if part.mask is None else bias + part.mask))

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from toque.errors import ConfigError
+from toque.models.families import window_of
 from toque.models.loading.from_scratch import give_own_head
 
 ARCHITECTURES: Final = {  # llama.cpp's name for each `model_type`
@@ -80,6 +81,7 @@ def architecture_of(config: PretrainedConfig) -> gguf.MODEL_ARCH:
         if (found := getattr(config, name, allowed[0])) not in allowed
     }
     odd |= {"rope_type": rope} if rope != "default" else {}
+    odd |= {} if window_of(config) is None else {"sliding_window": window_of(config)}
     if odd:
         shown = ", ".join(f"{name}={value}" for name, value in odd.items())
         raise ConfigError(

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.activations import NewGELUActivation
 
 from toque.errors import CheckpointError, ConfigError, ToqueError
-from toque.models.families import FAMILIES, MODEL_TYPES, Family, family_of
+from toque.models.families import FAMILIES, Family, family_of, is_read
 from toque.models.loading.model_folder import check_config, read_config_json
 
 _FROM_TOKENIZER = (
@@ -133,7 +133,7 @@ def config_in(folder: Path) -> PretrainedConfig:
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # whatever transformers makes of a file that may be anyone's
-        ours = read_config_json(folder).get("model_type") in MODEL_TYPES
+        ours = is_read(read_config_json(folder).get("model_type"))
         kind: type[ToqueError] = CheckpointError if ours else ConfigError
         raise kind(
             f"{folder / 'config.json'} is not a model config that transformers can read: "

@@ -24,7 +24,7 @@ _MOST_BYTES: Final = 8 << 20  # of a config.json; with names of 20,000 classes o
 _MOST_LAYERS: Final = 1_000
 _LARGEST: Final = (1 << 31) - 1
 _SIZE = re.compile(r"(?:.*_)?(?:n|num|d)_.*|.*_(?:size|dim|positions)|max_position_embeddings")
-_LAYERS = re.compile(r"n_layer|num_(?:hidden_|decoder_)?layers")
+_LAYERS = re.compile(r"n_layers?|(?:num_)?(?:hidden_|decoder_)?layers")
 _SHARE = re.compile(r".*(?:dropout|pdrop)(?:_rate|_prob)?|dropout_rate")
 _SMALL = re.compile(r".*_(?:eps|epsilon)")
 _AGAIN: Final = "It is damaged or made to harm: copy the model from its source again."
@@ -71,10 +71,15 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
         return
     needed = _least_weights(values)
     if n_weights is not None and needed > n_weights:
-        raise CheckpointError(
-            f"{file} describes a model of at least {needed:,} weights ({needed * 4 / 1e9:,.1f} GB "
-            f"in float32), and the files beside it hold {n_weights:,}. {_AGAIN}"
-        )
+        raise too_few_weights(file, needed, n_weights)
+
+
+def too_few_weights(file: Path, needed: int, there: int) -> CheckpointError:
+    """The error about a config of more weights than the files beside it hold."""
+    return CheckpointError(
+        f"{file} describes a model of at least {needed:,} weights ({needed * 4 / 1e9:,.1f} GB "
+        f"in float32), and the files beside it hold {there:,}. {_AGAIN}"
+    )
 
 
 def _check_tokens(raw: Mapping[str, Any], file: Path) -> None:
@@ -116,7 +121,7 @@ def _least_weights(values: Mapping[str, Any]) -> int:
 
 
 def _own_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries that decide the model's size, defaults included; none for an unknown kind."""
+    """Entries that decide the model's size, defaults included; of other kinds numbers of layers."""
     from transformers import PretrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -124,7 +129,7 @@ def _own_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
 
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
-        return {}
+        return {name: value for name, value in raw.items() if _LAYERS.fullmatch(name)}
     of_kind: Any = CONFIG_MAPPING[kind]
     base = set(PretrainedConfig.__dataclass_fields__)
     own = {

@@ -23,12 +23,14 @@ from transformers.utils import logging as transformers_logging
 from toque.errors import CheckpointError, ConfigError, argument
 from toque.hardware.memory import HEADROOM, free_bytes, in_words
 from toque.models.families import (
+    CAUSAL,
     FAMILIES,
-    MODEL_TYPES,
     Family,
     embedding,
     exchange_parameters,
     family_of,
+    is_read,
+    refuse_unfit,
     unknown_type,
     vocabulary_rows,
 )
@@ -39,7 +41,9 @@ from toque.models.loading.model_folder import (
     check_config,
     read_config_json,
     stored_weights,
+    too_few_weights,
 )
+from toque.models.loading.proof import refuse_unproven
 from toque.models.lora.adapter_files import CONFIG as ADAPTER_CONFIG
 from toque.models.lora.adapter_files import (
     add_from,
@@ -115,12 +119,31 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
             f'model.family is {family}, and {folder} holds a model of type "{model_type}". '
             "Set model.family=auto, or name another checkpoint in model.start_from."
         )
-    if model_type not in MODEL_TYPES:
+    if not is_read(model_type):
         raise unknown_type(model_type, has_code="auto_map" in raw)
     stored = stored_weights(folder)
-    check_config(raw, file, sum(map(math.prod, stored.shapes.values())))
+    n_weights = sum(map(math.prod, stored.shapes.values()))
+    check_config(raw, file, n_weights)
+    config = config_in(folder)
+    refuse_unfit(config)
     own_head = raw.get("tie_word_embeddings") is False and "lm_head.weight" in stored.files
-    return CheckedFolder(folder, family_of(config_in(folder)), stored, own_head)
+    found = CheckedFolder(folder, family_of(config), stored, own_head)
+    if found.family == CAUSAL:
+        _check_size(found, file, n_weights)
+    return found
+
+
+def _check_size(found: CheckedFolder, file: Path, there: int) -> None:
+    """Refuse, with a CheckpointError, a model of more weights than its files hold."""
+    try:
+        needed = sum(parameter.numel() for parameter in outlined(found).parameters())
+    except Exception as error:  # whatever a config that may be anyone's makes of a model
+        raise CheckpointError(
+            f"{file} describes no model that can be made ({type(error).__name__}): "
+            f"{' '.join(str(error).split())[:300]}. Copy the model from its source again."
+        ) from error
+    if needed > there:
+        raise too_few_weights(file, needed, there)
 
 
 def load_model(path: str, *, family: str = "auto", place: Place | None = None) -> PreTrainedModel:
@@ -140,6 +163,7 @@ def load_model(path: str, *, family: str = "auto", place: Place | None = None) -
             give_own_head(model, _head(model).detach().clone())
         model.config.tie_word_embeddings = False
     fuse_activations(model)
+    refuse_unproven(model)
     return model
 
 
@@ -208,7 +232,12 @@ def load_frame(found: CheckedFolder) -> PreTrainedModel | None:
     """
     model = outlined(found)
     made = _parameters(model, found)
-    if made is None:
+    # Of other types buffers may hold what only their own constructor computes.
+    known = found.family != CAUSAL or all(
+        "RotaryEmbedding" in type(module).__name__ or not [*module.buffers(recurse=False)]
+        for module in model.modules()
+    )
+    if made is None or not known:
         return None
     exchange_parameters(model, made)
     for module in model.modules():
@@ -291,7 +320,9 @@ class AdaptedBase:
             return model, base_hash
         self.add(frame)
         read = partial(matrix_of, self.found, frame)
-        return frame, read_frozen(frame, read, dtype=held.dtype, form=form, device=device)
+        base_hash = read_frozen(frame, read, dtype=held.dtype, form=form, device=device)
+        refuse_unproven(frame)
+        return frame, base_hash
 
     def needed(self, held: FrozenFormat, device: torch.device) -> tuple[int, int]:
         """Bytes on a GPU, once it is there, and of the machine's memory while it is read."""

@@ -8,6 +8,7 @@ al. 2024, arXiv 2402.09353, eq. 5). B starts at zero, so that training starts fr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
@@ -30,6 +31,12 @@ _ATTENTION: Final = {  # modules of `target_modules: auto`: Hu et al. 2021, sect
     "neox": ("query_key_value",),
     "llama": ("q_proj", "v_proj"),
 }
+_LIKEWISE: Final = (
+    ("q_proj", "v_proj"),
+    *((name,) for name in ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "W_pack")),
+)
+"""The same of any other type: the first of these that it has."""
+_LAST = re.compile(r"[^.]+(?:\.\d+)?$")
 
 
 def attach(
@@ -57,7 +64,7 @@ def attach(
         use_dora=adapter.kind == "dora",
         use_rslora=adapter.kind == "rslora",
         # GPT-2's Conv1D stores its matrix transposed.
-        fan_in_fan_out=family.name == "gpt2",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         trainable_token_indices=_token_tables(model, tokens),
         task_type="SEQ_2_SEQ_LM" if family.is_encoder_decoder else "CAUSAL_LM",
         base_model_name_or_path=base,
@@ -93,16 +100,16 @@ def refuse_unreached(model: nn.Module) -> None:
 
 
 def _targets(model: PreTrainedModel, asked: Sequence[str] | Literal["auto", "all"]) -> list[str]:
-    there = sorted(
-        {
-            name.rsplit(".", 1)[-1]
-            for name, module in model.named_modules()
-            if is_linear(module) and name != "lm_head"
-        }
-    )
+    paths = (n for n, module in model.named_modules() if is_linear(module) and n != "lm_head")
+    # A number alone, of a layer in a `Sequential`, would name blocks, too.
+    there = sorted({_LAST.search(path)[0] for path in paths})  # type: ignore[index]
     if asked == "all":
         return there
-    names = _ATTENTION[family_of(model.config).name] if asked == "auto" else asked
+    names: Sequence[str] = asked
+    if asked == "auto":
+        own = _ATTENTION.get(family_of(model.config).name)
+        fitting = (names for names in _LIKEWISE if {*names} <= {*there})
+        names = own or next(fitting, there)
     unknown = [name for name in names if name not in there]
     if unknown:
         raise ConfigError(

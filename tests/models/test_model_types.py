@@ -1,0 +1,138 @@
+"""Model types without parts of their own here: by what they have, as transformers computes them."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from toque.errors import CheckpointError, ConfigError
+from toque.models.forward import packed, varlen_attention
+from toque.models.forward.blocks import recompute_blocks
+from toque.models.forward.loss import cross_entropy_sum, loss_sum
+from toque.models.loading import proof
+from toque.models.loading.pretrained import check_folder, load_model
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+FAST = ("gemma2", "stablelm", "umt5")  # windows and caps; layers that pass nothing on; a T5
+SLOW = (
+    "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3", "granite", "qwen3", "stablelm",
+    "gpt_bigcode", "starcoder2", "opt", "mistral", "cohere2", "mt5", "umt5",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def script():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(BENCH), *sys.path])
+        yield runpy.run_path(str(BENCH / "quality" / "model_types.py"))
+
+
+@pytest.fixture
+def folder_of(script, tmp_path):
+    """A folder of a type, as transformers alone writes it."""
+
+    def made(kind):
+        with script["quiet"]():
+            script["write_folder"](kind, tmp_path / kind)
+        return tmp_path / kind
+
+    return made
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_packed_adapted_and_written_as_transformers_computes(kind, script, tmp_path):
+    with script["quiet"]():
+        row = script["tried"](kind, tmp_path, train=False)
+    assert (row.outcome, row.why) == ("works", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SLOW)
+def test_all_that_and_resumed_to_the_bit(kind, script, tmp_path):
+    with script["quiet"]():
+        row = script["tried"](kind, tmp_path)
+    assert (row.outcome, row.why) == ("works", "")
+
+
+REFUSED = {
+    "mixtral": "mixtures of experts",
+    "mamba": "no plain attention (linear_attention)",
+    "rwkv": "a state that passes from token to token",
+    "lfm3": "no plain attention (conv)",
+    "gemma3": "parts beside one that reads text (text_config, vision_config)",
+    "bart": "counts positions by itself, from the beginning of a row",
+    "bert": "no plain linear layer called lm_head",
+    "t5gemma": "no family here covers",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_in_words(kind, folder_of):
+    with pytest.raises(ConfigError) as refused:
+        load_model(str(folder_of(kind)))
+    assert REFUSED[kind] in str(refused.value)
+
+
+def no_windows(*tensors, of=varlen_attention.attend_causally, **how):
+    return of(*tensors, **how | {"window": None})
+
+
+WRONG = {
+    "windows": (varlen_attention, "attend_causally", no_windows),
+    "caps": (proof, "logit_cap", lambda _: None),
+    "scales": (packed, "scale_outputs", lambda _, hidden: hidden * 1.1),
+    "neighbours": (packed, "examples_in", lambda _: [(0, 12, 0, 12)]),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_model_that_would_be_computed_otherwise_is_refused(what, folder_of, monkeypatch):
+    folder = str(folder_of("gemma3_text"))
+    load_model(folder)
+    monkeypatch.setattr(*WRONG[what])
+    with pytest.raises(ConfigError, match="two texts in one row get other logits"):
+        load_model(folder)
+
+
+def test_the_proof_leaves_the_model_as_it_was(folder_of):
+    model = load_model(str(folder_of("gemma2")))
+    assert model.config.sliding_window == 5
+    assert {m.sliding_window for m in model.modules() if hasattr(m, "sliding_window")} == {5, None}
+
+
+def test_a_config_of_more_weights_than_its_files_hold(folder_of):
+    file = folder_of("opt") / "config.json"
+    config = json.loads(file.read_text())
+    for larger in ({"num_hidden_layers": 5}, {"vocab_size": 1 << 30, "hidden_size": 1 << 20}):
+        file.write_text(json.dumps(config | larger))
+        with pytest.raises(CheckpointError, match="describes a model of at least"):
+            check_folder(str(file.parent))
+    file.write_text(json.dumps(config | {"num_attention_heads": 3}))
+    with pytest.raises(CheckpointError, match="no model that can be made"):
+        check_folder(str(file.parent))
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "stablelm"])
+def test_recomputed_blocks_give_the_same_gradients(kind, script, folder_of):
+    model, batch = load_model(str(folder_of(kind))).train(), script["batch_of"](False)
+    loss_sum(model, batch).backward()
+    kept = script["gradients"](model)
+    recompute_blocks(model)
+    loss_sum(model, batch).backward()
+    assert torch.equal(script["gradients"](model), kept)
+
+
+def test_the_loss_of_capped_logits():
+    torch.manual_seed(0)
+    hidden = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
+    weight, labels = torch.randn(11, 8, dtype=torch.float64, requires_grad=True), torch.arange(9)
+    logits = 2.0 * torch.tanh(hidden @ weight.T / 2.0)
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    got = cross_entropy_sum(hidden, weight, labels, cap=2.0, chunk_rows=4)
+    torch.testing.assert_close(got, expected)
+    pairs = zip(*(torch.autograd.grad(of, (hidden, weight)) for of in (got, expected)), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs)
