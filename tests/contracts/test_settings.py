@@ -54,6 +54,8 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.task_temperature": ("3.0", "losses"),
     "data.max_prompt_tokens": ("12", "store"),
     "data.max_target_tokens": ("40", "store"),
+    "data.chat_template": ("plain", "refusal"),  # of conversations, which recipes are not
+    "data.loss_on": ("last_answer", "refusal"),
     "data.on_overlong": ("drop", "store"),
     "data.validation": ('[{path: "OTHER"}]', "store"),
     "data.validation.path": ('[{path: "OTHER"}]', "store"),

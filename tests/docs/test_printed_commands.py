@@ -7,6 +7,7 @@ the real command line, and its configuration resolved and its model built in out
 (`toque train` in a sentence) is parsed with the configuration or run that it leaves out.
 """
 
+import json
 import re
 import shlex
 import shutil
@@ -49,7 +50,7 @@ VALUES: Final = {
 }  # fmt: skip
 """What the program puts in, by the expression of the f-string; paths with a blank in them."""
 NOT_RUN: Final = {
-    "ablate": "trains many times", "demo": "trains for minutes", "drill": "trains many times",
+    "chat": "reads what is typed", "ablate": "trains many times", "demo": "trains for minutes", "drill": "trains many times",
     "plan": "measures or lays out a whole model", "serve": "ends when it is stopped",
     "watch": "ends when it is stopped",
 }  # fmt: skip
@@ -152,6 +153,8 @@ def pantry(kitchen: Path) -> Path:
             if name != "my.yaml":
                 Path(name).write_text(text)
         Path("prompts.txt").write_text("leek soup\npancakes\n")
+        turns = [{"role": r, "content": r} for r in ("user", "assistant")]
+        Path("chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
         shutil.copytree("runs/a", "runs/b")
         for copied in ("runs/mine", "stores/mine"):
             shutil.copytree(copied, f"{Path(copied).parent}/my own")
@@ -200,7 +203,7 @@ def test_printed_commands_parse(
     assert words[0] in VERBS, f"{places(words)}: `toque {words[0]}` is no command"
     if why_not_run(list(words)) == "a name alone":
         flags = app[words[0]].assemble_argument_collection()
-        known = {name for one in flags for name in one.names}
+        known = {name for one in flags for name in one.names} | {"--help"}
         assert {word for word in words if word.startswith("--")} <= known, places(words)
         return
     app.parse_args(list(words), print_error=False, exit_on_error=False)

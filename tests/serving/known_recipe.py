@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 import tiny
 from toque.cooking.prompts import write_prompt
-from toque.data.tokenizer.codec import Codec, prompt_ids
+from toque.data.tokenizer.chat import prompt_ids
+from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.models.loading.provenance import Provenance
 from toque.serving.batcher import ServedModel, ServedModels

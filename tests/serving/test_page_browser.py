@@ -3,12 +3,17 @@
 `fixtures/browser.py` says how to have accessibility checked, and pictures taken.
 """
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fixtures.browser import MARKS, SIZES, look, pages, soon
 from serving.known_recipe import FOODS, TEXT, TITLE, served_models
+from toque.serving.batcher import ServedModels
+from toque.workflows.asking import FOREIGN
 
 pytestmark = MARKS
 LENGTHS = """() => {
@@ -149,3 +154,42 @@ def test_a_full_server_and_one_that_is_gone_are_said_in_words(opened, serving):
         assert len(texts(page, ".sheet")) == 1
     page.click("#go")
     soon(page.locator("#problem")).to_contain_text("Is `toque serve` still running?")
+
+
+@pytest.fixture(scope="module")
+def talks(serving) -> Iterator[str]:
+    served = [replace(one, record=FOREIGN) for one in served_models(["one", "other"]).values()]
+    with serving(ServedModels(served)) as address:
+        yield address
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_model_that_writes_no_recipes_is_talked_to(opened, talks, size):
+    page = opened(to=talks, size=size)
+    assert page.locator("#dish").count() == 0
+    page.fill("#question", "Which rice?")
+    page.evaluate("document.getElementById('more').open = true")
+    page.fill("#temperature", "0")
+    page.locator("#question").press("Enter")
+    page.wait_for_selector(".answer[aria-busy=false] .by:not([hidden])")
+    assert texts(page, ".asked") == ["Which rice?"]
+    [first] = texts(page, ".answer p:first-child")
+    assert first
+    page.select_option("#second", "other")
+    page.fill("#question", "And how long?")
+    page.click("#go")
+    soon(page.locator(".answer[aria-busy=false] .by:not([hidden])")).to_have_count(3)
+    # Both models have the same weights, and are told what the first had answered.
+    assert len(set(texts(page, ".turns > li:last-child .answer p:first-child"))) == 1
+    look(page, f"talk-{size}")
+    page.reload()
+    soon(page.locator(".asked")).to_have_count(2)
+    with page.expect_download() as saved:
+        page.click("#save")
+    line = json.loads(Path(saved.value.path()).read_text())
+    assert [m["role"] for m in line["messages"]] == ["user", "assistant"] * 2
+    assert line["messages"][1]["content"].strip() == first
+    page.click("#undo")
+    assert page.input_value("#question") == "And how long?"
+    page.click("#fresh")
+    assert texts(page, ".asked") == []

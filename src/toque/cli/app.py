@@ -12,6 +12,7 @@ from toque.cli import commands_data as data
 from toque.cli import commands_look as look
 from toque.cli import commands_run as run
 from toque.cli import launch as several
+from toque.cli.chat import chat
 from toque.cli.console import (
     WORKING_VERBS,
     OutputLostError,
@@ -66,11 +67,12 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 _GROUPS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "Begin": (run.demo, data.init),
     "From data to a model in use": (
-        data.prepare, run.train, run.evaluate, run.generate, run.serve, data.report, run.export,
+        data.prepare, run.train, run.evaluate, run.generate, chat, run.serve, data.report,
+        run.export,
     ),
     "Watch": (look.watch, look.compare),
     "Look up": (
-        look.plan, data.show, data.show_batch, data.presets, data.cookbook, completion,
+        look.plan, data.show, data.show_batch, data.presets, data.schema, data.cookbook, completion,
     ),
     "Prove": (look.doctor, data.verify, run.check, run.drill, run.ablate),
 }  # fmt: skip

@@ -101,6 +101,16 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
         print(f"\n{shown.left:,} more; --most shows more of them.")
 
 
+def schema() -> None:
+    """Print the JSON schema of a configuration, by which editors complete and check one.
+
+    `toque schema > toque-schema.json` writes the file that `toque init` names in its first line.
+    """
+    from toque.config.json_schema import schema_text
+
+    print(schema_text(), end="")
+
+
 def presets() -> None:
     """List the complete runs that come with Toque."""
     from toque.config import presets as known

@@ -47,6 +47,7 @@ _FLAGS: Final = {
     "adapters": "--adapter",
     "sources": "SOURCES",  # stands alone, without a flag
     "upload": "--no-upload",
+    "prepare": "--no-prepare",
 }  # arguments whose flag has another name
 _NO_TERMINAL_COLUMNS = 120  # wide enough for a path in a log file; rich would guess 80
 

@@ -88,13 +88,16 @@ class FilesConfig(Config):
     documents; tokens: .npy or .npz files of token ids; auto: by what the file holds, never by its
     name."""
     columns: dict[
-        Literal["title", "ingredients", "steps", "text", "prompt", "target"],
+        Literal["title", "ingredients", "steps", "text", "prompt", "target", "messages", "system"],
         str | Annotated[tuple[str, ...], AsTuple, Field(min_length=1)],
     ] = {}  # noqa: RUF012
     """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
     file's own names are not recognised; or {text: body}, the field that holds a document; or
     {prompt: question, target: answer}, for texts of your own task, taken as they are; a prompt of
-    several fields is a list, {prompt: [question, context], target: answer}."""
+    several fields is a list, {prompt: [question, context], target: answer}, or a template over
+    fields, "Q: {question} Context: {context}"; or {messages: messages} for conversations, which are
+    lists of messages, or {system: role, prompt: question, target: answer} for those of one
+    answer."""
     max_files: Annotated[int, Field(ge=1)] | None = None
     """Read only this many files, the first ones by name, so that every start reads the same; in a
     bucket the others are not fetched. null for all."""
@@ -141,6 +144,11 @@ class DataConfig(Config):
     task_temperature: Annotated[float, Field(ge=1, le=100)] | None = None
     """Mix tasks by (their examples)^(1/T) instead (Raffel et al. 2020): 1 as they are, 100 nearly
     equal shares; an epoch stays as long. null: by task_weights."""
+    chat_template: str = "auto"
+    """Jinja by which conversations become text: a file, or plain or chatml. auto: the tokenizer's
+    own, and plain where it has none. The finished model keeps it."""
+    loss_on: Literal["answers", "last_answer"] = "answers"
+    """Part of a conversation that is learnt: all its answers, or the last one."""
     max_prompt_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
     """Longest prompt, in tokens. auto: what 99 % of a sample's prompts fit in, within the model's
     positions and 2048; the data report says what was chosen. Documents are split at 256 and 512."""

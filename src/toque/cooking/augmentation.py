@@ -76,6 +76,8 @@ class Rewriting:
 
     def _rewritten(self, row: int, key: int) -> tuple[Sides, Fate]:
         prompt, target = self._store.prompt(row), self._store.target(row)
+        if self._store.spans(row):  # places in a conversation, which an edit would move
+            return (prompt, target), "plain"
         head, asks, tail = _divided(prompt, *self._bounds)
         _, writes, close = _divided(target, None, self._eos)
         in_prompt, in_target = edits_of(

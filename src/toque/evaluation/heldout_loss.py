@@ -249,11 +249,11 @@ def choose_rows(
 
 
 def text_bytes(store: TokenStore, rows: Iterable[Sequence[int]]) -> int:
-    """Bytes, as UTF-8, of the targets that packed `rows` of store rows hold."""
+    """Bytes, as UTF-8, of what is learnt of the targets that packed `rows` of store rows hold."""
     # Decoded, a character that two pieces of a document share would be two that cannot be read, so
     # tokens of byte-level vocabularies are counted one by one.
     codec, each = store.codec(), store.codec().token_bytes
-    targets = (store.target(row) for packed in rows for row in packed)
+    targets = (store.learnt(row) for packed in rows for row in packed)
     if each is not None:
         return sum(int(each[target].sum()) for target in targets)
     return sum(len(codec.decode(target).encode()) for target in targets)

@@ -132,10 +132,11 @@ def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
     of_classes = [number for number, task in enumerate(TASKS) if task in CLASSES]
     written = ~np.isin(np.asarray(store.column("task"))[held_out], of_classes)
     for row in subset(held_out[written], None)[: 4 * n].tolist():
-        ids = tuple(int(i) for i in store.prompt(row))
+        asked, answer = store.asked(row)
+        ids = tuple(int(i) for i in asked)
         text = codec.decode(ids)
         if text.strip() and len(found) < n:
-            found[row] = Prompt(ids, text, codec.decode(store.target(row)))
+            found[row] = Prompt(ids, text, codec.decode(answer))
     slices = slices_of(store, list(found), [prompt.reference or "" for prompt in found.values()])
     return [replace(p, slices=labels) for p, labels in zip(found.values(), slices, strict=True)]
 

@@ -21,8 +21,8 @@ from typing import Any, Final, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from transformers import PreTrainedModel
 
-from toque.data.tokenizer.chat import ChatTemplate
-from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_ids
+from toque.data.tokenizer.chat import ChatTemplate, prompt_ids
+from toque.data.tokenizer.codec import Codec, FamilyKind
 from toque.models.families import family_of, max_positions
 from toque.models.generation.kv_cache import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order

@@ -27,7 +27,7 @@ from toque.cooking.shopping_list import MOST_SERVINGS, estimated_servings, shopp
 from toque.evaluation.constrained_choice import choose
 from toque.serving.batcher import Batcher, ServedModels
 from toque.serving.protocol import parsed
-from toque.serving.server import Limits, page_files, read_body
+from toque.serving.server import PAGE, Limits, page_files, read_body
 
 Words = Annotated[str, Field(max_length=300)]
 Foods = Annotated[list[Words], Field(max_length=50)]
@@ -35,6 +35,8 @@ RecipeText = Annotated[str, Field(max_length=20_000)]  # more than any of 90,000
 Servings = Annotated[int, Field(ge=1, le=MOST_SERVINGS)]
 Json = dict[str, Any]
 
+TALK: Final = PAGE.parent / "talk"
+_SHARED: Final = ("base.css", "request.css", "dom.js", "requests.js", "stream.js", "toque.svg")
 _LONGEST_ANSWER: Final = 16  # tokens that a class may take, and so positions a question leaves free
 
 
@@ -158,8 +160,11 @@ def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[
 
         return Route(path, answer, methods=["POST"])
 
+    # Where nobody writes recipes, the page is a conversation, of the same parts.
+    cooks = any(served.record.form == "recipes" for served in models.values())
+    pages = page_files() if cooks else page_files(TALK, (PAGE / name for name in _SHARED))
     return [
-        *page_files(),
+        *pages,
         Route("/api/models", names),
         answering("/api/prompt", _Wish),
         answering("/api/score", _WrittenText),

@@ -1,4 +1,6 @@
-"""Readers of texts that are no recipes: plain files, documents, and prompts with their targets.
+r"""Readers of texts that are no recipes: plain files, documents, and prompts with their targets.
+
+A column of a source is a field of its records, or a template over them: "{question}\n\n{hint}".
 
 A document's rows are consecutive pieces. The split into training and validation hashes the document
 and the piece number // 16, so that a single book has both sides while neighbours mostly stay
@@ -13,13 +15,15 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
+from string import Formatter
 from typing import Any, Final
 
 import xxhash
 
+from toque.errors import ConfigError
 from toque.sources.decompress import UTF_8, chunks
 from toque.sources.layouts import FileLayout, layout_with, read_records
 from toque.sources.records import (
@@ -187,9 +191,9 @@ class DocumentReader:
 class PairReader:
     """Reads the fields `prompt` and `target` of every record; a `RecordReader`.
 
-    A prompt of several fields is those that are filled, in this order, with a blank line between
-    them. Only control characters are removed: these are the user's own texts. Pairs with the same
-    prompt stay on one side of the split, because the model would have seen the answer.
+    Either may be a template over fields, and a prompt a list of them: see `text_of`. Only control
+    characters are removed: these are the user's own texts. Pairs with the same prompt stay on one
+    side of the split, because the model would have seen the answer.
     """
 
     prompt: str | tuple[str, ...]
@@ -205,11 +209,15 @@ class PairReader:
 
     @cached_property
     def _asked(self) -> tuple[str, ...]:
-        return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
+        return fields_in(self.prompt)
+
+    @cached_property
+    def _answered(self) -> tuple[str, ...]:
+        return fields_in(self.target)
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of `path` by its layout."""
-        return self._layout(path).blocks((*self._asked, self.target))
+        return self._layout(path).blocks((*self._asked, *self._answered))
 
     def schema(self, path: Path) -> str:
         """The file's layout, for the report."""
@@ -217,33 +225,19 @@ class PairReader:
 
     def examples(self, block: Block) -> BlockExamples:
         """One example for each record that has both texts."""
-        return read_records(block, self._example_of, {*self._asked, self.target})
+        return read_records(block, self._example_of, {*self._asked, *self._answered})
 
     def _layout(self, path: Path) -> FileLayout:
-        columns = {f"prompt, part {n}": name for n, name in enumerate(self._asked, start=1)}
-        if isinstance(self.prompt, str):
-            columns = {"prompt": self.prompt}
-        return layout_with(path, columns | {"target": self.target}, encoding=self.encoding)
+        columns = named_columns({"prompt": self.prompt, "target": self.target})
+        return layout_with(path, columns, encoding=self.encoding)
 
     def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
-        parts: list[str] = []
-        for name in self._asked:
-            value = record.get(name)
-            if isinstance(value, list) and all(isinstance(line, str) for line in value):
-                value = "\n".join(value)  # choices
-            part = _text(value, notes)
-            if part and not part.isspace():
-                parts.append(part)
-            elif not part and is_filled(value):
-                return f"{name} holds no text"  # which the question may need
-        if not parts:
+        prompt, unread = text_of(record, self.prompt, notes)
+        if unread:
+            return f"{unread} holds no text"  # which the question may need
+        if not prompt or prompt.isspace():
             return NO_PROMPT
-        answer = record.get(self.target)
-        several = answer.get("text") if isinstance(answer, dict) else answer
-        if isinstance(several, list):  # SQuAD lists answers: the first is taken
-            notes["answers beside a question's first left out"] += len(several) > 1
-            answer = several[0] if several else None
-        prompt, target = "\n\n".join(parts), _text(answer, notes)
+        target, _ = text_of(record, self.target, notes, is_answer=True)
         if not target or target.isspace():
             return NO_TARGET
         asked = prompt.casefold().encode()
@@ -252,8 +246,99 @@ class PairReader:
         return Example(prompt, target, key, 0, whole)
 
 
-def _text(value: object, notes: Counter[str]) -> str:
-    """A field's text; numbers become text, anything else is empty."""
+def named_columns(columns: Columns) -> dict[str, str]:
+    """The fields of a source's columns, by what an error calls them."""
+    return {
+        role if fields == (given,) else f"{role}, part {n}": name
+        for role, given in columns.items()
+        for fields in (fields_in(given),)
+        for n, name in enumerate(fields, start=1)
+    }
+
+
+def fields_in(column: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The fields of a column: one, a list of them, or those in the braces of a template."""
+    if isinstance(column, tuple):
+        return column
+    found = [name for _, name in template_parts(column) if name]
+    return tuple(dict.fromkeys(found)) or (column,)
+
+
+@lru_cache(maxsize=256)
+def template_parts(template: str) -> tuple[tuple[str, str], ...]:
+    """Texts of a template, each with the field that follows it, "" at its end.
+
+    >>> template_parts("Q: {question}?"), template_parts("question")
+    ((('Q: ', 'question'), ('?', '')), (('question', ''),))
+
+    Raises:
+        ConfigError: a brace stands alone, or a field has a format.
+    """
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(
+            f"The template {template!r} in columns of a source cannot be read: {error}. A field "
+            'stands in braces, "{question}"; a brace that is text is written twice.'
+        ) from error
+    for _, name, spec, conversion in parts:
+        if spec or conversion or name == "":
+            raise ConfigError(
+                f"The template {template!r} in columns of a source has a field without a name, or "
+                'with a format. Write the name of a field alone in braces: "{question}".'
+            )
+    return tuple((text, name or "") for text, name, *_ in parts)
+
+
+def text_of(
+    record: Mapping[str, Any],
+    column: str | tuple[str, ...],
+    notes: Counter[str],
+    *,
+    is_answer: bool = False,
+) -> tuple[str, str]:
+    """The text that a column makes of a record, and a field of it that is filled with no text.
+
+    Several fields are those that are filled, with a blank line between them. A paragraph of a
+    template is left out where all its fields are blank. An answer is the first of a list.
+    """
+    if isinstance(column, str) and fields_in(column) == (column,):
+        return _field(record.get(column), column, notes, is_answer=is_answer)
+    if isinstance(column, str):
+        return _filled(record, column, notes)
+    read = [_field(record.get(name), name, notes) for name in column]
+    texts = (text for text, _ in read if text and not text.isspace())
+    return "\n\n".join(texts), next((name for _, name in read if name), "")
+
+
+def _filled(record: Mapping[str, Any], template: str, notes: Counter[str]) -> tuple[str, str]:
+    read = {n: _field(record.get(n), n, notes) for n in fields_in(template)}
+    made = []
+    for paragraph in template.split("\n\n"):
+        parts = template_parts(paragraph)
+        names = [name for _, name in parts if name]
+        if not names or any(read[name][0].strip() for name in names):
+            made.append("".join(text + (read[name][0] if name else "") for text, name in parts))
+    return "\n\n".join(made), next((name for _, name in read.values() if name), "")
+
+
+def _field(
+    value: object, name: str, notes: Counter[str], *, is_answer: bool = False
+) -> tuple[str, str]:
+    """A field's text, and its name where it is filled with none."""
+    if is_answer:
+        value = value.get("text") if isinstance(value, dict) else value
+        if isinstance(value, list):  # SQuAD lists answers: the first is taken
+            notes["answers beside a question's first left out"] += len(value) > 1
+            value = value[0] if value else None
+    elif isinstance(value, list) and all(isinstance(line, str) for line in value):
+        value = "\n".join(value)  # choices
+    text = plain_text(value, notes)
+    return text, name if not text and is_filled(value) else ""
+
+
+def plain_text(value: object, notes: Counter[str]) -> str:
+    """A field's text without control characters; numbers become text, anything else is empty."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return ""
     text = str(value).encode("utf-8", "replace").decode()

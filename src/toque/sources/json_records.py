@@ -52,6 +52,7 @@ _DEPTHS: dict[JsonForm, Depth] = {"array": 1, "dict": 1, "wrapped": 2, "objects"
 _ENTRY = re.compile(
     rb'\s*+(?:,\s*+)?"((?:[^"\\]++|\\.)*+)"\s*:\s*([{\["\w+-])\s*([{\["\w+-]?)', re.DOTALL
 )
+_MESSAGES = re.compile(rb'\[\s*\{\s*"(?:role|from|content|value)"\s*:')
 _SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^,}\]]*+', re.DOTALL)
 
 
@@ -72,7 +73,9 @@ def form_of(start: bytes, *, whole: bool) -> JsonForm:
     while len(kinds) < 50 and (match := _ENTRY.match(start, at)):
         key, opening, inner = match.groups()
         keys.add(key.decode("utf-8", "replace"))
-        kinds.append((opening, inner))
+        # A list of messages is one record's conversation, and no list of records.
+        are_messages = _MESSAGES.match(start, match.start(2)) is not None
+        kinds.append((b"", b"") if are_messages else (opening, inner))
         value = (_WHOLE_RECORD if opening in (b"{", b"[") else _SCALAR).match(start, match.start(2))
         at = value.end() if value else len(start)
     if not keys & _WRAPPER_FIELDS:

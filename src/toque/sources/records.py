@@ -33,6 +33,7 @@ _MOST_NAMED = 100  # unused fields, and characters of a name: some exports have 
 MAX_CHARS = 600  # characters shown of a text; a record may be megabytes long
 PER_REASON = 5  # dropped records per reason whose text a shard, or a reader's block, keeps
 Raw = dict[str, Any] | str  # a record's fields by name, or the reason why it cannot be read
+Turn = tuple[str, str]  # role and text of a message
 Numbered = Iterator[tuple[int, Raw]]  # each with the line, row or record it begins at
 
 
@@ -74,6 +75,8 @@ class Example(msgspec.Struct, frozen=True):
     document: bool = False  # True for a text without a prompt, which may be cut into several rows
     ends: bool = True  # False if the target ends before its text, so that no end token is written
     ids: bytes = b""  # of a document that is token ids, not text: little-endian uint32
+    turns: tuple[Turn, ...] = ()
+    """A conversation up to its last answer, which is the target; its text is its template's."""
 
 
 def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> Example:

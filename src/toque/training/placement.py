@@ -242,7 +242,8 @@ def arithmetic_of(
     if shape.source == 0:
         # As `BatchStream` counts: a last token is no input; without a prompt a first is no label.
         prompts, targets = stream.prompt_lengths, stream.target_lengths
-        labelled = int(targets.sum()) - int((prompts == 0).sum())
+        learnt = targets if stream.learnt_lengths is None else stream.learnt_lengths
+        labelled = int(learnt.sum()) - int((prompts == 0).sum())
         tokens = int(prompts.sum()) + int(targets.sum()) - len(targets)
         shares = {"labelled_share": labelled / max(1, tokens)}
     else:

@@ -24,7 +24,8 @@ from toque.cooking.recipe import Recipe
 from toque.cooking.schemas.columns import prompt_of
 from toque.data.store.store_manifest import StoreManifest, form_of, read_manifest
 from toque.data.store.token_store import TokenStore
-from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, load_codec, prompt_ids
+from toque.data.tokenizer.chat import prompt_ids
+from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, load_codec
 from toque.data.tokenizer.portable import files_of_model
 from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
 from toque.errors import CheckpointError, ConfigError, DataError, argument
@@ -108,7 +109,7 @@ def example_prompt(record: Provenance) -> str | None:
         return None
     if record.form == "documents":
         return "Once upon a time"
-    if record.form == "pairs":
+    if record.form in ("pairs", "conversations"):
         return "Your prompt"
     if writes_recipes(record):
         return write_prompt(*_DISH)
@@ -129,6 +130,11 @@ def form_in_words(record: Provenance) -> str:
         return (
             "It was trained on whole texts: a prompt is the beginning of a text, which it goes on "
             "with."
+        )
+    if record.form == "conversations":
+        return (
+            "It was trained on conversations, by the chat template beside it: `toque chat` talks "
+            "to it, and a prompt is a question that begins one."
         )
     if record.form == "pairs":
         return "It was trained on its maker's own prompts and answers: a prompt is sent as it is."

@@ -259,11 +259,11 @@ def _each_example(
     with counting(reporter, "evaluating", "examples one by one") as count:
         rows, nats, weights = zip(*heldout.by_example(model, count), strict=True)
     codec = store.codec()
-    targets = [codec.decode(store.target(row)) for row in rows]
+    targets = [codec.decode(store.learnt(row)) for row in rows]
     prompts = [codec.decode(store.prompt(row)) for row in rows]
     keys = [key_of_text(*both) for both in zip(prompts, targets, strict=True)]
     n_bytes = [len(target.encode("utf-8", "replace")) for target in targets]
-    tokens = store.target_lengths[[*rows]].astype(float)
+    tokens = store.learnt_lengths[[*rows]].astype(float)
     size = np.array(n_bytes, float) if heldout.n_bytes > 0 else np.zeros(len(rows))
     return losses_table(keys, np.array(nats), tokens, size, np.array(weights))
 

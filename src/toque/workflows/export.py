@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS, write_prompt
-from toque.data.tokenizer.chat import chat_template_of, template_text
-from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, prompt_ids
+from toque.data.tokenizer.chat import chat_template_of, prompt_ids, template_text
+from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds
 from toque.data.tokenizer.tokenizer_folder import is_toques, read_folder
 from toque.errors import CheckpointError, ConfigError, DataError, argument, needing
 from toque.models.loading.card_usage import with_gguf_usage, with_usage
@@ -204,7 +204,8 @@ def chat_template(record: Provenance, own: str | None, *, ends: str) -> str:
     lentils, cumin" for a model of recipes; others are sent what was typed.
     `own` came with another's model and is kept; `ends` ends a prompt.
     """
-    if (record is UNKNOWN or record is FOREIGN) and own is not None:
+    known = record is UNKNOWN or record is FOREIGN or record.form == "conversations"
+    if known and own is not None:
         return own
     asks = record is not UNKNOWN and writes_recipes(record)
     template = _RECIPES.format(asks=ASKS_FOR, using=WITH_INGREDIENTS) if asks else _AS_IT_IS

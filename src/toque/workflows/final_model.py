@@ -107,7 +107,8 @@ def _score_and_keep(
     history = history_of(folder / METRICS) if (folder / METRICS).exists() else RunHistory()
     ended = Finished(result, trainer.goal, trainer.progress, history)
     record, base = provenance_of_run(config, store.manifest), trainer.base_sha256
-    untaught = [NO_TEMPLATE] if "chat_template" in store.codec().settings else []
+    talks = record.form == "conversations"
+    untaught = [NO_TEMPLATE] if "chat_template" in store.codec().settings and not talks else []
     card = "\n".join([model_card(as_used(config, model), record, store.manifest, ended), *untaught])
     with reporter.working("writing the finished model"):
         kept = keep_model(model, store, folder / "model", card=card, record=record, base_hash=base)
@@ -253,6 +254,7 @@ def _limits(record: Provenance, manifest: StoreManifest, evaluation: Evaluation)
     intended = {
         "gaps": "A start for further training; it writes no texts of its own.",
         "documents": "Continuing texts of the kind it was trained on.",
+        "conversations": "Conversations of the kind it was trained on.",
         "pairs": "Answering prompts of the kind it was trained on.",
     }.get(record.form, "Answering the prompts above, and no others: those were not measured.")
     lines = [f"Intended use: {intended}"]

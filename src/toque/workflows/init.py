@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from toque.config import RunConfig, resolve_values
 from toque.config.dump import flow
+from toque.config.json_schema import SCHEMA_FILE, schema_text
 from toque.config.schema import ModelConfig
 from toque.config.yaml_reader import read_yaml
 from toque.cooking.schemas.reader import RecipeReader
@@ -22,6 +23,7 @@ from toque.data.prepare.data_report import (
 )
 from toque.errors import ConfigError, DataError, argument, in_shell
 from toque.reporter import SILENT, Reporter
+from toque.sources.conversations import ConversationReader
 from toque.sources.decompress import UTF_8
 from toque.sources.documents import PairReader
 from toque.sources.records import Source, examples_in
@@ -36,6 +38,7 @@ from toque.workflows.prepared_store import sources_of
 
 RECIPES, DOCUMENTS = "recipes", "documents"
 PAIRS, TOKENS = "prompts with answers", "texts of token ids"
+CONVERSATIONS = "conversations"
 _LOOK_BYTES: Final = 4 << 20
 """Bytes of every source that are read: some thousand recipes, in about a second."""
 _CHARACTERS_A_TOKEN: Final = 4.0
@@ -76,7 +79,7 @@ class FoundSource:
     """A source and what it holds."""
 
     path: str
-    kind: str = ""  # `RECIPES`, `DOCUMENTS`, `PAIRS`, `TOKENS`; "" where nobody has looked
+    kind: str = ""  # one of the names above; "" where nobody has looked
     schema: str = ""  # its name in the data report, e.g. "json-lines" or "foodcom"
     files: int = 1
     records: int = 0  # usable records
@@ -177,6 +180,7 @@ def init(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(file, text.encode())
+        atomic_write(file.parent / SCHEMA_FILE, schema_text().encode())
     except OSError as error:
         raise ConfigError(
             f"{file} cannot be written: {error.strerror}. Name another file with {argument('to')}."
@@ -228,7 +232,8 @@ def _looked_at(source: Source) -> FoundSource:
     whole = next(blocks, None) is None
     scale = 1.0 if whole else max(1.0, sum(sizes) / looked)
     about = float(f"{kept * scale:.2g}")  # 67,412 is about 67,000
-    kinds = {RecipeReader: RECIPES, PairReader: PAIRS, TokenReader: TOKENS}
+    kinds: dict[type, str] = {RecipeReader: RECIPES, PairReader: PAIRS, TokenReader: TOKENS}
+    kinds[ConversationReader] = CONVERSATIONS
     return FoundSource(
         source.path,
         next((k for kind, k in kinds.items() if isinstance(source.reader, kind)), DOCUMENTS),
@@ -265,13 +270,26 @@ def _written(
     of_model = _scratch(size, model.tokenizer) if scratch else _pretrained(model)
     paths = "".join(f"\n    - path: {flow(one.path)}  # {one}" for one in found)
     written = "" if encoding == UTF_8 else f"  encoding: {flow(encoding)}   # as you said\n"
-    tasks = "  # tasks: [write, difficulty, nutrition]   # learn to judge recipes, too\n"
+    extras = "  # dedup: near   # drop nearly equal texts too, not only equal ones\n"
+    if kinds <= {RECIPES, ""}:
+        extras = f"""\
+  # min_quality: 0.6   # leave out recipes whose quality score is lower
+{extras}  # tasks: [write, difficulty, nutrition]   # learn to judge recipes, too
+"""
+    elif CONVERSATIONS in kinds:
+        extras += """\
+  # loss_on: last_answer   # learn the last answer of each conversation alone
+  # chat_template: chatml   # how a conversation is written; the tokenizer's own way without it
+"""
     scores = "  generate: 0   # plain texts have no prompt to write for"
     if kinds - {DOCUMENTS, TOKENS}:
-        scores = """\
+        dish = '"Lentil soup: red lentils, carrots, cumin"'
+        asked = dish if kinds <= {RECIPES, ""} else '"your own question"'
+        scores = f"""\
   generate: 16   # texts written at the end and scored
-  # prompts: ["Lentil soup: red lentils, carrots, cumin"]   # shown at every evaluation"""
+  # prompts: [{asked}]   # shown at every evaluation"""
     text = f"""\
+# yaml-language-server: $schema={SCHEMA_FILE}
 # Written by `toque init`; yours to change. What is not named here has its default:
 #   toque show {in_shell(file)}      every setting, and where its value is from
 #   toque train {in_shell(file)}     prepares the data, then trains; a stopped run continues
@@ -285,9 +303,7 @@ data:
 {written}\
   store: {flow(f"stores/{file.stem}")}   # the prepared data; runs with equal settings can share it
   validation_fraction: 0.05   # held out from training, to measure by
-  # min_quality: 0.6   # leave out recipes whose quality score is lower
-  # dedup: near   # drop nearly equal texts too, not only equal ones
-{"" if kinds & {DOCUMENTS, TOKENS} else tasks}
+{extras}
 optim:
   peak_lr: {peak_lr}   # lower it if the loss jumps; raise it if it hardly moves
   schedule: cosine   # warms up for 3 % of the run, then falls to nothing by its end

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig, load_config
 from toque.data.store.token_store import TokenStore, check_tokenizer
-from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_ids
+from toque.data.tokenizer.chat import prompt_ids
+from toque.data.tokenizer.codec import Codec, FamilyKind
 from toque.data.tokenizer.portable import tokenizer_differences
 from toque.errors import CheckpointError, DataError
 from toque.hardware.devices import device_named

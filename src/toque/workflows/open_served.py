@@ -91,8 +91,9 @@ def _laid_on(
 
 def _served(name: str, model: PreTrainedModel, codec: Codec, record: Provenance) -> ServedModel:
     recipes = writes_recipes(record)
-    # Toque trains on single requests, whatever it began from: only another's model has a template.
-    chat = chat_template_of(codec) if record is FOREIGN else None
+    # Another form than conversations is of single requests, whatever the training began from.
+    talks = record is FOREIGN or record.form == "conversations"
+    chat = chat_template_of(codec) if talks else None
     asked = partial(trained_prompt, task="write" if recipes else None)
     return ServedModel(name=name, model=model, codec=codec, record=record, asked=asked, chat=chat)
 

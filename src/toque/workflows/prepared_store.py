@@ -10,6 +10,7 @@ from toque.config import FilesConfig, RunConfig
 from toque.cooking.schemas.reader import reader_for
 from toque.data.prepare.store_plan import TRAINED, PrepareSettings, store_differences
 from toque.data.store.token_store import TokenStore
+from toque.data.tokenizer.chat import TEMPLATES
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
 from toque.models.loading.hub import resolve_folder
@@ -122,7 +123,22 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         tasks=data.tasks,
         max_bad_share=data.max_bad_share,
         max_files=most if any(most) else (),
+        chat_template=_template(data.chat_template),
+        loss_on=data.loss_on,
     )
+
+
+def _template(asked: str) -> str:
+    """A chat template by its name, or the Jinja in a file."""
+    if asked in ("auto", *TEMPLATES):
+        return asked
+    try:
+        return Path(asked).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"data.chat_template is {asked!r}, which is neither auto, {', '.join(TEMPLATES)}, nor "
+            f"a file of Jinja that can be read: {error}."
+        ) from error
 
 
 def _room(config: RunConfig) -> int | None:

@@ -49,7 +49,8 @@ def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> ShownBatch
     tasks, codec = store.column("task"), store.codec()
     examples = tuple(
         f"\n--- store row {row}, task {TASKS[int(tasks[row])]}{_changed(stream, row, cursor)}\n"
-        f"{_text(codec, read.prompt(row))}\n>>>\n{_text(codec, read.target(row))}"
+        f"{_text(codec, read.prompt(row))}\n>>>\n"
+        f"{_learnt(codec, read.target(row), store.spans(row))}"
         for row in rows[:most]
     )
     return ShownBatch(heading, examples, max(0, len(rows) - most))
@@ -63,6 +64,16 @@ def _changed(stream: BatchStream, row: int, cursor: Cursor) -> str:
     same = prompt.tolist() == own.prompt(row).tolist()
     same &= target.tolist() == own.target(row).tolist()
     return ", as stored" if same else ", augmented"
+
+
+def _learnt(codec: Codec, target: Ids, spans: list[int]) -> str:
+    """A target; what is only read of a conversation stands in brackets."""
+    at, parts = 0, []
+    for number, length in enumerate(spans or [len(target)]):
+        text = _text(codec, target[at : at + length])
+        parts.append(f"\n[{text.strip()}]\n" if number % 2 else text)
+        at += length
+    return "".join(parts)
 
 
 def _text(codec: Codec, ids: Ids) -> str:

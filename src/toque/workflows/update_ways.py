@@ -171,18 +171,24 @@ def difference(found: LossAndGradient, reference: LossAndGradient) -> UpdateDiff
 
 
 def reference_update(
-    model: nn.Module, pairs: Sequence[Pair], *, smoothing: float
+    model: nn.Module,
+    pairs: Sequence[Pair],
+    *,
+    smoothing: float,
+    spans: Sequence[Sequence[int]] = (),
 ) -> LossAndGradient:
     """The update of examples that go alone through transformers' forward, in the model's dtype.
 
-    The model's dropout must be off; its gradients are cleared.
+    `spans` are those of each target, if any (`TokenStore.spans`). The model's dropout must be off;
+    its gradients are cleared.
     """
     core: Any = unwrapped(model)
     encoder = family_of(core.config).is_encoder_decoder
     counts = [len(target) - (not encoder and not prompt) for prompt, target in pairs]
-    total, n_targets = 0.0, sum(counts)
+    spans = spans or [()] * len(pairs)
+    total, n_targets = 0.0, sum(counts) - sum(sum(each[1::2]) for each in spans)
     model.zero_grad(set_to_none=True)
-    for prompt, target in pairs:
+    for (prompt, target), lengths in zip(pairs, spans, strict=True):
         if encoder:
             labels = torch.tensor([list(target)], device=core.device)
             source = torch.tensor([list(prompt)], device=core.device)
@@ -193,6 +199,11 @@ def reference_update(
             # Position i predicts token i + 1.
             first = max(len(prompt) - 1, 0)
             labels[0, first:-1] = ids[0, first + 1 :]
+            at = first
+            for number, length in enumerate(lengths):
+                if number % 2:
+                    labels[0, at : at + length] = IGNORE
+                at += length
             # Without a mask GPT-2 would warn of padding, which one example has none of.
             logits = core(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         loss = functional.cross_entropy(
@@ -260,7 +271,9 @@ def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
     rows = rows[np.argsort(sizes, kind="stable")][np.unique(places.astype(np.int64))]
     pairs = [(store.prompt(row).tolist(), store.target(row).tolist()) for row in rows.tolist()]
     began = time.perf_counter()
-    reference = reference_update(model, pairs, smoothing=config.optim.label_smoothing)
+    spans = [store.spans(row) for row in rows.tolist()]
+    smoothing = config.optim.label_smoothing
+    reference = reference_update(model, pairs, smoothing=smoothing, spans=spans)
     seconds = time.perf_counter() - began
     ways = _Ways(config, store, model, runtime, rows, reference)
     n_targets = ways.step(packed=False).n_targets
@@ -331,6 +344,7 @@ class _Ways:
             layout=Layout.for_model(self.store, self.model.config, shape, packed=packed),
             prompt_lengths=self.store.prompt_lengths,
             target_lengths=self.store.target_lengths,
+            learnt_lengths=self.store.learnt_lengths,
             rank=rank,
             world_size=ranks,
         )

@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from tiny import shape_of
-from toque.data.tokenizer.codec import Codec, load_codec, prompt_ids
+from toque.data.tokenizer.chat import prompt_ids
+from toque.data.tokenizer.codec import Codec, load_codec
 from toque.models.gguf.gguf_export import write_gguf
 from toque.models.gguf.gguf_vocabulary import Asking
 from toque.models.gguf.layout import suit

@@ -153,7 +153,8 @@ PAIRS = (
 )  # names of the fields for prompt and answer, in the order in which they are tried
 _BEFORE = ("system", "systemprompt")
 _AFTER = ("input", "context", "passage", "paragraph", "article", "document", "background")
-_NEEDED = ("text", "choices", "options", "history", "messages", "conversations")
+_MESSAGES = ("messages", "conversations", "conversation")
+_NEEDED = ("text", "choices", "options", "history", *_MESSAGES)
 """Fields without which a prompt may make no sense; the user has to decide."""
 
 
@@ -170,6 +171,7 @@ def refuse_cut_schema(
     refuse_missing(path, layout, columns)
     what, missing, folded = layout.described, shape.missing, shape.folded
     if {"ingredients", "steps"} <= set(missing):
+        _refuse_messages(path, layout, folded)
         if pair := next((pair for pair in PAIRS if folded.keys() >= set(pair)), None):
             raise _as_pairs(path, layout, folded, pair)
         if column := folded.get("text"):
@@ -189,6 +191,40 @@ def refuse_cut_schema(
             f"data.sources=[{{path: ..., columns: {{{named}}}}}].",
             f"no recipes: without a column of {words}",
         )
+
+
+def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) -> None:
+    """Raise where records hold lists of messages, with the columns that their source needs."""
+
+    def are_messages(name: str) -> bool:
+        first = next((v for raw in layout.sample if is_filled(v := raw.get(name))), None)
+        return isinstance(first, list) and isinstance(first[0], dict)
+
+    listed = [name for name in folded.values() if are_messages(name)]
+    by_name = [folded[name] for name in _MESSAGES if name in folded]
+    # In tables nobody has looked what a field holds.
+    found = [name for name in by_name if name in listed or not layout.sample]
+    what = f"{path} is {layout.described}"
+    if not found and {"chosen", "rejected"} <= folded.keys():
+        raise RefusedFileError(
+            f"{what} of preference pairs (chosen and rejected), which Toque does not train on. The "
+            "chosen answers alone can be learnt: give its source columns: {messages: chosen} where "
+            "they are conversations, or {prompt: prompt, target: chosen}.",
+            "preference pairs",
+        )
+    pair = next((pair for pair in PAIRS if {folded.get(n) for n in pair} <= {*listed}), None)
+    messages = found[0] if found else tuple(folded[n] for n in pair) if pair else None
+    if messages is None:
+        return
+    columns: dict[str, str | tuple[str, ...]] = {"messages": messages}
+    if system := next((folded[name] for name in _BEFORE if name in folded), None):
+        columns["system"] = system
+    fields = messages if isinstance(messages, str) else f"[{', '.join(messages)}]"
+    told = f"messages: {fields}" + (f", system: {system}" if system else "")
+    raise TextRecordsError(
+        f"{what} of conversations ({told}), not of recipes. Give its source columns: {{{told}}}.",
+        columns,
+    )
 
 
 def _as_pairs(

@@ -17,6 +17,7 @@ from toque.cooking.schemas.fields import UNUSED, records_of
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.schema_org import is_page, page_blocks, page_records
 from toque.errors import ConfigError
+from toque.sources.conversations import ConversationReader, as_conversation
 from toque.sources.decompress import UTF_8, head
 from toque.sources.documents import Columns, DocumentReader, PairReader
 from toque.sources.json_records import line_of
@@ -172,20 +173,23 @@ class RecipeReader:
 def reader_for(columns: Columns, *, encoding: str = UTF_8) -> RecordReader:
     """The reader for these columns, or that of recipes; raises `ConfigError` for unknown ones."""
     single = {role: field for role, field in columns.items() if isinstance(field, str)}
-    if several := ", ".join(columns.keys() - single.keys() - {"prompt"}):
+    if several := ", ".join(columns.keys() - single.keys() - {"prompt", "messages"}):
         raise ConfigError(
             f"columns of a source names a list for {several}; only a prompt is made of several "
             "fields: columns: {prompt: [question, context], target: answer}."
         )
     if "text" in columns and len(columns) == 1:
         return DocumentReader(single["text"], encoding=encoding)
+    if as_conversation(columns):
+        return ConversationReader(columns, encoding=encoding)
     if columns.keys() == {"prompt", "target"}:
         return PairReader(columns["prompt"], single["target"], encoding=encoding)
     unknown = sorted(columns.keys() - set(ROLES))
     if unknown:
         raise ConfigError(
             f"columns of a source names {', '.join(unknown)}; it can name "
-            f"{', '.join(ROLES)}; for documents text alone; for any other task prompt and target."
+            f"{', '.join(ROLES)}; for documents text alone; for any other task prompt and target; "
+            "for conversations messages, or prompt, target and system."
         )
     return RecipeReader(single, encoding=encoding)
 

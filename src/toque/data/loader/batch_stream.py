@@ -70,6 +70,7 @@ class BatchStream:
     world_size: int = 1
     varied: Varied | None = None  # examples that change every epoch; None for the stored ones
     readers: int = 1  # threads that may collate at once
+    learnt_lengths: np.ndarray | None = None  # [all store rows]; None: all target tokens are learnt
 
     @classmethod
     def from_settings(
@@ -130,6 +131,7 @@ class BatchStream:
             world_size=world_size,
             varied=varied,
             readers=train.readers,
+            learnt_lengths=store.learnt_lengths,
         )
 
     def at(self, cursor: Cursor) -> Step:
@@ -153,7 +155,8 @@ class BatchStream:
         if self.layout.shape.source == 0:
             # A decoder-only example's last token is no input; without a prompt its first is no
             # target.
-            n_tokens, n_targets = n_tokens - 1, targets - (prompts == 0)
+            learnt = targets if self.learnt_lengths is None or changed else self.learnt_lengths[ids]
+            n_tokens, n_targets = n_tokens - 1, learnt - (prompts == 0)
         batch = self.layout.batch(update.rows[self.rank :: self.world_size], changed)
         return Step(
             batch=batch,

@@ -30,11 +30,17 @@ class Examples(Protocol):
 
 
 def decoder_batch(
-    examples: Examples, rows: Sequence[Sequence[int]], *, length: int, pad_id: int
+    examples: Examples,
+    rows: Sequence[Sequence[int]],
+    *,
+    length: int,
+    pad_id: int,
+    store: TokenStore | None = None,
 ) -> DecoderBatch:
     """Prompts and targets joined, each without its last token, which is only predicted.
 
-    `rows` are the store rows that share a packed row of `length`; none may need more.
+    `rows` are the store rows that share a packed row of `length`; none may need more. The `store`
+    says what of a conversation is only read.
     """
     shape = (len(rows), length)
     prompts, targets = _sides(examples, rows)
@@ -54,6 +60,8 @@ def decoder_batch(
     parts[:, 2] = runs.spans[1::2]
     predicted = np.repeat(np.tile([False, True, False], len(parts)), parts.ravel())
     np.copyto(labels, IGNORE, where=~predicted)
+    if store is not None and store.has_spans:
+        _leave_read(labels, store, rows, runs.starts + parts[:, 0])
     begins = np.zeros(len(runs.spans), np.int64)
     begins[::2] = runs.starts
     positions = np.arange(len(tokens)) - np.repeat(begins, runs.spans)
@@ -67,6 +75,21 @@ def decoder_batch(
         segments=_tensor(segments, shape),
         positions=_tensor(positions, shape),
     )
+
+
+def _leave_read(
+    labels: NDArray[np.int64],
+    store: TokenStore,
+    rows: Sequence[Sequence[int]],
+    firsts: NDArray[np.int64],
+) -> None:
+    """Ignore what targets hold beside answers; `firsts` are places that predict their first ids."""
+    for row, first in zip(chain.from_iterable(rows), firsts.tolist(), strict=True):
+        at = first
+        for number, length in enumerate(store.spans(row)):
+            if number % 2:
+                labels[at : at + length] = IGNORE
+            at += length
 
 
 def encoder_decoder_batch(
@@ -186,7 +209,10 @@ class Layout:
             longest = int((prompts + targets - 1 if joined else targets).max(initial=1))
             shape = RowShape(0 if joined else int(prompts.max(initial=1)), longest)
         if self.shape.source == 0:
-            return decoder_batch(examples, rows, length=shape.target, pad_id=self.pad_id)
+            store = self.examples if isinstance(self.examples, TokenStore) else None
+            return decoder_batch(
+                examples, rows, length=shape.target, pad_id=self.pad_id, store=store
+            )
         return encoder_decoder_batch(
             examples, rows, shape=shape, pad_id=self.pad_id, start_id=self.start_id
         )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from toque.data.prepare.conversation_rows import with_template
 from toque.data.prepare.data_report import Report
 from toque.data.prepare.duplicates import NEAR
 from toque.data.prepare.finalize import StoreFinalizer, refuse_bad_sources
@@ -193,6 +194,8 @@ def _tokenizer(plan: StorePlan, progress: ProgressSink) -> Codec:
         size = settings.trained_vocab_size or 0
         progress(0, 0, f"learning a tokenizer of {size} entries")
         codec = learn_tokenizer(plan.trained, vocab_size=size, family_kind=settings.family_kind)
+    if "chat_template" in plan.recorded:
+        with_template(codec, settings)
     with atomic_folder(folder) as writer:
         codec.save(writer.folder)
     return codec

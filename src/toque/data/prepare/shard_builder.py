@@ -2,6 +2,7 @@
 
     decoder-only      prompt [bos] + ids + [break]  target ids + [eos]
     encoder-decoder   prompt ids + [eos]            target ids + [eos]
+    conversations     as their chat template writes them: see `conversation_rows`
 
 The line break separates the prompt from its answer. A truncated target gets no eos, which would
 teach the model to stop in mid-recipe.
@@ -22,9 +23,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from toque.data.prepare.conversation_rows import ConversationRow, ConversationRows
 from toque.data.prepare.data_report import OWN, Excerpt, sampled
 from toque.data.prepare.duplicates import NEAR, signatures
 from toque.data.prepare.store_plan import PrepareSettings
+from toque.data.store.token_store import SPANS
 from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_bounds
 from toque.errors import ConfigError, DataError
 from toque.sources.records import Block, Example, RecordReader, examples_in, shortened
@@ -51,8 +54,9 @@ class BlockCounts(msgspec.Struct):
 class ShardBuilder:
     """Collects the examples of a group and turns them into rows."""
 
-    def __init__(self, codec: Codec, settings: PrepareSettings) -> None:
-        self._codec = codec
+    def __init__(self, codec: Codec, settings: PrepareSettings, *, talks: bool = False) -> None:
+        """`talks`: the store has conversations, in this group or another."""
+        self._codec, self._talks = codec, talks
         self._settings = settings
         self._examples: list[Example] = []
         self._sources: list[int] = []
@@ -64,6 +68,7 @@ class ShardBuilder:
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
         self._lost: Counter[str] = Counter()
         self._excerpts: list[Excerpt] = []
+        self._spans: dict[int, list[int]] = {}  # of conversations, by example
 
     def read(self, block: Block, reader: RecordReader) -> None:
         """Add a block's examples, checked against the reader's own counts."""
@@ -117,7 +122,8 @@ class ShardBuilder:
 
     def rows(self) -> dict[str, NDArray[Any]]:
         """Arrays to store, by file name."""
-        pairs = [i for i, example in enumerate(self._examples) if not example.document]
+        talks = [i for i, example in enumerate(self._examples) if example.turns]
+        pairs = [i for i, e in enumerate(self._examples) if not e.document and not e.turns]
         documents = [i for i, example in enumerate(self._examples) if example.document]
         if pairs and self._settings.on_overlong == "split":
             raise ConfigError(
@@ -130,9 +136,10 @@ class ShardBuilder:
             low = [e.columns.get("quality", 1.0) < least for e in self._examples]
             reasons = {i: f"quality below {least:g}" for i, is_low in enumerate(low) if is_low}
         made = self._pair_rows([i for i in pairs if i not in reasons], reasons)
-        if documents:
-            more = self._document_rows([i for i in documents if i not in reasons], reasons)
-            made = _merged(made, more) if len(made[2]) else more
+        for of_kind, make in ((documents, self._document_rows), (talks, self._talk_rows)):
+            if of_kind:
+                more = make([i for i in of_kind if i not in reasons], reasons)
+                made = _merged(made, more) if len(made[2]) else more
         prompt, target, of, part = made
         self._count_records(of, reasons)
         dtype = np.uint16 if self._codec.vocab_size <= 1 << 16 else np.uint32
@@ -142,6 +149,9 @@ class ShardBuilder:
             "target_tokens": target.tokens.astype(dtype),
             "target_ends": target.ends,
         }
+        if self._talks:
+            spans = TokenRows.joined([np.array(self._spans.get(i, ()), np.uint32) for i in of])
+            arrays |= {f"{SPANS}_tokens": spans.tokens, f"{SPANS}_ends": spans.ends}
         arrays |= self._columns(of, part)
         if self._settings.dedup == "near":
             starts = np.flatnonzero(arrays["starts_record"])
@@ -220,6 +230,21 @@ class ShardBuilder:
         of, parts = (np.array([row[field] for row in rows], np.int64) for field in (2, 3))
         return TokenRows.joined(prompts), TokenRows.joined(targets), of, parts
 
+    def _talk_rows(self, talks: list[int], reasons: dict[int, str]) -> Rows:
+        made, rows = ConversationRows(self._codec, self._settings), list[ConversationRow]()
+        kept: list[int] = []
+        for i in talks:
+            row = made.row(self._examples[i].turns, self._counts["notes"])
+            if isinstance(row, str):
+                reasons[i] = row
+                continue
+            kept.append(i)
+            rows.append(row)
+            self._spans[i] = row.spans
+        of = np.array(kept, np.int64)
+        prompts, targets = [row.prompt for row in rows], [row.target for row in rows]
+        return TokenRows.joined(prompts), TokenRows.joined(targets), of, np.zeros_like(of)
+
     def _encoded(self, side: str, texts: list[str]) -> TokenRows:
         encoded = self._codec.encode_flat(texts)
         unknown, notes = self._counts["unknown"], self._counts["notes"]
@@ -276,16 +301,16 @@ class ShardBuilder:
         return columns
 
 
-def _merged(pairs: Rows, documents: Rows) -> Rows:
-    """Pairs and documents of one group, merged in the order of their examples."""
-    of, part = (np.concatenate([pairs[i], documents[i]]) for i in (2, 3))
+def _merged(some: Rows, others: Rows) -> Rows:
+    """Rows of two kinds of examples of one group, merged in the order of the examples."""
+    of, part = (np.concatenate([some[i], others[i]]) for i in (2, 3))
     order = np.argsort(of, kind="stable")
 
     def merged(a: TokenRows, b: TokenRows) -> TokenRows:
         rows = [*np.split(a.tokens, a.ends[:-1]), *np.split(b.tokens, b.ends[:-1])]
         return TokenRows.joined([rows[i] for i in order])
 
-    return merged(pairs[0], documents[0]), merged(pairs[1], documents[1]), of[order], part[order]
+    return merged(some[0], others[0]), merged(some[1], others[1]), of[order], part[order]
 
 
 def _check_ids(block: Block, examples: list[Example], codec: Codec) -> None:

@@ -39,6 +39,7 @@ from toque.data.tokenizer.tokenizer_training import one_tokenizer_thread
 from toque.errors import ConfigError, DataError, ToqueError
 from toque.reporter import ProgressSink
 from toque.sources import source_files
+from toque.sources.conversations import CONVERSATIONS
 from toque.sources.records import Block, RecordReader
 from toque.sources.source_files import SourceFile, blocks_of, plain_bytes
 from toque.storage.atomic import atomic_folder, disk_faults, save_array, sha256_of, sync_folder
@@ -104,7 +105,9 @@ class ShardWriter:
 
     def write(self, group: int, blocks: list[Block]) -> ShardResult:
         """Write shard number `group` and return its counts."""
-        builder = ShardBuilder(self.codec, self.settings)
+        named = (reader.recorded_name for reader in self.readers.values())
+        talks = any(name.startswith(CONVERSATIONS) for name in named)
+        builder = ShardBuilder(self.codec, self.settings, talks=talks)
         for block in blocks:
             builder.read(block, self.readers[block.source, block.path])
         rows = builder.rows()

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.prepare.conversation_rows import ConversationRows
 from toque.data.prepare.data_report import ENCODING_HINT, reasons_in_words
 from toque.data.prepare.shard_builder import ids_of
 from toque.data.prepare.store_plan import USUAL_PROMPT, USUAL_TARGET, PrepareSettings
@@ -132,9 +133,15 @@ def _measured(
         examples = examples_in(block, file.reader).examples
         every = -(-len(examples) * len(chosen) // SAMPLED) or 1
         sample = list(every_nth_record(examples, every))
-        pairs = [e for e in sample if not e.document]
+        pairs = [e for e in sample if not e.document and not e.turns]
         prompts.append(_lengths(codec, [e.prompt for e in pairs]) + around)
         targets.append(_lengths(codec, [e.target for e in pairs]) + 1)
+        if talks := [e for e in sample if e.turns]:
+            of_talks = ConversationRows(codec, settings)
+            made = [of_talks.row(e.turns, Counter(), cut=False) for e in talks]
+            rows = [row for row in made if not isinstance(row, str)]
+            prompts.append(np.array([len(row.prompt) for row in rows], np.int64))
+            targets.append(np.array([len(row.target) for row in rows], np.int64))
         if not splits:
             documents = [e for e in sample if e.document]
             of_ids = [len(ids_of(e, codec)) for e in documents if e.ids]

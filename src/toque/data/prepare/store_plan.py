@@ -12,10 +12,12 @@ from typing import Any, Final, Literal
 import msgspec
 
 from toque.data.store.store_manifest import FORMAT, SourceEntry, StoreManifest
+from toque.data.tokenizer.chat import TEMPLATES, template_text
 from toque.data.tokenizer.codec import FamilyKind, load_codec
 from toque.data.tokenizer.portable import tokenizer_differences
-from toque.data.tokenizer.tokenizer_folder import hash_of_folder, resolve_tokenizer
-from toque.errors import DataError
+from toque.data.tokenizer.tokenizer_folder import hash_of_folder, read_folder, resolve_tokenizer
+from toque.errors import ConfigError, DataError
+from toque.sources.conversations import CONVERSATIONS
 from toque.sources.records import Source, encoding_in
 from toque.sources.source_files import SourceFile, find_files
 from toque.sources.token_arrays import TokenReader
@@ -25,11 +27,13 @@ Dedup = Literal["none", "exact", "near"]
 TRAINED = "trained:"
 USUAL_PROMPT, USUAL_TARGET = 256, 512  # limits where nothing else decides
 LIMITS = ("max_prompt_tokens", "max_target_tokens")
+CHAT = ("chat_template", "loss_on")  # settings of conversations
 DEFAULT_BAD_SHARE = 0.5  # over half of the records unusable: the file is likely of another format
 CODE_VERSION = 2  # raised when the same inputs give other rows: older stores are not reused
 _NAMED: Final = 3  # files that a sentence names
 _IN_WORDS: Final = {
     "code_version": "the version of preparing",
+    "own_template": "the hash of the tokenizer's chat template",
     "reader_versions": "the version of each reader",
     "room": "the model's room in tokens",
     "held_out_from": "the number of sources before those of data.validation",
@@ -53,6 +57,8 @@ class PrepareSettings:
     tasks: tuple[str, ...] = ("write",)
     max_bad_share: float = DEFAULT_BAD_SHARE  # of records a reader refuses; above is an error
     max_files: tuple[int | None, ...] = ()  # files read of each source; recorded if one is limited
+    chat_template: str = "auto"  # a name or Jinja; recorded with `loss_on` of conversations alone
+    loss_on: Literal["answers", "last_answer"] = "answers"
     held_out_from: int | None = None
     """Sources from this number on are held out, the others trained on; None: a share of all is.
     Recorded where it is a number."""
@@ -75,9 +81,17 @@ class PrepareSettings:
     def as_recorded(self) -> dict[str, Any]:
         """The settings as manifests record them and fingerprints cover them."""
         values = {**asdict(self), "tasks": list(self.tasks), "max_files": list(self.max_files)}
-        left_out = {"room"} if self.max_files else {"room", "max_files"}
+        left_out = {"room", *CHAT} if self.max_files else {"room", "max_files", *CHAT}
         left_out |= {"held_out_from"} if self.held_out_from is None else set()
         return {name: value for name, value in values.items() if name not in left_out}
+
+    @property
+    def of_conversations(self) -> dict[str, str]:
+        """The settings of conversations as they are recorded."""
+        template = self.chat_template
+        if template not in ("auto", *TEMPLATES):
+            template = f"Jinja with the SHA-256 {hashlib.sha256(template.encode()).hexdigest()}"
+        return {"chat_template": template, "loss_on": self.loss_on}
 
     @property
     def trained_vocab_size(self) -> int | None:
@@ -133,7 +147,8 @@ class StorePlan:
 
     def differences(self, manifest: StoreManifest) -> list[str]:
         """Differences of the existing store from the planned one, in words; [] for the same."""
-        more = {name: self.recorded[name] for name in ("code_version", "reader_versions")}
+        names = ("code_version", "reader_versions", "own_template")
+        more = {name: self.recorded[name] for name in names if name in self.recorded}
         if self.settings.open_limits and manifest.settings.get("chosen"):
             more["room"] = self.settings.room
         files = [[f for f in self.files if f.source == n] for n in range(len(self.sources))]
@@ -158,6 +173,16 @@ def plan_of(sources: Sequence[Source], store: Path, settings: PrepareSettings) -
         "code_version": CODE_VERSION,
         "reader_versions": [version for source in sources for version in source.versions],
     }
+    if any(file.reader.recorded_name.startswith(CONVERSATIONS) for file in files):
+        own = None if tokenizer is None else template_text(read_folder(tokenizer).settings)
+        digest = None if own is None else hashlib.sha256(own.encode()).hexdigest()
+        recorded |= settings.of_conversations | {"own_template": digest}
+    elif settings.of_conversations != {"chat_template": "auto", "loss_on": "answers"}:
+        raise ConfigError(
+            "data.chat_template or data.loss_on is set, and no source of data.sources holds "
+            "conversations. Leave it out, or name the field of their messages in columns of the "
+            "source: {messages: NAME}."
+        )
     return StorePlan(store, settings, files, tokenizer, recorded, sources)
 
 
@@ -186,6 +211,8 @@ def store_differences(
         asked.setdefault("held_out_from", None)
     elif "held_out_from" in was:  # the store's own sources, of which no share is held out
         asked |= {name: was[name] for name in ("held_out_from", "validation_fraction")}
+    if "chat_template" in was:
+        asked |= settings.of_conversations
     found = [
         f"{_IN_WORDS.get(name, name)} was {was.get(name)} and is {value}"
         for name, value in asked.items()

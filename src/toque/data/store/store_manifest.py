@@ -11,6 +11,7 @@ import msgspec
 
 from toque.errors import DataError
 from toque.models.loading.provenance import Form
+from toque.sources.conversations import CONVERSATIONS
 from toque.sources.documents import DOCUMENTS, PAIRS, TextReader
 from toque.sources.token_arrays import TokenReader
 from toque.storage.json_files import KEY, decode_json, seal_of, sealed
@@ -164,11 +165,14 @@ def manifest_bytes(manifest: StoreManifest) -> bytes:
 
 
 def form_of(readers: Iterable[str]) -> Form:
-    """The form by the readers' recorded names: recipes if there are any, else pairs, else texts."""
+    """The form by readers' recorded names: recipes if there are any, then conversations, pairs."""
     # An encoding that was given stands behind the name.
     texts = (TextReader().recorded_name, TokenReader.recorded_name, DOCUMENTS)
     names = list(readers)
     others = [name for name in names if not name.startswith(texts)]
     if names and not others:
         return "documents"
-    return "pairs" if others and all(name.startswith(PAIRS) for name in others) else "recipes"
+    if not others or not all(name.startswith((PAIRS, CONVERSATIONS)) for name in others):
+        return "recipes"
+    talks = any(name.startswith(CONVERSATIONS) for name in others)
+    return "conversations" if talks else "pairs"

@@ -6,6 +6,7 @@ What lies in its folder:
     store/shards/00000/prompt_tokens.npy  uint16 (vocabularies up to 65,536) or uint32, joined
     store/shards/00000/prompt_ends.npy    int64: where each row's prompt ends
     store/shards/00000/target_tokens.npy, target_ends.npy, and one file per column
+    store/shards/00000/spans_tokens.npy, spans_ends.npy   of conversations: see `TokenStore.spans`
     store/split.npy                       uint8 per row: 0 train, 1 validation, 255 left out
     store/tokenizer/                      a Hugging Face tokenizer folder
 """
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation"]
 SPLIT_CODES: dict[Split, int] = {"train": 0, "validation": 1}
 LEFT_OUT = 255
+SPANS: Final = "spans"
 LOCK: Final = ".lock"  # held alone by who writes the store, and together by those who train on it
 
 
@@ -107,6 +109,53 @@ class TokenStore:
         prompts, targets = self._sides
         return prompts.pieces(rows, shards), targets.pieces(rows, shards)
 
+    @property
+    def has_spans(self) -> bool:
+        """True if the store holds conversations, of whose targets a part may only be read."""
+        return self._spans is not None
+
+    def spans(self, row: int, /) -> list[int]:
+        """Lengths of what is learnt of a row's target and of what is only read, in turns.
+
+        [] where all of it is learnt, as everywhere but in conversations of several answers.
+        """
+        found = None if self._spans is None else self._spans.row(int(row), self._shard_of(int(row)))
+        return [] if found is None else [int(n) for n in found]
+
+    def asked(self, row: int, /) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+        """Prompt and answer of a row; of a conversation, all before its last answer, and that."""
+        prompt, target = self.prompt(row), self.target(row)
+        if not (spans := self.spans(row)):
+            return prompt, target
+        return np.concatenate([prompt, target[: -spans[-1]]]), target[-spans[-1] :]
+
+    def learnt(self, row: int, /) -> NDArray[np.generic]:
+        """Target ids of a row that are learnt."""
+        target, spans = self.target(row), self.spans(row)
+        if not spans:
+            return target
+        found: NDArray[np.generic] = target[np.repeat(np.arange(len(spans)) % 2 == 0, spans)]
+        return found
+
+    @cached_property
+    def learnt_lengths(self) -> NDArray[np.int32]:
+        """Target tokens of every row that are learnt, int32 [n_rows]."""
+        lengths = self.target_lengths
+        if self._spans is None:
+            return lengths
+        read = [self._read_tokens(index) for index in range(len(self._shards))]
+        found: NDArray[np.int32] = lengths - np.concatenate([np.empty(0, np.int32), *read])
+        return found
+
+    def _read_tokens(self, shard: int) -> NDArray[np.int32]:
+        """Tokens of each target of a shard that are only read: every other span's."""
+        spans = mapped_array(self._shard(shard) / f"{SPANS}_tokens.npy").astype(np.int64)
+        ends = mapped_array(self._shard(shard) / f"{SPANS}_ends.npy").astype(np.int64)
+        starts = np.repeat(ends - np.diff(ends, prepend=0), np.diff(ends, prepend=0))
+        spans[(np.arange(len(spans)) - starts) % 2 == 0] = 0
+        sums = np.append(0, spans.cumsum())
+        return np.diff(sums[ends], prepend=0).astype(np.int32)
+
     def column(self, name: str) -> NDArray[np.generic]:
         """A per-example column of all rows; NaN where a row's source has no such number."""
         if name not in self.manifest.columns:
@@ -143,6 +192,13 @@ class TokenStore:
         dtype = np.dtype(np.uint32) if first is None else mapped_array(first).dtype
         prompts = TokenColumn("prompt", shards, self._bounds, dtype)
         return prompts, TokenColumn("target", shards, self._bounds, dtype)
+
+    @cached_property
+    def _spans(self) -> TokenColumn | None:
+        shards = [self._shard(index) for index in range(len(self._shards))]
+        if not shards or f"shards/{self._shards[0]}/{SPANS}_ends.npy" not in self._files:
+            return None
+        return TokenColumn(SPANS, shards, self._bounds, np.dtype(np.uint32))
 
     def _shard_of(self, row: int) -> int:
         if not 0 <= row < self.n_rows:

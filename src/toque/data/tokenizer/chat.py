@@ -8,26 +8,57 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import weakref
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import IO, Any, Final, cast
 
-from tokenizers import Tokenizer
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
 
-from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds
 from toque.data.tokenizer.tokenizer_folder import tokenizer_faults
 from toque.errors import DataError
+from toque.models.loading.provenance import Form
 
 _MOST_GROWTH: Final = 4
 _MOST_ADDED: Final = 1 << 16  # characters it may write, and four times as many as the messages have
 _SECONDS: Final = 2.0  # processor time of one template
 _MOST_MEMORY: Final = 1 << 30  # address space of the child; its libraries take a fifth
+_PLAIN: Final = """\
+{%- if bos_token is defined %}{{ bos_token }}{% endif %}
+{%- for message in messages %}{{ '### ' + message['role'].title() + '\\n' + message['content'] }}
+{%- if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n\\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '### Assistant\\n' }}{% endif %}"""
+_CHATML: Final = """\
+{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}
+{%- if message['role'] == 'assistant' and eos_token != '<|im_end|>' %}{{ eos_token }}{% endif %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+TEMPLATES: Final = {"plain": _PLAIN, "chatml": _CHATML}
+"""Templates by name: headings as in Markdown; and the turns of OpenAI's ChatML."""
+_GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
+Turns = Sequence[tuple[str, str]]  # role and text of each message
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Ids of a whole conversation, and those of its answers, each with the token that ends it."""
+
+    ids: NDArray[np.uint32]
+    answers: list[tuple[int, int]]  # first id of each answer, and the place behind its last
+    unended: int  # answers that the template does not end
+    moved: int  # answers before which the prompt has other ids than alone, as it is asked with
 
 
 class ChatTemplate:
@@ -39,7 +70,9 @@ class ChatTemplate:
         self._tokenizer = Tokenizer.from_str(codec.tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._end = [codec.eos_id]
         self._child: subprocess.Popen[bytes] | None = None
+        self._owner = 0  # the process that started it: a fork has one of its own
         self._thread = ThreadPoolExecutor(1, "chat template")  # the child answers one at a time
 
     def ids(self, turns: Sequence[Mapping[str, str]]) -> Future[list[int]]:
@@ -47,27 +80,68 @@ class ChatTemplate:
         return self._thread.submit(self._ids, turns)
 
     def _ids(self, turns: Sequence[Mapping[str, str]]) -> list[int]:
-        asked = {"conversations": [[dict(turn) for turn in turns]], "chat_template": self._template}
-        given = sum(len(text) for turn in turns for text in turn.values())
-        most = _MOST_ADDED + _MOST_GROWTH * given
-        answer = self._answer(asked | self._codec.special_tokens | {"most_characters": most})
+        answer = self._answer(self._asked(turns))
         if "text" not in answer:
             name, why = self._codec.name, answer["error"]
             raise DataError(f"The chat template of {name} does not take these messages: {why}.")
-        with tokenizer_faults(self._codec.name):
-            return list(self._tokenizer.encode(answer["text"], add_special_tokens=False).ids)
+        return list(self._encoded(answer["text"]).ids)
 
-    def _answer(self, asked: Mapping[str, object]) -> dict[str, str]:
+    def conversation(self, turns: Turns, *, last: bool) -> Conversation | str:
+        """A conversation that ends with an answer, or why the template does not take it.
+
+        Where the `last` answer is all that is wanted, earlier ones may be written otherwise once
+        they are history: some templates leave their reasoning out. Not beside `ids`, which waits
+        for no thread of this process.
+
+        Raises:
+            DataError: an earlier answer is wanted, and the template writes it otherwise.
+        """
+        given = [{"role": role, "content": text} for role, text in turns]
+        answer = self._answer(self._asked(given) | {"answers": "last" if last else "all"})
+        if "rewrites" in answer:
+            raise DataError(
+                f"The chat template of {self._codec.name} writes the beginning of a conversation "
+                f"otherwise once it goes on after message {answer['rewrites']}, so that not all of "
+                "its answers can be learnt at once. data.loss_on=last_answer learns only the last; "
+                "data.chat_template names another template."
+            )
+        if "text" not in answer:
+            return f"the chat template refuses it: {answer['error']}"
+        encoded = self._encoded(answer["text"])
+        ids, begins = np.array(encoded.ids, np.uint32), [start for start, _ in encoded.offsets]
+        found, unended, moved = list[tuple[int, int]](), 0, 0
+        for start, end in answer["spans"]:
+            first, behind = bisect_left(begins, start), bisect_left(begins, end)
+            before = self._encoded(answer["text"][:start]).ids
+            moved += before != encoded.ids[:first]
+            # What a template writes behind the end of an answer, a line break say, is not learnt.
+            ends = [at for at in range(first, behind + 1) if encoded.ids[at : at + 1] == self._end]
+            unended += not ends
+            found.append((first, ends[-1] + 1 if ends else behind))
+        return Conversation(ids, found, unended, moved)
+
+    def _encoded(self, text: str) -> Encoding:
+        with tokenizer_faults(self._codec.name):
+            return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _asked(self, turns: Sequence[Mapping[str, str]]) -> dict[str, object]:
+        given = sum(len(text) for turn in turns for text in turn.values())
+        asked = {"conversations": [[dict(turn) for turn in turns]], "chat_template": self._template}
+        most = {"most_characters": _MOST_ADDED + _MOST_GROWTH * given}
+        return asked | self._codec.special_tokens | most
+
+    def _answer(self, asked: Mapping[str, object]) -> dict[str, Any]:
         """Answer of the child; the next request gets another where this one had to be ended."""
         child = self._child
-        if child is None or child.poll() is not None:
-            child = self._child = _started()
+        if child is None or self._owner != os.getpid() or child.poll() is not None:
+            child, self._owner = _started(), os.getpid()
+            self._child = child
             weakref.finalize(self, _end, child)
         given, taken = cast("IO[bytes]", child.stdin), cast("IO[bytes]", child.stdout)
         try:
             given.write(json.dumps(asked).encode() + b"\n")
             given.flush()
-            answer: dict[str, str] = json.loads(taken.readline())
+            answer: dict[str, Any] = json.loads(taken.readline())
         except (OSError, ValueError):
             _end(child)
             return {"error": f"it took more than {_SECONDS:g} s, or broke down"}
@@ -94,8 +168,25 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             cast("IO[bytes]", pipe).close()
 
 
+def template_named(name: str, settings: Mapping[str, Any]) -> str:
+    """The template that `data.chat_template` names: a tokenizer's own, a known one, or Jinja."""
+    if name == "auto":
+        return template_text(settings) or TEMPLATES["plain"]
+    return TEMPLATES.get(name, name)
+
+
+def prompt_ids(codec: Codec, text: str, family_kind: FamilyKind, form: Form) -> list[int]:
+    """A prompt encoded as in the store, for generating in the form the model was trained on."""
+    if form == "conversations" and (template := chat_template_of(codec)) is not None:
+        return template.ids([{"role": "user", "content": text}]).result()
+    begin, end = asking_bounds(codec, family_kind, form)
+    ids = codec.encode(codec.normalise(text))
+    return [i for i in (begin, *ids, end) if i is not None]
+
+
+@lru_cache(maxsize=4)  # codecs of models in use; a template has a process of its own
 def chat_template_of(codec: Codec) -> ChatTemplate | None:
-    """The template that came with a tokenizer."""
+    """The template that came with a tokenizer, or that its model was trained with."""
     text = template_text(codec.settings)
     return None if text is None else ChatTemplate(text, codec)
 
@@ -109,14 +200,44 @@ def template_text(settings: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def _rendered(asked: dict[str, Any], answers: str) -> dict[str, Any]:
+    """Text of a conversation; with `answers`, "all" or the "last", places of theirs in it.
+
+    A template marks them itself, by {% generation %}. In others an answer is what it adds to the
+    prompt that asks for it.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template as render
+
+    turns, template = asked.pop("conversations")[0], asked["chat_template"]
+
+    def text(n: int, *, asks: bool) -> str:
+        given = {**asked, "conversations": [turns[:n]]}
+        return str(render(**given, add_generation_prompt=asks)[0][0])
+
+    if not answers:
+        return {"text": text(len(turns), asks=True)}
+    whole, spans = text(len(turns), asks=False), list[tuple[int, int]]()
+    if _GENERATION.search(template):
+        marked = render(conversations=[turns], **asked, return_assistant_tokens_mask=True)
+        spans = cast("list[tuple[int, int]]", marked[1][0])
+    else:
+        for n, turn in enumerate(turns):
+            if turn["role"] != "assistant" or (answers == "last" and n + 1 < len(turns)):
+                continue
+            before = text(n, asks=True)
+            after = whole if n + 1 == len(turns) else text(n + 1, asks=False)
+            if not (whole.startswith(after) and after.startswith(before)):
+                return {"error": "", "rewrites": n + 1}
+            spans.append((len(before), len(after)))
+    return {"text": whole, "spans": spans[-1:] if answers == "last" else spans}
+
+
 def _render_requests() -> None:
     """Render templates in a child process: a JSON request a line, answered with one each.
 
     It ends with the process that started it. Its limits are the kernel's, which no template lifts.
     """
     sys.modules["torch"] = None  # type: ignore[assignment]  # half of the time to start
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
@@ -125,10 +246,9 @@ def _render_requests() -> None:
         # The signal has no handler: its default ends the process, whatever it is doing.
         signal.setitimer(signal.ITIMER_PROF, _SECONDS)
         try:
-            text = str(render_jinja_template(**asked, add_generation_prompt=True)[0][0])
-            if len(text) > most:
-                raise ValueError(f"it writes {len(text):,} characters, and {most:,} are allowed")
-            answer = {"text": text}
+            answer = _rendered(asked, asked.pop("answers", ""))
+            if (n := len(answer.get("text", ""))) > most:
+                raise ValueError(f"it writes {n:,} characters, and {most:,} are allowed")
         except MemoryError:
             answer = {"error": "it asks for more memory than a template may have"}
         except Exception as error:  # whatever a stranger's template does  # noqa: BLE001

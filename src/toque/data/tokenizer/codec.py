@@ -267,16 +267,14 @@ def prompt_bounds(codec: Codec, family_kind: FamilyKind) -> tuple[int | None, in
 def asking_bounds(
     codec: Codec, family_kind: FamilyKind, form: Form
 ) -> tuple[int | None, int | None]:
-    """The tokens that begin and end what is asked; a decoder of documents continues: no end."""
+    """The tokens that begin and end what is asked; a decoder of documents continues: no end.
+
+    A conversation has none but those of its template.
+    """
+    if form == "conversations":
+        return None, None
     begin, end = prompt_bounds(codec, family_kind)
     return begin, None if form == "documents" and family_kind == "decoder" else end
-
-
-def prompt_ids(codec: Codec, text: str, family_kind: FamilyKind, form: Form) -> list[int]:
-    """A prompt encoded as in the store, for generating in the form the model was trained on."""
-    begin, end = asking_bounds(codec, family_kind, form)
-    ids = codec.encode(codec.normalise(text))
-    return [i for i in (begin, *ids, end) if i is not None]
 
 
 class TextStream:

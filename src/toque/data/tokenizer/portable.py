@@ -8,7 +8,8 @@ A codec does more than its `tokenizer.json`. Here all of it is written into the 
 * only the tokens that Toque leaves out of texts are special. A vocabulary with tokens for
   conversations (`<|im_start|>`) keeps all of its own: whoever sets a chat template needs them.
 
-No chat template is written: training renders none, so a base's would ask for what was not trained.
+A chat template is written where training rendered conversations by it; a base's would else ask for
+what was not trained.
 """
 
 from __future__ import annotations
@@ -45,12 +46,17 @@ Instructions:
 2. Bake 20-25 minutes\tuntil golden..."""
 
 
-def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[str, str] | None:
-    """Texts of plain transformers' two files, by name; None for ids that cannot be had this way."""
+def portable_files(
+    codec: Codec, *, begin: int | None, end: int | None, talks: bool = False
+) -> dict[str, str] | None:
+    """Texts of plain transformers' two files, by name; None for ids that cannot be had this way.
+
+    `talks`: the model was trained on conversations, whose template is kept.
+    """
     state = json.loads(codec.tokenizer_json)
     # Special tokens that texts are not written with are there for conversations.
     usual = {*codec.silent, codec.unk_id, codec.newline_id, *codec.sentinels()}
-    converses = any(t["special"] and t["id"] not in usual for t in state["added_tokens"])
+    converses = talks or any(t["special"] and t["id"] not in usual for t in state["added_tokens"])
     _spell_line_breaks(state, codec)
     if not converses:
         # Only begin, end and padding stay special; no text matches the others, which are written.
@@ -68,7 +74,8 @@ def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[
     if not _agrees(text, codec, begin, end):
         return None
     config = json.loads(codec.files()["tokenizer_config.json"])
-    config.pop("chat_template", None)
+    if not talks:
+        config.pop("chat_template", None)
     if codec.unk_id not in codec.silent and not converses:
         config.pop("unk_token", None)  # named, it would be made special again
     if converses:
@@ -89,10 +96,12 @@ def files_of_model(
     codec: Codec, record: Provenance, *, begin: int | None, end: int | None
 ) -> tuple[dict[str, str], bool]:
     """A model's tokenizer files by place; and True if a form that transformers reads is there."""
-    portable, files = portable_files(codec, begin=begin, end=end), codec.files()
+    talks, files = record.form == "conversations", codec.files()
+    portable = portable_files(codec, begin=begin, end=end, talks=talks)
     if portable is None:
         config = json.loads(files["tokenizer_config.json"])
-        config.pop("chat_template", None)
+        if not talks:
+            config.pop("chat_template", None)
         files["tokenizer_config.json"] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         return {**files, **record.files()}, False
     digest = hashlib.sha256(portable["tokenizer.json"].encode()).hexdigest()

@@ -14,9 +14,10 @@ import msgspec
 from toque.errors import CheckpointError
 from toque.storage.atomic import sha256_of
 
-Form = Literal["recipes", "pairs", "documents", "gaps"]
-"""Kinds of training: requests for recipes and questions about them; prompts of
-the user's own; the beginning of a text, which it continues; or texts with gaps, which it fills."""
+Form = Literal["recipes", "pairs", "conversations", "documents", "gaps"]
+"""Kinds of training: requests for recipes and questions about them; prompts of the user's own;
+conversations by a chat template; the beginning of a text, which it continues; or texts with gaps,
+which it fills."""
 FOLDER: Final = "toque"
 _NAME: Final = "model.json"
 _MOST_BYTES: Final = 1 << 16

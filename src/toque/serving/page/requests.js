@@ -18,20 +18,21 @@ export async function ask(path, body, signal) {
 }
 
 /** The pieces of a text while it is written: {text}, and last {reason, tokens}. */
-export async function* write(request, signal) {
+export async function* write(request, signal, path = "v1/completions") {
   const streamed = { ...request, stream: true, stream_options: { include_usage: true } };
-  const answer = await send("v1/completions", streamed, signal);
+  const answer = await send(path, streamed, signal);
   let reason = null;
   let tokens = 0;
   for await (const event of received(answer.body)) {
     if (event.error) throw new Failure(`The server gave up: ${event.error.message}`);
     tokens = event.usage?.completion_tokens ?? tokens;
     const choice = event.choices?.[0];
-    if (choice?.text) yield { text: choice.text };
+    const text = choice?.text ?? choice?.delta?.content;
+    if (text) yield { text };
     reason = choice?.finish_reason ?? reason;
   }
   if (reason === null) {
-    throw new Failure("The connection ended before the recipe did. What had arrived is shown.");
+    throw new Failure("The connection ended before the text did. What had arrived is shown.");
   }
   yield { reason, tokens };
 }
@@ -70,7 +71,7 @@ async function reasonOf(answer) {
     case 401:
       return "This server asks for its token, the one given to `toque serve --token`.";
     case 429:
-      return `The kitchen is full: as many recipes are being written as the server takes. Try again ${when}.`;
+      return `The kitchen is full: as many texts are being written as the server takes. Try again ${when}.`;
     case 503:
       return `The server is not taking requests, because it is starting or ending. Try again ${when}.`;
     default:

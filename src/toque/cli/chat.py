@@ -1,0 +1,128 @@
+"""The command `chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from toque.cli.console import ConsoleReporter
+from toque.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from toque.models.generation.options import GenerationOptions
+    from toque.workflows.chat import Talk
+
+_HELP: Final = """\
+/compare QUESTION  ask both models, whatever was said before to one alone
+/save FILE         write the conversation, as a line that data.sources reads
+/undo              take the last question and its answer back
+/new               begin again
+/exit              end; so does Ctrl-D. Ctrl-C ends an answer"""
+
+
+def chat(
+    run_or_model: str,
+    other: str | None = None,
+    /,
+    *,
+    system: str | None = None,
+    max_new_tokens: int = 512,
+    temperature: float = 0.7,
+    top_p: float = 0.95,
+    seed: int = 0,
+    device: str = "auto",
+    precision: Literal["auto", "bf16", "float32"] = "float32",
+) -> None:
+    """Talk to a model in the terminal; it reads all that was said before.
+
+    An answer appears as it is written. /help lists what else can be typed. From a pipe each line is
+    a question.
+
+    Args:
+        run_or_model: run folder, or a Hugging Face model folder.
+        other: a second one, which /compare asks the same.
+        system: text that a conversation begins with, for models that were trained with one.
+        max_new_tokens: longest answer.
+        temperature: 0 takes the likeliest token every time.
+        top_p: sample from the likeliest tokens that together have this probability.
+        seed: the same seed and questions write the same answers.
+        device: auto takes the GPU where there is one; or cpu, cuda, cuda:N.
+        precision: of the products that write; auto is bf16 where the processor has it.
+    """
+    from toque.models.generation.options import GenerationOptions
+    from toque.workflows.chat import opened
+
+    options = GenerationOptions(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        precision=precision,
+    )
+    prints = ConsoleReporter()
+    names = [run_or_model, *([other] if other else [])]
+    talks = [opened(name, system=system, device=device, reporter=prints) for name in names]
+    if sys.stdin.isatty():
+        print("/help lists what can be typed besides questions.")
+    for line in _lines():
+        try:
+            if line == "/exit":
+                break
+            _answered(line, talks, options)
+        except (ConfigError, DataError) as error:
+            print(error, file=sys.stderr)
+
+
+def _lines() -> Iterator[str]:
+    """What is typed, or comes from a pipe, without blank lines."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  # lets `input` edit and recall lines
+    while True:
+        try:
+            line = input("\n> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        if line:
+            yield line
+
+
+def _answered(line: str, talks: list[Talk], options: GenerationOptions) -> None:
+    word, _, rest = line.partition(" ")
+    if not line.startswith("/"):
+        _ask(talks[0], line, options)
+    elif word == "/compare":
+        if len(talks) < 2 or not rest.strip():
+            raise ConfigError(
+                "/compare asks two models one question: begin with `toque chat ONE OTHER`, and "
+                "type /compare QUESTION."
+            )
+        for talk in talks:
+            print(f"[{talk.name}]")
+            _ask(talk, rest.strip(), options)
+    elif word == "/save":
+        if not rest.strip():
+            raise ConfigError("Name the file: /save talk.jsonl.")
+        talks[0].save(Path(rest.strip()))
+        print(f"saved to {rest.strip()}")
+    elif word in ("/undo", "/new"):
+        for talk in talks:
+            said = sum(turn["role"] != "system" for turn in talk.turns)
+            gone = min(2, said) if word == "/undo" else said
+            talk.turns = talk.turns[: len(talk.turns) - gone]
+    elif word == "/help":
+        print(_HELP)
+    else:
+        raise ConfigError(f"{word} is not known. {_HELP}")
+
+
+def _ask(talk: Talk, question: str, options: GenerationOptions) -> None:
+    talk.ask(
+        question,
+        options,
+        on_text=lambda piece: print(piece, end="", flush=True),
+        notice=lambda text: print(f"note: {text}", file=sys.stderr),
+    )
+    print(flush=True)

@@ -1,0 +1,127 @@
+"""Rows of conversations: the text of a chat template, of which the answers alone are learnt.
+
+prompt    all that stands before the first answer
+target    the first answer to the last; what stands between them is read and not learnt
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.data.prepare.store_plan import PrepareSettings
+from toque.data.tokenizer.chat import Conversation, chat_template_of, template_named
+from toque.data.tokenizer.codec import Codec
+from toque.errors import ConfigError, DataError
+from toque.sources.records import Turn
+
+Ids = NDArray[np.uint32]
+TOKENS: Final = "tokens of conversations"
+LEARNT: Final = "tokens of conversations that are answers, and learnt"
+UNENDED: Final = "answers that the chat template does not end"
+MOVED: Final = "answers whose prompt has other tokens than when the model is asked"
+CUT_ANSWERS: Final = "answers cut at the longest target"
+CUT_TURNS: Final = "turns of conversations left out behind the longest target"
+
+
+@dataclass(frozen=True)
+class ConversationRow:
+    """Both sides of a row."""
+
+    prompt: Ids
+    target: Ids
+    spans: list[int]
+    """Lengths of what is learnt of the target and of what is not, in turns; [] where it is all."""
+
+
+class ConversationRows:
+    """Makes the rows of conversations by the template of a codec."""
+
+    def __init__(self, codec: Codec, settings: PrepareSettings) -> None:
+        template = chat_template_of(codec)
+        assert template is not None, "`with_template` comes first"
+        self._template, self._codec, self._settings = template, codec, settings
+
+    def row(
+        self, turns: Sequence[Turn], notes: Counter[str], *, cut: bool = True
+    ) -> ConversationRow | str:
+        """The row of a conversation, `cut` to the limits, or the reason for having none.
+
+        Raises:
+            DataError: it is too long and must not be cut, or its last answer has no end.
+        """
+        last = self._settings.loss_on == "last_answer"
+        found = self._template.conversation(turns, last=last)
+        if isinstance(found, str):
+            return found
+        if found.unended and found.ids[found.answers[-1][1] - 1] != self._codec.eos_id:
+            raise DataError(
+                f"The chat template of {self._codec.name} does not end an answer with the "
+                f"tokenizer's end token ({self._codec.piece(self._codec.eos_id)!r}), so that a "
+                "model would never stop. Name another data.chat_template: plain, chatml, or a file "
+                "that writes {{ eos_token }} behind each answer."
+            )
+        notes[UNENDED] += found.unended
+        notes[MOVED] += found.moved
+        answers = self._within(found, notes) if cut else found.answers
+        if isinstance(answers, str):
+            return answers
+        first, end = answers[0][0], answers[-1][1]
+        row = ConversationRow(found.ids[:first], found.ids[first:end], _spans(answers))
+        notes[TOKENS] += end
+        notes[LEARNT] += sum(b - a for a, b in answers)
+        return row
+
+    def _within(self, found: Conversation, notes: Counter[str]) -> list[tuple[int, int]] | str:
+        """The answers that the limits leave, or the reason for leaving the conversation out."""
+        most_prompt, most_target = self._settings.limits
+        answers, start = found.answers, found.answers[0][0]
+        over = "prompt" if start > most_prompt else "target"
+        limit = most_prompt if over == "prompt" else most_target
+        if start <= most_prompt and answers[-1][1] - start <= most_target:
+            return answers
+        how = self._settings.on_overlong
+        if how == "error":
+            raise DataError(
+                f"The {over} of a conversation has more than {limit} tokens, and data.on_overlong "
+                f"is error. Raise data.max_{over}_tokens, or let data.on_overlong be truncate or "
+                "drop."
+            )
+        if over == "prompt" or how == "drop":
+            return f"{over} over {limit} tokens"
+        whole = [answer for answer in answers if answer[1] - start <= most_target]
+        if whole:
+            notes[CUT_TURNS] += 2 * (len(answers) - len(whole))
+            return whole
+        notes[CUT_ANSWERS] += 1
+        return [(start, start + most_target)]
+
+
+def _spans(answers: Sequence[tuple[int, int]]) -> list[int]:
+    if len(answers) == 1:
+        return []
+    places = [place for answer in answers for place in answer]
+    return [b - a for a, b in pairwise(places)]
+
+
+def with_template(codec: Codec, settings: PrepareSettings) -> None:
+    """Let a codec write conversations by the template that the settings name.
+
+    Raises:
+        ConfigError: an encoder-decoder, or a vocabulary without line breaks.
+    """
+    if settings.family_kind != "decoder" or codec.newline_id is not None:
+        raise ConfigError(
+            "A source of data.sources holds conversations, which only a decoder-only model with a "
+            f"tokenizer of whole texts is trained on; {codec.name} cuts them at line breaks, or "
+            "the model has an encoder. Give this source columns: {prompt: ..., target: ...} of "
+            "texts instead, or take a GPT-2, NeoX or Llama."
+        )
+    template = template_named(settings.chat_template, codec.settings)
+    codec.settings = {**codec.settings, "chat_template": template}

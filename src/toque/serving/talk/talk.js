@@ -1,0 +1,192 @@
+// A conversation with one model, or with two side by side; it is kept until the tab is closed.
+
+import { element, say } from "./dom.js";
+import { ask, Failure, useToken, write } from "./requests.js";
+
+const FORMS = {
+  pairs: "This model was trained on single questions: each goes to it as it is, without those before.",
+  documents: "This model goes on with the text you type: it was trained on whole texts.",
+  gaps: "This model was trained to fill gaps in texts, and answers nothing yet.",
+};
+const KEY = "toque.talk";
+
+const at = (id) => document.getElementById(id);
+let turns = kept(); // [{question, answers: {model: text}}]
+let writing = null; // the AbortController of what is being written
+
+async function start() {
+  at("request").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (writing) writing.abort();
+    else void answer(at("question").value.trim());
+  });
+  at("question").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    if (!writing) at("request").requestSubmit();
+  });
+  document.addEventListener("keydown", (event) => event.key === "Escape" && writing?.abort());
+  at("token").addEventListener("change", () => {
+    useToken(at("token").value);
+    void greet();
+  });
+  at("undo").addEventListener("click", () => {
+    at("question").value = turns.at(-1).question;
+    change(turns.slice(0, -1));
+    at("question").focus();
+  });
+  at("fresh").addEventListener("click", () => {
+    change([]);
+    at("question").focus();
+  });
+  at("save").addEventListener("click", save);
+  show();
+  await greet();
+}
+
+/** Ask which models there are. */
+async function greet() {
+  let models;
+  try {
+    ({ models } = await ask("api/models"));
+  } catch (failure) {
+    problem(failure);
+    return;
+  }
+  say(at("problem"), "");
+  at("token-field").hidden = true;
+  const names = models.map(({ name }) => name);
+  at("model").replaceChildren(...names.map((name) => new Option(name)));
+  at("second").replaceChildren(new Option("no other", ""), ...names.map((name) => new Option(name)));
+  at("beside").hidden = names.length < 2;
+  const explain = () => {
+    const { form } = models.find(({ name }) => name === at("model").value);
+    say(at("model-hint"), FORMS[form] ?? "");
+    at("system-field").hidden = form in FORMS;
+  };
+  at("model").addEventListener("change", explain);
+  explain();
+  say(at("served"), names.length === 1 ? `with ${names[0]}` : `with ${names.length} models`);
+}
+
+/** Have each chosen model answer a question, after all that was said with it before. */
+async function answer(question) {
+  if (!question) return;
+  const models = [...new Set([at("model").value, at("second").value].filter(Boolean))];
+  const before = turns;
+  const turn = { question, answers: {} };
+  change([...before, turn]);
+  at("question").value = "";
+  at("go").textContent = "Stop";
+  at("status").textContent = "Writing an answer.";
+  say(at("problem"), "");
+  writing = new AbortController();
+  const places = lay(at("turns").lastElementChild, models);
+  await Promise.all(models.map((model, i) => reply(model, places[i], before, turn)));
+  writing = null;
+  at("go").textContent = "Ask";
+  at("status").textContent = Object.values(turn.answers).join(" ");
+  if (!Object.keys(turn.answers).length) {
+    at("question").value ||= question;
+    change(before);
+  } else keep();
+}
+
+async function reply(model, place, before, turn) {
+  const messages = messagesOf(before, model);
+  messages.push({ role: "user", content: turn.question });
+  const seed = Math.floor(Math.random() * 2 ** 31);
+  const request = { model, messages, seed, temperature: Number(at("temperature").value) };
+  const began = performance.now();
+  try {
+    for await (const piece of write(request, writing.signal, "v1/chat/completions")) {
+      if (piece.text) {
+        turn.answers[model] = (turn.answers[model] ?? "") + piece.text;
+        place.firstChild.textContent = turn.answers[model];
+      } else {
+        const seconds = (performance.now() - began) / 1000;
+        const cut = piece.reason === "length" ? ", cut at the longest answer" : "";
+        say(place.lastChild, `${model}: ${piece.tokens} tokens, ${(piece.tokens / seconds).toFixed(0)} a second${cut}`);
+        turn.answers[model] ??= "";
+      }
+    }
+  } catch (failure) {
+    if (failure.name !== "AbortError") problem(failure);
+  }
+  place.ariaBusy = "false";
+}
+
+/** What a model is told of earlier turns: its own answers, and the system text. */
+function messagesOf(before, model) {
+  const system = at("system-field").hidden ? "" : at("system").value.trim();
+  const messages = system ? [{ role: "system", content: system }] : [];
+  for (const { question, answers } of before) {
+    const said = answers[model] ?? Object.values(answers)[0];
+    messages.push({ role: "user", content: question }, { role: "assistant", content: said });
+  }
+  return messages;
+}
+
+function change(to) {
+  turns = to;
+  keep();
+  show();
+}
+
+function show() {
+  at("turns").replaceChildren(
+    ...turns.map(({ question, answers }) => {
+      const item = element("li", {}, element("p", { className: "asked" }, question));
+      lay(item, Object.keys(answers)).forEach((place, i) => {
+        place.ariaBusy = "false";
+        place.firstChild.textContent = Object.values(answers)[i];
+        say(place.lastChild, Object.keys(answers)[i]);
+      });
+      return item;
+    }),
+  );
+  for (const id of ["undo", "fresh", "save"]) at(id).hidden = !turns.length;
+}
+
+/** Places for answers below a question. */
+function lay(item, models) {
+  const places = models.map(() =>
+    element("article", { className: "answer", ariaBusy: "true" }, element("p"), element("p", { className: "by", hidden: true })),
+  );
+  const two = places.length > 1 ? " two" : "";
+  if (places.length) item.append(element("div", { className: `answers${two}` }, ...places));
+  return places;
+}
+
+/** Save the conversation as a line that `data.sources` reads. */
+function save() {
+  const line = JSON.stringify({ messages: messagesOf(turns, at("model").value) });
+  const url = URL.createObjectURL(new Blob([`${line}\n`], { type: "application/json" }));
+  element("a", { href: url, download: "talk.jsonl" }).click();
+  URL.revokeObjectURL(url);
+}
+
+function kept() {
+  try {
+    const found = JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
+    return Array.isArray(found) ? found.filter((turn) => turn?.question && turn?.answers) : [];
+  } catch {
+    return []; // storage is off, or holds what another program wrote
+  }
+}
+
+function keep() {
+  try {
+    sessionStorage.setItem(KEY, JSON.stringify(turns));
+  } catch {
+    // Storage is off or full: the conversation on the page is none the worse.
+  }
+}
+
+function problem(failure) {
+  if (!(failure instanceof Failure)) throw failure;
+  if (failure.status === 401) at("token-field").hidden = false;
+  say(at("problem"), failure.message);
+}
+
+void start();

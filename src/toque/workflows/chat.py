@@ -1,0 +1,143 @@
+"""A conversation with a model: its history, asked by the model's own chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toque.data.tokenizer.chat import ChatTemplate, chat_template_of
+from toque.data.tokenizer.codec import TextStream
+from toque.errors import ConfigError, DataError
+from toque.models.generation.options import GenerationOptions
+from toque.reporter import SILENT, Reporter
+from toque.storage.no_follow import write_new
+from toque.workflows.asking import FOREIGN, in_trained_form
+from toque.workflows.results import Model, existing_folder
+
+if TYPE_CHECKING:
+    from toque.workflows.open_model import OpenedModel
+
+SINGLE = "this model was trained on single requests: it reads each question without those before it"
+FORGOTTEN = "the conversation is longer than the model reads; its oldest question is left out"
+
+
+@dataclass
+class Talk:
+    """A conversation with one model; `opened` makes one."""
+
+    name: str
+    opened: OpenedModel
+    template: ChatTemplate | None  # None: each question alone, in the form of the training
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    def ask(
+        self,
+        question: str,
+        options: GenerationOptions,
+        *,
+        on_text: Callable[[str], object],
+        notice: Callable[[str], object] = lambda _: None,
+    ) -> str:
+        """The answer, which joins the history with its question; `on_text` hears each piece.
+
+        Interrupted (KeyboardInterrupt), the answer is what was written until then.
+
+        Raises:
+            ConfigError: the question alone is longer than the model reads.
+            DataError: the chat template refuses the conversation.
+        """
+        from toque.models.generation.engine import generate
+
+        model, codec = self.opened.model, self.opened.codec
+        asked = [*self.turns, {"role": "user", "content": question}]
+        prompt = self.prompt_ids(asked, notice)
+        stream, pieces = TextStream(codec), list[str]()
+
+        def tell(_: int, token: int | None) -> None:
+            piece = stream.rest() if token is None else stream.feed(token)
+            pieces.append(piece)
+            on_text(piece)
+
+        try:
+            generate(
+                model, [prompt], options, eos_id=codec.eos_id, pad_id=codec.pad_id, on_token=tell
+            )
+        except KeyboardInterrupt:
+            tell(0, None)
+        answer = "".join(pieces)
+        self.turns = [*asked, {"role": "assistant", "content": answer}]
+        return answer
+
+    def prompt_ids(
+        self, turns: list[dict[str, str]], notice: Callable[[str], object] = lambda _: None
+    ) -> list[int]:
+        """What the model reads of turns, of which the oldest are taken away where it must."""
+        if self.template is None:
+            record = self.opened.provenance
+            return self.opened.prompt_ids(in_trained_form(turns[-1]["content"], record))
+        from toque.models.families import max_positions
+
+        most = max_positions(self.opened.model.config)
+        ids = self.template.ids(turns).result()
+        while most is not None and len(ids) >= most and (older := _without_oldest(turns)):
+            notice(FORGOTTEN)
+            turns[:] = older
+            ids = self.template.ids(turns).result()
+        return ids
+
+    def save(self, file: Path) -> None:
+        """Write the conversation as a line of JSON, which `data.sources` reads; never over a file.
+
+        Raises:
+            ConfigError: there is nothing to save, or the file is there.
+        """
+        if not any(turn["role"] == "assistant" for turn in self.turns):
+            raise ConfigError("There is no answer to save yet.")
+        line = json.dumps({"messages": self.turns}, ensure_ascii=False) + "\n"
+        try:
+            write_new(file, line.encode("utf-8", "replace"))
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
+
+
+def _without_oldest(turns: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The turns without their first question and its answer; [] where one question is left."""
+    system = turns[:1] if turns[0]["role"] == "system" else []
+    rest = turns[len(system) + 2 :]
+    return [*system, *rest] if rest else []
+
+
+def opened(
+    run_or_model: Model, *, system: str | None, device: str, reporter: Reporter = SILENT
+) -> Talk:
+    """A conversation with a run's model, or any other, that begins with a `system` text.
+
+    Raises:
+        ConfigError: a system text for a model that reads none, or no such device.
+        CheckpointError: a run without a checkpoint.
+    """
+    folder = existing_folder(run_or_model)
+    with reporter.working(f"reading {folder}"):
+        from toque.workflows.open_model import open_model
+
+        model = open_model(folder, device=device, reporter=reporter)
+    record = model.provenance
+    talks = record is FOREIGN or record.form == "conversations"
+    template = chat_template_of(model.codec) if talks else None
+    if record.form == "gaps":
+        raise ConfigError(f"{folder} was trained to fill gaps in texts and answers nothing yet.")
+    if template is None and system is not None:
+        raise ConfigError(f"A system text cannot be given: {SINGLE}.")
+    if template is None:
+        reporter.notice(f"note: {SINGLE}")
+    talk = Talk(str(run_or_model), model, template)
+    if system is not None:
+        talk.turns.append({"role": "system", "content": system})
+        try:  # some templates know no system text
+            talk.prompt_ids([*talk.turns, {"role": "user", "content": "?"}])
+        except DataError as error:
+            raise ConfigError(f"A system text cannot be given: {error}") from error
+    return talk

@@ -1,0 +1,121 @@
+"""Talking to a model: history, what is typed besides questions, and two models side by side."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+import toque
+from toque.cli import main
+from toque.errors import ConfigError
+from toque.models.generation.options import GenerationOptions
+from toque.workflows import chat
+from workflows.test_chat_bases import TEMPLATE, chat_base
+
+GREEDY = GenerationOptions(max_new_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def base(tokenizers_at: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("talk") / "base"
+    return chat_base(folder, tokenizers_at["decoder"], end="<|endoftext|>")
+
+
+def test_each_question_is_asked_with_all_that_was_said(base):
+    talk = chat.opened(base, system="You cook.", device="cpu")
+    heard: list[str] = []
+    first = talk.ask("Which rice?", GREEDY, on_text=heard.append)
+    assert "".join(heard) == first
+    second = talk.ask("And how long?", GREEDY, on_text=lambda _: None)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    turns = talk.turns[:-1]
+    assert [turn["content"] for turn in turns] == [
+        "You cook.",
+        "Which rice?",
+        first,
+        "And how long?",
+    ]
+    [written] = toque.generate(
+        base, tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True),
+        temperature=0.0, max_new_tokens=6, raw=True,
+    )  # fmt: skip
+    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    assert talk.prompt_ids([*turns]) == ids
+    assert second
+    assert written.prompt.startswith("<|im_start|>system")
+
+
+def test_what_does_not_fit_is_forgotten_from_its_beginning_and_said(base):
+    talk = chat.opened(base, system="You cook.", device="cpu")
+    told: list[str] = []
+    for n in range(30):
+        talk.ask(f"Question {n}: which rice?", GREEDY, on_text=lambda _: None, notice=told.append)
+    assert chat.FORGOTTEN in told
+    assert talk.turns[0]["content"] == "You cook."
+    assert "Question 29" in talk.turns[-2]["content"]
+    assert not any("Question 0:" in turn["content"] for turn in talk.turns)
+
+
+def test_an_interrupted_answer_is_kept_as_far_as_it_came(base):
+    talk = chat.opened(base, system=None, device="cpu")
+
+    def interrupt(piece: str) -> None:
+        if piece and not stopped:
+            stopped.append(piece)
+            raise KeyboardInterrupt
+
+    stopped: list[str] = []
+    answer = talk.ask("Which rice?", GREEDY, on_text=interrupt)
+    assert answer.startswith(stopped[0])
+    assert talk.turns[-1] == {"role": "assistant", "content": answer}
+
+
+def test_a_conversation_in_a_terminal(base, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "talk.jsonl"
+    typed = [
+        "Which rice?", "/compare How long?", "/undo", f"/save {file}", f"/save {file}", "/new",
+        "/save x", "/sing", "/help", "/exit", "never",
+    ]  # fmt: skip
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed) + "\n"))
+    asked = ["chat", str(base), str(base), "--max-new-tokens", "6", "--temperature", "0"]
+    assert main(asked) == 0
+    out, err = capsys.readouterr()
+    [saved] = map(json.loads, file.read_text().splitlines())
+    assert [turn["role"] for turn in saved["messages"]] == ["user", "assistant"]
+    assert saved["messages"][0]["content"] == "Which rice?"
+    assert out.startswith(saved["messages"][1]["content"])
+    assert out.count(f"[{base}]") == 2
+    assert "/compare QUESTION" in out
+    for words in ("cannot be written: File exists", "no answer to save", "/sing is not known"):
+        assert words in err
+
+
+def test_a_model_of_single_requests_reads_one_at_a_time(gpt2_run_like, capsys):
+    talk = chat.opened(gpt2_run_like, system=None, device="cpu", reporter=toque.ConsoleReporter())
+    assert talk.template is None
+    assert chat.SINGLE in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ConfigError, match="A system text cannot be given"):
+        chat.opened(gpt2_run_like, system="You cook.", device="cpu")
+
+
+@pytest.fixture
+def gpt2_run_like(tokenizers_at: dict[str, Path], tmp_path: Path) -> Path:
+    return chat_base(
+        tmp_path / "plain", tokenizers_at["decoder"], end="<|endoftext|>", template=None
+    )
+
+
+def test_a_template_without_system_texts_refuses_one(tokenizers_at, tmp_path):
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    folder = chat_base(
+        tmp_path / "base",
+        tokenizers_at["decoder"],
+        end="<|endoftext|>",
+        template=refuses + TEMPLATE,
+    )
+    with pytest.raises(ConfigError, match=r"A system text cannot be given: .*no system"):
+        chat.opened(folder, system="You cook.", device="cpu")

@@ -1,0 +1,206 @@
+"""Conversations from a file to a model in use: the same ids everywhere, loss on answers alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import toque
+from fixtures.kitchens import TINY
+from toque.batch import IGNORE
+from toque.data.prepare.conversation_rows import CUT_TURNS, LEARNT, TOKENS
+from toque.data.store.token_store import TokenStore
+from toque.data.tokenizer.chat import TEMPLATES
+from toque.errors import ConfigError, DataError
+from toque.units import Cursor
+from toque.workflows.build import build_language_model, build_stream
+from toque.workflows.show_batch import show_batch
+from workflows.test_chat_bases import TEMPLATE, chat_base
+
+FOODS = ("rice", "beans", "leeks", "eggs", "pears", "oats", "figs", "kale")
+UNENDED = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}"
+FORGETS = (  # what was answered before, as models that reason do
+    "{% for turn in messages %}{% if turn.role != 'assistant' or loop.last %}<|im_start|>"
+    "{{ turn.role }}\n{{ turn.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def conversation(n: int, *, answers: int = 2) -> list[dict[str, str]]:
+    """A conversation of so many answers; every third has a system text."""
+    turns = [{"role": "system", "content": "You cook."}] if n % 3 == 0 else []
+    for k in range(answers):
+        food = FOODS[(n + k) % len(FOODS)]
+        turns.append({"role": "user", "content": f"What of {food}, {n}?"})
+        turns.append(
+            {"role": "assistant", "content": f"Stew {food} for {n + k} minutes.\nThen eat."}
+        )
+    return turns
+
+
+@pytest.fixture(scope="module")
+def base(tokenizers_at: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat") / "base"
+    return chat_base(folder, tokenizers_at["decoder"], end="<|endoftext|>")
+
+
+def configured(base: Path, folder: Path, *, n: int = 40, **data: Any) -> toque.RunConfig:
+    file = folder / "chats.jsonl"
+    lines = [json.dumps({"messages": conversation(i, answers=1 + i % 3)}) for i in range(n)]
+    file.write_text("\n".join(lines) + "\n")
+    given = {"sources": [{"path": str(file)}], "store": str(folder / "store")}
+    limits = {"max_prompt_tokens": 256, "max_target_tokens": 256}
+    return toque.configure(
+        TINY | {"model": {"family": "auto", "start_from": str(base)}},
+        run_dir=str(folder / "run"),
+        data=given | limits | data,
+        train={"stop_after": "3 steps", "batch": "8 examples"},
+    )
+
+
+def ids_of(store: TokenStore, row: int) -> list[int]:
+    return [*store.prompt(row).tolist(), *store.target(row).tolist()]
+
+
+def test_rows_are_what_transformers_writes_and_answers_alone_are_learnt(base, tmp_path):
+    config = configured(base, tmp_path)
+    made = toque.prepare(config)
+    store, tokenizer = made.store, AutoTokenizer.from_pretrained(base)
+    line_break = tokenizer.encode("\n", add_special_tokens=False)
+    written = {}
+    for n in range(40):
+        turns = conversation(n, answers=1 + n % 3)
+        written[tuple(tokenizer.apply_chat_template(turns)["input_ids"])] = turns
+    learnt = 0
+    for row in range(store.n_rows):
+        # The template's last line break, behind the end, is nothing that a model should write.
+        turns = written[(*ids_of(store, row), *line_break)]
+        answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+        assert tokenizer.decode(store.learnt(row)) == "".join(f"{a}<|im_end|>" for a in answers)
+        assert store.learnt_lengths[row] == len(store.learnt(row))
+        assert tokenizer.decode(store.asked(row)[1]) == f"{answers[-1]}<|im_end|>"
+        learnt += len(store.learnt(row))
+    assert store.n_rows == 40
+    assert (made.report.notes[LEARNT], made.report.notes[TOKENS]) == (
+        learnt, sum(len(ids_of(store, row)) for row in range(40)),
+    )  # fmt: skip
+    stream = build_stream(config, store, build_language_model(config, store))
+    step = stream.at(Cursor())
+    labels = step.batch.labels[step.batch.labels != IGNORE]
+    assert step.n_targets == len(labels) == step.batch.n_targets
+    rows = [row for packed in step.batch.example_ids for row in packed]
+    expected = torch.from_numpy(
+        np.concatenate([store.learnt(row) for row in rows]).astype(np.int64)
+    )
+    assert torch.equal(labels, expected)
+    shown = str(show_batch(config, most=8))
+    assert "\n[<|im_start|>user\nWhat of " in shown
+    # The same update by transformers' own forward, each conversation alone.
+    assert toque.check(config).passed
+
+
+def test_a_model_is_asked_and_leaves_in_the_form_it_was_trained_in(base, tmp_path):
+    config = configured(base, tmp_path)
+    run = toque.train(config)
+    asked = [{"role": "user", "content": "What of rice?"}]
+    done = toque.export(run, tmp_path / "out")
+    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (base, done.folder))
+    assert after.chat_template == TEMPLATE
+    store = TokenStore.open(tmp_path / "store")
+    for n in range(0, 40, 2):
+        turns = conversation(n, answers=1 + n % 3)
+        ids = after.apply_chat_template(turns)["input_ids"]
+        assert ids == before.apply_chat_template(turns)["input_ids"]
+        assert any(ids_of(store, row) == ids[: len(ids_of(store, row))] for row in range(40))
+    [written] = toque.generate(run, asked[0]["content"], temperature=0.0, max_new_tokens=8)
+    model = toque.workflows.open_model.open_model(run.folder)
+    prompt = before.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+    assert model.prompt_ids(asked[0]["content"]) == prompt
+    theirs = model.model.generate(
+        torch.tensor([prompt]), max_new_tokens=8, do_sample=False,
+        eos_token_id=before.convert_tokens_to_ids("<|im_end|>"), pad_token_id=0,
+    )  # fmt: skip
+    assert written.text == model.codec.decode(theirs[0, len(prompt) :].tolist())
+    file = toque.export(run, tmp_path / "soup", form="gguf")
+    fields = gguf.GGUFReader(file.folder / file.file).fields
+    assert fields["tokenizer.chat_template"].contents() == TEMPLATE
+    assert "toque chat" in (run.folder / "model" / "README.md").read_text()
+
+
+def test_the_last_answer_alone_can_be_learnt(base, tmp_path):
+    store = toque.prepare(configured(base, tmp_path, loss_on="last_answer")).store
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    assert not any(store.spans(row) for row in range(store.n_rows))
+    texts = {tokenizer.decode(store.target(row)) for row in range(store.n_rows)}
+    answers = (conversation(n, answers=1 + n % 3)[-1]["content"] for n in range(40))
+    assert texts == {f"{answer}<|im_end|>" for answer in answers}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_named_templates_keep_what_a_conversation_says(base, tmp_path, name):
+    store = toque.prepare(configured(base, tmp_path, chat_template=name)).store
+    tokenizer = AutoTokenizer.from_pretrained(store.path / "tokenizer")
+    assert tokenizer.chat_template == TEMPLATES[name]
+    texts = [tokenizer.decode(ids_of(store, row)) for row in range(store.n_rows)]
+    for n in range(40):
+        said = [turn["content"] for turn in conversation(n, answers=1 + n % 3)]
+        assert any(all(text in whole for text in said) for whole in texts)
+
+
+@pytest.mark.parametrize(
+    ("template", "error", "words"),
+    [
+        (UNENDED, DataError, "does not end an answer"),
+        ("{{ raise_exception('no') }}", DataError, "the chat template refuses it: no"),
+        (FORGETS, DataError, r"data.loss_on=last_answer learns only the last"),
+    ],
+)
+def test_a_template_that_cannot_be_learnt_is_refused(base, tmp_path, template, error, words):
+    file = tmp_path / "own.jinja"
+    file.write_text(template)
+    with pytest.raises(error, match=words):
+        toque.prepare(configured(base, tmp_path, chat_template=str(file)))
+    if template == FORGETS:
+        forgets = configured(base, tmp_path, chat_template=str(file), loss_on="last_answer")
+        assert toque.prepare(forgets, replace=True).store.n_rows == 40
+
+
+def test_settings_of_conversations_are_refused_where_there_are_none(base, tmp_path):
+    config = configured(base, tmp_path, chat_template="plain")
+    (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "target": "b"}\n' * 2)
+    with pytest.raises(ConfigError, match=r"no source of data.sources holds conversations"):
+        toque.prepare(config)
+    with pytest.raises(ConfigError, match=r"data.chat_template is 'nowhere'.*plain, chatml"):
+        toque.prepare(configured(base, tmp_path, chat_template="nowhere"))
+
+
+def test_another_template_is_another_store(base, tmp_path):
+    toque.prepare(configured(base, tmp_path))
+    with pytest.raises(DataError, match="chat_template was auto and is plain"):
+        toque.prepare(configured(base, tmp_path, chat_template="plain"))
+    with pytest.raises(DataError, match="loss_on was answers and is last_answer"):
+        toque.train(configured(base, tmp_path, loss_on="last_answer"))
+
+
+def test_an_encoder_decoder_is_told_to_take_pairs(base, tmp_path):
+    t5 = {"family": "t5", "start_from": "scratch", "tokenizer": "trained:512"}
+    config = configured(base, tmp_path).model_copy(
+        update={"model": toque.configure(model=t5).model}
+    )
+    with pytest.raises(ConfigError, match=r"decoder-only.*prompt: ..., target: ..."):
+        toque.prepare(config)
+
+
+def test_turns_behind_the_longest_target_are_left_out_and_counted(base, tmp_path):
+    made = toque.prepare(configured(base, tmp_path, max_target_tokens=64))
+    assert made.report.notes[CUT_TURNS] > 0
+    for row in range(made.store.n_rows):
+        assert len(made.store.target(row)) <= 64
+        assert made.store.target(row)[-1] == made.store.codec().eos_id
