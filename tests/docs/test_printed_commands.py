@@ -50,7 +50,8 @@ VALUES: Final = {
 }  # fmt: skip
 """What the program puts in, by the expression of the f-string; paths with a blank in them."""
 NOT_RUN: Final = {
-    "chat": "reads what is typed", "ablate": "trains many times", "demo": "trains for minutes", "drill": "trains many times",
+    "ablate": "trains many times", "demo": "trains for minutes", "drill": "trains many times",
+    "chat": "reads what is typed",
     "plan": "measures or lays out a whole model", "serve": "ends when it is stopped",
     "watch": "ends when it is stopped",
 }  # fmt: skip
