@@ -1,0 +1,156 @@
+"""The reference page of what fits on which card, by `toque plan`'s own arithmetic.
+
+    pytest -m slow --regenerate tests/docs/test_hardware_page.py
+
+writes the page's rows, and the same test compares them; a fast one derives the tiers from them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import GPTNeoXConfig, LlamaConfig
+
+from toque.runs.outlined_update import outlining
+from toque.workflows.configure import configure
+from toque.workflows.plan.planned import ahead
+
+CARDS: Final = {
+    "8 GB": 8 << 30, "12 GB": 12 << 30, "16 GB": 16 << 30, "24 GB": 24 << 30,
+    "48 GB": 48 * 10**9, "80 GB": 80 * 10**9, "141 GB": 141 * 10**9,
+}  # fmt: skip
+"""Bytes: GeForce cards are sold in GiB, a data centre's in GB."""
+WAYS: Final[Mapping[str, dict[str, Any] | None]] = {
+    "whole": None,
+    "LoRA": {"kind": "lora"},
+    "LoRA, nf4": {"kind": "lora", "quantize_base": "nf4"},
+}
+
+
+def _neox(width: int, layers: int, heads: int) -> GPTNeoXConfig:
+    """A Pythia (Biderman et al. 2023)."""
+    return GPTNeoXConfig(
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=4 * width, vocab_size=50304,
+    )  # fmt: skip
+
+
+def _llama(width: int, inner: int, layers: int, heads: tuple[int, int], words: int) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads[0], num_key_value_heads=heads[1], vocab_size=words,
+        tie_word_embeddings=layers == _TIED, max_position_embeddings=2048,
+    )  # fmt: skip
+
+
+_TIED: Final = 28  # layers of the one Llama here that has one table
+MODELS: Final[Mapping[str, Any]] = {
+    "FLAN-T5 small, 77 M": "google/flan-t5-small",
+    "FLAN-T5 base, 248 M": "google/flan-t5-base",
+    "FLAN-T5 large, 783 M": "google/flan-t5-large",
+    "FLAN-T5 XL, 2.8 B": "google/flan-t5-xl",
+    "FLAN-T5 XXL, 11 B": "google/flan-t5-xxl",
+    "GPT-2, 124 M": "openai-community/gpt2",
+    "GPT-2 medium, 355 M": "openai-community/gpt2-medium",
+    "GPT-2 large, 774 M": "openai-community/gpt2-large",
+    "GPT-2 XL, 1.6 B": "openai-community/gpt2-xl",
+    "NeoX (Pythia), 410 M": _neox(1024, 24, 16),
+    "NeoX (Pythia), 1.4 B": _neox(2048, 24, 16),
+    "NeoX (Pythia), 2.8 B": _neox(2560, 32, 32),
+    "NeoX (Pythia), 6.9 B": _neox(4096, 32, 32),
+    "Llama, 1.1 B": _llama(2048, 5632, 22, (32, 4), 32000),
+    "Llama, 3.2 B": _llama(3072, 8192, _TIED, (24, 8), 128256),
+    "Llama, 8 B": _llama(4096, 14336, 32, (32, 8), 128256),
+}
+HEAD: Final = """\
+# What fits on which card
+
+<!-- Written by `pytest -m slow --regenerate tests/docs/test_hardware_page.py` from plans. -->
+
+Plans for one card with one row at once, the least that a training takes: 256 + 512 tokens for a T5,
+768 for the others, AdamW, bf16, an update of 16 rows, the allocator's share included. More rows at
+once take more, and are faster: `toque plan CONFIG --hardware CARD` says how many fit.
+"recomputed" is `train.gradient_checkpointing: true`, which `auto` takes where a row does not fit
+without. LoRA is of the rank that `r: auto` takes, 16, or 8 for models of 2.5 billion weights and
+more; nf4 holds the frozen matrices in 4 bits. Shorter texts, `adamw8bit` or int8 move every figure.
+[How exact a plan is](../guides/plan.md#against-the-truth)
+"""
+_TABLE: Final = """| model | trained | one row, GiB | recomputed, GiB | from | recomputed from |
+|---|---|---:|---:|---|---|
+"""
+
+
+def row(model: str, way: str) -> str:
+    """A model's line of the large table, trained one way."""
+    shape = MODELS[model]
+    with tempfile.TemporaryDirectory() as folder:
+        if not isinstance(shape, str):
+            shape.save_pretrained(folder)
+            shape = folder
+        sizes = [_planned(shape, way, recompute=recompute) for recompute in (False, True)]
+    gib = (f"{size / 2**30:.1f}" for size in sizes)
+    return f"| {model} | {way} | {' | '.join(gib)} | {' | '.join(map(_smallest, sizes))} |"
+
+
+def _planned(start: str, way: str, *, recompute: bool) -> int:
+    """All bytes of a plan."""
+    settings = {
+        "model": {"start_from": start},
+        "adapter": WAYS[way],
+        "data": {"max_prompt_tokens": 256, "max_target_tokens": 512},
+        "train": {
+            "batch": "16 examples", "precision": "bf16", "micro_batch_rows": 1,
+            "gradient_checkpointing": recompute,
+        },
+    }  # fmt: skip
+    estimator, model_of, _ = ahead(configure(settings), "h100")
+    with outlining():
+        return estimator.memory(model_of(estimator.config)).total
+
+
+def _smallest(size: int) -> str:
+    return next((card for card, memory in CARDS.items() if size <= memory), "–")
+
+
+def rows_of(page: str) -> dict[tuple[str, str], list[str]]:
+    """The cells of the large table in a page, by model and way."""
+    found = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] in MODELS:
+            found[cells[0], cells[1]] = cells
+    return found
+
+
+def page_of(rows: Mapping[tuple[str, str], list[str]]) -> str:
+    """The page: tiers, then every model."""
+    lines = [HEAD, "## Tiers\n", "The largest of each family that fits, recomputed if need be.\n"]
+    lines.append(f"| card | {' | '.join(WAYS)} |\n|---|{'---|' * len(WAYS)}")
+    for card in CARDS:
+        largest = (_largest(rows, way, card) for way in WAYS)
+        lines.append(f"| {card} | {' | '.join(largest)} |")
+    lines.append(f"\n## Every model\n\n{_TABLE.rstrip()}")
+    keys = [(model, way) for model in MODELS for way in WAYS]
+    lines += [f"| {' | '.join(rows[key])} |" for key in keys if key in rows]
+    return "\n".join([*lines, ""])
+
+
+def _largest(rows: Mapping[tuple[str, str], list[str]], way: str, card: str) -> str:
+    """The last model of each family that a card holds."""
+    order, found = list(CARDS), {}
+    for model in MODELS:
+        *_, plain, again = rows.get((model, way), ["–", "–"])
+        if again != "–" and order.index(again) <= order.index(card):
+            fits = plain != "–" and order.index(plain) <= order.index(card)
+            name = model.replace(",", "")
+            found[model.split()[0].rstrip(",")] = name + ("" if fits else " (recomputed)")
+    return ", ".join(found.values()) or "–"
+
+
+def written(path: Path, *made: str) -> str:
+    """The page at `path`, if it is there, with these lines in it."""
+    before = rows_of(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return page_of(before | rows_of("\n".join(made)))
