@@ -19,10 +19,13 @@ from toque.workflows.configure import configure
 from toque.workflows.plan.planned import ahead
 
 CARDS: Final = {
-    "8 GB": 8 << 30, "12 GB": 12 << 30, "16 GB": 16 << 30, "24 GB": 24 << 30,
-    "48 GB": 48 * 10**9, "80 GB": 80 * 10**9, "141 GB": 141 * 10**9,
+    name: round(gib * 2**30)
+    for name, gib in {
+        "8 GB": 7.8, "12 GB": 11.7, "16 GB": 15.7, "24 GB": 23.5, "48 GB": 44.5, "80 GB": 79.2,
+        "141 GB": 139.8,
+    }.items()
 }  # fmt: skip
-"""Bytes: GeForce cards are sold in GiB, a data centre's in GB."""
+"""Bytes that torch sees of a card that is sold as such: a driver keeps some for itself."""
 WAYS: Final[Mapping[str, dict[str, Any] | None]] = {
     "whole": None,
     "LoRA": {"kind": "lora"},
