@@ -24,6 +24,7 @@ from fixtures.ranks import (
 )
 from tiny import FAMILIES
 from toque.config import load_config
+from toque.config.schema import OptimConfig
 from toque.errors import ConfigError
 from toque.training.distributed.collectives import Ranks
 from toque.training.placement import strategy_of
@@ -227,4 +228,4 @@ def test_one_loss_scale_for_all_parts_is_refused():
     config = load_config("demo", ["train.strategy=fsdp"]).config
     runtime = Runtime(ranks=Ranks(rank=0, world_size=2), scaler=torch.amp.GradScaler("cpu"))
     with pytest.raises(ConfigError, match="fp16 needs one loss scale for all parts"):
-        strategy_of(config.train, None, config.optim, None, runtime)
+        strategy_of(config.train, None, OptimConfig(), None, runtime)
