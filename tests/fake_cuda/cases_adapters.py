@@ -112,6 +112,13 @@ def _without_content(stored: StoredWeights) -> Iterator[None]:
 
         return real
 
+    opened = adapter_files._opened
+
+    @contextmanager
+    def read(file: Path) -> Iterator[Any]:
+        with unset_fake_temporarily(), opened(file) as found:
+            yield found
+
     with ExitStack() as stack:
         for owner, name, value in (
             (pretrained, "stored_weights", lambda _: shapes),
@@ -122,7 +129,7 @@ def _without_content(stored: StoredWeights) -> Iterator[None]:
             (torch._C, "_InferenceMode", lambda _: torch.no_grad()),
             (pretrained, "form_named", _OnCard),
             (AdaptedBase, "needed", outside(AdaptedBase.needed)),
-            (adapter_files, "load_file", outside(adapter_files.load_file)),
+            (adapter_files, "_opened", read),
             (nn.Module, "to", _to),
             (FakeTensor, "tolist", lambda tensor: np.ones(tensor.shape, int).tolist()),
         ):

@@ -109,7 +109,7 @@ def test_a_model_that_cannot_begin_again_fails_alone_and_recovers(gpt2):
         return failed.value.status
 
     async def work(batcher):
-        broken.model.config.model_type = "unknown"  # what is begun goes on, nothing begins anew
+        broken.model.config.model_type = "t5"  # what is begun goes on, nothing begins anew
         beside = asyncio.ensure_future(written(batcher, gpt2, [Order(prompt, 24, GREEDY)]))
         statuses = [await status_of(batcher, ids) for ids in ([10**6, 10**6], prompt)]
         broken.model.config.model_type = kind

@@ -12,7 +12,7 @@ from toque.units import Duration
 SCHEMA_FILE: Final = "toque-schema.json"
 _ANY_CARD: Final = {
     "type": "object",
-    "description": "What a file sets for a card, by its name: train CONFIG --hardware CARD.",
+    "description": "What a file sets for a card, by its name, when a command is given that card.",
     "additionalProperties": {"type": "object"},
 }
 

@@ -81,7 +81,6 @@ def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
         ("t5", {**SMALL_T5, "feed_forward_proj": "gated-nonsense"}, "does not make a t5 model"),
         ("t5", {**SMALL_T5, "num_layers": -1}, r"num_layers is -1"),
         ("llama", {**WIDE, "num_key_value_heads": 3}, "num_key_value_heads, 3, does not divide"),
-        ("bert", {}, "model.family is 'bert'.*t5, gpt2, neox, llama"),
     ],
 )
 def test_what_makes_no_model_is_refused(family, shape, words):
