@@ -12,7 +12,7 @@ from toque.cli import commands_data as data
 from toque.cli import commands_look as look
 from toque.cli import commands_run as run
 from toque.cli import launch as several
-from toque.cli.chat import chat
+from toque.cli.commands_chat import chat
 from toque.cli.console import (
     WORKING_VERBS,
     OutputLostError,

@@ -24,7 +24,7 @@ from toque.cooking.recipe import Recipe
 from toque.cooking.schemas.columns import prompt_of
 from toque.data.store.store_manifest import StoreManifest, form_of, read_manifest
 from toque.data.store.token_store import TokenStore
-from toque.data.tokenizer.chat import prompt_ids
+from toque.data.tokenizer.chat import ChatTemplate, chat_template_of, prompt_ids
 from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, load_codec
 from toque.data.tokenizer.portable import files_of_model
 from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
@@ -89,6 +89,15 @@ def codec_in(folder: Path, record: Provenance) -> Codec:
     if record is FOREIGN:
         codec.begin_as_written()
     return codec
+
+
+def template_asked_by(codec: Codec, record: Provenance) -> ChatTemplate | None:
+    """The chat template that a model is asked by; None for one that was trained on single requests.
+
+    Such is each that Toque trained on anything but conversations, whatever it began from.
+    """
+    talks = record is FOREIGN or record.form == "conversations"
+    return chat_template_of(codec) if talks else None
 
 
 def model_files(codec: Codec, record: Provenance, *, encoder: bool) -> tuple[dict[str, str], bool]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from toque.data.tokenizer.chat import chat_template_of
 from toque.data.tokenizer.codec import Codec
 from toque.hardware.devices import device_named
 from toque.models.families import vocabulary_rows
@@ -25,7 +24,13 @@ from toque.models.lora.adapter_files import (
     rows_needed,
 )
 from toque.serving.batcher import ServedModel, ServedModels
-from toque.workflows.asking import FOREIGN, codec_in, provenance_in, trained_prompt, writes_recipes
+from toque.workflows.asking import (
+    codec_in,
+    provenance_in,
+    template_asked_by,
+    trained_prompt,
+    writes_recipes,
+)
 from toque.workflows.open_model import open_model
 
 
@@ -91,9 +96,7 @@ def _laid_on(
 
 def _served(name: str, model: PreTrainedModel, codec: Codec, record: Provenance) -> ServedModel:
     recipes = writes_recipes(record)
-    # Another form than conversations is of single requests, whatever the training began from.
-    talks = record is FOREIGN or record.form == "conversations"
-    chat = chat_template_of(codec) if talks else None
+    chat = template_asked_by(codec, record)
     asked = partial(trained_prompt, task="write" if recipes else None)
     return ServedModel(name=name, model=model, codec=codec, record=record, asked=asked, chat=chat)
 

@@ -8,6 +8,7 @@ from toque.config import RunConfig
 from toque.cooking.prompts import TASKS
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_column import Ids
+from toque.data.store.token_store import places_of
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.units import Cursor
@@ -68,11 +69,8 @@ def _changed(stream: BatchStream, row: int, cursor: Cursor) -> str:
 
 def _learnt(codec: Codec, target: Ids, spans: list[int]) -> str:
     """A target; what is only read of a conversation stands in brackets."""
-    at, parts = 0, []
-    for number, length in enumerate(spans or [len(target)]):
-        text = _text(codec, target[at : at + length])
-        parts.append(f"\n[{text.strip()}]\n" if number % 2 else text)
-        at += length
+    parts = [_text(codec, target[a:b]) for a, b in places_of(spans or [len(target)])]
+    parts[1::2] = [f"\n[{text.strip()}]\n" for text in parts[1::2]]
     return "".join(parts)
 
 

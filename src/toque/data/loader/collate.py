@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from toque.batch import IGNORE, Batch, DecoderBatch, EncoderDecoderBatch
 from toque.data.loader.packing import RowShape
 from toque.data.store.token_column import Ids, Pieces
-from toque.data.store.token_store import TokenStore
+from toque.data.store.token_store import TokenStore, only_read
 
 
 class Examples(Protocol):
@@ -84,12 +84,9 @@ def _leave_read(
     firsts: NDArray[np.int64],
 ) -> None:
     """Ignore what targets hold beside answers; `firsts` are places that predict their first ids."""
-    for row, first in zip(chain.from_iterable(rows), firsts.tolist(), strict=True):
-        at = first
-        for number, length in enumerate(store.spans(row)):
-            if number % 2:
-                labels[at : at + length] = IGNORE
-            at += length
+    for row, at in zip(chain.from_iterable(rows), firsts.tolist(), strict=True):
+        for first, behind in only_read(store.spans(row)):
+            labels[at + first : at + behind] = IGNORE
 
 
 def encoder_decoder_batch(

@@ -16,9 +16,10 @@ from __future__ import annotations
 import os
 import stat
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -131,10 +132,10 @@ class TokenStore:
 
     def learnt(self, row: int, /) -> NDArray[np.generic]:
         """Target ids of a row that are learnt."""
-        target, spans = self.target(row), self.spans(row)
-        if not spans:
-            return target
-        found: NDArray[np.generic] = target[np.repeat(np.arange(len(spans)) % 2 == 0, spans)]
+        target, is_learnt = self.target(row), np.ones(int(self.target_lengths[row]), np.bool_)
+        for first, behind in only_read(self.spans(row)):
+            is_learnt[first:behind] = False
+        found: NDArray[np.generic] = target[is_learnt]
         return found
 
     @cached_property
@@ -204,6 +205,20 @@ class TokenStore:
         if not 0 <= row < self.n_rows:
             raise IndexError(f"row {row} of a store with {self.n_rows} rows")
         return bisect_right(self._bounds, row) - 1
+
+
+def places_of(spans: Sequence[int]) -> list[tuple[int, int]]:
+    """First id of each span of a target and the place behind its last, learnt and read in turns."""
+    return list(pairwise(accumulate(spans, initial=0)))
+
+
+def only_read(spans: Sequence[int]) -> list[tuple[int, int]]:
+    """Places of a target that are read and not learnt.
+
+    >>> only_read([6, 14, 4])
+    [(6, 20)]
+    """
+    return places_of(spans)[1::2]
 
 
 def _numbers(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:

@@ -70,7 +70,6 @@ class ChatTemplate:
         self._tokenizer = Tokenizer.from_str(codec.tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._end = [codec.eos_id]
         self._child: subprocess.Popen[bytes] | None = None
         self._owner = 0  # the process that started it: a fork has one of its own
         self._thread = ThreadPoolExecutor(1, "chat template")  # the child answers one at a time
@@ -115,7 +114,8 @@ class ChatTemplate:
             before = self._encoded(answer["text"][:start]).ids
             moved += before != encoded.ids[:first]
             # What a template writes behind the end of an answer, a line break say, is not learnt.
-            ends = [at for at in range(first, behind + 1) if encoded.ids[at : at + 1] == self._end]
+            written = enumerate(encoded.ids[first : behind + 1], first)
+            ends = [at for at, token in written if token == self._codec.eos_id]
             unended += not ends
             found.append((first, ends[-1] + 1 if ends else behind))
         return Conversation(ids, found, unended, moved)

@@ -78,7 +78,7 @@ def _for_a_proof(core: Any) -> Iterator[None]:
 
 
 def _otherwise(core: PreTrainedModel) -> str:
-    """What the model computes otherwise here, in words; "" for nothing."""
+    """A sentence on what the model computes otherwise here; "" for nothing."""
     if "position_ids" not in inspect.signature(type(core.base_model).forward).parameters:
         return "it counts positions by itself, from the beginning of a row"
     if not hasattr(core, "lm_head"):

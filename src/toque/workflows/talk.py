@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toque.data.tokenizer.chat import ChatTemplate, chat_template_of
+from toque.data.tokenizer.chat import ChatTemplate
 from toque.data.tokenizer.codec import TextStream
 from toque.errors import ConfigError, DataError
 from toque.models.generation.options import GenerationOptions
 from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import write_new
-from toque.workflows.asking import FOREIGN, in_trained_form
+from toque.workflows.asking import in_trained_form, template_asked_by
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Talk:
     def prompt_ids(
         self, turns: list[dict[str, str]], notice: Callable[[str], object] = lambda _: None
     ) -> list[int]:
-        """What the model reads of turns, of which the oldest are taken away where it must."""
+        """Ids that ask to answer the last of `turns`; the oldest go where they do not fit."""
         if self.template is None:
             record = self.opened.provenance
             return self.opened.prompt_ids(in_trained_form(turns[-1]["content"], record))
@@ -125,8 +125,7 @@ def opened(
 
         model = open_model(folder, device=device, reporter=reporter)
     record = model.provenance
-    talks = record is FOREIGN or record.form == "conversations"
-    template = chat_template_of(model.codec) if talks else None
+    template = template_asked_by(model.codec, record)
     if record.form == "gaps":
         raise ConfigError(f"{folder} was trained to fill gaps in texts and answers nothing yet.")
     if template is None and system is not None:

@@ -13,7 +13,7 @@ from toque.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from toque.models.generation.options import GenerationOptions
-    from toque.workflows.chat import Talk
+    from toque.workflows.talk import Talk
 
 _HELP: Final = """\
 /compare QUESTION  ask both models, whatever was said before to one alone
@@ -53,7 +53,7 @@ def chat(
         precision: of the products that write; auto is bf16 where the processor has it.
     """
     from toque.models.generation.options import GenerationOptions
-    from toque.workflows.chat import opened
+    from toque.workflows.talk import opened
 
     options = GenerationOptions(
         max_new_tokens=max_new_tokens,
@@ -77,7 +77,7 @@ def chat(
 
 
 def _lines() -> Iterator[str]:
-    """What is typed, or comes from a pipe, without blank lines."""
+    """The lines that are typed, or come from a pipe, without blank ones."""
     with suppress(ImportError):
         import readline  # noqa: F401  # lets `input` edit and recall lines
     while True:
