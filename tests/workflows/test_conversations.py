@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer
 import toque
 from fixtures.kitchens import TINY
 from toque.batch import IGNORE
+from toque.data.loader.epoch_plan import Varied
 from toque.data.prepare.conversation_rows import CUT_TURNS, LEARNT, TOKENS
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import TEMPLATES
@@ -95,6 +97,10 @@ def test_rows_are_what_transformers_writes_and_answers_alone_are_learnt(base, tm
     step = stream.at(Cursor())
     labels = step.batch.labels[step.batch.labels != IGNORE]
     assert step.n_targets == len(labels) == step.batch.n_targets
+    # Augmentation leaves conversations as they are; what is only read of them stays unlearnt.
+    plain = Varied(lambda row, _: (store.prompt(row), store.target(row)), encoder=False)
+    varied = replace(stream, varied=plain).at(Cursor())
+    assert varied.n_targets == varied.batch.n_targets == step.n_targets
     rows = [row for packed in step.batch.example_ids for row in packed]
     expected = torch.from_numpy(
         np.concatenate([store.learnt(row) for row in rows]).astype(np.int64)

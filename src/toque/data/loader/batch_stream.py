@@ -155,8 +155,9 @@ class BatchStream:
         if self.layout.shape.source == 0:
             # A decoder-only example's last token is no input; without a prompt its first is no
             # target.
-            learnt = targets if self.learnt_lengths is None or changed else self.learnt_lengths[ids]
-            n_tokens, n_targets = n_tokens - 1, learnt - (prompts == 0)
+            n_tokens, n_targets = n_tokens - 1, targets - (prompts == 0)
+        if self.learnt_lengths is not None:  # the rest of a conversation, which nothing varies
+            n_targets = n_targets - (self.target_lengths[ids] - self.learnt_lengths[ids])
         batch = self.layout.batch(update.rows[self.rank :: self.world_size], changed)
         return Step(
             batch=batch,
