@@ -24,7 +24,7 @@ from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import Prompt, held_out_prompts
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
-from toque.workflows.generate import recipe_constraint
+from toque.workflows.generate import held_texts
 from toque.workflows.open_model import OpenedModel, open_model
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -52,9 +52,7 @@ def scores(
         GenerationOptions(max_new_tokens=opened.provenance.max_new_tokens, **way),
         eos_id=codec.eos_id,
         pad_id=codec.pad_id,
-        constraint=recipe_constraint(codec, [p.text for p in prompts], opened.provenance)
-        if held
-        else None,
+        held=held_texts(codec, [p.text for p in prompts], opened.provenance) if held else (),
     )
     seconds = time.perf_counter() - started
     each = [text_metrics(p.text, codec.decode(t)) for p, t in zip(prompts, texts, strict=True)]

@@ -16,6 +16,8 @@ from toque.config.dump import to_yaml
 def kitchen(shared_kitchen: Path) -> Path:
     """A folder with a cookbook, its store, and a run by a command."""
     (shared_kitchen / "run.yaml").write_text(to_yaml(tiny_config(evaluation={"generate": 1})))
+    (shared_kitchen / "prompts.json").write_text("[]")
+    (shared_kitchen / "not.json").write_text('{"not": {}}')
     assert main(["train", "run.yaml"]) == 0
     return shared_kitchen
 
@@ -52,6 +54,12 @@ REFUSED = {
     "generate run --task difficulty --precision bf16 --prompt x": "one model in float32",
     "generate run --choices a --choices b --precision auto --prompt x": "--precision auto",
     "generate run --task difficulty --must-use --prompt x": "--must-use is for texts",
+    "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
+    "generate run --must-use --schema recipe --prompt x": "--must-use and --schema each hold",
+    "generate run --schema none.json --prompt x": "The schema none.json cannot be read",
+    "generate run --schema prompts.json --prompt x": "is a JSON list, and a schema is an object",
+    "generate run --schema run.yaml --prompt x": "The schema run.yaml is no JSON",
+    "generate run --schema not.json --prompt x": "The JSON schema cannot be held",
     "export run --to run": "Name another folder with --to",
     "export run --to x --format onnx": "--format is 'onnx'",
     "report run --out run": "Name another file with --out",
@@ -145,6 +153,24 @@ def test_a_text_must_use_what_its_prompt_asks_for(capsys):
     listed = held["text"].partition("\n\n")[0].splitlines()
     assert listed[0] == "Ingredients:"
     assert all(any(name in line for line in listed[1:3]) for name in ("leek", "brown rice"))
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_a_text_is_json_of_a_schema_or_said_to_be_cut(capsys):
+    pytest.importorskip("llguidance")
+    whole = {"enum": [["soup"], ["cake"]]}
+    Path("whole.json").write_text(json.dumps(whole))
+    words = ["generate", "run", "--prompt", "soup", "--n", "2", "--json", "--schema"]
+    assert main([*words, "whole.json"]) == 0
+    out, err = capsys.readouterr()
+    for record in map(json.loads, out.splitlines()):
+        assert json.loads(record["text"]) in whole["enum"]
+        assert record["metrics"] == {}  # the scores read no JSON
+    assert err == ""
+    assert main([*words, "recipe", "--max-new-tokens", "9"]) == 0
+    out, err = capsys.readouterr()
+    assert all(json.loads(line)["text"].startswith('{"@con') for line in out.splitlines())
+    assert "2 of 2 texts reached their longest length before their JSON was whole" in err
 
 
 @pytest.mark.usefixtures("kitchen")

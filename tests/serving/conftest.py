@@ -78,6 +78,14 @@ def gpt2(codecs: dict[str, Codec]) -> ServedModel:
     return served_as("tiny", codecs["gpt2"], "gpt2")
 
 
+@pytest.fixture(scope="session", params=["decoder", "encoder-decoder"])
+def served_json(request: pytest.FixtureRequest, writers_of_json: dict[str, Codec]) -> ServedModel:
+    """A model whose tokenizer can write JSON."""
+    pytest.importorskip("llguidance")
+    family = "gpt2" if request.param == "decoder" else "t5"
+    return served_as("tiny", writers_of_json[request.param], family)
+
+
 @contextmanager
 def running(models: ServedModels, **settings: object) -> Iterator[str]:
     """A real server on a free port, in a thread of its own; gives its address."""

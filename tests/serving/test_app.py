@@ -2,6 +2,7 @@
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -177,6 +178,12 @@ def test_the_texts_of_tokens_that_were_not_chosen_are_those_of_their_place(serve
     assert stream.would_be(codec.eos_id) == codec.piece(codec.eos_id)
 
 
+def schema_of(schema):
+    """`response_format` as OpenAI's clients send it."""
+    inner = {"name": "order", "strict": True} | ({} if schema is None else {"schema": schema})
+    return {"type": "json_schema", "json_schema": inner}
+
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "rice"}]
 WRONG = {
@@ -200,6 +207,22 @@ WRONG = {
     "five stops": (TEXT, {"model": "tiny", "prompt": "a", "stop": list("abcde")}, 400, "stop"),
     "unknown field": (TEXT, {"model": "tiny", "prompt": "a", "colour": 1}, 400, "colour"),
     "cannot": (TEXT, {"model": "tiny", "prompt": "a", "best_of": 3}, 400, "best_of"),
+    "a tier": (
+        CHAT, {"model": "tiny", "messages": USER, "service_tier": "flex"}, 400, "service_tier",
+    ),
+    "store": (CHAT, {"model": "tiny", "messages": USER, "store": True}, 400, "store"),
+    "a form": (
+        CHAT, {"model": "tiny", "messages": USER, "response_format": {"type": "yaml"}}, 400,
+        "response_format",
+    ),
+    "a schema's name": (
+        TEXT, {"model": "tiny", "prompt": "a", "response_format": schema_of(None)}, 400,
+        "response_format",
+    ),
+    "a schema": (
+        CHAT, {"model": "tiny", "messages": USER, "response_format": schema_of({"not": {}})}, 400,
+        "response_format",
+    ),
     "no message": (CHAT, {"model": "tiny", "messages": []}, 400, "messages"),
     "no user": (
         CHAT, {"model": "tiny", "messages": [{"role": "system", "content": "a"}]}, 400, "messages",
@@ -232,6 +255,84 @@ def test_fields_that_ask_for_nothing_are_accepted(client, gpt2):
         logit_bias={}, user="me", best_of=None, echo=False,
     )  # fmt: skip
     assert found.choices[0].text == expected(gpt2, "rice")
+    said = client.chat.completions.create(
+        model="tiny", messages=USER, temperature=0, n=1, user="me", metadata={"a": "b"},
+        frequency_penalty=0, presence_penalty=0, store=False, service_tier="default",
+        parallel_tool_calls=True, reasoning_effort="low", response_format={"type": "text"},
+    )  # fmt: skip
+    assert said.choices[0].message.content == expected(gpt2, "Recipe for rice")
+
+
+ORDER = {
+    "type": "object",
+    "properties": {
+        "dish": {"enum": ["soup", "cake"]},
+        "persons": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["dish", "persons"],
+    "additionalProperties": False,
+}
+ASKED = {"model": "tiny", "messages": USER, "seed": 3, "max_tokens": 60, "temperature": 30}
+
+
+@pytest.fixture
+def writer_of_json(served_json, serving):
+    with serving(ServedModels([served_json])) as where:
+        yield where
+
+
+def test_answers_are_json_of_their_schema_whole_and_in_pieces(writer_of_json):
+    with client_of(writer_of_json) as client:
+        found = client.chat.completions.create(**ASKED, n=4, response_format=schema_of(ORDER))
+        texts = [choice.message.content for choice in found.choices]
+        assert {choice.finish_reason for choice in found.choices} == {"stop"}
+        assert len(set(texts)) > 1
+        for order in map(json.loads, texts):
+            assert order["dish"] in ("soup", "cake")
+            assert 1 <= order["persons"] <= 9
+        stream = client.chat.completions.create(
+            **ASKED, n=4, stream=True, response_format=schema_of(ORDER)
+        )
+        pieces = [""] * 4
+        for event in stream:
+            pieces[event.choices[0].index] += event.choices[0].delta.content or ""
+        assert pieces == texts
+        logs = client.chat.completions.create(
+            **ASKED, logprobs=True, top_logprobs=5, response_format=schema_of(ORDER)
+        ).choices[0]
+        assert logs.message.content == texts[0]
+        for one in logs.logprobs.content:  # what may not come is not among the likeliest
+            assert (one.token, one.logprob) in [(o.token, o.logprob) for o in one.top_logprobs]
+            assert all(other.logprob is not None for other in one.top_logprobs)
+        cut = client.completions.create(
+            model="tiny", prompt="rice", max_tokens=3,
+            extra_body={"response_format": {"type": "json_object"}},
+        ).choices[0]  # fmt: skip
+        assert (cut.text.lstrip()[0], cut.finish_reason) == ("{", "length")
+        recipe = client.chat.completions.create(
+            **ASKED, response_format={"type": "json_schema", "json_schema": {"name": "recipe"}}
+        ).choices[0]
+        assert recipe.message.content.startswith('{"@context": "https://schema.org"')
+
+
+@pytest.mark.parametrize("served_json", ["encoder-decoder"], indirect=True)
+def test_one_text_that_cannot_go_on_ends_no_other(served_json, serving):
+    """What no token can write is met in the middle, where names and fixed values do not tell."""
+    schema = {"type": "string", "pattern": "^soup 爆$"}
+    free = {"model": "tiny", "prompt": "rice", "temperature": 0}
+    held = free | {"response_format": schema_of(schema)}
+    with serving(ServedModels([served_json])) as where, ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(sent, where, "POST", TEXT, json.dumps(fields), JSON)
+                 for fields in (free, held, held | {"stream": True})]  # fmt: skip
+        whole, stuck, streamed = [one.result() for one in asked]
+    assert json.loads(whole.body)["choices"][0]["text"] == expected(served_json, "rice")
+    assert stuck.status == 400
+    told, done = streamed.body.split(b"\n\n")[-3:-1]  # the stream had begun before
+    assert done == b"data: [DONE]"
+    for body in (stuck.body, told.removeprefix(b"data: ")):
+        error = json.loads(body)["error"]
+        assert error["message"].startswith("The text cannot be held to its form")
+        assert error["param"] == "response_format"
 
 
 @pytest.mark.parametrize(
@@ -261,10 +362,12 @@ def test_metrics_count_what_was_asked_and_written(address, client):
     def seen():
         asked = 'toque_requests_total{path="/v1/completions",status="200"}'
         names = (asked, "toque_tokens_total", "toque_first_token_seconds_count")
+        names += ("toque_time_per_output_token_seconds_count",)
         return [metric(address, name) for name in names]
 
     before = seen()
     found = client.completions.create(model="tiny", prompt="rice", temperature=0, max_tokens=2)
     after = seen()
-    assert after == [before[0] + 1, before[1] + found.usage.completion_tokens, before[2] + 1]
+    n_new = [1, found.usage.completion_tokens, 1, 1]
+    assert after == [old + new for old, new in zip(before, n_new, strict=True)]
     assert metric(address, "toque_live_texts") == metric(address, "toque_waiting_texts") == 0

@@ -151,6 +151,7 @@ def generate(
     device: str = "auto",
     precision: Literal["auto", "bf16", "float32"] = "float32",
     must_use: bool = False,
+    schema: str | None = None,
     json: bool = False,
 ) -> None:
     """Write text for one or more prompts, or choose one of a few answers.
@@ -178,6 +179,7 @@ def generate(
             tokens about equally likely a text may then part from float32's, and depend on what is
             written beside it. auto: bf16 there alone.
         must_use: hold each recipe to its form and to the ingredients of its prompt: all are listed.
+        schema: hold each text to JSON of this schema: a file, or recipe for schema.org's Recipe.
         json: one JSON object a line, for programs.
     """
     prompts, chosen, prints = prompt or [], choices or [], ConsoleReporter()
@@ -188,6 +190,7 @@ def generate(
         for word, given in {
             "--adapter": bool(adapter),
             "--must-use": must_use,
+            "--schema": schema is not None,
             f"--precision {precision}": precision != "float32",
         }.items():
             if given:
@@ -202,6 +205,7 @@ def generate(
         from toque.workflows.generate import generate as workflow
 
         asked |= {"adapters": adapter or [], "n": n, "must_use": must_use, "on_text": shown}
+        asked |= {"schema": schema}
         texts = workflow(
             run_or_model,
             prompts,

@@ -75,7 +75,8 @@ def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Rout
         async def answer(request: Request) -> Response:
             asked = parsed(kind, await read_body(request, limits))
             served = models.named(asked.model)
-            return Reply(batcher, served, await asked.prompt_ids(served), asked, limits)
+            prompts, held = await asked.prompt_ids(served), await asked.held(served)
+            return Reply(batcher, served, prompts, asked, limits, held=held)
 
         return Route(path, answer, methods=["POST"])
 

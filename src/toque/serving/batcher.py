@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from toque.data.tokenizer.chat import ChatTemplate, prompt_ids
 from toque.data.tokenizer.codec import Codec, FamilyKind
 from toque.models.families import family_of, max_positions
+from toque.models.generation.constraints import HeldVocabulary
 from toque.models.generation.kv_cache import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.packed_products import Packs, with_packed_products
@@ -38,6 +39,7 @@ _log = logging.getLogger("toque.serving")
 ROUND_SECONDS: Final = 0.1
 """Between two pieces of a text that go to its client. An event costs about a millisecond of both
 cores, the client's work on the same machine included; a reader does not see the difference."""
+_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 UNLIMITED_TOKENS: Final = 2048  # longest prompt, and answer, where positions have no end (T5)
 
@@ -77,6 +79,11 @@ class ServedModel:
     def context_tokens(self) -> int:
         """Tokens of the longest prompt; of prompt and answer together where one row holds both."""
         return max_positions(self.model.config) or UNLIMITED_TOKENS
+
+    @cached_property
+    def vocabulary(self) -> HeldVocabulary:
+        """The vocabulary for texts that are held to a form; ConfigError where that cannot be."""
+        return HeldVocabulary(self.codec)
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """A prompt as the model reads it."""
@@ -324,7 +331,7 @@ class _Metrics:
     def __init__(self, batcher: Batcher) -> None:
         registry = self._registry = CollectorRegistry()
         count: Any = partial(Counter, registry=registry)
-        time_of: Any = partial(Histogram, registry=registry, buckets=_BUCKETS)
+        time_of: Any = partial(Histogram, registry=registry)
         gauge: Any = partial(Gauge, registry=registry)
         by_answer = ("path", "status")
         self._answers = count("toque_requests", "Answered requests by path and status.", by_answer)
@@ -332,8 +339,12 @@ class _Metrics:
         self.tokens = count("toque_tokens", "Tokens written.", ("model",))
         self.gone = count("toque_clients_gone", "Requests whose client went away.")
         since = "From a request's arrival to its"
-        self.first_token = time_of("toque_first_token_seconds", f"{since} first token.")
-        self.seconds = time_of("toque_request_seconds", f"{since} last token.")
+        first, last = f"{since} first token.", f"{since} last token."
+        self.first_token = time_of("toque_first_token_seconds", first, buckets=_BUCKETS)
+        self.seconds = time_of("toque_request_seconds", last, buckets=_BUCKETS)
+        between = "Mean of a text, from its first token to its last; one value a text."
+        name = "toque_time_per_output_token_seconds"
+        self.token_seconds = time_of(name, between, buckets=_TOKEN_BUCKETS)
         gauge("toque_waiting_texts", "Texts in the queue.").set_function(lambda: batcher.n_waiting)
         gauge("toque_live_texts", "Texts being written.").set_function(lambda: batcher.n_live)
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from toque.errors import DataError
+from toque.cooking.answer_schemas import SHIPPED, answer_schema
+from toque.errors import ConfigError, DataError
+from toque.models.generation.constraints import HeldText
 from toque.models.generation.live_rows import End, NewToken
 from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import ServedModel
@@ -89,6 +91,31 @@ class _StreamOptions(_Part):
     include_obfuscation: bool | None = None
 
 
+class _JsonSchema(_Part):
+    name: Annotated[str, Field(max_length=64)]
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # None: that of `name`
+    strict: bool | None = None  # an answer always keeps to its schema
+
+
+class _ResponseFormat(_Part):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: _JsonSchema | None = None
+
+    @property
+    def schema_asked(self) -> Mapping[str, Any] | None:
+        """The schema that a text shall be JSON of; None where any text will do."""
+        if self.type != "json_schema":
+            return {"type": "object"} if self.type == "json_object" else None
+        own = self.json_schema
+        if own is None or (own.schema_ is None and own.name not in SHIPPED):
+            raise ConfigError(
+                f"json_schema has no schema, and none of {', '.join(SHIPPED)}, which this server "
+                'has itself, is its name. Send {"name": ..., "schema": {...}}.'
+            )
+        return answer_schema(own.name) if own.schema_ is None else own.schema_
+
+
 class TextRequest(_Part, ABC):
     """A request for texts: the fields that both kinds have, and the form of its answers."""
 
@@ -109,6 +136,7 @@ class TextRequest(_Part, ABC):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    response_format: _ResponseFormat | None = None  # other servers' addition to /v1/completions
     # What callers note for themselves.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -124,6 +152,16 @@ class TextRequest(_Part, ABC):
     @abstractmethod
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
         """The prompts as the model reads them, made in another thread: 1 MiB takes a second."""
+
+    async def held(self, served: ServedModel) -> HeldText | None:
+        """The form that the texts are held to, compiled in another thread; None for any text."""
+        try:
+            wanted = self.response_format or _ResponseFormat()
+            if (schema := wanted.schema_asked) is None:
+                return None
+            return await run_in_threadpool(lambda: served.vocabulary.to_schema(schema))
+        except ConfigError as error:
+            raise RequestError(400, str(error), param="response_format") from error
 
     @property
     def most_tokens(self) -> int | None:
@@ -162,7 +200,7 @@ class CompletionRequest(TextRequest):
 
     prompt: str | _Texts | _Ids | Annotated[list[_Ids], Field(fail_fast=True)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    best_of: _Unused = None
+    best_of: Literal[0, 1] | None = None
     echo: _Unused = None
     suffix: _Unused = None
 
@@ -213,11 +251,15 @@ class ChatRequest(TextRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # overrides max_tokens
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    store: bool | None = None
     tools: _Unused = None
     tool_choice: _Unused = None
     functions: _Unused = None
-    response_format: _Unused = None
+    # What is done anyway: nothing is stored, there are no tools to call, and no model here reasons
+    # apart from its text.
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
     @property
     def n_likeliest(self) -> int | None:
@@ -257,8 +299,7 @@ class ChatRequest(TextRequest):
         return _choice(piece, {"message" if whole else "delta": content}, logs)
 
     def _logprob(self, token: TextToken) -> Json:
-        likeliest = token.likeliest if self.n_likeliest else []
-        best = [_chat_logprob(text, log) for text, log in likeliest]
+        best = [_chat_logprob(text, log) for text, log in token.likeliest]
         return {**_chat_logprob(token.text, token.new.logprob), "top_logprobs": best}
 
 

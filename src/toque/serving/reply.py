@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from toque.data.tokenizer.codec import Codec, TextStream
+from toque.models.generation.constraints import HeldText
 from toque.models.generation.live_rows import NewToken, Order
 from toque.serving.batcher import Batcher, ServedModel, Ticket
 from toque.serving.protocol import Json, Piece, TextRequest, TextToken
@@ -83,6 +84,8 @@ class Reply(Response):
         prompts: Sequence[Sequence[int]],
         request: TextRequest,
         limits: Limits,
+        *,
+        held: HeldText | None = None,
     ) -> None:
         n, param = request.n or 1, request.prompt_field
         if n * len(prompts) > limits.texts:
@@ -95,7 +98,14 @@ class Reply(Response):
         options, most = request.options(), request.most_tokens
         longest = [served.most_tokens(prompt, most, param=param) for prompt in prompts]
         self._orders = [
-            Order(prompt, limit, options, i * n + number, request.n_likeliest)
+            Order(
+                prompt,
+                limit,
+                options,
+                i * n + number,
+                request.n_likeliest,
+                held=held and held.again(),
+            )
             for i, (prompt, limit) in enumerate(zip(prompts, longest, strict=True))
             for number in range(n)
         ]
@@ -155,6 +165,7 @@ class Reply(Response):
         codec, stops = self._served.codec, self._request.stops
         texts = {order: _Text(i, codec, stops) for i, order in enumerate(self._orders)}
         first = True
+        steps, begun = Counter[Order](), dict[Order, float]()  # after each text's first news
         while not all(text.is_over for text in texts.values()):
             news = await ticket.news.get()
             if isinstance(news, RequestError):
@@ -164,14 +175,22 @@ class Reply(Response):
                 first = False
             by_order: defaultdict[Order, list[NewToken]] = defaultdict(list)
             for new in news:
+                if new.end == "stuck" and new.order.held is not None:
+                    fault = f"The text {new.order.held.fault}"
+                    raise RequestError(400, fault, param="response_format")
                 by_order[new.order].append(new)
             pieces = []
             for order, own in by_order.items():
                 if texts[order].is_over:
                     continue
+                steps[order] += len(own) if order in begun else 0
+                since = begun.setdefault(order, time.monotonic())
                 piece = texts[order].piece(own)
                 pieces.append(piece)
                 self._n_tokens += len(piece.tokens)
+                if piece.end is not None and steps[order]:
+                    each = (time.monotonic() - since) / steps[order]
+                    self._batcher.metrics.token_seconds.observe(each)
                 if piece.end is not None and own[-1].end is None:
                     self._batcher.cancel([order])  # a stop string, which the batch does not know
             if pieces:

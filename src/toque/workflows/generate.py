@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from toque.cooking.answer_schemas import answer_schema
 from toque.cooking.prompts import CLASSES, Task
 from toque.cooking.recipe_form import recipe_form
 from toque.cooking.recipe_scores import asked_ingredients
@@ -19,7 +21,7 @@ from toque.workflows.asking import provenance_in, read_prompts, writes_recipes
 from toque.workflows.results import Answer, Model, Written, existing_folder
 
 if TYPE_CHECKING:
-    from toque.models.generation.constraints import FormConstraint
+    from toque.models.generation.constraints import HeldText
     from toque.workflows.open_model import OpenedModel
 
 OnText = Callable[[int, Written], object]  # (number of the text, the text so far)
@@ -42,6 +44,7 @@ def generate(
     on_text: OnText | None = None,
     precision: Precision = "float32",
     must_use: bool = False,
+    schema: str | Path | Mapping[str, Any] | None = None,
     reporter: Reporter = SILENT,
 ) -> list[Written]:
     """Write texts for prompts.
@@ -65,16 +68,24 @@ def generate(
             tokens are about equally likely, a text may then part from float32's, and depend on
             what is written beside it. auto: bf16 there, float32 elsewhere.
         must_use: hold recipes to their form and to the ingredients of their prompts.
+        schema: hold texts to JSON of this schema: a file, the schema itself, or "recipe", which is
+            schema.org's.
         reporter: hears of progress, where nobody hears of the texts themselves.
 
     Raises:
-        ConfigError: no prompt, a number out of range, no such device, or `must_use` where it cannot
-            be.
+        ConfigError: no prompt, a number out of range, no such device, or `must_use` or `schema`
+            where it cannot be.
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
     if n < 1:
         raise ConfigError(f"{argument('n')} is {n}; it must be at least 1.")
+    if must_use and schema is not None:
+        raise ConfigError(
+            f"{argument('must_use')} and {argument('schema')} each hold texts to a form of their "
+            "own. Leave one of them out."
+        )
+    in_json = None if schema is None else answer_schema(schema)
     options = GenerationOptions(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -105,7 +116,8 @@ def generate(
             keep_freed_memory()
     if emulates_bf16(precision, opened.model):
         reporter.notice(EMULATED_BF16.format(device=kind))
-    return _written(opened, asked, options, must_use=must_use, on_text=on_text, reporter=reporter)
+    how = partial(_written, must_use=must_use, schema=in_json, on_text=on_text, reporter=reporter)
+    return how(opened, asked, options)
 
 
 class _Asked(NamedTuple):
@@ -122,6 +134,7 @@ def _written(
     options: GenerationOptions,
     *,
     must_use: bool,
+    schema: Mapping[str, Any] | None,
     on_text: OnText | None,
     reporter: Reporter,
 ) -> list[Written]:
@@ -129,7 +142,7 @@ def _written(
     from toque.models.generation.engine import generate as generate_ids
     from toque.models.lora.adapter_files import use_adapter
 
-    codec, texts = opened.codec, list[Written]()
+    codec, texts, in_json = opened.codec, list[Written](), schema is not None
     for i, (adapter, record, typed) in enumerate(asked):
         if adapter is not None:
             use_adapter(opened.model, f"adapter_{i}")
@@ -142,12 +155,17 @@ def _written(
                 replace(options, max_new_tokens=longest),
                 eos_id=codec.eos_id,
                 pad_id=codec.pad_id,
-                constraint=recipe_constraint(codec, typed, record) if must_use else None,
+                held=held_texts(codec, typed, record, schema) if must_use or in_json else (),
                 on_progress=count,
                 on_token=watch,
             )
         pairs = zip(typed, written, strict=True)
-        texts += [Written(text, codec.decode(ids), len(ids), adapter) for text, ids in pairs]
+        texts += [Written(p, codec.decode(ids), len(ids), adapter, in_json) for p, ids in pairs]
+    if n_cut := sum(text.is_cut for text in texts):
+        reporter.notice(
+            f"{n_cut} of {len(texts)} texts reached their longest length before their JSON was "
+            "whole. Let them have more tokens, or bounds in the schema."
+        )
     return texts
 
 
@@ -189,24 +207,31 @@ class InOrder:
         self.on_text(self.first + self._current, so_far)
 
 
-def recipe_constraint(codec: Codec, prompts: Sequence[str], record: Provenance) -> FormConstraint:
-    """Hold recipes to their form and the ingredients of their prompts, or raise a ConfigError."""
-    from toque.models.generation.constraints import FormConstraint, Spelling  # with torch
+def held_texts(
+    codec: Codec,
+    prompts: Sequence[str],
+    record: Provenance,
+    schema: Mapping[str, Any] | None = None,
+) -> list[HeldText]:
+    """Texts held to a schema, or to a recipe's form with the ingredients of their prompts.
 
+    Raises:
+        ConfigError: the model cannot write so.
+    """
+    from toque.models.generation.constraints import HeldVocabulary  # with torch
+
+    if schema is not None:
+        held = HeldVocabulary(codec).to_schema(schema)
+        return [held.again() for _ in prompts]
     if not writes_recipes(record):
         tasks = f" for {', '.join(record.tasks)}" if record.form == "recipes" else ""
         raise ConfigError(
             f"{argument('must_use')} holds texts to the form of a recipe, and this model was "
             f"trained on {record.form}{tasks}. Leave it out."
         )
-    forms = [
-        recipe_form([_writable(name, codec) for name in asked_ingredients(prompt)])
-        for prompt in prompts
-    ]
-    spelling = Spelling(
-        codec.tokenizer_json, codec.eos_id, codec.newline_id, codec.encode, codec.decode
-    )
-    return FormConstraint(forms, spelling)
+    asked = [[_writable(name, codec) for name in asked_ingredients(one)] for one in prompts]
+    vocabulary = HeldVocabulary(codec)
+    return [vocabulary.to_form(recipe_form(names)) for names in asked]
 
 
 def _writable(name: str, codec: Codec) -> str:

@@ -113,13 +113,26 @@ class Written:
     tokens: int
     adapter: str | None = None
     """Folder of the adapter it was written with, where several were asked for."""
+    in_json: bool = False
+    """True where it was held to a schema; the recipe scores read no JSON."""
+
+    @property
+    def is_cut(self) -> bool:
+        """True for JSON that reached the longest length before it was whole."""
+        if not self.in_json:
+            return False
+        try:
+            json.loads(self.text)
+        except ValueError:
+            return True
+        return False
 
     @cached_property
     def metrics(self) -> Mapping[str, float]:
         """The recipe scores of the text."""
         from toque.cooking.recipe_scores import text_metrics
 
-        return text_metrics(self.prompt, self.text)
+        return {} if self.in_json else text_metrics(self.prompt, self.text)
 
     def record(self) -> dict[str, Any]:
         """The content of one JSON line."""

@@ -1,15 +1,19 @@
 """Constrained decoding: every text matches its form, in any family, batch and way of choosing."""
 
+import json
 import re
+from collections import Counter
 from collections.abc import Generator
 
 import pytest
 import torch
 
 from tiny import model_of, shape_of
-from toque.data.tokenizer.codec import Codec, load_codec
+from toque.cooking.answer_schemas import SHIPPED, answer_schema
+from toque.cooking.schemas.schema_org import record_of_node
+from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
-from toque.models.generation.constraints import FormConstraint, Spelling
+from toque.models.generation.constraints import HeldVocabulary
 from written import generate
 
 pytest.importorskip("llguidance")
@@ -32,12 +36,6 @@ def form(words: tuple[str, ...]) -> Generator[str, str, None]:
 def is_whole(text: str, words: tuple[str, ...]) -> bool:
     found = re.fullmatch(r"Ingredients:\n((?:- [0-9] \w+\n)*)\nInstructions: .*\.", text)
     return found is not None and sorted(found[1].split()[2::3]) == sorted(words)
-
-
-def spelling_of(codec: Codec) -> Spelling:
-    return Spelling(
-        codec.tokenizer_json, codec.eos_id, codec.newline_id, codec.encode, codec.decode
-    )
 
 
 def eager_to_end(codec, family):
@@ -64,9 +62,9 @@ def test_texts_match_their_forms_whatever_shares_the_batch(family, way, tokenize
     prompts = [codec.encode(" ".join(words)) for words in asked]
 
     def write(rows: int, *, held: bool) -> list[str]:
-        spelt = spelling_of(codec)
-        constraint = FormConstraint([form(words) for words in asked], spelt) if held else None
-        how = {"max_new_tokens": 120, "batch_rows": rows, "constraint": constraint, **way}
+        vocabulary = HeldVocabulary(codec)
+        texts = [vocabulary.to_form(form(words)) for words in asked] if held else ()
+        how = {"max_new_tokens": 120, "batch_rows": rows, "held": texts, **way}
         found = generate(model, prompts, eos_id=codec.eos_id, pad_id=codec.pad_id, **how)
         return [codec.decode(tokens) for tokens in found]
 
@@ -81,8 +79,93 @@ def test_texts_match_their_forms_whatever_shares_the_batch(family, way, tokenize
 
 def test_what_no_token_can_write_is_an_error(tokenizers_at):
     codec = load_codec(tokenizers_at["encoder-decoder"])
-    constraint = FormConstraint([form(("爆",))], spelling_of(codec))
-    model, how = model_of("t5", vocab=codec.vocab_size), {"constraint": constraint}
+    held = [HeldVocabulary(codec).to_form(form(("爆",)))]
+    model, how = model_of("t5", vocab=codec.vocab_size), {"held": held}
     how |= {"max_new_tokens": 30, "eos_id": codec.eos_id, "pad_id": codec.pad_id}
     with pytest.raises(ConfigError, match="prompt 0 cannot be held to its form"):
         generate(model, [codec.encode("salt")], **how)
+
+
+ORDER = {
+    "type": "object",
+    "properties": {
+        "dish": {"enum": ["soup", 'crème "brûlée"']},
+        "persons": {"type": "integer", "minimum": 1, "maximum": 9},
+        "with": {"type": "array", "items": {"enum": list(WORDS)}, "minItems": 1, "maxItems": 3},
+        "hot": {"type": ["boolean", "null"]},
+    },
+    "required": ["dish", "persons", "with", "hot"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("way", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_texts_are_json_of_their_schema_beside_texts_that_are_free(family, way, writers_of_json):
+    jsonschema = pytest.importorskip("jsonschema")
+    codec = writers_of_json["encoder-decoder" if family == "t5" else "decoder"]
+    model, schema = eager_to_end(codec, family), HeldVocabulary(codec).to_schema(ORDER)
+    prompts = [codec.encode(f"soup {n}") for n in range(5)]
+
+    def write(rows: int, held) -> list[str]:
+        how = {"max_new_tokens": 120, "batch_rows": rows, "held": held, **way}
+        found = generate(model, prompts, eos_id=codec.eos_id, pad_id=codec.pad_id, **how)
+        return [codec.decode(tokens) for tokens in found]
+
+    texts = write(5, [schema.again() for _ in prompts])
+    for text in texts:
+        assert text == json.dumps(json.loads(text), ensure_ascii=False)  # one line, plain blanks
+        jsonschema.validate(json.loads(text), ORDER)
+    assert write(2, [schema.again() for _ in prompts]) == texts
+    free = write(5, ())
+    mixed = write(5, [schema.again() if n % 2 else None for n in range(5)])
+    assert mixed == [texts[n] if n % 2 else free[n] for n in range(5)]
+
+
+def test_the_shipped_recipe_is_one_that_is_read_as_data(writers_of_json):
+    codec = writers_of_json["decoder"]
+    model, held = eager_to_end(codec, "llama"), HeldVocabulary(codec)
+    for name in SHIPPED:
+        held.to_schema(answer_schema(name))
+    # Shorter than what people write: random weights ramble to every bound there is.
+    schema = json.loads(json.dumps(answer_schema("recipe")))
+    for lists in ("recipeIngredient", "recipeInstructions"):
+        schema["properties"][lists] |= {"maxItems": 2}
+        schema["properties"][lists]["items"] |= {"minLength": 8, "maxLength": 12}
+    how = {"max_new_tokens": 290, "eos_id": codec.eos_id, "pad_id": codec.pad_id, **SAMPLED}
+    (ids,) = generate(model, [codec.encode("soup")], held=[held.to_schema(schema)], **how)
+    recipe = record_of_node(json.loads(codec.decode(ids)), Counter())
+    wanted = {"title", "ingredients", "directions", "servings", "minutes", "prep_time", "cook_time"}
+    assert recipe.keys() == wanted
+
+
+deep: dict[str, object] = {"type": "string"}
+for _ in range(5000):
+    deep = {"items": deep}
+CANNOT = {
+    "a keyword": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    "another's address": ({"$ref": "https://example.org/a"}, "does not fetch"),
+    "look-around": ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+    "nothing fits": ({"type": "integer", "minimum": 3, "maximum": 1}, "minimum"),
+    "options of its own": ({"x-guidance": {"lenient": True}, "not": {}}, "not"),
+    "too deep": (deep, "schema"),
+    "too long": ({"enum": ["x" * 100_000]}, "100,000 are compiled"),
+    "names": ({"properties": 3}, "properties must be an object"),
+    "no JSON": ({"const": {1, 2}}, "no JSON"),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_a_schema_that_cannot_be_held_is_refused_in_a_paragraph(case, writers_of_json):
+    schema, said = CANNOT[case]
+    with pytest.raises(ConfigError, match=said) as caught:
+        HeldVocabulary(writers_of_json["decoder"]).to_schema(schema)
+    assert "\n" not in str(caught.value)
+    assert "start:" not in str(caught.value)
+
+
+def test_a_vocabulary_that_cannot_write_json_is_refused(tokenizers_at, writers_of_json):
+    with pytest.raises(ConfigError, match=r'cannot write " , 0 .* \[ \] { }, which'):
+        HeldVocabulary(load_codec(tokenizers_at["encoder-decoder"])).to_schema({"type": "object"})
+    with pytest.raises(ConfigError, match=r"cannot write 爆, which"):
+        HeldVocabulary(writers_of_json["encoder-decoder"]).to_schema({"properties": {"爆": {}}})

@@ -1,15 +1,17 @@
 """Constrained decoding: texts of a form, held by a mask of the logits (llguidance).
 
-A form says, part by part, which pattern a text must match; logits of tokens that may not come next
-become minus infinity before one is chosen. Letters: n live rows, V vocabulary.
+A form says, part by part, which pattern a text must match, or is a JSON schema; logits of tokens
+that may not come next become minus infinity before one is chosen. Letters: n live rows, V
+vocabulary.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 from toque.errors import ConfigError, needing
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 Form = Generator[str, str, None]
 r"""Patterns of a text's parts in their order; it is sent the text of each part once that is there.
@@ -27,93 +29,195 @@ Patterns are those that `re` and Rust's regex crate read alike, without anchors;
 "\n", and what is no line break is ".". Every part but the last ends where its pattern first
 matches, and must not match earlier by chance.
 """
+_LONGEST_SCHEMA: Final = 100_000
+"""Characters of a schema: compiling one of 90,000 took 1.7 s, one of 270,000 19 s."""
+_MOST_STATES: Final = 50_000  # of a schema's lexer, at 1 to 2 KB each
+_MOST_COMPILED: Final = 64  # grammars that a vocabulary keeps
+# One line, as most JSON in texts is written; free blanks would let a weak model write nothing else.
+_ONE_LINE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_JSON_TEXT: Final = '{}[]":,-.0123456789truefalsenull'
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """Spelling: the text of a model's tokens."""
+class Spelling(Protocol):
+    """Spelling: the text of a model's tokens; a `Codec` is one."""
 
     tokenizer_json: str
     eos_id: int
-    break_id: int | None
+    newline_id: int | None
     """The marker that stands for a line break; None where the vocabulary holds "\\n"."""
-    encode: Callable[[str], Sequence[int]]
-    decode: Callable[[Sequence[int]], str]
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Tokens of a text."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of tokens."""
 
 
-class FormConstraint:
-    """Holds each text to its form, one for each prompt; one object serves one `generate`."""
+class HeldVocabulary:
+    """Vocabulary that texts can be held with; it is read once, and grammars are compiled once."""
 
-    def __init__(self, forms: Sequence[Form], spelling: Spelling) -> None:
+    def __init__(self, spelling: Spelling) -> None:
         self._lib = _library()
-        self._forms, self._spelling = forms, spelling
-        self._tokens: LLTokenizer = _tokens_of(spelling)
+        self.spelling = spelling
+        self.tokens: LLTokenizer = _tokens_of(spelling)
         # What begins a line with "▁", which a decoder takes away, is read with a blank before it.
-        begins_blank = self._tokens.decode_bytes([*spelling.encode("a")]).startswith(b" ")
-        self._start = " ?" if begins_blank else ""
-        self._break = r"\n ?" if begins_blank and spelling.break_id is not None else r"\n"
+        self._begins_blank = self.tokens.decode_bytes([*spelling.encode("a")]).startswith(b" ")
+        has_marker = spelling.newline_id is not None
+        self._break = r"\n ?" if self._begins_blank and has_marker else r"\n"
         self._compiled: dict[str, LLMatcher] = {}
-        self._rows: dict[int, _Row] = {}
-        self._executor = self._lib.LLExecutor()
 
-    def __call__(
-        self, logits: Tensor, *, prompts: Sequence[int], answers: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """The logits [n, V], minus infinity written where a token may not be; answers only grow."""
-        from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
+    def to_form(self, form: Form) -> HeldText:
+        """A text that has a form's parts one after the other."""
+        return HeldText(self, self.matcher(next(form)), form)
 
-        rows = [self._advanced(i, answer) for i, answer in zip(prompts, answers, strict=True)]
-        bits = allocate_token_bitmask(len(rows), self._tokens.vocab_size)
-        fill_next_token_bitmask_par(
-            self._executor, [(row.matcher, place) for place, row in enumerate(rows)], bits
+    def to_schema(self, schema: Mapping[str, Any]) -> HeldText:
+        """A text that is JSON of a schema, in one line.
+
+        Raises:
+            ConfigError: llguidance cannot hold the schema, or the vocabulary cannot write it.
+        """
+        # llguidance reads its options in the schema, where one of a stranger may set others.
+        try:
+            text = json.dumps({**schema, "x-guidance": _ONE_LINE}, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"The JSON schema is no JSON: {error}. Mend it.") from error
+        if len(text) > _LONGEST_SCHEMA:
+            raise ConfigError(
+                f"The JSON schema has {len(text):,} characters, and at most {_LONGEST_SCHEMA:,} "
+                "are compiled. Leave out what the answers do not need."
+            )
+        lacking = [c for c in sorted({*_JSON_TEXT, *_literals(schema)}) if not self._writes(c)]
+        if lacking:
+            raise ConfigError(
+                f"This model's vocabulary cannot write {' '.join(lacking[:20])}, which JSON of "
+                "this schema needs. Use a model whose tokenizer holds them, or write without it."
+            )
+        blank = '" "? ' if self._begins_blank else ""
+        limits = self._lib.LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
+        matcher = self._copy(f"start: {blank}json\njson: %json {text}", limits)
+        if matcher.is_error():
+            raise ConfigError(
+                f"The JSON schema cannot be held: {_said_by(matcher)}. Leave out or replace what "
+                "llguidance does not know, and check each answer for that yourself."
+            )
+        return HeldText(self, matcher)
+
+    def matcher(self, pattern: str, *, goes_on: bool = False) -> LLMatcher:
+        """A matcher at the beginning of a text's pattern, or of one that goes on with a text."""
+        starts_blank = self._begins_blank and (self.spelling.newline_id is not None or not goes_on)
+        pattern = (" ?" if starts_blank else "") + pattern
+        return self._copy(
+            self._lib.LLMatcher.grammar_from_regex(pattern.replace(r"\n", self._break))
         )
-        for number, row in zip(prompts, rows, strict=True):
-            _refuse_error(row.matcher, number)
-        allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
-        width = min(self._tokens.vocab_size, logits.shape[1])
-        mask = torch.from_numpy(allowed[:, :width]).to(logits.device) == 0
-        logits[:, :width].masked_fill_(mask, -torch.inf)
-        logits[:, width:] = -torch.inf
-        return logits
 
-    def _advanced(self, number: int, answer: Sequence[int]) -> _Row:
-        """The row after all tokens of its answer."""
-        row = self._rows.get(number)
-        if row is None:
-            form = self._forms[number]
-            row = self._rows[number] = _Row(form, self._matcher(self._start + next(form)))
-        while row.taken < len(answer):
-            row.matcher.consume_token(answer[row.taken])
-            _refuse_error(row.matcher, number)
-            row.taken += 1
-            if row.is_last or not row.matcher.is_accepting():
+    def _copy(self, grammar: str, limits: Any = None) -> LLMatcher:
+        """A matcher of a grammar, compiled once, because prompts repeat."""
+        if grammar not in self._compiled:
+            made = self._lib.LLMatcher(self.tokens, grammar, log_level=0, limits=limits)
+            if not made.is_error():
+                made.compute_bitmask()  # the longest step, which fills what copies share
+            if len(self._compiled) >= _MOST_COMPILED:
+                self._compiled.clear()
+            self._compiled[grammar] = made
+        return self._compiled[grammar].deep_copy()
+
+    def _writes(self, character: str) -> bool:
+        written = self.tokens.decode_bytes(self.tokens.tokenize_str(character))
+        return written.strip() == character.encode("utf-8", "replace").strip()
+
+
+@dataclass(eq=False)
+class HeldText:
+    """A text that is held to its form while it is written; a `HeldVocabulary` begins it."""
+
+    vocabulary: HeldVocabulary
+    matcher: LLMatcher
+    form: Form | None = None  # that of the parts to come
+    fault: str = ""
+    """Sentences that go on after "The text": why it cannot go on, once it cannot."""
+    _taken: int = 0  # tokens the matchers have read
+    _began: int = 0  # the first token of the part
+
+    def again(self) -> HeldText:
+        """Another text of the same schema, at its beginning too."""
+        return HeldText(self.vocabulary, self.matcher.deep_copy())
+
+    def read(self, answer: Sequence[int]) -> None:
+        """Read what the answer has more than at the last call."""
+        while self._taken < len(answer) and not self.look():
+            self.matcher.consume_token(answer[self._taken])
+            self._taken += 1
+            if self.form is None or not self.matcher.is_accepting():
                 continue
             try:
-                pattern = row.form.send(self._spelling.decode(answer[row.began : row.taken]))
+                part = answer[self._began : self._taken]
+                pattern = self.form.send(self.vocabulary.spelling.decode(part))
             except StopIteration:
-                row.is_last = True
+                self.form = None
             else:
-                start = self._start if self._spelling.break_id is not None else ""
-                row.matcher, row.began = self._matcher(start + pattern), row.taken
-        return row
+                self.matcher = self.vocabulary.matcher(pattern, goes_on=True)
+                self._began = self._taken
 
-    def _matcher(self, pattern: str) -> LLMatcher:
-        """A matcher at the beginning of a pattern; compiled once, because prompts repeat."""
-        if pattern not in self._compiled:
-            grammar = self._lib.LLMatcher.grammar_from_regex(pattern.replace(r"\n", self._break))
-            self._compiled[pattern] = self._lib.LLMatcher(self._tokens, grammar, log_level=0)
-        return self._compiled[pattern].deep_copy()
+    def look(self) -> str:
+        """The fault, if there is one now."""
+        if self.matcher.is_error():
+            self.fault = (
+                f"cannot be held to its form: {_said_by(self.matcher)}. Ask for less (fewer "
+                "ingredients, simpler names, a looser schema), or write without it."
+            )
+        return self.fault
 
 
-@dataclass
-class _Row:
-    """State of a text within its form."""
+def hold(logits: Tensor, texts: Sequence[tuple[int, HeldText, Sequence[int]]]) -> None:
+    """Write minus infinity into logits [n, V] where a token may not be next.
 
-    form: Form
-    matcher: LLMatcher
-    taken: int = 0  # tokens the matchers have read
-    began: int = 0  # the first token of the part
-    is_last: bool = False
+    `texts` are rows with their held texts of one vocabulary and answers, which only grow. A row
+    whose text has a fault afterwards is not to be used.
+    """
+    from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
+
+    for _, text, answer in texts:
+        text.read(answer)
+    size = texts[0][1].vocabulary.tokens.vocab_size
+    bits = allocate_token_bitmask(len(texts), size)
+    places = [(text.matcher, place) for place, (_, text, _) in enumerate(texts)]
+    fill_next_token_bitmask_par(_executor(), places, bits)
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
+    width = min(size, logits.shape[1])
+    barred = np.zeros(logits.shape, np.bool_)
+    for (row, text, _), own in zip(texts, allowed, strict=True):
+        if not text.look():
+            barred[row] = True
+            barred[row, :width] = own[:width] == 0
+    logits.masked_fill_(torch.from_numpy(barred).to(logits.device), -torch.inf)
+
+
+def _literals(schema: Mapping[str, Any]) -> str:
+    """The texts that answers of a schema have as they are: names and fixed values."""
+    found = ""
+    parts: list[Any] = [schema]
+    while parts:  # without recursion, for a schema may be as deep as it likes
+        part = parts.pop()
+        if isinstance(part, Mapping):
+            names = part.get("properties")
+            names = [*names] if isinstance(names, Mapping) else None
+            fixed = [part.get("const"), part.get("enum"), names]
+            found += json.dumps(fixed, ensure_ascii=False)
+            part = [*part.values()]
+        parts += part if isinstance(part, list) else []
+    return found
+
+
+def _said_by(matcher: LLMatcher) -> str:
+    """The reason a matcher gives, without the place in a grammar that the user did not write."""
+    said = matcher.get_error().partition("\n   1 |")[0].partition("\n<state>")[0]
+    return " ".join(said.rpartition("failed to compile JSON schema: ")[2].split()).rstrip(".")
+
+
+@cache
+def _executor() -> LLExecutor:
+    """Threads that fill masks."""
+    return cast("LLExecutor", _library().LLExecutor())
 
 
 def _library() -> Any:
@@ -140,7 +244,7 @@ def _tokens_of(spelling: Spelling) -> LLTokenizer:
             f"llguidance does not read this model's tokenizer: {error}. Texts can be held to a "
             "form with byte-level, SentencePiece BPE and unigram vocabularies; write without it."
         ) from error
-    if not drops_blanks and spelling.break_id is None:
+    if not drops_blanks and spelling.newline_id is None:
         return found
     # Such a tokenizer has no tokens for a lone " " or "\n", which llguidance asks it for.
     pieces = _Pieces(found, spelling)
@@ -155,10 +259,10 @@ class _Pieces:
         self.eos_token_id, self.bos_token_id = spelling.eos_id, None
         self.tokens = [tokens.decode_bytes([token]) for token in every]
         self.special_token_ids = [t for t in every if tokens.is_special_token(t)]
-        if spelling.break_id is not None:
-            self.tokens[spelling.break_id] = b"\n"
-            if spelling.break_id in self.special_token_ids:
-                self.special_token_ids.remove(spelling.break_id)
+        if spelling.newline_id is not None:
+            self.tokens[spelling.newline_id] = b"\n"
+            if spelling.newline_id in self.special_token_ids:
+                self.special_token_ids.remove(spelling.newline_id)
         special = set(self.special_token_ids)
         self._ids = {piece: t for t, piece in enumerate(self.tokens) if t not in special}
         self._longest = max(map(len, self._ids))
@@ -174,12 +278,3 @@ class _Pieces:
             ids.append(self._ids[text[:size]])
             text = text[size:]
         return ids
-
-
-def _refuse_error(matcher: LLMatcher, number: int) -> None:
-    if matcher.is_error():
-        said = matcher.get_error().partition("\n")[0]
-        raise ConfigError(
-            f"The text of prompt {number} cannot be held to its form: {said}. Ask for fewer "
-            "ingredients or simpler names, or write without it."
-        )

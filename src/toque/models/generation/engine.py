@@ -16,7 +16,7 @@ from toque.errors import ConfigError, argument
 from toque.hardware.memory import BESIDE_TRAINING, free_bytes, is_out_of_memory, release_memory
 from toque.models.families import family_of, max_positions, unwrapped, vocabulary_rows
 from toque.models.forward.blocks import compile_disabled
-from toque.models.generation.constraints import FormConstraint
+from toque.models.generation.constraints import HeldText
 from toque.models.generation.kv_cache import SPARE, cache_dtype, cache_shape, layer_devices
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import GenerationOptions, Precision
@@ -37,7 +37,7 @@ def generate(
     *,
     eos_id: int,
     pad_id: int,
-    constraint: FormConstraint | None = None,
+    held: Sequence[HeldText] = (),
     on_progress: Count = uncounted,
     on_token: Callable[[int, int | None], object] | None = None,
     on_notice: Callable[[str], object] = lambda _: None,
@@ -47,7 +47,8 @@ def generate(
     Prompts run together, longest first, and the next takes the place of a finished one; at most
     MOST_ROWS where `batch_rows` is None. A decoder-only model also stops where its positions end: a
     prompt of P tokens gets at most `max_position_embeddings - P + 1` new ones. An empty prompt, one
-    that leaves no room, or too little memory for one row raises ConfigError.
+    that leaves no room, a text that its form leaves no token, or too little memory for one row
+    raises ConfigError.
 
     Args:
         model: Left in the mode it came in; its dropout is off meanwhile.
@@ -56,7 +57,7 @@ def generate(
         options: How they are written; `max_new_tokens` is set.
         eos_id: Ends an answer.
         pad_id: Fills the short prompts of a batch; starts an encoder-decoder's answer.
-        constraint: Takes away tokens that may not come next; see `constraints.py`.
+        held: The form that each answer is held to; see `constraints.py`. Empty for none.
         on_progress: Told finished prompts, all prompts and the share of the work in tokens.
         on_token: Told a prompt's number and its next token, and None once the answer has ended.
         on_notice: Told in a sentence where memory ran out and fewer rows are written at a time.
@@ -69,7 +70,10 @@ def generate(
     lengths = ((0 if encoder else len(p)) + n for p, n in zip(prompts, limits, strict=True))
     columns = max(lengths, default=0)
     pairs = enumerate(zip(prompts, limits, strict=True))
-    orders = [Order(prompt, limit, options, number) for number, (prompt, limit) in pairs]
+    orders = [
+        Order(prompt, limit, options, number, held=held[number] if held else None)
+        for number, (prompt, limit) in pairs
+    ]
     answers: list[list[int]] = [[] for _ in limits]
     done, covered, tell = 0, 0, on_token or (lambda *_: None)
     on_progress(0, len(answers), 0.0)
@@ -81,17 +85,12 @@ def generate(
             most = min(most, _affordable_rows(core, prompts, columns))
             # The most that fill every batch alike: 300 prompts go as 150 + 150.
             n_rows = -(-len(prompts) // -(-len(prompts) // most)) if prompts else most
-        begin = partial(
-            LiveRows,
-            core,
-            columns=columns,
-            eos_id=eos_id,
-            pad_id=pad_id,
-            constraint=constraint,
-        )
+        begin = partial(LiveRows, core, columns=columns, eos_id=eos_id, pad_id=pad_id)
         for news in _written(begin, orders, answers, min(n_rows, len(prompts) or 1), on_notice):
             for new in news:
                 number, answer = new.order.number, answers[new.order.number]
+                if new.end == "stuck" and new.order.held is not None:
+                    raise ConfigError(f"The text of prompt {number} {new.order.held.fault}")
                 covered += 1 if new.end is None else limits[number] - len(answer)
                 if new.end != "stop":
                     answer.append(new.token)

@@ -19,7 +19,7 @@ from toque.models.families import family_of
 from toque.models.forward.loss import capped
 from toque.models.forward.packed import logit_cap, output_head
 from toque.models.generation.causal import CausalDecoding
-from toque.models.generation.constraints import FormConstraint
+from toque.models.generation.constraints import HeldText, hold
 from toque.models.generation.options import GenerationOptions
 from toque.models.generation.sampling import (
     WORTHWHILE_STEPS,
@@ -30,7 +30,8 @@ from toque.models.generation.sampling import (
 )
 from toque.models.generation.t5 import T5Decoding
 
-End = Literal["stop", "length"]  # of an answer: by the end token, or at the longest length
+End = Literal["stop", "length", "stuck"]
+"""End of an answer: by the end token, at the longest length, or for its held text's fault."""
 Share = tuple[float | None, Sequence[tuple[int, float]]]
 """Log-probability of the chosen token, and of the likeliest ones, best first."""
 
@@ -45,6 +46,7 @@ class Order:
     number: int = 0  # number that, with the seed and the position, decides the draws
     n_likeliest: int | None = None  # tokens to tell logprobs of besides; None for none at all
     begun: Sequence[int] = ()  # the answer's first tokens, where known: read, and told to nobody
+    held: HeldText | None = None  # the form that the answer is held to
 
 
 class NewToken(NamedTuple):
@@ -54,7 +56,7 @@ class NewToken(NamedTuple):
     token: int
     end: End | None
     """Set with the last one; the token of "stop" is the end token, no part of the answer."""
-    logprob: float | None  # before temperature and filters, in nats, where asked
+    logprob: float | None  # before temperature and filters, of what the form allows; in nats
     likeliest: Sequence[tuple[int, float]]  # the likeliest tokens with theirs, best first
 
 
@@ -62,7 +64,7 @@ class LiveRows:
     """The rows that a model in evaluation mode, as `packed_products` makes it, writes at present.
 
     `rows` are the most, `columns` the tokens of the longest row, prompt included, for models that
-    read both together. The constraint knows orders by their numbers.
+    read both together.
     """
 
     @torch.inference_mode()
@@ -74,18 +76,15 @@ class LiveRows:
         columns: int,
         eos_id: int,
         pad_id: int,
-        constraint: FormConstraint | None = None,
     ) -> None:
         self.core, self.rows, self.eos_id = core, rows, eos_id
-        self._constraint = constraint
         family = T5Decoding if family_of(core.config).is_encoder_decoder else CausalDecoding
         self._decoding = family(core, rows=rows, columns=columns, pad_id=pad_id)
         self._weight, self._bias = output_head(core)
         on_cpu = core.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         self._buffer = self._weight.new_empty(rows, len(self._weight)) if on_cpu else None
         self._cap = logit_cap(core)
-        exact = constraint is None and self._cap is None
-        self._can_bound = exact and supports_int8(self._weight, self._bias)
+        self._can_bound = self._cap is None and supports_int8(self._weight, self._bias)
         self._bounds: Int8Argmax | None = None
         self.orders: list[Order] = []  # orders of the live rows, one each
         self._tokens: list[int] = []
@@ -95,9 +94,7 @@ class LiveRows:
     def admit(self, orders: Sequence[Order]) -> None:
         """Prefill the prompts of new rows; with the live ones, at most `rows`."""
         orders = sorted(orders, key=lambda order: -len(order.prompt))  # neighbours of like length
-        greedy = any(
-            order.options.is_greedy and order.most_tokens >= WORTHWHILE_STEPS for order in orders
-        )
+        greedy = any(_is_bounded(o) and o.most_tokens >= WORTHWHILE_STEPS for o in orders)
         if greedy and self._bounds is None and self._can_bound:
             self._bounds = Int8Argmax(self._weight, rows=self.rows)
         self._tokens += self._decoding.admit([order.prompt for order in orders])
@@ -118,6 +115,7 @@ class LiveRows:
                 continue
             is_last = len(answer) >= order.most_tokens
             end: End | None = "stop" if token == self.eos_id else "length" if is_last else None
+            end = "stuck" if order.held is not None and order.held.fault else end
             news.append(NewToken(order, token, end, *shares.get(row, (None, ()))))
             if end is not None:
                 over.append(row)
@@ -146,7 +144,7 @@ class LiveRows:
             options = order.options
             if len(answer) < len(order.begun):
                 tokens[row] = order.begun[len(answer)]
-            elif self._bounds and options.is_greedy and order.n_likeliest is None:
+            elif self._bounds and _is_bounded(order) and order.n_likeliest is None:
                 alike[None].append(row)
             else:
                 alike[options.temperature, options.top_k, options.top_p].append(row)
@@ -156,10 +154,13 @@ class LiveRows:
                 chosen = self._bounds(part).tolist()
             else:
                 logits = self._logits(part)
-                if self._constraint is not None:
-                    numbers = [self.orders[row].number for row in rows]
-                    answers = [self._answers[row] for row in rows]
-                    logits = self._constraint(logits, prompts=numbers, answers=answers)
+                texts = [
+                    (place, held, self._answers[row])
+                    for place, row in enumerate(rows)
+                    if (held := self.orders[row].held) is not None
+                ]
+                if texts:
+                    hold(logits, texts)
                 chosen = self._chosen(logits, rows)
                 for place, row in enumerate(rows):
                     n_likeliest = self.orders[row].n_likeliest
@@ -192,8 +193,13 @@ class LiveRows:
         return sampled(logits, draws, how.temperature, how.top_k, how.top_p).tolist()
 
 
+def _is_bounded(order: Order) -> bool:
+    """True where the largest logit of all is what is looked for."""
+    return order.options.is_greedy and order.held is None
+
+
 def _share(logits: Tensor, token: int, n_likeliest: int) -> Share:
     logs = logits.float().log_softmax(-1)
     best = logs.topk(min(n_likeliest, len(logs)))
-    pairs = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    return float(logs[token]), pairs
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return float(logs[token]), [pair for pair in pairs if pair[1] > -torch.inf]
