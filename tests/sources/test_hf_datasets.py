@@ -5,11 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
+import toque
+from fixtures.hub_datasets import DatasetsHub, datasets_hub
 from toque.cooking.schemas.reader import RecipeReader, reader_for
 from toque.errors import ConfigError, DataError
+from toque.sources.hub_datasets import dataset_files, saved_files
 from toque.sources.layouts import TextRecordsError, is_columnar
-from toque.sources.source_files import dataset_files, saved_files
+from toque.storage.download import CACHE_VARIABLE
 
 datasets = pytest.importorskip("datasets")
 pytestmark = [
@@ -30,6 +34,8 @@ def rows(n: int) -> list[dict[str, object]]:
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "toque"))
     datasets.disable_progress_bars()
 
 
@@ -116,7 +122,7 @@ def test_a_folder_of_data_files_is_built_without_a_network(tmp_path, read_file):
     (file,) = dataset_files(f"hf:{folder}:train")
     assert file.name == f"hf:{folder}:train/{file.path.name}"
     assert read_file(file.path).kept == 5
-    with pytest.raises(DataError, match=r"cannot be loaded: .*vali"):
+    with pytest.raises(DataError, match="there is no split vali; it has train, test"):
         dataset_files(f"hf:{folder}:vali")
 
 
@@ -124,13 +130,161 @@ def test_a_folder_of_data_files_is_built_without_a_network(tmp_path, read_file):
     ("path", "words"),
     [
         ("hf:", "not of the form hf:NAME"),
-        ("hf:name:train[:5]", "use data.max_examples"),
+        ("hf:name@:train", "not of the form hf:NAME"),
+        ("hf:name:train[5:]", r"first rows can be read alone, e.g. .*:train\[:5000\]"),
         ("hf:nobody/nothing", "cannot be loaded: .*HF_HUB_OFFLINE=1, only what was fetched"),
     ],
 )
 def test_names_that_stand_for_nothing(path, words):
     with pytest.raises(DataError, match=words):
         dataset_files(path)
+
+
+OLD, NEW = "a" * 40, "b" * 40
+CARD = b"""---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: [main/a.jsonl, main/b.jsonl]}
+  - {split: test, path: main/test.jsonl}
+- config_name: other
+  data_files: other.jsonl
+---
+"""
+
+
+def files_of(word: str) -> dict[str, bytes]:
+    """A dataset of two configurations, the first of two splits; `word` is in every prompt."""
+
+    def lines(name: str, n: int) -> bytes:
+        rows = ({"prompt": f"{word} {name} {i}", "target": f"{i} spoons"} for i in range(n))
+        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+    made = {"main/a.jsonl": 30, "main/b.jsonl": 10, "main/test.jsonl": 3, "other.jsonl": 5}
+    return {"README.md": CARD} | {name: lines(name, n) for name, n in made.items()}
+
+
+@pytest.fixture
+def served(monkeypatch):
+    commits = {OLD: files_of("old"), NEW: files_of("new")}
+    with datasets_hub("org/soups", commits, {"main": NEW, "v1": OLD}, monkeypatch) as hub:
+        yield hub
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(
+    ("asked", "commit", "prompt", "n"),
+    [
+        ("hf:org/soups:main:train", NEW, "new main/a.jsonl 0", 40),
+        ("hf:org/soups@v1:main:train", OLD, "old main/a.jsonl 0", 40),
+        (f"hf:org/soups@{OLD}:main:test", OLD, "old main/test.jsonl 0", 3),
+        ("hf:org/soups:main:train[:35]", NEW, "new main/a.jsonl 0", 35),
+        ("hf:org/soups@v1:other:train[:50]", OLD, "old other.jsonl 0", 5),
+    ],
+)
+def test_a_dataset_of_the_hub_is_read_at_a_commit_that_is_named(asked, commit, prompt, n):
+    said: list[str] = []
+    (file,) = dataset_files(asked, said.append)
+    assert file.name == f"{asked}/{commit}/{file.path.name}"
+    found = datasets.Dataset.from_file(str(file.path))
+    assert (len(found), found[0]["prompt"]) == (n, prompt)
+    assert said[-1] == f"{asked} is read at the commit {commit}."
+    assert [line for line in said if "rows were streamed" in line] == (
+        [f"{asked}: {n} rows were streamed, {'all of them' if n < 35 else IN_ITS_ORDER}."]
+        if "[" in asked
+        else []
+    )
+
+
+IN_ITS_ORDER = "in its own order, which is no sample of the whole"
+
+
+def test_the_rest_of_a_stream_is_not_fetched_and_its_rows_are_kept(served: DatasetsHub) -> None:
+    path = "hf:org/soups:main:train[:7]"
+    (file,) = dataset_files(path)
+    assert served.sent["main/a.jsonl"] > 0
+    assert "main/b.jsonl" not in served.sent
+    assert "main/test.jsonl" not in served.sent
+    served.sent.clear()
+    assert dataset_files(path) == (file,)
+    assert served.sent == {}
+    served.revisions["main"] = OLD  # a new commit is read anew
+    (other,) = dataset_files(path)
+    assert other.path != file.path
+    assert datasets.Dataset.from_file(str(other.path))[6]["prompt"] == "old main/a.jsonl 6"
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("hf:org/soups", r"configurations main, other, and which.*\"hf:org/soups:main:train\""),
+        ("hf:org/soups:other", r"which to read is not said.*\"hf:org/soups:other:train\""),
+        ("hf:org/soups:man:test", r"no man among them.*\"hf:org/soups:main:test\""),
+        ("hf:org/soups:main:dev", r"no split dev; it has train, test.*\"hf:org/soups:main:train\""),
+        ("hf:org/soups@v2:main:train", "Revision 'v2' doesn't exist"),
+    ],
+)
+def test_what_a_dataset_lacks_is_said_with_what_it_has(asked, words):
+    with pytest.raises(DataError, match=words) as caught:
+        dataset_files(asked)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_network_a_revision_is_that_which_was_fetched(served, monkeypatch):
+    assert served.revisions["main"] == NEW
+    (fetched,) = dataset_files("hf:org/soups:main:train")
+    for module in (constants, datasets.config):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
+    assert dataset_files("hf:org/soups:main:train") == (fetched,)
+    (same,) = dataset_files(f"hf:org/soups@{NEW}:main:train")
+    assert same.path == fetched.path
+    for other in (OLD, "v1"):
+        with pytest.raises(DataError, match=f"does not answer, and {NEW} is what was fetched"):
+            dataset_files(f"hf:org/soups@{other}:main:train")
+
+
+@pytest.mark.usefixtures("served")
+def test_a_store_is_of_a_commit_and_another_at_another_revision(tmp_path, tokenizers_at):
+    def prepared(path: str):
+        config = toque.configure(
+            "demo",
+            data={"sources": [{"path": path}], "store": str(tmp_path / "store")},
+            model={"tokenizer": str(tokenizers_at["decoder"])},
+        )
+        return toque.prepare(config)
+
+    made = prepared("hf:org/soups@v1:main:train[:20]")
+    (entry,) = made.store.manifest.sources
+    assert entry.path.startswith(f"hf:org/soups@v1:main:train[:20]/{OLD}/")
+    assert entry.read == 20
+    assert prepared("hf:org/soups@v1:main:train[:20]").reused
+    with pytest.raises(DataError, match="is new or has changed since"):
+        prepared("hf:org/soups:main:train[:20]")
+
+
+def test_no_code_of_a_dataset_is_run(tmp_path):
+    folder = tmp_path / "soups"
+    folder.mkdir()
+    (folder / "soups.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (folder / "train.jsonl").write_text(json.dumps(rows(1)[0]))
+    with pytest.raises(DataError, match=r"scripts are no longer supported.*No code of a dataset"):
+        dataset_files(f"hf:{folder}:train")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_has_no_revision_and_a_saved_one_is_read_whole(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(json.dumps(rows(1)[0]))
+    with pytest.raises(DataError, match="cannot be had at its revision: a folder has none"):
+        dataset_files(f"hf:{tmp_path}/data@v1:train")
+    (file,) = dataset_files(f"hf:{tmp_path}/data:train[:9]")
+    assert len(datasets.Dataset.from_file(str(file.path))) == 1
+    saved(tmp_path / "kept@home", rows(2))
+    assert len(dataset_files(f"hf:{tmp_path}/kept@home")) == 1
+    for more in (":train", ":train[:1]", ":main:train"):
+        with pytest.raises(DataError, match="by save_to_disk, and is read whole"):
+            dataset_files(f"hf:{tmp_path}/kept@home{more}")
 
 
 def test_damaged_folders_are_refused(tmp_path, read_file):

@@ -82,7 +82,8 @@ class FilesConfig(Config):
         FileName, Allowed("a file, a folder or a pattern, also at gs:// or s3://, or hf:NAME:SPLIT")
     ]
     """A file, a folder or a pattern such as "dump/*.jsonl.gz" or "gs://bucket/dumps/"; or a Hugging
-    Face dataset, "hf:NAME:SPLIT"."""
+    Face dataset, "hf:NAME:SPLIT", in full "hf:NAME@REVISION:CONFIGURATION:SPLIT[:ROWS]", of which
+    the first ROWS rows are streamed and the rest is not downloaded."""
     format: Literal["auto", "recipes", "text", "tokens"] = "auto"
     """recipes: any of the known recipe formats (docs/reference/formats.md); text: plain text
     documents; tokens: .npy or .npz files of token ids; auto: by what the file holds, never by its

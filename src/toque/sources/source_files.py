@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from toque.errors import DataError
+from toque.sources.hub_datasets import PREFIX, dataset_files, names_a_folder, saved_files
 from toque.sources.records import Block, Located, RecordReader, Source
 from toque.storage.atomic import sha256_of
 from toque.storage.bucket import is_remote
@@ -24,8 +23,6 @@ _DOCUMENTATION = re.compile(
     r"(?:[_-][\w-]*)?(?:\.(?:md|rst|txt|adoc|html?|cff))?|.*\.(?:md|markdown|rst|adoc)",
     re.IGNORECASE,
 )
-PREFIX = "hf:"
-_LONGEST_NAME = 200  # bytes; a file system refuses 256 with an error of its own
 
 
 @dataclass(frozen=True)
@@ -69,10 +66,13 @@ def is_documentation(name: str) -> bool:
     return _DOCUMENTATION.fullmatch(name.rpartition("/")[2]) is not None
 
 
-def located(pattern: str) -> tuple[Located, ...]:
-    """The files that a source's path names: itself, those of a folder, a pattern or a data set."""
+def located(pattern: str, say: Callable[[str], None] = lambda _: None) -> tuple[Located, ...]:
+    """The files that a source's path names: itself, those of a folder, a pattern or a data set.
+
+    `say` hears which commit of a data set was read, and of how many rows.
+    """
     if pattern.startswith(PREFIX):
-        return dataset_files(pattern)
+        return dataset_files(pattern, say)
     saved = saved_files(Path(pattern).expanduser())
     paths = _files_of(pattern) if saved is None else saved
     return tuple(Located(str(path), path) for path in paths)
@@ -105,7 +105,7 @@ def _files_of(pattern: str) -> list[Path]:
 def is_here(path: str) -> bool:
     """True if a source can be read on this machine without fetching anything."""
     if path.startswith(PREFIX):
-        return Path(path.removeprefix(PREFIX).partition(":")[0]).expanduser().is_dir()
+        return names_a_folder(path)
     if is_remote(path):
         return False
     try:
@@ -145,100 +145,3 @@ def plain_bytes(file: SourceFile) -> int:
             return file.bytes
         stream.seek(-4, 2)
         return max(file.bytes, int.from_bytes(stream.read(4), "little"))
-
-
-def saved_files(folder: Path) -> list[Path] | None:
-    """The Arrow files of a dataset saved in `folder`, in order; None when there is none."""
-    splits = _json(folder / "dataset_dict.json").get("splits")
-    if isinstance(splits, list) and splits:
-        if len(splits) > 1:
-            raise several_splits(str(folder), splits, sign="/")
-        return saved_files(_inside(folder, splits[0], "dataset_dict.json"))
-    if not (folder / "dataset_info.json").is_file() or not (folder / "state.json").is_file():
-        return None
-    listed = _json(folder / "state.json").get("_data_files")
-    if not isinstance(listed, list) or not listed:
-        raise DataError(
-            f"{folder} is a saved dataset whose state.json lists no files. Save it again with "
-            "dataset.save_to_disk(folder)."
-        )
-    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed]
-    return [_inside(folder, name, "state.json") for name in names]
-
-
-def _inside(folder: Path, name: Any, listed_in: str) -> Path:
-    """A file or folder of a saved dataset; its lists may come from anyone."""
-    plain = isinstance(name, str) and "\0" not in name
-    plain = plain and 0 < len(name.encode("utf-8", "replace")) < _LONGEST_NAME
-    if not plain or name == ".." or Path(name).name != name or not (folder / name).exists():
-        shown = f"{name!r}"[:80]
-        raise DataError(
-            f"{folder} is a saved dataset, and its {listed_in} lists {shown}, which is not in the "
-            "folder. Copy the folder whole, or save it again."
-        )
-    return folder / str(name)
-
-
-def several_splits(name: str, splits: list[Any], *, sign: str) -> DataError:
-    """The error for a dataset with several splits when none is named."""
-    words = ", ".join(str(split) for split in splits)
-    return DataError(
-        f"The dataset {name} has the splits {words}, and which to read is not said: test data must "
-        f'not end up in training. Name one: data.sources=[{{path: "{name}{sign}{splits[0]}"}}]. '
-        "Several are several sources."
-    )
-
-
-def dataset_files(path: str) -> tuple[Located, ...]:
-    """The Arrow files of `hf:NAME[:SPLIT]`; NAME is a folder or a name on the hub."""
-    name, _, split = path.removeprefix(PREFIX).partition(":")
-    if not name or "[" in split:
-        raise DataError(
-            f"The source {path!r} is not of the form hf:NAME or hf:NAME:SPLIT, e.g. "
-            '"hf:corbt/all-recipes:train". For a part of a split, use data.max_examples.'
-        )
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        name = str(folder)
-        if (saved := saved_files(folder / split)) is not None:
-            return tuple(Located(str(file), file) for file in saved)
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{path} needs the datasets library, which is not installed. Run: pip install "
-            "'toque[data]'."
-        ) from error
-    try:
-        found = datasets.load_dataset(name, split=split or None)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
-        raise DataError(
-            f"The dataset {path} cannot be loaded: {why}. A name is a folder of data files or one "
-            "on huggingface.co/datasets (HF_TOKEN for a private one; without a network, or with "
-            "HF_HUB_OFFLINE=1, only what was fetched before). One with several configurations is "
-            f"saved first: datasets.load_dataset({name!r}, CONFIGURATION).save_to_disk(FOLDER)."
-        ) from error
-    if isinstance(found, dict):
-        if len(found) > 1:
-            raise several_splits(f"{PREFIX}{name}", list(found), sign=":")
-        split, found = next(iter(found.items()))
-    files = [Path(entry["filename"]) for entry in found.cache_files]
-    if not files:
-        raise DataError(
-            f"{path} holds no rows on disk. Save it with dataset.save_to_disk(folder) and name the "
-            "folder."
-        )
-    return tuple(Located(f"{PREFIX}{name}:{split}/{file.name}", file) for file in files)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        if not path.is_file():
-            return {}
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} of a saved dataset cannot be read: {error}. Save it again."
-        ) from error
-    return found if isinstance(found, dict) else {}

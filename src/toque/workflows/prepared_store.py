@@ -66,7 +66,7 @@ def sources_of(
     sources: list[Source] = []
     for source, remote in zip(given, listed, strict=True):
         if remote is None:
-            files = _first(located(source.path), source, say)
+            files = _first(located(source.path, say), source, say)
         else:
             wanted = _first(remote[1], source, say)
             fetched = fetch(remote[0], wanted, progress=progress, say=say)

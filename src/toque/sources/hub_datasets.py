@@ -1,0 +1,260 @@
+"""Hugging Face datasets: folders written by save_to_disk, and those of the hub that `hf:` names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from toque.errors import DataError, ToqueError
+from toque.sources.records import Located
+from toque.storage.atomic import atomic_file, disk_faults
+from toque.storage.download import CACHE_VARIABLE, cache_folder
+
+PREFIX: Final = "hf:"
+_FORM: Final = re.compile(
+    r"hf:(?P<name>[^:]+)(?::(?P<config>[^:\[\]]+)(?=:))?"
+    r"(?::(?P<split>[^:\[\]]+)(?:\[:(?P<rows>[1-9][0-9]*)\])?)?"
+)
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_AT_ONCE: Final = 1000  # rows taken from a stream at a time
+_LONGEST_NAME = 200  # bytes; a file system refuses 256 with an error of its own
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A dataset as `hf:NAME[@REVISION][:CONFIGURATION][:SPLIT[[:ROWS]]]` names it."""
+
+    name: str  # a folder of data files, or a name on the hub
+    revision: str | None
+    config: str | None
+    split: str | None
+    rows: int | None  # number of first rows that are streamed; None for all, downloaded
+
+    @classmethod
+    def of(cls, path: str) -> HubDataset:
+        """The dataset of a source's path; DataError where it is not of that form."""
+        parts = _FORM.fullmatch(path)
+        name, sign, revision = "", "", ""
+        if parts is not None:
+            name, sign, revision = parts["name"].partition("@")
+            if sign and Path(parts["name"]).expanduser().is_dir():
+                name, sign = parts["name"], ""
+        if parts is None or not name or (sign and not revision):
+            raise DataError(
+                f"The source {path!r} is not of the form hf:NAME, hf:NAME:SPLIT, "
+                'hf:NAME:CONFIGURATION:SPLIT or hf:NAME@REVISION:..., e.g. "hf:openai/gsm8k:main:'
+                'train". Of a split the first rows can be read alone, e.g. "hf:NAME:train[:5000]".'
+            )
+        rows = None if parts["rows"] is None else int(parts["rows"])
+        return cls(name, revision if sign else None, parts["config"], parts["split"], rows)
+
+    def address(self, *, config: str | None = None, split: str | None = None) -> str:
+        """The path again, with another configuration or split."""
+        config, split = config or self.config, split or self.split
+        parts = [f"{PREFIX}{self.name}" + (f"@{self.revision}" if self.revision else "")]
+        parts += [part for part in (config, split) if part is not None]
+        return ":".join(parts) + ("" if self.rows is None else f"[:{self.rows}]")
+
+
+def names_a_folder(path: str) -> bool:
+    """True if a path that begins with `hf:` names a folder of this machine."""
+    return Path(HubDataset.of(path).name).expanduser().is_dir()
+
+
+def dataset_files(path: str, say: Callable[[str], None] = lambda _: None) -> tuple[Located, ...]:
+    """The Arrow files of a source's path that begins with `hf:`, each named with its commit.
+
+    Of a path with a number of rows these are streamed into a file, and the rest is not downloaded.
+    `say` hears what was read. No code of a dataset is run: the library refuses those that bring it.
+    """
+    asked = HubDataset.of(path)
+    folder = Path(asked.name).expanduser()
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        saved = saved_files(folder / (asked.split or ""))
+        if saved is None or asked.config or asked.rows:
+            raise DataError(
+                f"{path}: {folder} was written by save_to_disk, and is read whole, by its path or "
+                f"that of a split in it, such as {folder / 'train'}. data.max_examples limits it."
+            )
+        return tuple(Located(str(file), file) for file in saved)
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{path} needs the datasets library, which is not installed. Run: pip install "
+            "'toque[data]'."
+        ) from error
+    try:
+        where = str(folder) if folder.is_dir() else asked.name
+        builder = datasets.load_dataset_builder(where, asked.config, revision=asked.revision)
+        commit = _commit_of(builder, asked)
+        split = _split_of(asked, list(builder.info.splits or builder.config.data_files))
+        files = _files_of(builder, asked, split, commit, say)
+    except ToqueError:
+        raise
+    except Exception as error:  # of the library, its readers of files, or the network
+        raise _not_loaded(asked, error) from error
+    where = asked.address(split=split) + (f"/{commit}" if commit else "")
+    if commit is not None:
+        say(f"{path} is read at the commit {commit}.")
+    return tuple(Located(f"{where}/{file.name}", file) for file in files)
+
+
+def _files_of(
+    builder: Any, asked: HubDataset, split: str, commit: str | None, say: Callable[[str], None]
+) -> list[Path]:
+    if asked.rows is not None:
+        return [_streamed(builder, asked, split, commit, say)]
+    builder.download_and_prepare()
+    files = [Path(entry["filename"]) for entry in builder.as_dataset(split=split).cache_files]
+    if not files:
+        raise DataError(
+            f"{asked.address()} holds no rows on disk. Save it with dataset.save_to_disk(folder) "
+            "and name the folder."
+        )
+    return files
+
+
+def _streamed(
+    builder: Any, asked: HubDataset, split: str, commit: str | None, say: Callable[[str], None]
+) -> Path:
+    """An Arrow file of the first rows of a split, written in the cache unless it is there."""
+    from pyarrow import ipc
+
+    address, rows, n_read = asked.address(split=split), asked.rows or 0, 0
+    digest = hashlib.sha256(f"{address} {commit}".encode()).hexdigest()
+    cache = cache_folder("sources")
+    place = cache / "hf" / f"{digest[:16]}.arrow"
+    if commit is not None and place.is_file():  # a folder's content may have changed
+        return place
+    tables = builder.as_streaming_dataset(split=split).with_format("arrow")
+    with disk_faults(cache, "streaming rows", setting=CACHE_VARIABLE):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(place) as file:
+            writer = None
+            for table in tables.iter(batch_size=min(rows, _AT_ONCE)):
+                taken = table.slice(0, rows - n_read)
+                writer = writer or ipc.new_stream(file, taken.schema)
+                writer.write_table(taken)
+                n_read += taken.num_rows
+                if n_read == rows:
+                    break
+            if writer is None:
+                raise DataError(f"{address} has no row. Name another split.")
+            writer.close()
+    whole = "all of them" if n_read < rows else "in its own order, which is no sample of the whole"
+    say(f"{address}: {n_read:,} rows were streamed, {whole}.")
+    return place
+
+
+def _commit_of(builder: Any, asked: HubDataset) -> str | None:
+    """The commit that a builder reads; None for a folder. DataError where it is another's.
+
+    Without a network the library takes what it fetched last, whatever revision was asked for.
+    """
+    from datasets.packaged_modules.cache.cache import Cache
+
+    commit = builder.hash if _COMMIT.fullmatch(builder.hash or "") else None
+    if asked.revision not in (None, commit) and (commit is None or isinstance(builder, Cache)):
+        raise DataError(
+            f"{asked.address()} cannot be had at its revision: "
+            + ("a folder has none" if commit is None else f"the hub does not answer, and {commit}")
+            + (". Leave it out." if commit is None else " is what was fetched before. Name that.")
+        )
+    return commit
+
+
+def _split_of(asked: HubDataset, splits: list[str]) -> str:
+    if asked.split is None and len(splits) > 1:
+        raise several_splits(asked.address(), splits, sign=":")
+    if asked.split is not None and asked.split not in splits:
+        raise DataError(
+            f"{asked.address()}: there is no split {asked.split}; it has {', '.join(splits)}. "
+            f'Name one: data.sources=[{{path: "{asked.address(split=splits[0])}"}}].'
+        )
+    return asked.split or splits[0]
+
+
+def _not_loaded(asked: HubDataset, error: Exception) -> DataError:
+    """The error for what the library refused; it lists the configurations where one is missing."""
+    import datasets
+
+    configs: list[str] = []
+    with suppress(Exception):  # the first error says why
+        configs = datasets.get_dataset_config_names(asked.name, revision=asked.revision)
+    if len(configs) > 1 and asked.config not in configs:
+        told = f"no {asked.config} among them" if asked.config else "which to read is not said"
+        meant = asked.split if asked.split in configs else configs[0]
+        split = "train" if asked.split in (None, meant) else asked.split
+        return DataError(
+            f"The dataset {asked.address()} has the configurations {', '.join(configs)}, and "
+            f'{told}. Name one before the split: data.sources=[{{path: "'
+            f'{asked.address(config=meant, split=split)}"}}]. Several are several sources.'
+        )
+    why = " ".join((str(error).strip() or type(error).__name__).split())[:300].rstrip(".")
+    return DataError(
+        f"The dataset {asked.address()} cannot be loaded: {why}. A name is a folder of data files "
+        "or one on huggingface.co/datasets (HF_TOKEN for a private one; without a network, or with "
+        "HF_HUB_OFFLINE=1, only what was fetched before). No code of a dataset is run: one that "
+        "needs its own is saved first, with save_to_disk, and its folder named."
+    )
+
+
+def saved_files(folder: Path) -> list[Path] | None:
+    """The Arrow files of a dataset saved in `folder`, in order; None when there is none."""
+    splits = _json(folder / "dataset_dict.json").get("splits")
+    if isinstance(splits, list) and splits:
+        if len(splits) > 1:
+            raise several_splits(str(folder), splits, sign="/")
+        return saved_files(_inside(folder, splits[0], "dataset_dict.json"))
+    if not (folder / "dataset_info.json").is_file() or not (folder / "state.json").is_file():
+        return None
+    listed = _json(folder / "state.json").get("_data_files")
+    if not isinstance(listed, list) or not listed:
+        raise DataError(
+            f"{folder} is a saved dataset whose state.json lists no files. Save it again with "
+            "dataset.save_to_disk(folder)."
+        )
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed]
+    return [_inside(folder, name, "state.json") for name in names]
+
+
+def _inside(folder: Path, name: Any, listed_in: str) -> Path:
+    """A file or folder of a saved dataset; its lists may come from anyone."""
+    plain = isinstance(name, str) and "\0" not in name
+    plain = plain and 0 < len(name.encode("utf-8", "replace")) < _LONGEST_NAME
+    if not plain or name == ".." or Path(name).name != name or not (folder / name).exists():
+        shown = f"{name!r}"[:80]
+        raise DataError(
+            f"{folder} is a saved dataset, and its {listed_in} lists {shown}, which is not in the "
+            "folder. Copy the folder whole, or save it again."
+        )
+    return folder / str(name)
+
+
+def several_splits(name: str, splits: list[Any], *, sign: str) -> DataError:
+    """The error for a dataset with several splits when none is named."""
+    words = ", ".join(str(split) for split in splits)
+    return DataError(
+        f"The dataset {name} has the splits {words}, and which to read is not said: test data must "
+        f'not end up in training. Name one: data.sources=[{{path: "{name}{sign}{splits[0]}"}}]. '
+        "Several are several sources."
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if not path.is_file():
+            return {}
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} of a saved dataset cannot be read: {error}. Save it again."
+        ) from error
+    return found if isinstance(found, dict) else {}
