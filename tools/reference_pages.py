@@ -11,12 +11,14 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from cyclopts import App
 from cyclopts.argument import Argument
 from pydantic import BaseModel
 
+from toque import errors
 from toque.config.dump import flow
 from toque.config.error_messages import allowed_words, section_of
 from toque.config.schema import RunConfig
@@ -61,6 +63,68 @@ refused, with the nearest one that is. Relative paths are relative to the workin
 A length of a run has a unit: `"200 steps"` (updates), `"3 epochs"`, `"5e6 tokens"`,
 `"10000 examples"`, `"30 minutes"` or, where a whole is known, `"10 %"`.
 """
+_AGENTS = f"""\
+# For coding agents
+
+{_WRITTEN}
+
+Commands, files and errors on one page, for a program that works with Toque. `llms.txt` beside
+these pages lists all of them, a line each.
+
+## The usual way
+
+```console
+$ toque init my-recipes.jsonl.gz --to cookbook.yaml
+$ toque train cookbook.yaml
+$ toque report runs/cookbook
+$ toque evaluate runs/cookbook
+$ toque generate runs/cookbook --prompt "lentil soup: lentils, carrots, cumin"
+$ toque export runs/cookbook --to exported
+```
+
+`init` looks at data of any [known form](formats.md) and writes a commented configuration. `train`
+prepares the data first, and the same command again continues a run that was stopped. Settings stand
+after the configuration as `section.name=value`, with values as in YAML; quote what has spaces or
+brackets. `toque schema` prints the JSON schema of the configuration, `toque show CONFIG` every
+setting with its origin, and [Configuration](configuration.md) has each in words.
+
+No command waits for an answer but `chat`; `serve` and `watch` run until they are stopped. No code
+of a model or a data set is run; the user's own is named in settings as `module:function`.
+
+## Commands
+
+| command | |
+|---|---|
+%(commands)s
+
+[Command line](cli.md) has every argument. With `--json`, where a command has it, the answer is one
+JSON object.
+
+## Files of a run
+
+%(files)s
+
+[The run folder](run-folder.md) has every field of `metrics.jsonl`; [the store](store.md) is the
+prepared data.
+
+## Errors
+
+An error is one paragraph: what was found, where, what is allowed, what to do. Do that, and run the
+same command again. In Python it is an exception of `toque.errors`, with the code in `exit_code`.
+
+| exit code | exception | meaning |
+|---:|---|---|
+%(codes)s
+
+## Python
+
+| function of `toque` | |
+|---|---|
+%(functions)s
+
+[Python](python-api.md) has their arguments.
+"""
+_CODES = re.compile(r"(?m)^\| (\d+) \| (.+) \|$")
 _ITEM = re.compile(r"^ {4}(\*{0,2}\w+): (.*)$")
 
 
@@ -107,6 +171,62 @@ def cli_page(app: App) -> str:
     ]
     index = ["| command | |", "|---|---|", *rows, ""]
     return "\n".join([_CLI_HEAD, *index, *(_command(app[name], name) for name in commands)])
+
+
+def agents_page(app: App, names: dict[str, Any], docs: Path) -> str:
+    """The page for coding agents: commands, files and errors, each from where it is written."""
+    commands = []
+    for command in (name for name in app if not name.startswith("-")):
+        arguments = app[command].assemble_argument_collection()
+        used = " ".join(["toque", command, *filter(None, map(_usage, arguments))])
+        commands.append(f"| `{_inline(used)}` | {_inline(_summary(app[command]))} |")
+    raised: dict[str, list[str]] = {}
+    for name, kind in vars(errors).items():
+        if inspect.isclass(kind) and issubclass(kind, errors.ToqueError) and name != "ToqueError":
+            raised.setdefault(str(kind.exit_code), []).append(f"`{name}`")
+    page = (docs / "reference" / "exit-codes.md").read_text(encoding="utf-8")
+    codes = [
+        f"| {code} | {', '.join(raised.pop(code, []))} | {meaning} |"
+        for code, meaning in _CODES.findall(page)
+    ]
+    if raised:
+        raise ValueError(f"docs/reference/exit-codes.md lacks the codes {', '.join(raised)}")
+    folder = (docs / "reference" / "run-folder.md").read_text(encoding="utf-8")
+    functions = [
+        f"| `{name}` | {_inline((inspect.getdoc(thing) or '').splitlines()[0])} |"
+        for name, thing in sorted(names.items())
+        if inspect.isfunction(thing)
+    ]
+    return _AGENTS % {
+        "commands": "\n".join(commands),
+        "files": "```text" + folder.split("```text")[1].split("```")[0] + "```",
+        "codes": "\n".join(codes),
+        "functions": "\n".join(functions),
+    }
+
+
+def llms_text(site: dict[str, Any], docs: Path) -> str:
+    """`llms.txt`: every page of the site's navigation with its first sentence."""
+    lines = [f"# {site['site_name']}", "", f"> {site['site_description']}"]
+    for entry in site["nav"]:
+        named = isinstance(entry, dict)
+        section, pages = next(iter(entry.items())) if named else ("Start", [entry])
+        lines += ["", f"## {section}", ""]
+        for page in pages:
+            place = next(iter(page.values())) if isinstance(page, dict) else page
+            title, said = _opening((docs / place).read_text(encoding="utf-8"))
+            lines.append(f"- [{title}]({place}): {said}")
+    return "\n".join([*lines, ""])
+
+
+def _opening(page: str) -> tuple[str, str]:
+    """Title and first sentence of a page, as plain text."""
+    plain = re.sub(r"(?ms)^```.*?^```$|<!--.*?-->", "", page)
+    blocks = [" ".join(block.split()) for block in re.split(r"\n{2,}", plain) if block.strip()]
+    title = next(block for block in blocks if block.startswith("# "))
+    said = next((b for b in blocks if not re.match(r"[#|>!*-]|\d+\.", b)), "")
+    said = re.sub(r"\[([^]]+)\]\([^)]*\)|[*`]", r"\1", said)
+    return title.lstrip("# "), re.split(r"(?<=\.)\s(?=[A-Z])", said)[0].rstrip(":")
 
 
 def python_page(names: dict[str, Any]) -> str:

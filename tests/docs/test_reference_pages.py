@@ -1,10 +1,12 @@
 """The generated pages of docs/reference are what the code says today."""
 
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 import toque
 from toque.cli.app import app
@@ -40,6 +42,21 @@ def test_cli_page_is_the_commands(golden_text: Golden) -> None:
 @pytest.mark.golden
 def test_python_page_is_the_docstrings(golden_text: Golden) -> None:
     golden_text(REFERENCE / "python-api.md", MADE["python_page"](public()))
+
+
+@pytest.mark.golden
+def test_the_page_for_agents_is_what_the_others_say(golden_text: Golden) -> None:
+    golden_text(REFERENCE / "agents.md", MADE["agents_page"](app, public(), REFERENCE.parent))
+
+
+@pytest.mark.golden
+def test_llms_txt_lists_every_page(golden_text: Golden) -> None:
+    docs = REFERENCE.parent
+    site = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
+    made = MADE["llms_text"](site, docs)
+    golden_text(docs / "llms.txt", made)
+    listed = re.findall(r"(?m)^- \[.+\]\((.+)\): .+", made)
+    assert sorted(listed) == sorted(p.relative_to(docs).as_posix() for p in docs.rglob("*.md"))
 
 
 def test_every_argument_and_every_public_name_has_its_words() -> None:

@@ -1,5 +1,6 @@
 """Examples: the notebooks are those of the scripts, and run from the first cell to the last."""
 
+import json
 import runpy
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = REPOSITORY / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+ALONE = EXAMPLES / "4_own_rows.py"
+"""The one that installs Toque and needs none of the others."""
 MAKER = runpy.run_path(str(REPOSITORY / "tools" / "make_notebooks.py"))
 
 
@@ -32,6 +35,8 @@ def test_the_notebooks_run_in_their_order(tmp_path: Path, monkeypatch: pytest.Mo
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "src"))
     for script in SCRIPTS:
+        if script == ALONE:
+            continue
         text = script.with_suffix(".ipynb").read_text(encoding="utf-8")
         shorter = (
             ("2 minutes", "20 steps"),
@@ -47,3 +52,22 @@ def test_the_notebooks_run_in_their_order(tmp_path: Path, monkeypatch: pytest.Mo
         ).execute()
         printed = [out for cell in run.cells for out in cell.get("outputs", [])]
         assert printed, script.name
+
+
+@pytest.mark.slow
+def test_the_notebook_for_an_empty_machine_runs_without_its_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cells in their order, with a few updates; no Jupyter is needed."""
+    cells = json.loads(ALONE.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (installs,) = [cell for cell in code if '"pip", "install"' in cell]
+    assert installs == code[0]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "notebook"}
+    for cell in code[1:]:
+        exec(cell.replace("3 minutes", "4 steps"), names)  # noqa: S102
+    printed = capsys.readouterr().out
+    for words in ("96 rows to train on, 24 kept aside", "4 updates", "of 24 answers", "compared"):
+        assert words in printed
+    assert (tmp_path / "work" / "kitchen-exported" / "model.safetensors").is_file()

@@ -277,7 +277,8 @@ def export(
     Args:
         run_or_model: run folder, model folder or adapter folder.
         to: the folder to write.
-        form: hf, a Hugging Face folder; or gguf, a file for llama.cpp and Ollama.
+        form: hf, a Hugging Face folder; gguf, a file for llama.cpp and Ollama; or adapter, one that
+            peft reads beside its base, not merged.
         dtype: type of the weights: f32 (default), bf16 or f16; in the format gguf f16 (default),
             f32, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
         push_to: upload a copy to this repository of the hub, owner/name, once it has passed.

@@ -66,6 +66,10 @@ class ModelConfig(Config):
     """A Hugging Face folder, a hub name, or trained:N (learnt from the data and kept in the store).
     auto: the checkpoint's own; from scratch, trained:8192."""
 
+    licence: str | None = None
+    """Licence of the finished model as the hub spells it, e.g. apache-2.0, for its card. null: the
+    one that the card of `start_from` names; a card of which none is known says so."""
+
     @property
     def tokenizer_source(self) -> str:
         """`tokenizer` with auto resolved: a folder, a hub name or "trained:N"."""

@@ -22,6 +22,7 @@ _FORM: Final = re.compile(
     r"(?::(?P<split>[^:\[\]]+)(?:\[:(?P<rows>[1-9][0-9]*)\])?)?"
 )
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_RECORDED: Final = re.compile(r"(hf:.+)/([0-9a-f]{40})/[^/]*")
 _AT_ONCE: Final = 1000  # rows taken from a stream at a time
 _LONGEST_NAME = 200  # bytes; a file system refuses 256 with an error of its own
 
@@ -60,6 +61,12 @@ class HubDataset:
         parts = [f"{PREFIX}{self.name}" + (f"@{self.revision}" if self.revision else "")]
         parts += [part for part in (config, split) if part is not None]
         return ":".join(parts) + ("" if self.rows is None else f"[:{self.rows}]")
+
+
+def recorded_dataset(path: str) -> tuple[HubDataset, str] | None:
+    """Dataset and commit of a file that `dataset_files` named; None for files of other kinds."""
+    parts = _RECORDED.fullmatch(path)
+    return None if parts is None else (HubDataset.of(parts[1]), parts[2])
 
 
 def names_a_folder(path: str) -> bool:

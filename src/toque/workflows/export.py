@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds
 from toque.data.tokenizer.tokenizer_folder import is_toques, read_folder
 from toque.errors import CheckpointError, ConfigError, DataError, argument, needing
 from toque.models.loading.card_usage import with_gguf_usage, with_usage
-from toque.models.loading.hub import push, refuse_push, resolve_folder
+from toque.models.loading.hub import hub_name, push, refuse_push, resolve_folder
 from toque.models.loading.provenance import Provenance
 from toque.workflows.asking import (
     FOREIGN,
@@ -26,13 +27,14 @@ from toque.workflows.asking import (
     provenance_in,
     writes_recipes,
 )
+from toque.workflows.card_head import head_as
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
     from toque.models.gguf.gguf_export import ExportedGguf
     from toque.models.loading.model_export import Exported
 
-DEFAULT_DTYPES: Final = {"hf": "f32", "gguf": "f16"}
+DEFAULT_DTYPES: Final = {"hf": "f32", "gguf": "f16", "adapter": "f32"}
 _SAMPLE: Final = (
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "1. Two eggs,\n  beaten."},
@@ -62,12 +64,13 @@ def export(
     dtype: str | None = None,
     push_to: str | None = None,
 ) -> Exported | ExportedGguf:
-    """Write a model for use elsewhere, an adapter merged; read it back and compare.
+    """Write a model for use elsewhere, by default merged; read it back and compare.
 
     Args:
         run_or_model: a run, a model or an adapter folder.
         to: the folder to write; nothing may lie there.
-        form: hf, a Hugging Face folder; or gguf, a file for llama.cpp and Ollama.
+        form: hf, a Hugging Face folder; gguf, a file for llama.cpp and Ollama; or adapter, one that
+            peft reads beside its base.
         dtype: of the weights: f32, bf16 or f16; in the format gguf also q8_0, q5_1, q5_0, q4_1 or
             q4_0. None for f32 in the format hf and f16 in the format gguf.
         push_to: a repository on the hub, owner/name, that gets a copy once it has passed; made
@@ -96,10 +99,16 @@ def export(
             f"{given} is neither a run, a model folder nor an adapter folder. Name a run "
             "such as runs/cookbook."
         )
+    if push_to is not None and form == "adapter":
+        _refuse_own_base(source)
     readme = source / "README.md"
     card = readme.read_text(encoding="utf-8") if readme.exists() else f"# {Path(to).name}\n"
-    write = _gguf_folder if form == "gguf" else _hf_folder
-    made = write(source, Path(to), dtype or DEFAULT_DTYPES[form], card, provenance_in(given))
+    card = head_as(card, form)
+    writers: dict[str, Callable[[Path, Path, str, str, Provenance], Exported | ExportedGguf]]
+    writers = {"hf": _hf_folder, "gguf": _gguf_folder, "adapter": _adapter_folder}
+    made = writers[form](
+        source, Path(to), dtype or DEFAULT_DTYPES[form], card, provenance_in(given)
+    )
     if push_to is not None:
         push(made.folder, push_to)
     return made
@@ -120,6 +129,33 @@ def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance
     card = with_usage(card, prompt=asked, encoder=encoder, max_new_tokens=most, portable=portable)
     made = export_model(source, to, card=card, dtype=dtype, files=files, max_new_tokens=most)
     return _compared(source, made)
+
+
+def _adapter_folder(source: Path, to: Path, dtype: str, card: str, _record: Provenance) -> Exported:
+    from toque.models.loading.model_export import export_adapter  # with torch
+    from toque.models.lora.adapter_files import is_adapter_folder
+
+    if dtype != DEFAULT_DTYPES["adapter"] or not is_adapter_folder(source):
+        raise ConfigError(
+            f"{argument('form')} is adapter, and "
+            + (f"{source} holds a whole model" if dtype == "f32" else f"{argument('dtype')} is set")
+            + ": an adapter is copied as it was trained. Use the form hf."
+        )
+    return export_adapter(source, to, card=card)
+
+
+def _refuse_own_base(source: Path) -> None:
+    """Refuse, with a ConfigError, to push an adapter whose base nobody else has."""
+    from toque.models.lora.adapter_files import CONFIG, is_adapter_folder, read_config
+
+    if is_adapter_folder(source):
+        base = str(read_config(source).base_model_name_or_path)
+        if hub_name(base) is None:
+            raise ConfigError(
+                f"The base of the adapter {source} is {base}, a folder of this machine, which "
+                "nobody has who downloads the adapter. If the hub has it, write its name into "
+                f"base_model_name_or_path of {source / CONFIG}; otherwise use the form hf."
+            )
 
 
 def _compared(source: Path, made: Exported) -> Exported:

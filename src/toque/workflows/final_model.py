@@ -31,6 +31,7 @@ from toque.models.lora.adapter_files import WEIGHTS
 from toque.models.lora.layers import ADAPTER, is_adapted
 from toque.reporter import Reporter, clock_text, counting
 from toque.runs.history import METRICS, RunHistory, history_of
+from toque.sources.hub_datasets import recorded_dataset
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.callbacks import Goal
 from toque.training.checkpoint.resume import broadcast_checkpoint
@@ -39,6 +40,7 @@ from toque.units import Progress
 from toque.version import __version__
 from toque.workflows.asking import example_prompt, form_in_words, model_files, provenance_of_run
 from toque.workflows.build import Run
+from toque.workflows.card_head import card_head, licence_in_words
 from toque.workflows.evaluate import Evaluation, evaluation_of
 from toque.workflows.run_folder import load_weights
 
@@ -188,11 +190,7 @@ def model_card(
     there = [entry.path for entry in manifest.sources if entry.source < begins]
     sources = named(own or there) or config.data.store
     card = f"""\
----
-library_name: transformers
-tags: [toque, {config.model.family}]
----
-
+{card_head(config, manifest, run.evaluation, sources=sources)}
 # {Path(config.run_dir).name}
 
 Trained with Toque {__version__} from {config.model.start_from} on {sources}; weights of step \
@@ -203,7 +201,7 @@ Trained with Toque {__version__} from {config.model.start_from} on {sources}; we
     sections = {
         "Data": _data(config, manifest),
         "Scores": _scores(run.evaluation),
-        "Intended use and limits": _limits(record, manifest, run.evaluation),
+        "Intended use and limits": _limits(config, record, manifest, run.evaluation),
         "Training": _training(config, run),
         "Cost": _cost(run),
     }
@@ -219,6 +217,8 @@ def _data(config: RunConfig, manifest: StoreManifest) -> str:
     for number, files in sorted(by_source.items()):
         known = asked[number] if len(asked) == len(by_source) and number < len(asked) else None
         path = files[0].path if known is None else known.path
+        if (dataset := recorded_dataset(files[0].path)) is not None:
+            path = f"{dataset[0].address()}, commit {dataset[1]}"
         licence = (known.licence if known is not None else None) or "not recorded"
         read, kept = (sum(getattr(f, name) for f in files) for name in ("read", "kept"))
         held_out = number >= manifest.settings.get("held_out_from", math.inf)
@@ -250,14 +250,16 @@ def _scores(evaluation: Evaluation) -> str:
     )
 
 
-def _limits(record: Provenance, manifest: StoreManifest, evaluation: Evaluation) -> str:
+def _limits(
+    config: RunConfig, record: Provenance, manifest: StoreManifest, evaluation: Evaluation
+) -> str:
     intended = {
         "gaps": "A start for further training; it writes no texts of its own.",
         "documents": "Continuing texts of the kind it was trained on.",
         "conversations": "Conversations of the kind it was trained on.",
         "pairs": "Answering prompts of the kind it was trained on.",
     }.get(record.form, "Answering the prompts above, and no others: those were not measured.")
-    lines = [f"Intended use: {intended}"]
+    lines = [f"Intended use: {intended}", licence_in_words(config)]
     lengths = [
         f"{side}s of up to {limit:,} tokens"
         for side in ("prompt", "target")

@@ -1,11 +1,13 @@
 """The model card says what was measured and recorded, and calls the rest not measured."""
 
+import math
 import re
 
 import pytest
+from huggingface_hub import ModelCard
 
 from tiny import model_of
-from toque.config import load_config
+from toque.config import FilesConfig, load_config
 from toque.config.schema_methods import AdapterConfig
 from toque.data.store.store_manifest import (
     Records,
@@ -107,7 +109,32 @@ def test_what_auto_came_to_is_said() -> None:
     attach(model, AdapterConfig(dropout=0.0), base="a/base", seed=1)
     card = model_card(as_used(config, model), RECIPES, manifest(), finished())
     assert "| adapter | lora, r 16 |" in card
-    assert "tags: [toque, llama]" in card
+    assert ModelCard(card).data.tags == ["toque", "llama"]
+
+
+@pytest.mark.parametrize("name", ["a: b", "x\n---\ny", "'", "#", "null", "- a", "ü %"])
+def test_the_front_matter_is_whole_whatever_names_hold(name: str) -> None:
+    """A dataset of the hub is named with its commit, and scores that are no numbers are not."""
+    commit = "0123456789" * 4
+    store = manifest(f"hf:org/soups@v1:main:train/{commit}/a.arrow")
+    run = finished(
+        {"bleu": Estimate(0.123456789, None, None, 8), "odd": Estimate(math.nan, 0, 0, 8)}
+    )
+    given = load_config("demo", []).config
+    data = given.data.model_copy(update={"sources": (FilesConfig(path=name),) * 2})
+    config = given.model_copy(update={"run_dir": f"runs/{name}", "data": data})
+    card = model_card(config, RECIPES, store, run)
+    head = ModelCard(card).data
+    assert head.datasets == ["org/soups"]
+    assert [(r.metric_type, r.metric_value) for r in head.eval_results] == [
+        ("loss", 1.5),
+        ("bleu", 0.123457),
+    ]
+    one = head.eval_results[0]
+    place = (one.dataset_type, one.dataset_config, one.dataset_split, one.dataset_revision)
+    assert place == ("org/soups", "main", "train", commit)
+    assert (head.license, head.base_model, head.library_name) == (None, None, "transformers")
+    assert f"| hf:org/soups@v1:main:train, commit {commit} |" in card
 
 
 @pytest.mark.parametrize("form", ["recipes", "pairs", "documents", "gaps"])

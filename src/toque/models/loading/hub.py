@@ -18,7 +18,7 @@ def resolve_folder(
     *,
     setting: str = "model.start_from",
     needs: tuple[str, ...] = MODEL_FILES,
-    also: tuple[str, ...] = ("*.json", "*.model", "*.txt"),
+    also: tuple[str, ...] = ("*.json", "*.model", "*.txt", "README.md"),
     error: type[ToqueError] = ConfigError,
 ) -> Path:
     """The folder `path` names: itself, or the hub's copy of that name, downloaded when needed.
@@ -70,6 +70,12 @@ def resolve_folder(
             f"{missing} in {Path.cwd()}, and the hub at {constants.ENDPOINT} cannot be reached "
             f"({failure}). Name a folder, or connect to the network (HTTPS_PROXY names a proxy)."
         ) from failure
+
+
+def hub_name(path: str) -> str | None:
+    """The name that others find a model by on the hub; None for a folder, or for scratch."""
+    named = path != "scratch" and _HUB_NAME.fullmatch(path) and not Path(path).exists()
+    return path if named else None
 
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -19,7 +19,14 @@ from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, argument
 from toque.models.loading.pretrained import load_model, load_with_adapter
-from toque.models.lora.adapter_files import is_adapter_folder, merged, write_adapter
+from toque.models.loading.provenance import FOLDER, RECORD
+from toque.models.lora.adapter_files import (
+    CONFIG,
+    WEIGHTS,
+    is_adapter_folder,
+    merged,
+    write_adapter,
+)
 from toque.storage.atomic import atomic_folder
 
 _TOKENIZER_FILES = (
@@ -139,9 +146,10 @@ class Exported:
 
     def __str__(self) -> str:
         """A sentence for people, or two."""
-        how = "merged into its base, " if self.was_adapter else ""
+        what = "the model, merged into its base," if self.was_adapter else "the model,"
+        what = "the adapter alone," if is_adapter_folder(self.folder) else what
         return (
-            f"{self.folder} holds the model, {how}read back and compared: logits differ by at most "
+            f"{self.folder} holds {what} read back and compared: logits differ by at most "
             f"{self.difference:.1e} of the largest.{self.template}"
         )
 
@@ -171,6 +179,31 @@ def export_model(
     expected = before if dtype == "f32" else sample_logits(whole)
     del model, whole  # one model is in memory at a time
     after = sample_logits(load_model(str(to)))
+    _refuse_other(after, expected, to, source)
+    return Exported(to, _apart(after, before), adapted)
+
+
+def export_adapter(source: Path, to: Path, *, card: str) -> Exported:
+    """Copy the adapter of `source` with its tokenizer, read it back beside its base and compare.
+
+    Files that are none of an adapter's stay behind. One that computes other logits is removed.
+    """
+    refuse_taken(to)
+    beside = (*_TOKENIZER_FILES, _CHAT)
+    with atomic_folder(to) as writer:
+        for name in (CONFIG, WEIGHTS, *beside, *(f"{FOLDER}/{n}" for n in (RECORD, *beside))):
+            if (source / name).is_file():
+                (writer.folder / name).parent.mkdir(exist_ok=True)
+                writer.put(name, (source / name).read_bytes())
+        writer.put("README.md", card.encode())
+    expected = sample_logits(load_with_adapter(source, merge=False))
+    after = sample_logits(load_with_adapter(to, merge=False))
+    _refuse_other(after, expected, to, source)
+    return Exported(to, _apart(after, expected), was_adapter=False)
+
+
+def _refuse_other(after: Tensor, expected: Tensor, to: Path, source: Path) -> None:
+    """Remove a folder, with a CheckpointError, whose logits differ from the expected ones."""
     difference = _apart(after, expected)
     if not difference <= TOLERANCE:  # a NaN is no agreement
         shutil.rmtree(to, ignore_errors=True)
@@ -179,7 +212,6 @@ def export_model(
             f"{difference:.2g} of the largest, and {TOLERANCE:.0e} is allowed. It was removed. "
             "Use the adapter beside its base instead, and please report this."
         )
-    return Exported(to, _apart(after, before), adapted)
 
 
 def refuse_taken(to: Path) -> None:

@@ -19,7 +19,7 @@ Form = Literal["recipes", "pairs", "conversations", "documents", "gaps"]
 conversations by a chat template; the beginning of a text, which it continues; or texts with gaps,
 which it fills."""
 FOLDER: Final = "toque"
-_NAME: Final = "model.json"
+RECORD: Final = "model.json"
 _MOST_BYTES: Final = 1 << 16
 
 
@@ -36,12 +36,12 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     def files(self) -> dict[str, str]:
         """The record's own file, by its place in the model folder."""
         data = msgspec.json.format(msgspec.json.encode(self), indent=1)
-        return {f"{FOLDER}/{_NAME}": data.decode() + "\n"}
+        return {f"{FOLDER}/{RECORD}": data.decode() + "\n"}
 
 
 def provenance_of(folder: Path) -> Provenance | None:
     """The record of a model folder; None without one, CheckpointError if it cannot be read."""
-    path = folder / FOLDER / _NAME
+    path = folder / FOLDER / RECORD
     if not path.is_file():
         return None
     try:
