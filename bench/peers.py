@@ -46,15 +46,22 @@ def mini_shape(family: str) -> Path:
 
 
 def run(
-    command: Sequence[object], *, threads: int | None = None, check: bool = True
+    command: Sequence[object],
+    *,
+    threads: int | None = None,
+    check: bool = True,
+    typed: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A process of its own, offline, its output captured; ends the benchmark when it fails."""
+    """A process of its own, offline, its output captured; ends the benchmark when it fails.
+
+    What is `typed` comes to it through a pipe.
+    """
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     words = [sys.executable, *map(str, command)]
     done = subprocess.run(  # noqa: S603 - commands of this folder
-        words, capture_output=True, text=True, env=environment, check=False
+        words, capture_output=True, text=True, env=environment, check=False, input=typed
     )
     if check and done.returncode:
         raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
@@ -68,9 +75,11 @@ def last_json(printed: str) -> dict[str, Any]:
     return found
 
 
-def toque(*words: object, threads: int | None = None, check: bool = True) -> Any:
+def toque(
+    *words: object, threads: int | None = None, check: bool = True, typed: str | None = None
+) -> Any:
     """The command line of Toque, as a user runs it."""
-    return run(["-m", "toque", *words], threads=threads, check=check)
+    return run(["-m", "toque", *words], threads=threads, check=check, typed=typed)
 
 
 def peer(script: str, *words: object, threads: int | None = None) -> str:

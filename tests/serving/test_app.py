@@ -5,8 +5,10 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from serving.alone import alone, client_of, metric, sent
+from serving.conftest import served_as
 from toque.data.tokenizer.codec import TextStream
 from toque.serving.batcher import ServedModels
 
@@ -182,6 +184,50 @@ def schema_of(schema):
     """`response_format` as OpenAI's clients send it."""
     inner = {"name": "order", "strict": True} | ({} if schema is None else {"schema": schema})
     return {"type": "json_schema", "json_schema": inner}
+
+
+@pytest.mark.parametrize("most", [0, 1, 24])
+def test_an_echo_tells_the_prompts_own_tokens(client, gpt2, most):
+    """As lm-eval asks: several prompts of ids, of which each token's probability is told."""
+    prompts = [gpt2.prompt_ids("lentil soup with rice"), gpt2.prompt_ids("a")]
+    settings = {"model": "tiny", "temperature": 0, "max_tokens": most, "echo": True}
+    found = client.completions.create(prompt=prompts, logprobs=2, stop=["soup"], **settings)
+    bare = client.completions.create(prompt=prompts, stop=["soup"], **settings)
+    assert found.usage.prompt_tokens == sum(map(len, prompts))
+    for choice, other, prompt in zip(found.choices, bare.choices, prompts, strict=True):
+        written = alone(gpt2, prompt, most=most) if most else []
+        read = gpt2.codec.decode(prompt)
+        assert choice.text == other.text
+        assert choice.text.startswith(read)
+        assert choice.finish_reason == ("stop" if 0 < len(written) < most else "length")
+        logs, n = choice.logprobs, len(prompt)
+        ended = choice.finish_reason == "stop"
+        assert len(logs.tokens) == n + len(written) + ended
+        assert "".join(logs.tokens[:n]) == read
+        with torch.inference_mode():
+            ids = torch.tensor([[*prompt, *written]])
+            known = gpt2.model(ids).logits[0].log_softmax(-1)
+        assert logs.token_logprobs[0] is logs.top_logprobs[0] is None
+        for at in range(1, n + len(written)):
+            assert logs.token_logprobs[at] == pytest.approx(
+                known[at - 1, ids[0, at]].item(), abs=1e-4
+            )
+            assert max(logs.top_logprobs[at].values()) == pytest.approx(
+                known[at - 1].max().item(), abs=1e-4
+            )
+    events = client.completions.create(prompt=prompts, stream=True, stop=["soup"], **settings)
+    streamed = {0: "", 1: ""}
+    for event in events:
+        for choice in event.choices:
+            streamed[choice.index] += choice.text
+    assert list(streamed.values()) == [choice.text for choice in bare.choices]
+
+
+def test_an_encoder_decoder_echoes_nothing(codecs, serving):
+    asked = {"model": "tiny", "prompt": "rice", "echo": True}
+    with serving(ServedModels([served_as("tiny", codecs["t5"], "t5")])) as where:
+        status, error = refusal(where, TEXT, asked)
+    assert (status, error["param"]) == (400, "echo")
 
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

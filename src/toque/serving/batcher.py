@@ -109,7 +109,7 @@ class ServedModel:
             )
         if wrong:
             raise RequestError(400, wrong, param=param, code=code)
-        wanted = most or self.record.max_new_tokens
+        wanted = self.record.max_new_tokens if most is None else most
         # The last new token is never read back, so it needs no position.
         return min(wanted, limit if self.is_encoder_decoder else limit - len(prompt) + 1)
 
@@ -214,6 +214,16 @@ class Batcher:
             for order in live:
                 del self._live[order]
             self._wake()
+
+    def read(self, served: ServedModel, orders: Iterable[Order]) -> list[list[NewToken]]:
+        """The tokens of the orders' prompts, see `LiveRows.read`; not in the event loop."""
+
+        def call() -> list[list[NewToken]]:
+            rows = self._rows[served.name] or self._made(served)
+            with computing(served.model):
+                return [rows.read(order) for order in orders]
+
+        return self.run(served, call)
 
     def run(self, served: ServedModel, work: Callable[[], T]) -> T:
         """Call `work` between two steps, with the model's adapter active; not in the event loop."""

@@ -169,6 +169,11 @@ class TextRequest(_Part, ABC):
         return self.max_tokens
 
     @property
+    def echoes(self) -> bool:
+        """True where the texts begin with their prompts."""
+        return False
+
+    @property
     def stops(self) -> list[str]:
         """The strings that end a text."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -200,9 +205,15 @@ class CompletionRequest(TextRequest):
 
     prompt: str | _Texts | _Ids | Annotated[list[_Ids], Field(fail_fast=True)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0 writes nothing: the prompt alone
+    echo: bool | None = None
     best_of: Literal[0, 1] | None = None
-    echo: _Unused = None
     suffix: _Unused = None
+
+    @property
+    def echoes(self) -> bool:
+        """True where the texts begin with their prompts."""
+        return bool(self.echo)
 
     @property
     def n_likeliest(self) -> int | None:
@@ -313,12 +324,13 @@ def _chat_logprob(text: str, logprob: float | None) -> Json:
 
 def _logprobs(piece: Piece) -> Json:
     """Log-probabilities as /v1/completions has them: four lists side by side."""
-    likeliest, offsets, offset = [], [], piece.offset
+    likeliest, offsets, offset = list[Json | None](), [], piece.offset
     for token in piece.tokens:
         best: dict[str, float | None] = {}
         for text, log in token.likeliest:
             best.setdefault(text, log)  # of texts that are equal, the likeliest
-        likeliest.append(best | {token.text: token.new.logprob})
+        known = token.new.logprob is not None  # of all but the first token of a prompt
+        likeliest.append(best | {token.text: token.new.logprob} if known else None)
         offsets.append(offset)
         offset += len(token.text)
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections import Counter, defaultdict
@@ -11,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,21 +20,38 @@ from starlette.types import Receive, Scope, Send
 from toque.data.tokenizer.codec import Codec, TextStream
 from toque.models.generation.constraints import HeldText
 from toque.models.generation.live_rows import NewToken, Order
-from toque.serving.batcher import Batcher, ServedModel, Ticket
+from toque.serving.batcher import Batcher, ServedModel, Ticket, failure
 from toque.serving.protocol import Json, Piece, TextRequest, TextToken
 from toque.serving.server import Limits, RequestError, answer_to
 
+_log = logging.getLogger("toque.serving")
+
 
 class _Text:
-    """One text of a request while it is written; what may become a stop string is held back."""
+    """One text of a request while it is written; what may become a stop string is held back.
 
-    def __init__(self, index: int, codec: Codec, stops: Sequence[str]) -> None:
-        self._index, self._stops = index, stops
+    With a prompt before it the end token is told, too: who reads the log-probabilities of a prompt
+    (lm-eval) takes the last token for the one that was written.
+    """
+
+    def __init__(self, index: int, codec: Codec, stops: Sequence[str], *, echoes: bool) -> None:
+        self._index, self._stops, self._echoes = index, stops, echoes
         self._stream = TextStream(codec)
         self._held = ""
         self._textless: list[TextToken] = []  # tokens whose character is not whole yet
         self._offset = 0
         self.is_over = False
+
+    def prompt(self, tokens: Sequence[NewToken], *, is_all: bool) -> Piece:
+        """The piece that the prompt makes, in which no stop string is looked for."""
+        read = [self._read(new) for new in tokens]
+        text = "".join(token.text for token in read) + (self._stream.rest() if is_all else "")
+        self._offset, self.is_over = len(text), is_all
+        return Piece(self._index, text, read, 0, "length" if is_all else None)
+
+    def _read(self, new: NewToken) -> TextToken:
+        others = [self._stream.would_be(token) for token, _ in new.likeliest]
+        return TextToken(new, self._stream.feed(new.token), others)
 
     def piece(self, news: Sequence[NewToken]) -> Piece:
         """The piece that some more tokens make."""
@@ -40,13 +59,15 @@ class _Text:
         for new in news:
             end, more = new.end, ""
             if end != "stop":
-                others = [self._stream.would_be(token) for token, _ in new.likeliest]
-                more = self._stream.feed(new.token)
-                self._textless.append(TextToken(new, more, others))
+                self._textless.append(self._read(new))
+                more = self._textless[-1].text
             if end is not None:
                 more += self._stream.rest()
                 if self._textless:
                     self._textless[-1] = self._textless[-1]._replace(text=more)
+            if end == "stop" and self._echoes:
+                others = [self._stream.would_be(token) for token, _ in new.likeliest]
+                self._textless.append(TextToken(new, "", others))
             certain, stopped = self._certain(more, last=end is not None)
             text += certain
             end = "stop" if stopped else end
@@ -96,6 +117,13 @@ class Reply(Response):
                 param="n" if n > 1 else param,
             )
         options, most = request.options(), request.most_tokens
+        if request.echoes and served.is_encoder_decoder:
+            wrong = "echo: this model reads a prompt apart from what it writes; leave it out."
+            raise RequestError(400, wrong, param="echo")
+        if most == 0 and not request.echoes:
+            raise RequestError(
+                400, "max_tokens: 0 asks for nothing without echo.", param="max_tokens"
+            )
         longest = [served.most_tokens(prompt, most, param=param) for prompt in prompts]
         self._orders = [
             Order(
@@ -152,7 +180,8 @@ class Reply(Response):
 
     async def _write(self) -> None:
         metrics, name = self._batcher.metrics, self._served.name
-        with self._batcher.ticket(self._served, self._orders) as ticket:
+        due = [order for order in self._orders if order.most_tokens]
+        with self._batcher.ticket(self._served, due) as ticket:
             metrics.prompt_tokens.labels(name).inc(self._prompt_tokens)
             try:
                 await (self._stream(ticket) if self._request.stream else self._at_once(ticket))
@@ -163,7 +192,12 @@ class Reply(Response):
     async def _pieces(self, ticket: Ticket) -> AsyncIterator[list[Piece]]:
         """The pieces of the texts as they are written; RequestError if the batch cannot go on."""
         codec, stops = self._served.codec, self._request.stops
-        texts = {order: _Text(i, codec, stops) for i, order in enumerate(self._orders)}
+        echoes = self._request.echoes
+        texts = {
+            order: _Text(i, codec, stops, echoes=echoes) for i, order in enumerate(self._orders)
+        }
+        if echoes:
+            yield await self._prompts(list(texts.values()))
         first = True
         steps, begun = Counter[Order](), dict[Order, float]()  # after each text's first news
         while not all(text.is_over for text in texts.values()):
@@ -195,6 +229,18 @@ class Reply(Response):
                     self._batcher.cancel([order])  # a stop string, which the batch does not know
             if pieces:
                 yield pieces
+
+    async def _prompts(self, texts: Sequence[_Text]) -> list[Piece]:
+        """The prompts, with the probabilities of their tokens where they are asked for."""
+        try:
+            found = await run_in_threadpool(self._batcher.read, self._served, self._orders)
+        except (RuntimeError, MemoryError) as error:
+            _log.exception("reading a prompt with %s failed", self._served.name)
+            raise failure() from error
+        return [
+            text.prompt(tokens, is_all=order.most_tokens == 0)
+            for text, tokens, order in zip(texts, found, self._orders, strict=True)
+        ]
 
     async def _at_once(self, ticket: Ticket) -> None:
         texts: list[list[Piece]] = [[] for _ in self._orders]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import weakref
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,6 +49,7 @@ TEMPLATES: Final = {"plain": _PLAIN, "chatml": _CHATML}
 """Templates by name: headings as in Markdown; and the turns of OpenAI's ChatML."""
 _GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Turns = Sequence[tuple[str, str]]  # role and text of each message
+Render = Callable[..., tuple[list[str], list[Any]]]  # transformers' rendering of conversations
 
 
 @dataclass(frozen=True)
@@ -200,14 +201,12 @@ def template_text(settings: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _rendered(asked: dict[str, Any], answers: str) -> dict[str, Any]:
+def _rendered(render: Render, asked: dict[str, Any], answers: str) -> dict[str, Any]:
     """Text of a conversation; with `answers`, "all" or the "last", places of theirs in it.
 
     A template marks them itself, by {% generation %}. In others an answer is what it adds to the
     prompt that asks for it.
     """
-    from transformers.utils.chat_template_utils import render_jinja_template as render
-
     turns, template = asked.pop("conversations")[0], asked["chat_template"]
 
     def text(n: int, *, asks: bool) -> str:
@@ -238,6 +237,9 @@ def _render_requests() -> None:
     It ends with the process that started it. Its limits are the kernel's, which no template lifts.
     """
     sys.modules["torch"] = None  # type: ignore[assignment]  # half of the time to start
+    # Before a template's time begins: with some versions it takes more than all of that.
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
@@ -246,7 +248,7 @@ def _render_requests() -> None:
         # The signal has no handler: its default ends the process, whatever it is doing.
         signal.setitimer(signal.ITIMER_PROF, _SECONDS)
         try:
-            answer = _rendered(asked, asked.pop("answers", ""))
+            answer = _rendered(render_jinja_template, asked, asked.pop("answers", ""))
             if (n := len(answer.get("text", ""))) > most:
                 raise ValueError(f"it writes {n:,} characters, and {most:,} are allowed")
         except MemoryError:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from toque.models.families import family_of
 from toque.models.forward.loss import capped
-from toque.models.forward.packed import logit_cap, output_head
+from toque.models.forward.packed import decoder_rows, logit_cap, output_head
 from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.constraints import HeldText, hold
 from toque.models.generation.options import GenerationOptions
@@ -100,6 +100,26 @@ class LiveRows:
         self._tokens += self._decoding.admit([order.prompt for order in orders])
         self.orders += orders
         self._answers += [[] for _ in orders]
+
+    @torch.inference_mode()
+    def read(self, order: Order) -> list[NewToken]:
+        """The tokens of an order's prompt as they would have been written, the first unasked.
+
+        For decoder-only models, of which the prompt is a text like the answer.
+        """
+        ids, n_likeliest = order.prompt, order.n_likeliest
+        shares: list[Share] = [(None, ())]
+        if n_likeliest is not None:
+            tokens = torch.tensor([ids], device=self.core.device)
+            positions = torch.arange(len(ids), device=tokens.device)[None]
+            for part in torch.split(decoder_rows(self.core, tokens, positions)[0, :-1], self.rows):
+                for logits, token in zip(self._logits(part), ids[len(shares) :], strict=False):
+                    shares.append(_share(logits, token, n_likeliest))
+        else:
+            shares *= len(ids)
+        return [
+            NewToken(order, token, None, *share) for token, share in zip(ids, shares, strict=True)
+        ]
 
     @torch.inference_mode()
     def step(self) -> list[NewToken]:

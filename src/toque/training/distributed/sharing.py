@@ -73,6 +73,9 @@ class Entered(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        # DDP reads this. Buffers are alike on all ranks; the argument that says so has another name
+        # in torch 2.11 than in the newest.
+        self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
 
     def forward(self, loss_fn: LossFn, batch: Batch) -> Tensor:
         """[] `loss_fn(model, batch)`."""
@@ -101,7 +104,6 @@ class Replicated(Sharing):
         entered.idle = nn.Parameter(torch.zeros(1, device=device))
         self._ddp = DistributedDataParallel(
             entered,
-            forward_sync_buffers=False,
             init_sync=False,  # the weights are equal, which is checked where a run begins
             bucket_cap_mb=BUCKET_MIB[device.type],
             gradient_as_bucket_view=True,
