@@ -264,8 +264,11 @@ def test_fault_51_stopped_early_continued_and_killed_at_the_final_model(own):
     def config(run: str, words: list[str]):
         return load_config(str(own / "run.yaml"), [f"run_dir={own / run}", *words])
 
-    assert train(config("whole", short)).reason == "finished"
-    assert train(config("run", stopping)).reason == "early_stopping"
+    # A child of a process that trained could not train where torch is built with CUDA.
+    def stopped() -> int:
+        return int(train(config("run", stopping)).reason != "early_stopping")
+
+    assert Session(stopped, own / "stopped.log").wait() == 0
     old = sha256_of(own / "run" / "model" / "model.safetensors")
 
     def killed() -> int:
@@ -278,6 +281,7 @@ def test_fault_51_stopped_early_continued_and_killed_at_the_final_model(own):
         return train_in_child(config("run", short), own / "log.txt")
 
     assert Session(killed, own / "killed.log").wait() == -signal.SIGKILL
+    assert train(config("whole", short)).reason == "finished"
     run = train(config("run", short))
     assert (run.step, run.reason) == (6, "finished")
     for name in ("model/model.safetensors", "evaluation.json"):

@@ -128,6 +128,7 @@ def test_a_device_of_no_use_is_refused_with_what_to_do(
         ("cuda:1", {"count": 2}, "cuda:1"),
         ("auto", NO_GPU, "cpu"),
         ("auto", {"trouble": "Found no NVIDIA driver on your system. Please check"}, "cpu"),
+        ("auto", {"trouble": "Cannot re-initialize CUDA in forked subprocess. To use"}, "cpu"),
         ("auto", {"trouble": "none", "built": False}, "cpu"),
         ("auto", {"capability": (12, 1)}, "cuda"),
         ("auto", {"capability": (13, 0), "codes": ("sm_90", "compute_120")}, "cuda"),

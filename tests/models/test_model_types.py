@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, UMT5Config
 
 from toque.errors import CheckpointError, ConfigError
 from toque.models.forward import packed, varlen_attention
@@ -44,6 +45,8 @@ def folder_of(script, tmp_path):
 
 @pytest.mark.parametrize("kind", FAST)
 def test_packed_adapted_and_written_as_transformers_computes(kind, script, tmp_path):
+    if kind == "umt5" and not hasattr(UMT5Config(), "scale_decoder_outputs"):
+        pytest.skip("this transformers scales UMT5's outputs where its config says not to")
     with script["quiet"]():
         row = script["tried"](kind, tmp_path, train=False)
     assert (row.outcome, row.why) == ("works", "")
@@ -73,7 +76,8 @@ REFUSED = {
 def test_refused_in_words(kind, folder_of):
     with pytest.raises(ConfigError) as refused:
         load_model(str(folder_of(kind)))
-    assert REFUSED[kind] in str(refused.value)
+    known = kind in CONFIG_MAPPING or kind == "t5gemma"
+    assert (REFUSED[kind] if known else "no family here covers") in str(refused.value)
 
 
 def no_windows(*tensors, of=varlen_attention.attend_causally, **how):

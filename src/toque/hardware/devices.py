@@ -15,7 +15,10 @@ from toque.errors import ConfigError
 _ALLOCATORS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _HIDING: Final = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
 # Torch's words where there is no GPU; others are about one that does not work.
-_NO_GPU: Final = ("Found no NVIDIA driver", "GPUs are available", "might not have a CUDA gpu")
+_NO_GPU: Final = (
+    "Found no NVIDIA driver", "GPUs are available", "might not have a CUDA gpu",
+    "Cannot re-initialize CUDA",  # in a child of a process that looked, and found none
+)  # fmt: skip
 _UNTRIED: Final = {"mps": "Apple's GPU", "xpu": "Intel's GPU", "meta": "a device without numbers"}
 _WITHOUT: Final = "CUDA_VISIBLE_DEVICES= before the command continues on the processor"
 
