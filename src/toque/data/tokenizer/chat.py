@@ -49,7 +49,7 @@ TEMPLATES: Final = {"plain": _PLAIN, "chatml": _CHATML}
 """Templates by name: headings as in Markdown; and the turns of OpenAI's ChatML."""
 _GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Turns = Sequence[tuple[str, str]]  # role and text of each message
-Render = Callable[..., tuple[list[str], list[Any]]]  # transformers' rendering of conversations
+Render = Callable[..., Any]  # transformers' rendering of conversations
 
 
 @dataclass(frozen=True)
