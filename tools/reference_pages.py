@@ -93,7 +93,7 @@ of a model or a data set is run; the user's own is named in settings as `module:
 
 ## Commands
 
-| command | |
+| after `toque` | |
 |---|---|
 %(commands)s
 
@@ -178,7 +178,7 @@ def agents_page(app: App, names: dict[str, Any], docs: Path) -> str:
     commands = []
     for command in (name for name in app if not name.startswith("-")):
         arguments = app[command].assemble_argument_collection()
-        used = " ".join(["toque", command, *filter(None, map(_usage, arguments))])
+        used = " ".join([command, *filter(None, map(_usage, arguments))])
         commands.append(f"| `{_inline(used)}` | {_inline(_summary(app[command]))} |")
     raised: dict[str, list[str]] = {}
     for name, kind in vars(errors).items():
