@@ -122,7 +122,7 @@ def test_a_folder_of_data_files_is_built_without_a_network(tmp_path, read_file):
     (file,) = dataset_files(f"hf:{folder}:train")
     assert file.name == f"hf:{folder}:train/{file.path.name}"
     assert read_file(file.path).kept == 5
-    with pytest.raises(DataError, match="there is no split vali; it has train, test"):
+    with pytest.raises(DataError, match="has the splits train, test, and no vali among them"):
         dataset_files(f"hf:{folder}:vali")
 
 
@@ -221,7 +221,7 @@ def test_the_rest_of_a_stream_is_not_fetched_and_its_rows_are_kept(served: Datas
         ("hf:org/soups", r"configurations main, other, and which.*\"hf:org/soups:main:train\""),
         ("hf:org/soups:other", r"which to read is not said.*\"hf:org/soups:other:train\""),
         ("hf:org/soups:man:test", r"no man among them.*\"hf:org/soups:main:test\""),
-        ("hf:org/soups:main:dev", r"no split dev; it has train, test.*\"hf:org/soups:main:train\""),
+        ("hf:org/soups:main:dev", r"train, test, and no dev among.*\"hf:org/soups:main:train\""),
         ("hf:org/soups@v2:main:train", "Revision 'v2' doesn't exist"),
     ],
 )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from toque.errors import DataError, ToqueError
 from toque.sources.records import Located
 from toque.storage.atomic import atomic_file, disk_faults
 from toque.storage.download import CACHE_VARIABLE, cache_folder
+from toque.storage.json_files import json_object
 
 PREFIX: Final = "hf:"
 _FORM: Final = re.compile(
@@ -24,6 +25,7 @@ _FORM: Final = re.compile(
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _RECORDED: Final = re.compile(r"(hf:.+)/([0-9a-f]{40})/[^/]*")
 _AT_ONCE: Final = 1000  # rows taken from a stream at a time
+_object: Final = partial(json_object, error=DataError, todo="Save the dataset again.")
 _LONGEST_NAME = 200  # bytes; a file system refuses 256 with an error of its own
 
 
@@ -56,11 +58,11 @@ class HubDataset:
         return cls(name, revision if sign else None, parts["config"], parts["split"], rows)
 
     def address(self, *, config: str | None = None, split: str | None = None) -> str:
-        """The path again, with another configuration or split."""
-        config, split = config or self.config, split or self.split
+        """The path again, with another configuration or split; an empty split leaves it out."""
+        config, split = config or self.config, self.split if split is None else split
         parts = [f"{PREFIX}{self.name}" + (f"@{self.revision}" if self.revision else "")]
-        parts += [part for part in (config, split) if part is not None]
-        return ":".join(parts) + ("" if self.rows is None else f"[:{self.rows}]")
+        parts += [part for part in (config, split) if part]
+        return ":".join(parts) + (f"[:{self.rows}]" if self.rows and split else "")
 
 
 def recorded_dataset(path: str) -> tuple[HubDataset, str] | None:
@@ -101,31 +103,26 @@ def dataset_files(path: str, say: Callable[[str], None] = lambda _: None) -> tup
         where = str(folder) if folder.is_dir() else asked.name
         builder = datasets.load_dataset_builder(where, asked.config, revision=asked.revision)
         commit = _commit_of(builder, asked)
-        split = _split_of(asked, list(builder.info.splits or builder.config.data_files))
-        files = _files_of(builder, asked, split, commit, say)
+        splits = list(builder.info.splits or builder.config.data_files)
+        if asked.split not in splits and (asked.split or len(splits) > 1):
+            raise several_splits(asked.address(split=""), splits, sign=":", no=asked.split)
+        split = asked.split or splits[0]
+        if asked.rows is not None:
+            files = [_streamed(builder, asked, split, commit, say)]
+        else:
+            builder.download_and_prepare()
+            cached = builder.as_dataset(split=split).cache_files
+            files = [Path(entry["filename"]) for entry in cached]
     except ToqueError:
         raise
     except Exception as error:  # of the library, its readers of files, or the network
         raise _not_loaded(asked, error) from error
     where = asked.address(split=split) + (f"/{commit}" if commit else "")
+    if not files:
+        raise DataError(f"{path} has no row on disk. Name another split.")
     if commit is not None:
         say(f"{path} is read at the commit {commit}.")
     return tuple(Located(f"{where}/{file.name}", file) for file in files)
-
-
-def _files_of(
-    builder: Any, asked: HubDataset, split: str, commit: str | None, say: Callable[[str], None]
-) -> list[Path]:
-    if asked.rows is not None:
-        return [_streamed(builder, asked, split, commit, say)]
-    builder.download_and_prepare()
-    files = [Path(entry["filename"]) for entry in builder.as_dataset(split=split).cache_files]
-    if not files:
-        raise DataError(
-            f"{asked.address()} holds no rows on disk. Save it with dataset.save_to_disk(folder) "
-            "and name the folder."
-        )
-    return files
 
 
 def _streamed(
@@ -169,23 +166,10 @@ def _commit_of(builder: Any, asked: HubDataset) -> str | None:
 
     commit = builder.hash if _COMMIT.fullmatch(builder.hash or "") else None
     if asked.revision not in (None, commit) and (commit is None or isinstance(builder, Cache)):
-        raise DataError(
-            f"{asked.address()} cannot be had at its revision: "
-            + ("a folder has none" if commit is None else f"the hub does not answer, and {commit}")
-            + (". Leave it out." if commit is None else " is what was fetched before. Name that.")
-        )
+        why = f"the hub does not answer, and {commit} is what was fetched before. Name that"
+        why = "a folder has none. Leave it out" if commit is None else why
+        raise DataError(f"{asked.address()} cannot be had at its revision: {why}.")
     return commit
-
-
-def _split_of(asked: HubDataset, splits: list[str]) -> str:
-    if asked.split is None and len(splits) > 1:
-        raise several_splits(asked.address(), splits, sign=":")
-    if asked.split is not None and asked.split not in splits:
-        raise DataError(
-            f"{asked.address()}: there is no split {asked.split}; it has {', '.join(splits)}. "
-            f'Name one: data.sources=[{{path: "{asked.address(split=splits[0])}"}}].'
-        )
-    return asked.split or splits[0]
 
 
 def _not_loaded(asked: HubDataset, error: Exception) -> DataError:
@@ -215,14 +199,14 @@ def _not_loaded(asked: HubDataset, error: Exception) -> DataError:
 
 def saved_files(folder: Path) -> list[Path] | None:
     """The Arrow files of a dataset saved in `folder`, in order; None when there is none."""
-    splits = _json(folder / "dataset_dict.json").get("splits")
+    splits = _object(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list) and splits:
         if len(splits) > 1:
             raise several_splits(str(folder), splits, sign="/")
         return saved_files(_inside(folder, splits[0], "dataset_dict.json"))
     if not (folder / "dataset_info.json").is_file() or not (folder / "state.json").is_file():
         return None
-    listed = _json(folder / "state.json").get("_data_files")
+    listed = _object(folder / "state.json").get("_data_files")
     if not isinstance(listed, list) or not listed:
         raise DataError(
             f"{folder} is a saved dataset whose state.json lists no files. Save it again with "
@@ -245,23 +229,11 @@ def _inside(folder: Path, name: Any, listed_in: str) -> Path:
     return folder / str(name)
 
 
-def several_splits(name: str, splits: list[Any], *, sign: str) -> DataError:
-    """The error for a dataset with several splits when none is named."""
-    words = ", ".join(str(split) for split in splits)
+def several_splits(name: str, splits: list[Any], *, sign: str, no: str | None = None) -> DataError:
+    """The error for a dataset of which no split is named, or one that it does not have."""
+    missing = f"no {no} among them" if no else "which to read is not said"
     return DataError(
-        f"The dataset {name} has the splits {words}, and which to read is not said: test data must "
-        f'not end up in training. Name one: data.sources=[{{path: "{name}{sign}{splits[0]}"}}]. '
-        "Several are several sources."
+        f"The dataset {name} has the splits {', '.join(map(str, splits))}, and {missing}: test "
+        "data must not end up in training. Name one: data.sources=[{path: "
+        f'"{name}{sign}{splits[0]}"}}]. Several are several sources.'
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        if not path.is_file():
-            return {}
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} of a saved dataset cannot be read: {error}. Save it again."
-        ) from error
-    return found if isinstance(found, dict) else {}

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, TypeVar, final
+from typing import Any, Final, Literal, TypeVar, final
 
 import msgspec
 
+from toque.errors import ToqueError
 from toque.storage.no_follow import open_append
 
 KEY: Final = "self_sha256"
@@ -42,6 +44,17 @@ def read_json(path: Path, kind: type[Kind]) -> Kind | None:
         return decode_json(path.read_bytes(), kind)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def json_object(path: Path, *, error: type[ToqueError], todo: str) -> dict[str, Any]:
+    """The object in a file, {} without a file; `error` with what is `todo` where it is damaged."""
+    try:
+        value = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as failure:
+        raise error(f"{path} cannot be read as JSON: {failure}. {todo}") from failure
+    if not isinstance(value, dict):
+        raise error(f"{path} holds no JSON object. {todo}")
+    return value
 
 
 def sealed(blank: bytes) -> bytes:

@@ -98,7 +98,7 @@ class Evaluation:
                 "intervals": f"95 %, percentile bootstrap over texts, {RESAMPLES} resamples",
                 "seed": SEED,
                 "bleu": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp",
-                "rouge": "F1, not stemmed; Lsum by lines",
+                "rouge": "F1 of unstemmed words; rougeLsum takes each line as a sentence",
             },
         }
         return json.dumps(record, indent=1)

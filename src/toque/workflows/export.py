@@ -99,8 +99,8 @@ def export(
             f"{given} is neither a run, a model folder nor an adapter folder. Name a run "
             "such as runs/cookbook."
         )
-    if push_to is not None and form == "adapter":
-        _refuse_own_base(source)
+    if form == "adapter":
+        _refuse_adapter(source, dtype, push_to=push_to)
     readme = source / "README.md"
     card = readme.read_text(encoding="utf-8") if readme.exists() else f"# {Path(to).name}\n"
     card = head_as(card, form)
@@ -131,31 +131,31 @@ def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance
     return _compared(source, made)
 
 
-def _adapter_folder(source: Path, to: Path, dtype: str, card: str, _record: Provenance) -> Exported:
+def _adapter_folder(
+    source: Path, to: Path, _dtype: str, card: str, _record: Provenance
+) -> Exported:
     from toque.models.loading.model_export import export_adapter  # with torch
-    from toque.models.lora.adapter_files import is_adapter_folder
 
-    if dtype != DEFAULT_DTYPES["adapter"] or not is_adapter_folder(source):
-        raise ConfigError(
-            f"{argument('form')} is adapter, and "
-            + (f"{source} holds a whole model" if dtype == "f32" else f"{argument('dtype')} is set")
-            + ": an adapter is copied as it was trained. Use the form hf."
-        )
     return export_adapter(source, to, card=card)
 
 
-def _refuse_own_base(source: Path) -> None:
-    """Refuse, with a ConfigError, to push an adapter whose base nobody else has."""
+def _refuse_adapter(source: Path, dtype: str | None, *, push_to: str | None) -> None:
+    """Refuse, with a ConfigError, what is no adapter, or one to push whose base nobody else has."""
     from toque.models.lora.adapter_files import CONFIG, is_adapter_folder, read_config
 
-    if is_adapter_folder(source):
-        base = str(read_config(source).base_model_name_or_path)
-        if hub_name(base) is None:
-            raise ConfigError(
-                f"The base of the adapter {source} is {base}, a folder of this machine, which "
-                "nobody has who downloads the adapter. If the hub has it, write its name into "
-                f"base_model_name_or_path of {source / CONFIG}; otherwise use the form hf."
-            )
+    if dtype is not None or not is_adapter_folder(source):
+        raise ConfigError(
+            f"{argument('form')} is adapter, and "
+            + (f"{argument('dtype')} is set" if dtype else f"{source} holds a whole model")
+            + ": an adapter is copied as it was trained. Use the form hf."
+        )
+    base = str(read_config(source).base_model_name_or_path)
+    if push_to is not None and hub_name(base) is None:
+        raise ConfigError(
+            f"The base of the adapter {source} is {base}, a folder of this machine, which nobody "
+            "has who downloads the adapter. If the hub has it, write its name into "
+            f"base_model_name_or_path of {source / CONFIG}; otherwise use the form hf."
+        )
 
 
 def _compared(source: Path, made: Exported) -> Exported:

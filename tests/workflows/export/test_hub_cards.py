@@ -135,6 +135,6 @@ def test_a_whole_model_is_a_finetune_and_no_adapter_of_it_is_written(base: Path)
     assert head.base_model_relation == "finetune"
     assert head.license is None
     card = Path("run/model/README.md").read_text()
-    assert "Licence: not known; `model.licence` or its base's card would name it." in card
+    assert "Licence: not known; neither `model.licence` nor a card of its base names one." in card
     with pytest.raises(ConfigError, match="holds a whole model: an adapter is copied"):
         toque.export(run, "out", form="adapter")

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from toque.errors import DataError
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import FOLDER, tokenizer_files_in
 from toque.storage.atomic import sha256_of
+from toque.storage.json_files import json_object
 
 _KEPT = ("model_max_length", "chat_template", "toque_words_cut")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""
@@ -40,6 +42,7 @@ _ORDINARY: Final = [chr(code) for code in (*range(32, 127), *range(161, 256))]
 _MOST_ORDINARY: Final = 32
 _ONE_OF: Final = re.compile(r"\[[^\[\]]+\]")  # it finds single characters, whatever is around them
 _CHARSMAP: Final = "precompiled_charsmap"
+_object: Final = partial(json_object, error=DataError, todo="Fetch the tokenizer again.")
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,8 @@ def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
             f"{path} is not a tokenizer this version of the tokenizers library reads: {error}. "
             "It may be cut short, or written by a newer version; fetch it again."
         ) from error
-    config = _read_json(folder / "tokenizer_config.json")
-    specials = _specials(tokenizer, _read_json(folder / "special_tokens_map.json") | config, folder)
+    config = _object(folder / "tokenizer_config.json")
+    specials = _specials(tokenizer, _object(folder / "special_tokens_map.json") | config, folder)
     settings = {name: config[name] for name in _KEPT if name in config}
     if (chat := folder / CHAT).is_file():
         try:
@@ -168,7 +171,7 @@ def _is_refusal(error: BaseException) -> bool:
 
 def is_toques(folder: Path) -> bool:
     """True if a folder's tokenizer came out of a store."""
-    return "toque_name" in _read_json(folder / "tokenizer_config.json")
+    return "toque_name" in _object(folder / "tokenizer_config.json")
 
 
 def hash_of_folder(folder: Path) -> str:
@@ -192,18 +195,6 @@ def resolve_tokenizer(name: str) -> Path:
         also=("tokenizer_config.json", "special_tokens_map.json", CHAT, f"{FOLDER}/*.json"),
         error=DataError,
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}. Fetch the tokenizer again.") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path} holds no JSON object. Fetch the tokenizer again.")
-    return value
 
 
 def _specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> SpecialForms:

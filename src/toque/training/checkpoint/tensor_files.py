@@ -7,20 +7,20 @@ while it loads); the manifest holds its SHA-256 beside those of the shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from toque.errors import CheckpointError
-from toque.storage.array_headers import check_safetensors_header
+from toque.storage.array_headers import opened_weights
 from toque.storage.json_files import decode_json
 from toque.training.distributed.sharing import is_divided
 
@@ -187,19 +187,6 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         raise OSError(str(error)) from error
 
 
-@contextmanager
-def opened_tensors(path: Path) -> Iterator[Any]:
-    """A safetensors file, open to read on the CPU; CheckpointError where it lacks what is asked."""
-    try:
-        check_safetensors_header(path)
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a safetensors file: {error}.") from error
-
-
 def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
     """Bytes the tensors take, headers not counted."""
     return sum(t.numel() * t.element_size() for t in tensors.values())
@@ -207,7 +194,7 @@ def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
 
 def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
     """The tensors of a file that holds whole ones, or this rank's slices of them."""
-    with opened_tensors(path) as file:
+    with opened_weights(path) as file:
         return {
             name: _as_held(like(name), tuple(file.get_slice(name).get_shape()), read)
             for name in file.keys()  # noqa: SIM118 - no mapping
@@ -221,7 +208,7 @@ def read_sharded(folder: Path, layout: ShardLayout, stem: str, like: Like) -> di
     if not cut:
         raise CheckpointError(f"{folder} has no tensors of the {stem}.")
     with ExitStack() as stack:
-        opened = cache(lambda n: stack.enter_context(opened_tensors(folder / layout.files[n])))
+        opened = cache(lambda n: stack.enter_context(opened_weights(folder / layout.files[n])))
         return {
             name: _as_held(like(name), tensor.shape, partial(_joined_region, key, tensor, opened))
             for key, tensor in cut.items()
