@@ -1,17 +1,22 @@
 """`toque init`: what it finds, what it writes, and that the result trains."""
 
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import toque
+from tiny import shape_of
 from toque.cli import main
 from toque.config import load_config
 from toque.cooking.cookbook.recipes import write_cookbook
+from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import ConfigError, DataError
-from toque.workflows.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
+from toque.models.loading.from_scratch import build_model
+from toque.models.loading.model_export import save_model
+from toque.workflows.init import DOCUMENTS, NOT_SEEN, PAIRS, RECIPES, TOKENS
 
 
 @pytest.fixture
@@ -153,6 +158,7 @@ def test_from_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert (made.config.model.family, made.config.model.start_from) == ("auto", "some/folder")
     assert str(made.config.train.stop_after) == "2 epochs"
     assert "# adapter: {kind: lora}" in made.file.read_text()
+    assert made.remarks[-1] == NOT_SEEN.format(start="some/folder")
     assert main(["init", "a.jsonl", "--to", "b.yaml", "--start-from", "x", "--size", "tiny"]) == 0
     capsys.readouterr()
 
@@ -171,6 +177,143 @@ def test_any_name_is_written_as_yaml_reads_it(name: str) -> None:
     )  # fmt: skip
 
 
+PAIRS_OF_FOUR = [
+    {
+        "question": f"What is {n}?",
+        "hint": f"it is near {n + 1}",
+        "answer": f"A number, {n}.",
+        "id": n,
+    }
+    for n in range(50)
+]
+
+
+def lines_of(file: str, records: list[dict[str, object]]) -> str:
+    Path(file).write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_columns_are_the_users_and_every_other_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    lines_of("four.jsonl", PAIRS_OF_FOUR)
+    words = ["init", "four.jsonl", "--replace", "--columns", "target=answer", "--columns"]
+    assert main([*words, "prompt=hint"]) == 0
+    said = capsys.readouterr().out
+    assert "Fields of four.jsonl that no example holds: 'question', 'id'." in said
+    assert load_config("my.yaml").config.data.sources[0].columns == {
+        "prompt": "hint", "target": "answer",
+    }  # fmt: skip
+    assert main([*words, r"prompt={question}\n({hint})"]) == 0
+    assert "no example holds: 'id'." in capsys.readouterr().out
+    source = load_config("my.yaml").config.data.sources[0]
+    assert source.columns["prompt"] == "{question}\n({hint})"
+    made = toque.init("four.jsonl", columns=source.columns, to="b.yaml")
+    assert made.config.data.sources[0] == source
+    assert main(["init", "a.jsonl", "--replace", "--columns", "text=title"]) == 0
+    assert "'ingredients', 'directions'" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_what_is_no_data_in_a_folder_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, data in (("mixed", "a.jsonl"), ("texts", "a.txt")):
+        Path(folder).mkdir()
+        text = (
+            Path("a.jsonl").read_text() if data == "a.jsonl" else "A dark and stormy night. " * 40
+        )
+        Path(folder, data).write_text(text)
+        Path(folder, "README.md").write_text("# What this is")
+        Path(folder, ".DS_Store").write_bytes(b"\0\0\0\1Bud1\0\0")
+        Path(folder, "photo.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
+        with zipfile.ZipFile(Path(folder, "old.zip"), "w") as archive:
+            archive.writestr("b.jsonl", "{}")
+        assert main(["init", folder, "--replace"]) == 0
+        said = " ".join("".join(capsys.readouterr()).split())
+        assert f"Hidden files of {folder} are not read: .DS_Store." in said
+        assert "photo.png (no text, such as a picture)" in said
+        assert "old.zip (a ZIP archive)" in said
+        as_text = "Documentation by its name is read as text like the rest of texts: README.md."
+        assert as_text in said if folder == "texts" else "README.md (documentation)" in said
+
+
+OWN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
+OWN += "{% if add_generation_prompt %}[assistant] {% endif %}"
+ENDLESS = OWN.replace("{{ eos_token }}", "")
+
+
+@pytest.fixture
+def base(kitchen: Path, writers_of_json: dict[str, Codec]) -> Path:
+    """A small model to start from, with 128 positions."""
+    codec = writers_of_json["decoder"]
+    model = build_model(
+        family="llama", shape=shape_of("llama", positions=128), vocab_size=codec.vocab_size,
+        pad_id=codec.pad_id, eos_id=codec.eos_id, bos_id=codec.bos_id, seed=0,
+    )  # fmt: skip
+    save_model(model, None, kitchen / "base", card="", files=codec.files(), max_new_tokens=24)
+    return kitchen / "base"
+
+
+def test_lengths_cut_nothing_that_the_base_could_read(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [{"prompt": "salt " * (1 + n % 9), "completion": "milk. " * (1 + n)} for n in range(20)]
+    lines_of("pairs.jsonl", [*pairs, *({"prompt": "a", "completion": "b"} for _ in range(400))])
+    assert main(["init", "pairs.jsonl", "--start-from", str(base)]) == 0
+    out = capsys.readouterr().out
+    data = load_config("my.yaml").config.data
+    codec = load_codec(base)
+    longest = max(len(codec.encode(pair["completion"])) + 1 for pair in pairs)
+    assert longest <= data.max_target_tokens <= 64 + longest  # not 99 % of them: all
+    assert " cuts " not in out
+    assert data.max_prompt_tokens + data.max_target_tokens <= 129
+    lines_of("long.jsonl", [{"prompt": "salt " * 90, "completion": "milk. " * 90}] * 20)
+    assert main(["init", "long.jsonl", "--start-from", str(base), "--replace"]) == 0
+    assert "The model has room for no more" in capsys.readouterr().out
+    data = load_config("my.yaml").config.data
+    assert data.max_prompt_tokens + data.max_target_tokens == 129
+
+
+@pytest.mark.parametrize(
+    ("template", "written", "why"),
+    [
+        (OWN, "auto", "the base's own"),
+        (None, "auto", "headings; the base has no chat template"),
+        (ENDLESS, "plain", "headings, because the base's own does not end its answers"),
+    ],
+)
+def test_conversations_get_the_template_of_the_base(
+    template: str | None, written: str, why: str, base: Path
+) -> None:
+    file = base / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | ({"chat_template": template} if template else {})))
+    talk = [{"role": "user", "content": "salt?"}, {"role": "assistant", "content": "milk."}]
+    lines_of("talks.jsonl", [{"messages": talk}] * 30)
+    made = toque.init("talks.jsonl", start_from=base)
+    assert made.config.data.chat_template == written
+    (line,) = [one for one in made.file.read_text().splitlines() if "chat_template" in one]
+    assert line.endswith(f"# {why}")
+
+
+def test_an_adapter_is_proposed_by_size_and_memory(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def adapter(*words: str) -> object:
+        assert main(["init", "a.jsonl", "--start-from", str(base), "--replace", *words]) == 0
+        return load_config("my.yaml").config.adapter
+
+    assert adapter() is None
+    assert "weights take" in Path("my.yaml").read_text()
+    capsys.readouterr()
+    monkeypatch.setattr("toque.workflows.init_base._ADAPTER_FROM", 1)
+    assert getattr(adapter(), "kind", None) == "lora"
+    assert "even with an adapter" not in capsys.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.chdir(base.parent)
+    monkeypatch.setattr("toque.workflows.plan.planned.free_bytes", lambda _: 1 << 20)
+    assert getattr(adapter(), "kind", None) == "lora"
+    assert "even with an adapter: `toque plan` says" in capsys.readouterr().out
+
+
 REFUSED = {
     "init": (2, "Name a file, a folder or a pattern"),
     "init nothing.jsonl": (3, "There is no source file nothing.jsonl"),
@@ -178,6 +321,10 @@ REFUSED = {
     "init a.jsonl --stop-after soon": (2, "'soon' is not a duration"),
     "init a.jsonl --to a.jsonl": (2, "--to, or overwrite it with --replace"),
     "init ids.npy": (2, "Name the tokenizer"),
+    "init a.jsonl --columns title": (2, "--columns prompt=question"),
+    "init a.jsonl --columns text=title --columns text=tags": (2, "once"),
+    "init a.jsonl --columns dish=title": (2, "dish"),
+    "init a.jsonl --columns text=nowhere": (3, "nowhere"),
     "init bad.jsonl": (3, "holds no usable record"),
 }
 

@@ -174,6 +174,7 @@ def init(
     stop_after: str = "30 minutes",
     tokenizer: str = "auto",
     encoding: str = "utf-8",
+    columns: list[str] | None = None,
     replace: bool = False,
 ) -> None:
     """Look at your files and write a commented configuration for them, ready to train.
@@ -186,8 +187,20 @@ def init(
         stop_after: how long to train, e.g. "2 hours" or "3 epochs".
         tokenizer: a folder or a hub name; learnt from the data, or the model's own, when left out.
         encoding: of files that are text; cp1252 or latin-1 for an old export.
+        columns: PART=FIELD, e.g. prompt=question, or a template over fields, "prompt=Q: {question}
+            {hint}"; once for each part: prompt, target, text, messages, system, title, ingredients,
+            steps. A line break is a backslash and an n.
         replace: overwrite the file if it is there.
     """
+    fields = dict[str, str | list[str]]()
+    for each in columns or []:
+        part, mark, field = each.partition("=")
+        if not mark or part in fields:
+            raise ConfigError(
+                f"--columns {each!r} is no PART=FIELD, or the part is named twice. Write each part "
+                "once, e.g. --columns prompt=question --columns target=answer."
+            )
+        fields[part] = field.replace(r"\n", "\n")
     from toque.workflows.init import init as workflow
 
     made = workflow(
@@ -198,6 +211,7 @@ def init(
         stop_after=stop_after,
         tokenizer=tokenizer,
         encoding=encoding,
+        columns=fields or None,
         replace=replace,
         reporter=ConsoleReporter(),
     )

@@ -40,8 +40,16 @@ _NOT_READ = {
     b"7z\xbc\xaf": "a 7-Zip archive. Unpack it first: 7z x",
     b"SQLite format 3": "an SQLite database. Export its table as CSV first",
 }
+_UNPACKED = {start: said for start, said in _NOT_READ.items() if said != _UTF_16}
 LONG_LINE = b"\0line too long"  # in place of a line over MAX_RECORD_BYTES, which is counted
 _BREAK = re.compile(rb"[\r\n]")
+
+
+def packed_as(path: Path) -> str:
+    """The archive or database that a file is, which is not read, in words; "" for others."""
+    with path.open("rb") as stream:
+        start = stream.read(16)
+    return next((said for sign, said in _UNPACKED.items() if start.startswith(sign)), "")
 
 
 def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from toque.config.schema import FilesConfig
 from toque.errors import DataError
-from toque.sources.decompress import head
+from toque.sources.decompress import head, packed_as
 from toque.sources.documents import Columns, TextReader
 from toque.sources.layouts import (
     RefusedFileError,
@@ -86,6 +86,8 @@ class FileJudge:
 
     def _kind_of(self, file: Located) -> RecordReader | str:
         """The reader of a file among others, or why it is left out."""
+        if not is_array_file(file.path) and (packed := packed_as(file.path)):
+            return packed.partition(".")[0]
         if is_pickle(file.path) or self._is_binary(file):
             return NO_TEXT
         if self.source.format == "auto" and is_documentation(file.name):

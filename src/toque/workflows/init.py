@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from toque.config import RunConfig, resolve_values
 from toque.config.dump import flow
@@ -22,12 +22,13 @@ from toque.data.prepare.data_report import (
     unused_in_words,
 )
 from toque.errors import ConfigError, DataError, argument, in_shell
+from toque.models.loading.hub import folder_here
 from toque.reporter import SILENT, Reporter
 from toque.sources.conversations import ConversationReader
 from toque.sources.decompress import UTF_8
-from toque.sources.documents import PairReader
+from toque.sources.documents import PairReader, TextReader
 from toque.sources.records import Source, examples_in
-from toque.sources.source_files import blocks_of, find_files, plain_bytes
+from toque.sources.source_files import blocks_of, find_files, is_documentation, plain_bytes
 from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import is_remote
@@ -35,6 +36,9 @@ from toque.training.bottlenecks import few_updates
 from toque.units import Duration
 from toque.workflows.configure import configure
 from toque.workflows.prepared_store import sources_of
+
+if TYPE_CHECKING:
+    from toque.workflows.init_base import SeenBase
 
 RECIPES, DOCUMENTS = "recipes", "documents"
 PAIRS, TOKENS = "prompts with answers", "texts of token ids"
@@ -50,6 +54,10 @@ _UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
 """Guesses: fewest updates of a run, epochs of one that a clock ends, fewest examples of an update,
 and tokens of an example where long ones are split."""
 
+NOT_SEEN: Final = (
+    "{start} is not on this machine, so its size, chat template and lengths were not looked at."
+)
+_SHOWN: Final = 5  # names of files in a sentence
 _POSITIONS: Final = 1024  # tokens of prompt and target together that a new model can read
 _COLUMN: Final = 29  # column of the comments that end a line
 
@@ -105,11 +113,12 @@ class Initialised:
     file: Path
     config: RunConfig
     sources: tuple[FoundSource, ...]
+    remarks: tuple[str, ...] = ()  # sentences on what is left out or cut
     warning: str = ""  # sentence about a run of very few updates
 
     def __str__(self) -> str:
         """The sources, and what to do next."""
-        lines = [line for one in self.sources for line in (f"{one.path}: {one}", *one.remarks)]
+        lines = [*(f"{one.path}: {one}" for one in self.sources), *self.remarks]
         lines += [self.warning] if self.warning else []
         todo = f"Wrote {self.file}. Look it over, then: toque train {in_shell(self.file)}"
         return "\n".join([*lines, todo])
@@ -124,6 +133,7 @@ def init(
     stop_after: str = "30 minutes",
     tokenizer: str = "auto",
     encoding: str = "utf-8",
+    columns: Mapping[str, str | Sequence[str]] | None = None,
     replace: bool = False,
     reporter: Reporter = SILENT,
 ) -> Initialised:
@@ -138,6 +148,8 @@ def init(
         stop_after: length of the run, e.g. "30 minutes" or "3 epochs".
         tokenizer: a folder or a hub name; auto: the model's own, or learnt from the data.
         encoding: of the files that are text, e.g. cp1252 for an old export.
+        columns: fields that hold a part of each record, {"prompt": "question", "target": "answer"},
+            or a template over fields, {"prompt": "{question} {hint}", "target": "answer"}.
         replace: overwrite a file that is there.
         reporter: hears what takes time.
 
@@ -164,18 +176,29 @@ def init(
             f"{argument('to')}, or overwrite it with {argument('replace=True')}."
         )
     Duration.parse(stop_after)
+    named = {} if columns is None else {"columns": dict(columns)}
     model = {"family": "auto", "start_from": start} if start != "scratch" else {}
     wanted = configure(
-        data={"sources": [{"path": str(path)} for path in given], "encoding": encoding},
+        data={"sources": [{"path": str(path), **named} for path in given], "encoding": encoding},
         model=model | {"tokenizer": tokenizer},
         train={"stop_after": stop_after},
     )
     with reporter.working("looking at the files"):
-        found = _survey(wanted, reporter.notice)
+        here = _sources_here(wanted, reporter.notice)
+        found = _survey(wanted, here)
     size = size or ("tiny" if sum(s.tokens for s in found) < _SMALL_FROM_TOKENS else "small")
     usual = SIZES[size].batch_tokens if start == "scratch" else _USUAL_BATCH
     batch, updates = _batch_for(found, wanted.train.stop_after, usual)
-    text = _written(wanted, found, file, size=size, batch=batch)
+    base, remarks = None, tuple(remark for one in found for remark in one.remarks)
+    if folder_here(start) is not None:
+        from toque.workflows.init_base import base_seen
+
+        with reporter.working(f"looking at {start}"):
+            base = base_seen(configure(wanted, train={"batch": batch}), here)
+        remarks += base.remarks
+    elif start != "scratch":
+        remarks += (NOT_SEEN.format(start=start),)
+    text = _written(wanted, found, file, size=size, batch=batch, base=base)
     config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -185,14 +208,18 @@ def init(
         raise ConfigError(
             f"{file} cannot be written: {error.strerror}. Name another file with {argument('to')}."
         ) from error
-    return Initialised(file, config, tuple(found), few_updates(updates))
+    return Initialised(file, config, tuple(found), remarks, few_updates(updates))
 
 
-def _survey(config: RunConfig, say: Callable[[str], None]) -> list[FoundSource]:
-    """Contents of the configuration's sources, by the reader that would prepare each."""
+def _sources_here(config: RunConfig, say: Callable[[str], None]) -> list[Source]:
+    """The sources on this machine, each with the reader that would prepare it."""
     local = [s for s in config.data.sources if not (is_remote(s.path) or s.path.startswith("hf:"))]
     data = config.data.model_copy(update={"sources": tuple(local)})
-    here = sources_of(config.model_copy(update={"data": data}), say=say) if local else []
+    return sources_of(config.model_copy(update={"data": data}), say=say) if local else []
+
+
+def _survey(config: RunConfig, here: Sequence[Source]) -> list[FoundSource]:
+    """Contents of the configuration's sources."""
     known = {source.path: _looked_at(source) for source in here}
     return [known.get(source.path, FoundSource(source.path)) for source in config.data.sources]
 
@@ -242,7 +269,28 @@ def _looked_at(source: Source) -> FoundSource:
         round(about) if scale > 1 else kept,
         round(tokens * scale),
         whole,
-        (*unused_in_words([named]), *([ENCODING_HINT] if foreign else [])),
+        (*unused_in_words([named]), *([ENCODING_HINT] if foreign else []), *_no_data(source)),
+    )
+
+
+def _no_data(source: Source) -> list[str]:
+    """Sentences on hidden files of a folder, and on documentation among its texts."""
+    folder, said = Path(source.path).expanduser(), list[str]()
+    if folder.is_dir() and (hidden := sorted(one.name for one in folder.glob(".*"))):
+        said.append(f"Hidden files of {source.path} are not read: {_few(hidden)}.")
+    texts = [file.name for file in source.files or ()]
+    read_me = [Path(name).name for name in texts if is_documentation(name)]
+    if isinstance(source.reader, TextReader) and 0 < len(read_me) < len(texts):
+        said.append(
+            f"Documentation by its name is read as text like the rest of {source.path}: "
+            f"{_few(read_me)}. Name the others alone, or move it, if it is none."
+        )
+    return said
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (
+        f" and {len(names) - _SHOWN:,} more" * (len(names) > _SHOWN)
     )
 
 
@@ -261,26 +309,40 @@ def _batch_for(
 
 
 def _written(
-    wanted: RunConfig, found: Sequence[FoundSource], file: Path, *, size: str, batch: str
+    wanted: RunConfig,
+    found: Sequence[FoundSource],
+    file: Path,
+    *,
+    size: str,
+    batch: str,
+    base: SeenBase | None,
 ) -> str:
     """The text of the file, each setting that a user would turn with a comment."""
     kinds, model, encoding = {one.kind for one in found}, wanted.model, wanted.data.encoding
     scratch = model.start_from == "scratch"
-    peak_lr = SIZES[size].peak_lr if scratch else "1e-4"
-    of_model = _scratch(size, model.tokenizer) if scratch else _pretrained(model)
-    paths = "".join(f"\n    - path: {flow(one.path)}  # {one}" for one in found)
+    peak_lr = SIZES[size].peak_lr if scratch else "2e-4" if base and base.uses_adapter else "1e-4"
+    of_model = _scratch(size, model.tokenizer) if scratch else _pretrained(model, base)
+    columns = wanted.data.sources[0].model_dump(mode="json")["columns"]
+    named = f"\n      columns: {flow(columns)}   # as you said" if columns else ""
+    paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{named}" for one in found)
     written = "" if encoding == UTF_8 else f"  encoding: {flow(encoding)}   # as you said\n"
     extras = "  # dedup: near   # drop nearly equal texts too, not only equal ones\n"
+    seen = "" if base is None else base.data
     if kinds <= {RECIPES, ""}:
         extras = f"""\
   # min_quality: 0.6   # leave out recipes whose quality score is lower
 {extras}  # tasks: [write, difficulty, nutrition]   # learn to judge recipes, too
 """
     elif CONVERSATIONS in kinds:
-        extras += """\
-  # loss_on: last_answer   # learn the last answer of each conversation alone
-  # chat_template: chatml   # how a conversation is written; the tokenizer's own way without it
-"""
+        extras += "  # loss_on: last_answer   # learn the last answer of each conversation alone\n"
+        if "chat_template" not in seen:
+            extras += (
+                "  # chat_template: chatml   # how it is written; the tokenizer's own without\n"
+            )
+    elif PAIRS in kinds:
+        extras += (
+            "  # on_overlong: drop   # leave out pairs that are too long, instead of cutting them\n"
+        )
     scores = "  generate: 0   # plain texts have no prompt to write for"
     if kinds - {DOCUMENTS, TOKENS}:
         dish = '"Lentil soup: red lentils, carrots, cumin"'
@@ -303,7 +365,7 @@ data:
 {written}\
   store: {flow(f"stores/{file.stem}")}   # the prepared data; runs with equal settings can share it
   validation_fraction: 0.05   # held out from training, to measure by
-{extras}
+{seen}{extras}
 optim:
   peak_lr: {peak_lr}   # lower it if the loss jumps; raise it if it hardly moves
   schedule: cosine   # warms up for 3 % of the run, then falls to nothing by its end
@@ -338,14 +400,17 @@ model:  # {name}: {size.about}; from random weights
 """
 
 
-def _pretrained(model: ModelConfig) -> str:
+def _pretrained(model: ModelConfig, base: SeenBase | None) -> str:
+    adapter = (
+        "# adapter: {kind: lora}   # train a small adapter and leave the model's own weights alone"
+    )
     own = f"  tokenizer: {flow(model.tokenizer)}   # as you said\n"
     return f"""\
 model:
   family: auto   # read from the checkpoint
   start_from: {flow(model.start_from)}   # what training begins with
 {"" if model.tokenizer == "auto" else own}\
-# adapter: {{kind: lora}}   # train a small adapter and leave the model's own weights alone
+{adapter if base is None else base.adapter}
 """
 
 

@@ -97,17 +97,28 @@ def _spread_blocks(files: Sequence[SourceFile], n: int) -> Iterator[tuple[Source
 
 
 def choose_limits(
-    files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings
+    files: Sequence[SourceFile],
+    codec: Codec,
+    settings: PrepareSettings,
+    *,
+    percentile: int = PERCENTILE,
 ) -> tuple[PrepareSettings, list[str]]:
-    """The settings with the limits that they leave open, and a sentence on each that was chosen."""
+    """The settings with the limits that they leave open, and a sentence on each that was chosen.
+
+    `percentile` % of the sample fit in them; of all of it, up to the model's positions.
+    """
     prompts, targets = _measured(files, codec, settings)
-    wished = _wish(prompts, USUAL_PROMPT), _wish(targets, USUAL_TARGET)
+    most = settings.room or MOST if percentile == 100 else MOST
+    wished = tuple(
+        _wish(lengths, usual, percentile, most)
+        for lengths, usual in ((prompts, USUAL_PROMPT), (targets, USUAL_TARGET))
+    )
     prompt = settings.max_prompt_tokens or wished[0]
     target = settings.max_target_tokens or wished[1]
     if settings.room is not None:
         prompt, target = _within(prompt, target, settings, documents=not len(targets))
     sentences = [
-        _sentence(side, lengths, limit, usual, wish)
+        _sentence(side, lengths, limit, usual, wish, percentile)
         for side, lengths, limit, usual, wish, given in (
             ("prompt", prompts, prompt, USUAL_PROMPT, wished[0], settings.max_prompt_tokens),
             ("target", targets, target, USUAL_TARGET, wished[1], settings.max_target_tokens),
@@ -156,11 +167,11 @@ def _lengths(codec: Codec, texts: list[str]) -> Lengths:
     return np.diff(codec.encode_flat(texts).ends, prepend=0).astype(np.int64)
 
 
-def _wish(lengths: Lengths, usual: int) -> int:
+def _wish(lengths: Lengths, usual: int, percentile: int, most: int) -> int:
     if not len(lengths):
         return usual
-    found = int(np.percentile(lengths, PERCENTILE, method="higher"))
-    return min(MOST, -(-found // STEP) * STEP)
+    found = int(np.percentile(lengths, percentile, method="higher"))
+    return min(most, -(-found // STEP) * STEP)
 
 
 def _within(
@@ -189,10 +200,12 @@ def _within(
     return prompt, max(8, room - prompt)
 
 
-def _sentence(side: str, lengths: Lengths, limit: int, usual: int, wish: int) -> str:
-    longest = int(np.percentile(lengths, PERCENTILE, method="higher"))
+def _sentence(
+    side: str, lengths: Lengths, limit: int, usual: int, wish: int, percentile: int
+) -> str:
+    longest = int(np.percentile(lengths, percentile, method="higher"))
     told = (
-        f"Longest {side}: {limit:,} tokens, chosen from the data: {PERCENTILE} % of "
+        f"Longest {side}: {limit:,} tokens, chosen from the data: {percentile} % of "
         f"{len(lengths):,} sampled {side}s have at most {longest:,}."
     )
     if limit < wish:

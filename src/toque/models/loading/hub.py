@@ -13,12 +13,33 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 _ANSWER_SECONDS = 5.0
 
 
+_ALSO = ("*.json", "*.model", "*.txt", "README.md")
+
+
+def folder_here(
+    path: str, *, needs: tuple[str, ...] = MODEL_FILES, also: tuple[str, ...] = _ALSO
+) -> Path | None:
+    """The folder of this path, or the hub's whole copy in the cache; None where there is none."""
+    folder = Path(path).expanduser()
+    if folder.is_dir() or not _HUB_NAME.fullmatch(path):
+        return folder if folder.is_dir() else None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        patterns = [*needs, *also]
+        cached = Path(snapshot_download(path, allow_patterns=patterns, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return cached if all(any(cached.glob(pattern)) for pattern in needs) else None
+
+
 def resolve_folder(
     path: str,
     *,
     setting: str = "model.start_from",
     needs: tuple[str, ...] = MODEL_FILES,
-    also: tuple[str, ...] = ("*.json", "*.model", "*.txt", "README.md"),
+    also: tuple[str, ...] = _ALSO,
     error: type[ToqueError] = ConfigError,
 ) -> Path:
     """The folder `path` names: itself, or the hub's copy of that name, downloaded when needed.
@@ -36,17 +57,12 @@ def resolve_folder(
             f"{setting} is {path}, and there is no such folder. Name a Hugging Face folder, "
             'or a hub name such as "google/flan-t5-small".'
         )
+    if (cached := folder_here(path, needs=needs, also=also)) is not None:
+        return cached
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = [*needs, *also]
-    try:
-        cached = Path(snapshot_download(path, allow_patterns=patterns, local_files_only=True))
-    except LocalEntryNotFoundError:
-        pass
-    else:
-        if all(any(cached.glob(pattern)) for pattern in needs):
-            return cached
     missing = f"{setting} is {path}: there is no such folder"
     if constants.HF_HUB_OFFLINE:
         raise error(

@@ -25,7 +25,7 @@ from toque.hardware.memory import free_bytes
 from toque.models.families import DTYPES, Family, family_of, max_positions
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.outline import OutlinedRows, Where
-from toque.runs.estimate import Estimator, Machine, Work
+from toque.runs.estimate import Estimator, Machine, Memory, Work
 from toque.runs.outlined_update import Peak, outlining, peak_of
 from toque.training.optim.factory import optimizer_of, state_bytes
 from toque.training.placement import arithmetic_of, obstacle_to_dividing
@@ -105,6 +105,14 @@ def planned(config: RunConfig, hardware: str | None, utilisation: float | None, 
         levers=levers,
         shared=shared,
     )
+
+
+def memory_to_train(config: RunConfig) -> tuple[int, Memory]:
+    """Parameters of a run's model, and the memory that training takes on this machine."""
+    of_all, model_of, _ = ahead(config, None)
+    with outlining():
+        model, memory, _ = memory_of_rank(of_all.of_rank(), model_of)
+    return parameter_counts(model).total, memory
 
 
 def outlined_optimizer(
