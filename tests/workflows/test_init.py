@@ -16,7 +16,8 @@ from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import ConfigError, DataError
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
-from toque.workflows.init import DOCUMENTS, NOT_SEEN, PAIRS, RECIPES, TOKENS
+from toque.workflows.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
+from toque.workflows.init_base import NOT_SEEN
 
 
 @pytest.fixture

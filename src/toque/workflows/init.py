@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from toque.config import RunConfig, resolve_values
 from toque.config.dump import flow
@@ -22,7 +22,6 @@ from toque.data.prepare.data_report import (
     unused_in_words,
 )
 from toque.errors import ConfigError, DataError, argument, in_shell
-from toque.models.loading.hub import folder_here
 from toque.reporter import SILENT, Reporter
 from toque.sources.conversations import ConversationReader
 from toque.sources.decompress import UTF_8
@@ -35,10 +34,8 @@ from toque.storage.bucket import is_remote
 from toque.training.bottlenecks import few_updates
 from toque.units import Duration
 from toque.workflows.configure import configure
+from toque.workflows.init_base import SeenBase, base_seen
 from toque.workflows.prepared_store import sources_of
-
-if TYPE_CHECKING:
-    from toque.workflows.init_base import SeenBase
 
 RECIPES, DOCUMENTS = "recipes", "documents"
 PAIRS, TOKENS = "prompts with answers", "texts of token ids"
@@ -54,9 +51,6 @@ _UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
 """Guesses: fewest updates of a run, epochs of one that a clock ends, fewest examples of an update,
 and tokens of an example where long ones are split."""
 
-NOT_SEEN: Final = (
-    "{start} is not on this machine, so its size, chat template and lengths were not looked at."
-)
 _SHOWN: Final = 5  # names of files in a sentence
 _POSITIONS: Final = 1024  # tokens of prompt and target together that a new model can read
 _COLUMN: Final = 29  # column of the comments that end a line
@@ -189,16 +183,10 @@ def init(
     size = size or ("tiny" if sum(s.tokens for s in found) < _SMALL_FROM_TOKENS else "small")
     usual = SIZES[size].batch_tokens if start == "scratch" else _USUAL_BATCH
     batch, updates = _batch_for(found, wanted.train.stop_after, usual)
-    base, remarks = None, tuple(remark for one in found for remark in one.remarks)
-    if folder_here(start) is not None:
-        from toque.workflows.init_base import base_seen
-
-        with reporter.working(f"looking at {start}"):
-            base = base_seen(configure(wanted, train={"batch": batch}), here)
-        remarks += base.remarks
-    elif start != "scratch":
-        remarks += (NOT_SEEN.format(start=start),)
-    text = _written(wanted, found, file, size=size, batch=batch, base=base)
+    with reporter.working("looking at the model"):
+        base = base_seen(wanted, here, batch)
+    remarks = (*(remark for one in found for remark in one.remarks), *base.remarks)
+    text = _written(wanted, found, file, base, size=size)
     config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -289,9 +277,8 @@ def _no_data(source: Source) -> list[str]:
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (
-        f" and {len(names) - _SHOWN:,} more" * (len(names) > _SHOWN)
-    )
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _batch_for(
@@ -312,22 +299,20 @@ def _written(
     wanted: RunConfig,
     found: Sequence[FoundSource],
     file: Path,
+    base: SeenBase,
     *,
     size: str,
-    batch: str,
-    base: SeenBase | None,
 ) -> str:
     """The text of the file, each setting that a user would turn with a comment."""
     kinds, model, encoding = {one.kind for one in found}, wanted.model, wanted.data.encoding
     scratch = model.start_from == "scratch"
-    peak_lr = SIZES[size].peak_lr if scratch else "2e-4" if base and base.uses_adapter else "1e-4"
-    of_model = _scratch(size, model.tokenizer) if scratch else _pretrained(model, base)
+    peak_lr = SIZES[size].peak_lr if scratch else "1e-4" if base.adapter[0] == "#" else "2e-4"
+    of_model = _scratch(size, model.tokenizer) if scratch else _pretrained(model, base.adapter)
     columns = wanted.data.sources[0].model_dump(mode="json")["columns"]
     named = f"\n      columns: {flow(columns)}   # as you said" if columns else ""
     paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{named}" for one in found)
     written = "" if encoding == UTF_8 else f"  encoding: {flow(encoding)}   # as you said\n"
     extras = "  # dedup: near   # drop nearly equal texts too, not only equal ones\n"
-    seen = "" if base is None else base.data
     if kinds <= {RECIPES, ""}:
         extras = f"""\
   # min_quality: 0.6   # leave out recipes whose quality score is lower
@@ -335,7 +320,7 @@ def _written(
 """
     elif CONVERSATIONS in kinds:
         extras += "  # loss_on: last_answer   # learn the last answer of each conversation alone\n"
-        if "chat_template" not in seen:
+        if not base.data:
             extras += (
                 "  # chat_template: chatml   # how it is written; the tokenizer's own without\n"
             )
@@ -365,14 +350,14 @@ data:
 {written}\
   store: {flow(f"stores/{file.stem}")}   # the prepared data; runs with equal settings can share it
   validation_fraction: 0.05   # held out from training, to measure by
-{seen}{extras}
+{base.data}{extras}
 optim:
   peak_lr: {peak_lr}   # lower it if the loss jumps; raise it if it hardly moves
   schedule: cosine   # warms up for 3 % of the run, then falls to nothing by its end
 
 train:
   stop_after: {flow(str(wanted.train.stop_after))}   # or 3 epochs; or "30 minutes total", all in
-  batch: {batch}   # what one update sees
+  batch: {base.batch}   # what one update sees
   evaluate_every: 10 %
   save_every: 10 %   # a killed run continues from here
   # early_stopping: {{patience: 3}}   # end when the held-out loss has stopped falling
@@ -400,17 +385,14 @@ model:  # {name}: {size.about}; from random weights
 """
 
 
-def _pretrained(model: ModelConfig, base: SeenBase | None) -> str:
-    adapter = (
-        "# adapter: {kind: lora}   # train a small adapter and leave the model's own weights alone"
-    )
+def _pretrained(model: ModelConfig, adapter: str) -> str:
     own = f"  tokenizer: {flow(model.tokenizer)}   # as you said\n"
     return f"""\
 model:
   family: auto   # read from the checkpoint
   start_from: {flow(model.start_from)}   # what training begins with
 {"" if model.tokenizer == "auto" else own}\
-{adapter if base is None else base.adapter}
+{adapter}
 """
 
 

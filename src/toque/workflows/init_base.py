@@ -9,14 +9,17 @@ from typing import Any, Final, NamedTuple
 from toque.config import RunConfig
 from toque.data.prepare.conversation_rows import with_template
 from toque.data.prepare.source_sample import choose_limits
+from toque.data.prepare.store_plan import TRAINED
 from toque.data.tokenizer.chat import template_text
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import DataError
 from toque.hardware.memory import in_words
+from toque.models.loading.hub import folder_here
 from toque.sources.conversations import ConversationReader
 from toque.sources.records import Source
 from toque.sources.source_files import find_files
+from toque.units import Duration
 from toque.workflows.configure import configure
 from toque.workflows.prepared_store import prepare_settings
 
@@ -24,27 +27,37 @@ _ADAPTER_FROM: Final = 1_000_000_000
 """Parameters from which on an adapter is proposed even where all weights fit. A guess: few data
 move a larger model as far through an adapter, and its checkpoints stay small."""
 _LORA: Final = "adapter: {kind: lora}"
+_NO_ADAPTER: Final = f"# {_LORA}   # train a small adapter and leave the model's own weights alone"
+NOT_SEEN: Final = (
+    "{start} is not on this machine, so its size, chat template and lengths were not looked at."
+)
 
 
 class SeenBase(NamedTuple):
     """What a model asks of the settings, each with the reason as a comment."""
 
-    adapter: str  # the line, which is a comment where all weights are to be trained
-    uses_adapter: bool
-    data: str  # lines of the data section
-    remarks: tuple[str, ...]  # sentences on lengths that are cut and memory that is short
+    batch: str
+    adapter: str = _NO_ADAPTER
+    """The line of it, which is a comment where all weights are to be trained."""
+    data: str = ""  # lines of the data section
+    remarks: tuple[str, ...] = ()  # sentences on what is cut, memory that is short, or no look
 
 
-def base_seen(config: RunConfig, sources: Sequence[Source]) -> SeenBase:
-    """Look at the model that `config` starts from, which is on this machine, and the sources.
+def base_seen(config: RunConfig, sources: Sequence[Source], batch: str) -> SeenBase:
+    """Look at the model that `config` starts from, if it is on this machine, and the sources.
 
     Raises:
         ConfigError: the model cannot be trained on these data, or cannot be read.
         DataError: its tokenizer cannot be used.
     """
-    template, data, remarks = "auto", list[str](), list[str]()
+    start, data, remarks = config.model.start_from, list[str](), list[str]()
+    if start == "scratch" or folder_here(start) is None:
+        return SeenBase(
+            batch, remarks=() if start == "scratch" else (NOT_SEEN.format(start=start),)
+        )
     talks = any(isinstance(source.reader, ConversationReader) for source in sources)
-    if sources and not config.model.tokenizer_source.startswith("trained:"):
+    if sources and not config.model.tokenizer_source.startswith(TRAINED):
+        template = "auto"
         try:
             limits, remarks, own = _lengths(config, sources, template, talks=talks)
             why = "the base's own" if own else "headings; the base has no chat template"
@@ -53,13 +66,16 @@ def base_seen(config: RunConfig, sources: Sequence[Source]) -> SeenBase:
                 raise
             template, why = "plain", "headings, because the base's own does not end its answers"
             limits, remarks, _ = _lengths(config, sources, template, talks=talks)
-        if talks:
-            data.append(f"  chat_template: {template}   # {why}")
-        for name, limit in limits.items():
-            data.append(f"  {name}: {limit}   # by the longest that was measured")
+        data += [f"  chat_template: {template}   # {why}\n"] if talks else []
+        data += [
+            f"  {one}: {n}   # by the longest that was measured\n" for one, n in limits.items()
+        ]
+        row, asked = sum(limits.values()), Duration.parse(batch)
+        if asked.unit == "tokens" and asked.amount < row:
+            batch = f"{row} tokens"
         config = configure(config, data=limits)
-    line, uses_adapter, short = _adapter(config)
-    return SeenBase(line, uses_adapter, "".join(f"{one}\n" for one in data), (*remarks, *short))
+    line, short = _adapter(configure(config, train={"batch": batch}))
+    return SeenBase(batch, line, "".join(data), (*remarks, *short))
 
 
 def _lengths(
@@ -75,24 +91,21 @@ def _lengths(
     if talks:
         with_template(codec, settings)
     chosen, said = choose_limits(find_files(sources), codec, settings, percentile=100)
-    names = [name for name in settings.open_limits if any(_side(name) in one for one in said)]
+    measured = {"max_prompt_tokens": "Longest prompt", "max_target_tokens": "Longest target"}
+    names = [name for name, told in measured.items() if any(told in one for one in said)]
     limits = {name: int(getattr(chosen, name)) for name in names}
     return limits, [one for one in said if "cuts" in one or "no more" in one], own
 
 
-def _side(limit: str) -> str:
-    return f"Longest {limit.split('_')[1]}"
-
-
-def _adapter(config: RunConfig) -> tuple[str, bool, list[str]]:
-    """The adapter's line, whether it is one, and a sentence where that does not fit either."""
+def _adapter(config: RunConfig) -> tuple[str, list[str]]:
+    """The adapter's line, and a sentence where a run with it does not fit either."""
     from toque.workflows.plan.planned import memory_to_train  # loads torch
 
     n, memory = memory_to_train(config)
     millions, room = f"{n / 1e6:,.0f} M", in_words(memory.room)
     if memory.fits and n < _ADAPTER_FROM:
         why = f"all {millions} weights take {in_words(memory.total)} of {room}; this, less"
-        return f"# {_LORA}   # {why}", False, []
+        return f"# {_LORA}   # {why}", []
     why = f"all {millions} weights would take {in_words(memory.total)} of {room}"
     changes: dict[str, Any] = {"adapter": {"kind": "lora"}}
     _, smaller = memory_to_train(configure(config, **changes))
@@ -100,4 +113,4 @@ def _adapter(config: RunConfig) -> tuple[str, bool, list[str]]:
         f"Training takes {in_words(smaller.total)} of {room} even with an adapter: `toque plan` "
         "says what takes less, or start from a smaller model."
     )
-    return f"{_LORA}   # {why}", True, [] if smaller.fits else [short]
+    return f"{_LORA}   # {why}", [] if smaller.fits else [short]
