@@ -14,7 +14,6 @@ from toque.data.tokenizer.chat import template_text
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import DataError
-from toque.hardware.memory import in_words
 from toque.models.loading.hub import folder_here
 from toque.sources.conversations import ConversationReader
 from toque.sources.records import Source
@@ -99,7 +98,9 @@ def _lengths(
 
 def _adapter(config: RunConfig) -> tuple[str, list[str]]:
     """The adapter's line, and a sentence where a run with it does not fit either."""
-    from toque.workflows.plan.planned import memory_to_train  # loads torch
+    # With torch, which a configuration from scratch does without.
+    from toque.hardware.memory import in_words
+    from toque.workflows.plan.planned import memory_to_train
 
     n, memory = memory_to_train(config)
     millions, room = f"{n / 1e6:,.0f} M", in_words(memory.room)
