@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import toque
 from toque.cli import main
@@ -209,6 +210,19 @@ def test_fault_49_an_unfinished_run_is_not_opened_with_another_store(own):
         toque.generate(own / "run", "soup: lentils", max_new_tokens=3)
 
 
+@pytest.fixture
+def training_child(own):
+    """Skips where no forked child could train: torch with CUDA, in a process that trained."""
+
+    def trained() -> int:
+        torch.ones(1, requires_grad=True).sum().backward()
+        return 0
+
+    if Session(trained, own / "trained.log").wait() != 0:
+        pytest.skip("a child of this process cannot train; run this test alone")
+
+
+@pytest.mark.usefixtures("training_child")
 def test_fault_50_two_runs_started_at_once_into_one_new_folder(own):
     """Real processes; the second comes while the first builds its model."""
     run, here, gone = own / "run", own / "first-is-here", own / "second-is-gone"
@@ -257,6 +271,7 @@ def test_fault_50_a_config_that_is_not_the_checkpoints_is_noticed(go, own):
     assert load_config(config).config.optim.peak_lr == 1e-2
 
 
+@pytest.mark.usefixtures("training_child")
 def test_fault_51_stopped_early_continued_and_killed_at_the_final_model(own):
     short = ["train.evaluate_every=1 steps", "train.stop_after=6 steps"]
     stopping = [*short, "train.early_stopping={patience: 1, min_delta: 100}"]
