@@ -36,7 +36,15 @@ Servings = Annotated[int, Field(ge=1, le=MOST_SERVINGS)]
 Json = dict[str, Any]
 
 TALK: Final = PAGE.parent / "talk"
-_SHARED: Final = ("base.css", "request.css", "dom.js", "requests.js", "stream.js", "toque.svg")
+_SHARED: Final = (
+    "base.css",
+    "request.css",
+    "dom.js",
+    "models.js",
+    "requests.js",
+    "stream.js",
+    "toque.svg",
+)
 _LONGEST_ANSWER: Final = 16  # tokens that a class may take, and so positions a question leaves free
 
 

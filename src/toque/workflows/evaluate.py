@@ -98,7 +98,7 @@ class Evaluation:
                 "intervals": f"95 %, percentile bootstrap over texts, {RESAMPLES} resamples",
                 "seed": SEED,
                 "bleu": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp",
-                "rouge": "F1 of unstemmed words; rougeLsum takes each line as a sentence",
+                "rouge": "F1 of each text, as rouge-score computes it, without stemming",
             },
         }
         return json.dumps(record, indent=1)

@@ -177,7 +177,7 @@ def plan_of(sources: Sequence[Source], store: Path, settings: PrepareSettings) -
         own = None if tokenizer is None else template_text(read_folder(tokenizer).settings)
         digest = None if own is None else hashlib.sha256(own.encode()).hexdigest()
         recorded |= settings.of_conversations | {"own_template": digest}
-    elif settings.of_conversations != {"chat_template": "auto", "loss_on": "answers"}:
+    elif any(getattr(settings, name) != getattr(PrepareSettings, name) for name in CHAT):
         raise ConfigError(
             "data.chat_template or data.loss_on is set, and no source of data.sources holds "
             "conversations. Leave it out, or name the field of their messages in columns of the "

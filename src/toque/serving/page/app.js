@@ -4,7 +4,8 @@ import { Chips } from "./chips.js";
 import { compose, recall, titleOf } from "./compose.js";
 import { element, say, stepper } from "./dom.js";
 import { entries, forget, keep } from "./history.js";
-import { ask, Failure, useToken } from "./requests.js";
+import { offered } from "./models.js";
+import { Failure, useToken } from "./requests.js";
 import { Sheet } from "./sheet.js";
 
 const IDEAS = [
@@ -51,20 +52,8 @@ async function start() {
 
 /** Ask which models there are. */
 async function greet() {
-  try {
-    ({ models } = await ask("api/models"));
-  } catch (failure) {
-    problem(failure);
-    return;
-  }
-  say(at("problem"), "");
-  at("token-field").hidden = true;
-  const names = models.map(({ name }) => name);
-  at("model").replaceChildren(...names.map((name) => new Option(name)));
-  at("second").replaceChildren(new Option("no other", ""), ...names.map((name) => new Option(name)));
-  at("beside").hidden = names.length < 2;
-  explain();
-  say(at("served"), names.length === 1 ? `with ${names[0]}` : `with ${names.length} models`);
+  models = (await offered(at, problem)) ?? models;
+  if (models.length) explain();
 }
 
 /** Say what a model that was not trained on recipes will make of a wish. */

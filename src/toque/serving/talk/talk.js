@@ -1,7 +1,8 @@
 // A conversation with one model, or with two side by side; it is kept until the tab is closed.
 
 import { element, say } from "./dom.js";
-import { ask, Failure, useToken, write } from "./requests.js";
+import { offered } from "./models.js";
+import { Failure, useToken, write } from "./requests.js";
 
 const FORMS = {
   pairs: "This model was trained on single questions: each goes to it as it is, without those before.",
@@ -13,6 +14,7 @@ const KEY = "toque.talk";
 const at = (id) => document.getElementById(id);
 let turns = kept(); // [{question, answers: {model: text}}]
 let writing = null; // the AbortController of what is being written
+let models = []; // as the server describes them
 
 async function start() {
   at("request").addEventListener("submit", (event) => {
@@ -30,6 +32,7 @@ async function start() {
     useToken(at("token").value);
     void greet();
   });
+  at("model").addEventListener("change", explain);
   at("undo").addEventListener("click", () => {
     at("question").value = turns.at(-1).question;
     change(turns.slice(0, -1));
@@ -46,27 +49,15 @@ async function start() {
 
 /** Ask which models there are. */
 async function greet() {
-  let models;
-  try {
-    ({ models } = await ask("api/models"));
-  } catch (failure) {
-    problem(failure);
-    return;
-  }
-  say(at("problem"), "");
-  at("token-field").hidden = true;
-  const names = models.map(({ name }) => name);
-  at("model").replaceChildren(...names.map((name) => new Option(name)));
-  at("second").replaceChildren(new Option("no other", ""), ...names.map((name) => new Option(name)));
-  at("beside").hidden = names.length < 2;
-  const explain = () => {
-    const { form } = models.find(({ name }) => name === at("model").value);
-    say(at("model-hint"), FORMS[form] ?? "");
-    at("system-field").hidden = form in FORMS;
-  };
-  at("model").addEventListener("change", explain);
-  explain();
-  say(at("served"), names.length === 1 ? `with ${names[0]}` : `with ${names.length} models`);
+  models = (await offered(at, problem)) ?? models;
+  if (models.length) explain();
+}
+
+/** Say what the chosen model makes of a question. */
+function explain() {
+  const { form } = models.find(({ name }) => name === at("model").value);
+  say(at("model-hint"), FORMS[form] ?? "");
+  at("system-field").hidden = form in FORMS;
 }
 
 /** Have each chosen model answer a question, after all that was said with it before. */
