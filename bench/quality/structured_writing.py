@@ -70,7 +70,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
     opened = open_model(a.run)
     if opened.config is None:
         raise harness.Skipped(f"{a.run} is no run folder, so it has no held-out prompts")
-    prompts = held_out_prompts(TokenStore.open(opened.config.data.store), a.prompts)
+    data = opened.config.data
+    prompts = held_out_prompts(TokenStore.open(data.store), a.prompts, data)
     free, held = (
         {name: scores(opened, prompts, held=on, way=way) for name, way in WAYS.items()}
         for on in (False, True)

@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from toque.config import RunConfig, load_config
-from toque.cooking.prompts import TASKS, Task
+from toque.cooking.prompts import RECIPE_TASKS, TASKS, Task
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.bootstrap import RESAMPLES, SEED
 from toque.evaluation.classification import class_scores
@@ -149,13 +149,13 @@ def compare(
     opened: OpenedModel, config: RunConfig, store: TokenStore, task: Task, most: int | None
 ) -> dict[str, Any]:
     """One task."""
-    codec, names = store.codec(), classes_of(store, task)
+    codec, names = store.codec(), classes_of(store, task, RECIPE_TASKS[task].classes)
     learnt, asked = rows_of(store, "train", task), rows_of(store, "validation", task)
     asked = subset(asked, most)
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     layout = build_stream(config, store, opened.model).layout
     heldout = build_heldout(config, store, layout, runtime)
-    run = harness.timed(lambda: choose_classes(opened.model, heldout, store, task, asked))
+    run = harness.timed(lambda: choose_classes(opened.model, heldout, store, names, asked))
     shares, true_names = run.value
     truths = np.array([names.index(truth) for truth in true_names])
     of_learnt = np.array([names.index(codec.decode(store.target(r))) for r in learnt.tolist()])

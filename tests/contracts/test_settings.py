@@ -51,6 +51,16 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.engine": ("ray", "said"),
     "data.store": ("HERE/other-store", "store_folder"),
     "data.tasks": ("[difficulty]", "store"),
+    "data.tasks.NAME.prompt": ("{t: {prompt: 'Why {title}', target: '{title}'}}", "store"),
+    "data.tasks.NAME.target": ("{t: {prompt: '{title}', target: '{title} {directions}'}}", "store"),
+    "data.tasks.NAME.classes": (
+        "{t: {prompt: '{title}', target: '{title}', classes: [a, b]}}",
+        "refusal",
+    ),  # no recipe's title is one
+    "data.tasks.NAME.metrics": (
+        "{t: {prompt: '{title}', target: '{title}', metrics: [valid_json]}}",
+        "scores",
+    ),
     "data.task_weights": ("{next_step: 3.0}", "losses"),
     "data.task_temperature": ("3.0", "losses"),
     "data.max_prompt_tokens": ("12", "store"),
@@ -169,6 +179,7 @@ _ADAPTED = (*_PRETRAINED, "adapter={r: 4, dropout: 0.0}")
 # Most of the time of so small a run would go to texts.
 _TEXTS = ("evaluation.generate=1", "evaluation.texts=1")
 _TWO_TASKS = ("data.tasks=[write, next_step]",)
+_OWN_TASK = ("data.tasks={t: {prompt: '{title}', target: '{title}'}}",)
 _T5 = (
     "model.family=t5",
     f"model.shape={shape_yaml('t5', width=16, layers=1, heads=2, inner=16, dropout=0.0)}",
@@ -187,6 +198,10 @@ BESIDE: dict[str, tuple[str, ...]] = {
         for name in ("format", "columns", "max_files", "licence")
     },
     "data.task_weights": _TWO_TASKS,
+    **dict.fromkeys(
+        (f"data.tasks.NAME.{name}" for name in ("prompt", "target", "classes")), _OWN_TASK
+    ),
+    "data.tasks.NAME.metrics": ("evaluation.generate=1", *_OWN_TASK),
     "data.task_temperature": _TWO_TASKS,
     "train.early_stopping.metric": (*_TEXTS, "train.early_stopping={patience: 1}"),
     "evaluation.metrics": ("evaluation.generate=1",),

@@ -156,6 +156,8 @@ def pantry(kitchen: Path) -> Path:
         Path("prompts.txt").write_text("leek soup\npancakes\n")
         turns = [{"role": r, "content": r} for r in ("user", "assistant")]
         Path("chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+        reviews = [f"It was {i},{'good' if i % 2 else 'bad'},day {i}\n" for i in range(20)]
+        Path("reviews.csv").write_text("".join(["text,label,summary\n", *reviews]))
         shutil.copytree("runs/a", "runs/b")
         for copied in ("runs/mine", "stores/mine"):
             shutil.copytree(copied, f"{Path(copied).parent}/my own")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
+from toque.config.field_types import OF_CLASSES
 from toque.config.schema import RunConfig
 from toque.units import Duration, Progress
 
@@ -29,7 +29,9 @@ def impossible(config: RunConfig) -> Iterator[tuple[tuple[str, str], str]]:
 
 
 def _shown(config: RunConfig, name: str) -> str:
-    value = attrgetter(name)(config)
+    value: object = config
+    for part in name.split("."):
+        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
     if isinstance(value, bool | None):
         return {True: "true", False: "false", None: "null"}[value]
     if value == ():
@@ -154,6 +156,12 @@ def _of_data(config: RunConfig) -> Iterator[str]:
             "train.early_stopping, data.validation_fraction: without held-out examples there is no "
             "loss to watch. Hold some out, e.g. 0.05, or set `train.early_stopping` to null."
         )
+    for name, task in data.own_tasks.items():
+        if not task.classes and (asked := [m for m in task.metrics if m in OF_CLASSES]):
+            yield (
+                f"data.tasks.{name}.metrics, data.tasks.{name}.classes: {asked[0]} is a metric of "
+                f"classes. Name them, or take exact_match."
+            )
     absent = [task for task in data.task_weights if task not in data.tasks]
     if absent:
         yield (

@@ -70,24 +70,36 @@ _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section a field holds, or holds a list of; None for a plain value."""
-    for annotation in (field.annotation, *get_args(field.annotation)):
+    """The section a field holds, or holds a list of, or some by name; None for a plain value."""
+    for annotation in (field.annotation, *get_args(field.annotation), by_name(field)):
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             return annotation
     return None
 
 
+def by_name(field: FieldInfo | None) -> type | None:
+    """What a field holds by names of the user's own, where one of its branches does."""
+    branches = get_args(field.annotation) if field is not None else ()
+    found = [b for branch in branches for b in get_args(branch)[:1] if get_origin(b) is dict]
+    return get_args(found[0])[1] if found else None
+
+
 def find_field(path: Path) -> FieldInfo | None:
-    """The field at `path`; indices step into lists. None when the path leaves the tree."""
+    """The field at `path`; indices step into lists, and names of the user's into a mapping of them.
+
+    None when the path leaves the tree.
+    """
     section: type[BaseModel] | None = RunConfig
     found: FieldInfo | None = None
+    own = False
     for part in path:
-        if isinstance(part, int):
+        if isinstance(part, int) or own:
+            own = False
             continue
         if section is None or part not in section.model_fields:
             return None
         found = section.model_fields[part]
-        section = section_of(found)
+        section, own = section_of(found), by_name(found) is not None
     return found
 
 
@@ -99,7 +111,8 @@ def setting_paths() -> tuple[str, ...]:
         for name, field in section.model_fields.items():
             yield prefix + name
             if (inner := section_of(field)) is not None:
-                yield from below(inner, f"{prefix}{name}.")
+                own = "NAME." if by_name(field) is not None else ""
+                yield from below(inner, f"{prefix}{name}.{own}")
 
     return tuple(below(RunConfig, ""))
 
@@ -116,7 +129,12 @@ def unknown_names(
             field = section.model_fields.get(key)
             if field is None:
                 yield (*path, key)
-            elif (below := section_of(field)) is not None:
+            elif (below := section_of(field)) is None:
+                continue
+            elif by_name(field) is not None and isinstance(inner, Mapping):
+                for name, one in inner.items():
+                    yield from unknown_names(one, below, (*path, key, name))
+            else:
                 yield from unknown_names(inner, below, (*path, key))
 
 
@@ -191,6 +209,8 @@ def _setting(location: tuple[int | str, ...]) -> Path:
     """The part of pydantic's location that is a path of ours; it adds the names of types."""
     path: Path = ()
     for part in location:
+        if isinstance(part, str) and part.startswith("("):
+            continue  # the tag of a union's branch
         if isinstance(part, str) and find_field((*path, part)) is None:
             break
         path = (*path, part)

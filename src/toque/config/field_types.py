@@ -6,7 +6,7 @@ import codecs
 import os
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
 import annotated_types
@@ -63,6 +63,7 @@ _LONGEST_PATH, _LONGEST_NAME = 3_800, 255
 _PYTHON_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 _FROM_ENVIRONMENT = re.compile(r"env:[A-Za-z_]\w*")
 _BLANK = re.compile(r"\s")
+_WORD = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 
 def _fits_a_disk(value: str) -> bool:
@@ -134,12 +135,20 @@ TokenizerName = Annotated[
     Allowed("auto, a folder, a hub name, or trained:N with N from 512 to 500000"),
 ]  # origin of a tokenizer
 
-METRIC_GROUPS = ("auto", "bleu", "rouge", "repetition", "recipe")
+METRIC_GROUPS = ("bleu", "rouge", "repetition", "recipe")
+"""Metrics of written texts that auto stands for."""
+ANY_TEXTS = (*METRIC_GROUPS, "exact_match", "token_f1", "valid_json")
+OF_CLASSES = ("accuracy", "macro_f1")
 MetricName = Annotated[
     str,
-    Predicate(lambda value: value in METRIC_GROUPS or _PYTHON_NAME.fullmatch(value)),
-    Allowed(f"{', '.join(METRIC_GROUPS)} or module:function"),
+    Predicate(lambda value: value in ("auto", *ANY_TEXTS) or _PYTHON_NAME.fullmatch(value)),
+    Allowed(f"auto, {', '.join(ANY_TEXTS)} or module:function"),
 ]  # a metric of written texts: one that comes with Toque, or a function of the user's
+TaskMetricName = Annotated[
+    str,
+    Predicate(lambda value: value in (*ANY_TEXTS, *OF_CLASSES) or _PYTHON_NAME.fullmatch(value)),
+    Allowed(f"{', '.join((*ANY_TEXTS, *OF_CLASSES))} or module:function"),
+]  # a metric of the answers to a task
 
 
 def _is_encoding(value: str) -> bool:
@@ -182,8 +191,13 @@ SecretAddress = Annotated[
 ]  # address that messages are sent to
 
 TaskName = Literal["write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"]
+"""Task that a recipe can be turned into; `toque.cooking.prompts` has a table of them."""
+OwnTaskName = Annotated[
+    str,
+    Predicate(lambda value: _WORD.fullmatch(value) and value not in get_args(TaskName)),
+]
+"""A task of the user's own."""
 DifficultyName = Literal["easy", "medium", "hard"]
-"""Task that a recipe can be turned into; `toque.cooking.prompts` has the same list."""
 
 Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]
 """A share that leaves something over."""

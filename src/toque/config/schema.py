@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, PrivateAttr
+from annotated_types import Predicate
+from pydantic import Discriminator, Field, PrivateAttr, Tag
 
 from toque.config.field_types import (
+    ANY_TEXTS,
+    OF_CLASSES,
     Allowed,
     AnyDuration,
     AsTuple,
@@ -25,12 +28,14 @@ from toque.config.field_types import (
     Interval,
     MetricName,
     Once,
+    OwnTaskName,
     PythonName,
     RunLength,
     ScoreName,
     Seconds,
     SecretAddress,
     StepInterval,
+    TaskMetricName,
     TaskName,
     TokenizerName,
 )
@@ -119,6 +124,34 @@ class SourceConfig(FilesConfig):
     of them, the other half in the next epoch. Changing it needs no new store."""
 
 
+class TaskConfig(Config):
+    """A task of your own, made of the columns of the data (docs/guides/own-tasks.md)."""
+
+    prompt: str | Annotated[tuple[str, ...], AsTuple, Field(min_length=1)]
+    """Template of the prompts over columns, "Review: {text}\\nSentiment:"; or a column, or a list
+    of columns."""
+    target: str
+    """Template of the answers, or their column."""
+    classes: Annotated[
+        tuple[str, ...],
+        AsTuple,
+        Once,
+        Predicate(lambda classes: len(classes) != 1 and all(map(str.strip, classes))),
+        Allowed("a list of two texts or more, each once"),
+    ] = ()
+    """Answers that there are. A row with another one is left out and counted; a model's answer
+    counts where it is one of them, blanks around it aside. []: any text."""
+    metrics: Annotated[
+        tuple[TaskMetricName, ...],
+        AsTuple,
+        Once,
+        Allowed(f"a list of {', '.join((*ANY_TEXTS, *OF_CLASSES))}, module:function, each once"),
+    ] = ()
+    """Metrics of the model's answers, shown as NAME_METRIC, e.g. sentiment_accuracy; a function of
+    your own is module:function. []: accuracy and macro_f1 of classes, and otherwise those of
+    evaluation.metrics."""
+
+
 class DataConfig(Config):
     """Raw files, and the store that is made of them."""
 
@@ -135,15 +168,18 @@ class DataConfig(Config):
     store: FolderName = "stores/cookbook"
     """Folder of the prepared, tokenised data."""
     tasks: Annotated[
-        tuple[TaskName, ...],
-        AsTuple,
-        Once,
-        Field(min_length=1),
-        Allowed(f"a list of {', '.join(get_args(TaskName))}, each once"),
+        Annotated[tuple[TaskName, ...], AsTuple, Once, Field(min_length=1), Tag("(names)")]
+        | Annotated[dict[OwnTaskName, TaskConfig], Field(min_length=1), Tag("(own)")],
+        Discriminator(lambda value: "(own)" if isinstance(value, Mapping) else "(names)"),
+        Allowed(
+            f"a list of {', '.join(get_args(TaskName))}, each once; or tasks of your own, "
+            "{NAME: {prompt: ..., target: ...}}, each NAME a word that is none of these"
+        ),
     ] = ("write",)
     """Tasks a recipe is turned into, all in one store (docs/guides/tasks-and-curriculum.md). write:
-    the recipe from its title and ingredients. Text sources always make documents."""
-    task_weights: dict[TaskName, Annotated[float, Field(gt=0, le=100)]] = {}  # noqa: RUF012
+    the recipe from its title and ingredients. Text sources always make documents. Or tasks of your
+    own, by name, which every source without `columns` is turned into that has their columns."""
+    task_weights: dict[str, Annotated[float, Field(gt=0, le=100)]] = {}  # noqa: RUF012
     """Times an epoch passes over a task's training examples, e.g. {nutrition: 0.5}; 1 where not
     named. Changing it needs no new store."""
     task_temperature: Annotated[float, Field(ge=1, le=100)] | None = None
@@ -181,6 +217,16 @@ class DataConfig(Config):
     engine: Literal["local", "ray"] = "local"
     """Place where preparing runs. local: the cores of this machine. ray: a Ray cluster that shares
     a file system; the store is the same."""
+
+    @property
+    def own_tasks(self) -> Mapping[str, TaskConfig]:
+        """The tasks of the user's own by name; none where recipes are turned into theirs."""
+        return self.tasks if isinstance(self.tasks, Mapping) else {}
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The tasks that a store may hold; an index is a code of its column `task`."""
+        return *get_args(TaskName), *self.own_tasks
 
 
 class OptimConfig(Config):
@@ -326,8 +372,9 @@ class EvaluationConfig(Config):
     max_examples: Annotated[int, Field(ge=1)] | None = 512
     """Held-out examples per evaluation; null for all."""
     generate: Annotated[int, Field(ge=0)] = 16
-    """Held-out prompts to write recipes for in the final evaluation; their texts are scored. 0: no
-    text is written for held-out prompts, while training neither."""
+    """Held-out prompts to write for in the final evaluation, and as many of each task with metrics
+    of its own; the texts are scored. 0: no text is written for held-out prompts, while training
+    neither."""
     texts: Annotated[int, Field(ge=0)] = 16
     """Number of those prompts that are written for and scored at every evaluation while training,
     the same each time. What that costs is printed; 0: the held-out loss alone."""
@@ -336,9 +383,10 @@ class EvaluationConfig(Config):
     asked in the form the model is trained on, shown with their quality, kept in `samples.jsonl`."""
     metrics: Annotated[
         Auto | Annotated[tuple[MetricName, ...], AsTuple],
-        Allowed("auto, or a list of auto, bleu, rouge, repetition, recipe, module:function"),
+        Allowed(f"auto, or a list of auto, {', '.join(ANY_TEXTS)}, module:function"),
     ] = "auto"
-    """Metrics of the texts written in the final evaluation; auto: all that come with Toque.
+    """Metrics of the texts that are written, those of tasks with metrics of their own aside; auto:
+    bleu, rouge, repetition and recipe.
     A function of your own is module:function, e.g. [auto, mymodule:my_metric]
     (docs/guides/evaluate-and-compare.md)."""
 

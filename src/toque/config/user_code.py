@@ -22,7 +22,10 @@ CODE_SETTINGS: Final = {
     "observe.callbacks": "observe.callbacks=[]",
     "optim.name": "optim.name=adamw",
 }
-"""Settings whose values may be imported and run, each with the override that leaves it out."""
+"""Settings whose values may be imported and run, each with the override that leaves it out.
+
+So may the metrics of a task in data.tasks.
+"""
 OWN_CONFIG: Final = "config.yaml"  # name of a run's configuration in its folder
 HEADER: Final = (
     "# Every setting of this run; a comment says where a value that is no default is from.\n"
@@ -47,22 +50,28 @@ def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
     >>> names_of_code({"evaluation": {"metrics": ["auto", "pty:spawn"]}, "observe": {}})
     {'evaluation.metrics': ['pty:spawn']}
     """
-    found = {}
+    tasks = values.get("data", {}).get("tasks")
+    asked = {
+        f"data.tasks.{name}.metrics": task.get("metrics", ())
+        for name, task in (tasks if isinstance(tasks, Mapping) else {}).items()
+        if isinstance(task, Mapping)
+    }
     for setting in CODE_SETTINGS:
         section, _, name = setting.partition(".")
-        value = values.get(section, {}).get(name, ())
-        value = [value] if isinstance(value, str) else value
+        asked[setting] = values.get(section, {}).get(name, ())
+    found = {}
+    for setting, given in asked.items():
+        value = [given] if isinstance(given, str) else given
         names = [item for item in value if ":" in item] if isinstance(value, list | tuple) else []
         if names:
             found[setting] = names
     return found
 
 
-def refuse_foreign_code(
-    foreign: ForeignCode, settings: Sequence[str] = tuple(CODE_SETTINGS)
-) -> None:
+def refuse_foreign_code(foreign: ForeignCode, settings: Sequence[str] | None = None) -> None:
     """Raise a ConfigError where a run's own file names code that nobody has vouched for."""
-    found = [(s, name, at) for s in settings for name, at in foreign.get(s, {}).items()]
+    asked = foreign if settings is None else settings
+    found = [(s, name, at) for s in asked for name, at in foreign.get(s, {}).items()]
     if not found:
         return
     told = "; ".join(f"{name} ({setting}, {at}){_file_of(name)}" for setting, name, at in found)
@@ -70,7 +79,7 @@ def refuse_foreign_code(
         f"This would run code that a run's own configuration names: {told}. A run folder may come "
         f"from anyone, so nothing of it was imported. If you know this code, allow it with "
         f"{argument('trust_code=True')}, or name a configuration of your own; or leave it out: "
-        f"{' '.join(CODE_SETTINGS[s] for s in dict.fromkeys(s for s, _, _ in found))}."
+        f"{' '.join(CODE_SETTINGS.get(s, f'{s}=[]') for s in {s: 0 for s, _, _ in found})}."
     )
 
 

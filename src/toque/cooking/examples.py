@@ -17,7 +17,7 @@ the columns. Nothing is estimated of a recipe that is not in English.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -29,12 +29,12 @@ from toque.cooking.labels.origins import cuisine_of, language_of
 from toque.cooking.labels.quality import quality_of
 from toque.cooking.prompts import (
     CLASSES,
-    QUESTIONS,
+    RECIPE_TASKS,
     REQUESTS,
     TASKS,
+    WITH_INGREDIENTS,
     Task,
     different,
-    prompt_of_names,
 )
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
 from toque.cooking.text_keys import normalised
@@ -57,11 +57,14 @@ def examples_of(
     key, title_key, record_key = map(xxh3_64_intdigest, hashed)
     codes = {task: int(columns[task]) for task in CLASSES if columns[task] != UNKNOWN}
     examples: list[Example] = []
+    fields = _Fields(reading, codes, record_key)
     for number, task in enumerate(TASKS):
         if task not in tasks:
             continue
-        asked = _asked(task, reading, codes, record_key)
-        if asked is None:
+        form = RECIPE_TASKS[task]
+        try:
+            asked = str(form.prompt).format_map(fields), form.target.format_map(fields)
+        except KeyError:
             notes[missing_note(task, NEEDS[task])] += 1
             continue
         if tuple(tasks) != ("write",):  # which every recipe has
@@ -129,55 +132,72 @@ NEEDS: Final[dict[Task, str]] = {
 }  # reasons for which a record has no example of a task
 
 
-def _asked(
-    task: Task, reading: Reading, codes: Mapping[Task, int], key: int
-) -> tuple[str, str] | None:
-    """The prompt and the answer of a task, seeded by `key`; None if the recipe lacks a part."""
-    recipe = reading.recipe
-    if task == "write":
-        return prompt_of_names(recipe.title, _names(reading)), to_text(recipe)
-    if task == "request":
-        return _request(reading, key), to_text(recipe)
-    if task == "title":
-        return _question(task, reading), recipe.title
-    if task == "next_step":
-        n = len(recipe.steps)
-        at = 1 + key_of(key, _NEXT_STEP) % (n - 1) if n > 1 else 0
-        return (_question(task, reading, at), f"{at + 1}. {recipe.steps[at]}") if at else None
-    return (_question(task, reading), CLASSES[task][codes[task]]) if task in codes else None
+class _Fields:
+    """Texts of a recipe by their names in `RECIPE_TASKS`; KeyError for one that it lacks.
+
+    `codes` are those of its classes; what is drawn is drawn by `key`.
+    """
+
+    def __init__(self, reading: Reading, codes: Mapping[Task, int], key: int) -> None:
+        self.reading, self.codes, self.key = reading, codes, key
+
+    @property
+    def n_before(self) -> int:
+        """Steps before the one to write, which is any but the first; 0 where there is no other."""
+        n = len(self.reading.recipe.steps)
+        return 1 + key_of(self.key, _NEXT_STEP) % (n - 1) if n > 1 else 0
+
+    def __getitem__(self, name: str) -> str:
+        return _FIELDS[name](self)
+
+    def names(self) -> list[str]:
+        return different(facts.name for facts in self.reading.lines)
+
+    def using(self) -> str:
+        names = self.names()
+        return f"{WITH_INGREDIENTS}{', '.join(names)}" if names else ""
+
+    def steps(self, first: int = 0, end: int | None = None) -> str:
+        steps = self.reading.recipe.steps[first:end]
+        return "\n".join(f"{n}. {step}" for n, step in enumerate(steps, start=first + 1))
+
+    def steps_before(self) -> str:
+        return self.steps(max(0, self.n_before - SHOWN_STEPS), self.n_before)
+
+    def next_step(self) -> str:
+        if not self.n_before:
+            raise KeyError("next_step")
+        return f"{self.n_before + 1}. {self.reading.recipe.steps[self.n_before]}"
+
+    def request(self) -> str:
+        recipe, foods = self.reading.recipe, self.names()[:_FOODS_OF_A_REQUEST]
+        known = {
+            "title": recipe.title,
+            "foods": " and ".join(filter(None, (", ".join(foods[:-1]), *foods[-1:]))),
+            "servings": str(recipe.servings or ""),
+            "minutes": str(recipe.minutes or ""),
+        }
+        unknown = [f"{{{name}}}" for name, value in known.items() if not value]
+        forms = [form for form in REQUESTS if not any(name in form for name in unknown)]
+        return forms[key_of(self.key, _REQUEST) % len(forms)].format(**known)
 
 
-def _names(reading: Reading) -> list[str]:
-    return different(facts.name for facts in reading.lines)
-
-
-def _request(reading: Reading, key: int) -> str:
-    recipe, foods = reading.recipe, _names(reading)[:_FOODS_OF_A_REQUEST]
-    known = {
-        "title": recipe.title,
-        "foods": " and ".join(filter(None, (", ".join(foods[:-1]), *foods[-1:]))),
-        "servings": str(recipe.servings or ""),
-        "minutes": str(recipe.minutes or ""),
-    }
-    unknown = [f"{{{name}}}" for name, value in known.items() if not value]
-    forms = [form for form in REQUESTS if not any(name in form for name in unknown)]
-    return forms[key_of(key, _REQUEST) % len(forms)].format(**known)
+_FIELDS: Final[dict[str, Callable[[_Fields], str]]] = {
+    "title": lambda of: of.reading.recipe.title,
+    "recipe": lambda of: to_text(of.reading.recipe),
+    "using": _Fields.using,
+    "request": _Fields.request,
+    "lines": lambda of: "".join(f"\n- {line}" for line in of.reading.recipe.ingredients),
+    "foods": lambda of: ", ".join(of.names()),
+    "steps": _Fields.steps,
+    "steps_before": _Fields.steps_before,
+    "next_step": _Fields.next_step,
+    "nutrition": lambda of: CLASSES["nutrition"][of.codes["nutrition"]],
+    "difficulty": lambda of: CLASSES["difficulty"][of.codes["difficulty"]],
+    "cuisine": lambda of: CLASSES["cuisine"][of.codes["cuisine"]],
+}
 
 
 def question(task: Task, recipe: Recipe) -> str:
-    """The prompt of a classification task, as in training; raises `KeyError` for any other."""
-    return _question(task, read(recipe))
-
-
-def _question(task: Task, reading: Reading, at: int | None = None) -> str:
-    """The question of a task and the part of the recipe that it may see: steps up to `at`."""
-    recipe, opening = reading.recipe, QUESTIONS[task]
-    opening = opening.rstrip() if task == "title" else f"{opening}{recipe.title}"
-    if task == "nutrition":
-        return "\n".join((opening, *(f"- {line}" for line in recipe.ingredients)))
-    names = f"{opening}\nIngredients: {', '.join(_names(reading))}"
-    if task == "cuisine":
-        return names
-    first = 0 if at is None else max(0, at - SHOWN_STEPS)
-    steps = enumerate(recipe.steps[first:at], start=first + 1)
-    return f"{names}\n" + "\n".join(f"{n}. {step}" for n, step in steps)
+    """The prompt of a task about a recipe, as in training."""
+    return str(RECIPE_TASKS[task].prompt).format_map(_Fields(read(recipe), {}, 0))

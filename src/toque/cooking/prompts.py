@@ -5,31 +5,56 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal
 
 from toque.cooking.ingredients.names import ingredient_name
 from toque.cooking.labels.origins import CUISINES
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
+from toque.sources.records import TaskTemplate
+
+if TYPE_CHECKING:
+    from toque.config.schema import DataConfig
 
 Task = Literal["write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"]
-TASKS: tuple[Task, ...] = get_args(Task)  # an index is a code of the column `task`
-
-CLASSES: Final[dict[Task, tuple[str, ...]]] = {
-    "nutrition": NUTRITION_CLASSES,
-    "difficulty": DIFFICULTIES,
-    "cuisine": CUISINES,
-}  # the classes of each classification task, in the order of their columns' codes
-
 ASKS_FOR = "Generate recipe for:"
 WITH_INGREDIENTS = " using ingredients: "
 
+RECIPE_TASKS: Final[dict[Task, TaskTemplate]] = {
+    "write": TaskTemplate(f"{ASKS_FOR} {{title}}{{using}}", "{recipe}"),
+    "request": TaskTemplate("{request}", "{recipe}"),
+    "nutrition": TaskTemplate(
+        "Rate how healthy this recipe is (Healthy, Moderate or Indulgent): {title}{lines}",
+        "{nutrition}",
+        NUTRITION_CLASSES,
+    ),
+    "difficulty": TaskTemplate(
+        "Rate how difficult this recipe is (easy, medium or hard): {title}\n"
+        "Ingredients: {foods}\n{steps}",
+        "{difficulty}",
+        DIFFICULTIES,
+    ),
+    "cuisine": TaskTemplate(
+        "Name the cuisine of this recipe: {title}\nIngredients: {foods}", "{cuisine}", CUISINES
+    ),
+    "next_step": TaskTemplate(
+        "Write the next step of this recipe: {title}\nIngredients: {foods}\n{steps_before}",
+        "{next_step}",
+    ),
+    "title": TaskTemplate(
+        "Name the dish of this recipe:\nIngredients: {foods}\n{steps}", "{title}"
+    ),
+}
+"""What a recipe can be asked; a place in the table is a code of the column `task`.
+
+The fields are those of `toque.cooking.examples`, the classes in the order of their columns' codes.
+"""
+TASKS: Final = tuple(RECIPE_TASKS)
+CLASSES: Final = {name: task.classes for name, task in RECIPE_TASKS.items() if task.classes}
 QUESTIONS: Final[dict[Task, str]] = {
-    "nutrition": "Rate how healthy this recipe is (Healthy, Moderate or Indulgent): ",
-    "difficulty": "Rate how difficult this recipe is (easy, medium or hard): ",
-    "cuisine": "Name the cuisine of this recipe: ",
-    "next_step": "Write the next step of this recipe: ",
-    "title": "Name the dish of this recipe: ",
-}  # beginning of each classification prompt; the part of the recipe that the task may see follows
+    name: f"{str(task.prompt).partition('{')[0].splitlines()[0].rstrip()} "
+    for name, task in RECIPE_TASKS.items()
+    if name not in ("write", "request")
+}  # beginning of each question about a recipe
 
 REQUESTS: Final[tuple[str, ...]] = (
     "How do I make {title}?",
@@ -53,6 +78,21 @@ PROMPT_FORMATS: tuple[str, ...] = (
     "Cooking instructions: {text}",
     "{text}",
 )  # paraphrased requests for augmentation; `text` names the dish
+
+
+def own_templates(data: DataConfig) -> dict[str, TaskTemplate]:
+    """The tasks of a user's own, by name."""
+    return {
+        name: TaskTemplate(task.prompt, task.target, task.classes, task.metrics)
+        for name, task in data.own_tasks.items()
+    }
+
+
+def task_table(data: DataConfig) -> dict[str, TaskTemplate]:
+    """Every task that the data's store may hold, a recipe's and the user's own, by their codes."""
+    table: dict[str, TaskTemplate] = {**dict(RECIPE_TASKS.items()), **own_templates(data)}
+    return table
+
 
 _OPENINGS: Final = tuple(form.partition("{title}")[0].partition("{foods}")[0] for form in REQUESTS)
 

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.evaluation.answer_scores import macro_f1_of
 from toque.evaluation.ngram_metrics import bleu_of
 from toque.storage.json_files import decode_json
 
@@ -56,6 +57,13 @@ class PerText:
             return found
 
         return cls(both, quotient, applies)
+
+    def among(self, before: int, total: int) -> PerText:
+        """The same as the texts from `before` on, of `total`; it applies to none of the others."""
+        here = slice(before, before + len(self.values))
+        values, applies = np.zeros((total, self.values.shape[1])), np.zeros(total, bool)
+        values[here], applies[here] = self.values, self.applies
+        return PerText(values, self.score, applies)
 
     def at(self, rows: NDArray[np.int64]) -> PerText:
         """The statistics of some of the texts."""
@@ -287,8 +295,10 @@ def _measure(name: str, rows: Sequence[Sequence[float] | None]) -> PerText:
     if not np.isfinite(values).all():
         raise ValueError(f"{name} holds a number that is not finite")
     applies = np.array([row is not None for row in rows], dtype=bool)
-    if name == "bleu" and width == _BLEU_SUMS:
+    if name.endswith("bleu") and width == _BLEU_SUMS:
         return PerText(values, bleu_of, applies)
+    if name.endswith("macro_f1") and width % 3 == 0:
+        return PerText(values, macro_f1_of, applies)
     if width != 2:
         raise ValueError(f"{name} has {width} numbers a text")
     ratio = PerText.ratio(values[:, 0], values[:, 1])

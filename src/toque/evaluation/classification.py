@@ -9,6 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.evaluation.answer_scores import f1_of, macro_f1_of
+
 BINS: Final = 10  # bins of confidence that calibration is measured over
 MOST_MISTAKES: Final = 3  # wrong answers named beside a class
 _Row = tuple[str, str, str, str, str]
@@ -34,16 +36,17 @@ class ClassScores:
     @property
     def f1(self) -> dict[str, float]:
         """F1 of each class; 0 for one that is neither true nor answered."""
-        right = np.diag(self.confusion).astype(float)
-        both = np.maximum(self.confusion.sum(axis=1) + self.confusion.sum(axis=0), 1)
-        # F1 = 2 TP / (true + answered)
-        return dict(zip(self.classes, (2 * right / both).tolist(), strict=True))
+        return dict(zip(self.classes, f1_of(self._sums).tolist(), strict=True))
 
     @property
     def macro_f1(self) -> float:
         """Mean F1 over the classes that are true of at least one example."""
-        present = self.confusion.sum(axis=1) > 0
-        return float(np.array(list(self.f1.values()))[present].mean())
+        return float(macro_f1_of(self._sums))
+
+    @property
+    def _sums(self) -> NDArray[np.float64]:
+        counts = self.confusion.sum(axis=1), self.confusion.sum(axis=0), np.diag(self.confusion)
+        return np.concatenate(counts).astype(float)
 
     def lines(self) -> list[str]:
         """The confusion table for people, a line a class."""

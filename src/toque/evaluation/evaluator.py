@@ -12,13 +12,12 @@ from typing import Any, Final
 
 from torch import nn
 
-from toque.config.schema import EvaluationConfig, TrainConfig
-from toque.cooking.recipe_scores import NAMES as RECIPE_NAMES
+from toque.config.schema import DataConfig, EvaluationConfig, TrainConfig
+from toque.cooking.prompts import task_table
 from toque.errors import ConfigError, Interrupted
 from toque.evaluation.heldout_loss import LEFT, HeldOut
-from toque.evaluation.rouge import NAMES as ROUGE_NAMES
-from toque.evaluation.text_samples import Prompt, Sample, Sampler
-from toque.evaluation.text_scores import GROUPS, TextScores
+from toque.evaluation.text_samples import Prompt, Sample, Sampler, metrics_of
+from toque.evaluation.text_scores import NO_CLASS, ScoresByTask, groups_in, names_in
 from toque.reporter import SILENT, Count, Reporter, counting, uncounted
 from toque.runs.history import metric_named
 from toque.training.callbacks import Goal
@@ -26,12 +25,6 @@ from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
 
 HELD_OUT: Final = ("loss", "perplexity")
-_OF_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "bleu": ("bleu",),
-    "rouge": ROUGE_NAMES,
-    "repetition": ("repetition", "distinct_1", "distinct_2"),
-    "recipe": RECIPE_NAMES,
-}
 BITS: Final = "bits_per_byte"  # measured where the bytes of the held-out targets are known
 
 
@@ -62,7 +55,7 @@ class Evaluator:
     sampler: Sampler
     n_held_out: int
     ranks: Ranks
-    scores: Callable[[], TextScores]
+    scores: Callable[[], ScoresByTask]
     watched: Sequence[str] = ()
     """Metrics that the run goes by; one that cannot be measured is NaN, which is no improvement."""
     known: Sequence[str] = ()  # names that metrics may have; the user's functions may give others
@@ -168,6 +161,7 @@ def goal_of(metric: str) -> Goal:
 def watched_metrics(
     train: TrainConfig,
     evaluation: EvaluationConfig,
+    data: DataConfig,
     prompts: Sequence[Prompt],
     *,
     bits: bool = False,
@@ -179,13 +173,16 @@ def watched_metrics(
     asked = {"train.best_by": train.best_by}
     if train.early_stopping is not None:
         asked["train.early_stopping.metric"] = train.early_stopping.metric
-    names = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
-    own = any(":" in name for name in names)
-    groups = [group for group in GROUPS if prompts and (group in names or "auto" in names)]
-    known = [*HELD_OUT, *(name for group in groups for name in _OF_GROUPS[group])]
-    known += [BITS] if bits else []
+    known, own = [*HELD_OUT, *([BITS] if bits else [])], False
+    table = task_table(data)
+    for task in dict.fromkeys(prompt.task for prompt in prompts):
+        names: Sequence[str] = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
+        names = metrics_of(table[task]) if task else names
+        own |= any(":" in name for name in names)
+        found = names_in(groups_in(names)) + [NO_CLASS] * bool(task and table[task].classes)
+        known += [f"{task}_{name}" if task else name for name in found]
     for setting, metric in asked.items():
-        if metric in known or (own and prompts):
+        if metric in known or own:
             continue  # what functions of the user's give is known when they have been called
         near = difflib.get_close_matches(metric, known, n=1)
         told = f"{setting} is {metric}, which the evaluations of this run do not measure."

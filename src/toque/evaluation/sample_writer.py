@@ -74,7 +74,9 @@ def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] 
     if not n:
         return []
     lines = [f"  {n} text{'s' * (n > 1)} for held-out prompts:"]
-    for name in dict.fromkeys((*_SHOWN, *watched)):
+    of_tasks = tuple(f"{task}_" for task in {s.task: 0 for s in found.held_out} if task)
+    own = [name for name in found.texts if name.startswith(of_tasks)] if of_tasks else []
+    for name in dict.fromkeys((*_SHOWN, *watched, *own)):
         if name not in found.texts:
             continue
         words, form = _NAMES.get(name, name.replace("_", " ")), ".2f" if name == "bleu" else ".4f"

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from toque.config.schema import DataConfig
 from toque.cooking.examples import UNKNOWN
-from toque.cooking.prompts import CLASSES, TASKS, Task
+from toque.cooking.prompts import RECIPE_TASKS, task_table
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.classification import ClassScores, calibration_error, class_scores
 from toque.evaluation.constrained_choice import choose
@@ -30,6 +31,14 @@ class TaskScores:
     classes: ClassScores | None = None
     ece: float = 0.0  # expected calibration error of the classes
     truncated: int = 0  # class examples whose prompt was cut to data.max_prompt_tokens or fills it
+
+    def measured(self) -> dict[str, float]:
+        """Its scores by name; a choice among the classes is another answer than what it writes."""
+        found = {"loss": self.loss}
+        if (scores := self.classes) is not None:
+            found |= {"choice_accuracy": scores.accuracy, "choice_macro_f1": scores.macro_f1}
+            found["ece"] = self.ece
+        return found
 
     def record(self) -> dict[str, Any]:
         """The scores as evaluation.json has them."""
@@ -52,8 +61,9 @@ class TaskScores:
         lines = [f"task {self.task}: loss {self.loss:.4f} over {self.n} examples"]
         if (scores := self.classes) is not None:
             lines[0] += (
-                f", accuracy {scores.accuracy:.3f} (always the most frequent class: "
-                f"{scores.majority:.3f}), macro-F1 {scores.macro_f1:.3f}, ECE {self.ece:.3f}"
+                f"; the likeliest of its classes: accuracy {scores.accuracy:.3f} "
+                f"(always the most frequent class: {scores.majority:.3f}), "
+                f"macro-F1 {scores.macro_f1:.3f}, ECE {self.ece:.3f}"
             )
             lines += [f"  {line}" for line in scores.lines()]
         return lines
@@ -63,21 +73,22 @@ def score_tasks(
     model: PreTrainedModel,
     heldout: HeldOut,
     store: TokenStore,
-    tasks: Sequence[str],
+    data: DataConfig,
     *,
     at_most: int | None,
     reporter: Reporter = SILENT,
 ) -> list[TaskScores]:
-    """Scores of every task of `tasks` that has held-out examples, this process's `heldout`."""
-    if tuple(tasks) == ("write",):
+    """Scores of every task of `data` that has held-out examples, this process's `heldout`."""
+    if tuple(data.tasks) == ("write",):
         return []
     held_out = store.rows("validation")
     numbers = np.asarray(store.column("task"))[held_out]
     scores = []
-    for number, task in enumerate(TASKS):
+    for number, (name, task) in enumerate(task_table(data).items()):
         rows = subset(held_out[numbers == number], at_most)
-        if task in tasks and len(rows):
-            scores.append(_score(model, heldout, store, task, rows, reporter))
+        if name in data.tasks and len(rows):
+            classes = classes_of(store, name, task.classes)
+            scores.append(_score(model, heldout, store, name, classes, rows, reporter))
     return scores
 
 
@@ -85,7 +96,8 @@ def _score(
     model: PreTrainedModel,
     heldout: HeldOut,
     store: TokenStore,
-    task: Task,
+    task: str,
+    classes: Sequence[str],
     rows: NDArray[np.int64],
     reporter: Reporter,
 ) -> TaskScores:
@@ -94,11 +106,10 @@ def _score(
     with counting(reporter, "evaluating", f"examples of the task {task}") as count:
         losses = own(model, count)
     scores = TaskScores(task, len(rows), losses["loss"], losses["perplexity"])
-    if task not in CLASSES:
+    if not classes:
         return scores
-    classes = classes_of(store, task)
     with counting(reporter, "choosing for", f"prompts of the task {task}") as count:
-        shares, truths = choose_classes(model, heldout, store, task, rows, count)
+        shares, truths = choose_classes(model, heldout, store, classes, rows, count)
     answers = [classes[i] for i in shares.argmax(axis=1).tolist()]
     right = [a == t for a, t in zip(answers, truths, strict=True)]
     full = int((store.prompt_lengths[rows] >= store.manifest.settings["max_prompt_tokens"]).sum())
@@ -114,19 +125,20 @@ def choose_classes(
     model: PreTrainedModel,
     heldout: HeldOut,
     store: TokenStore,
-    task: Task,
+    classes: Sequence[str],
     rows: NDArray[np.int64],
     on_progress: Count = uncounted,
 ) -> tuple[NDArray[np.float64], list[str]]:
-    """[rows, classes] probabilities of `classes_of` a task for some examples, and their truths."""
+    """[rows, classes] probabilities of a task's classes for some examples, and their truths."""
     codec, prompts = store.codec(), [store.prompt(row) for row in rows.tolist()]
-    classes = classes_of(store, task)
     shares = choose(model, codec, prompts, classes, on_progress, autocast=heldout.autocast)
     return shares, [codec.decode(store.target(row)) for row in rows.tolist()]
 
 
-def classes_of(store: TokenStore, task: Task) -> list[str]:
+def classes_of(store: TokenStore, task: str, classes: Sequence[str]) -> list[str]:
     """The classes of a task that the store's examples have, in the order of their codes."""
+    if task not in RECIPE_TASKS or not classes:  # of one's own, every class has an example
+        return list(classes)
     codes = np.asarray(store.column(task)).astype(np.float64)
     used = np.unique(codes[(codes >= 0) & (codes < UNKNOWN)]).astype(int)
-    return [CLASSES[task][code] for code in used.tolist()]
+    return [classes[code] for code in used.tolist()]

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
-from toque.cooking.prompts import CLASSES, TASKS
+from toque.config.field_types import OF_CLASSES
+from toque.config.schema import DataConfig
+from toque.cooking.prompts import task_table
 from toque.cooking.recipe import DIFFICULTIES
 from toque.cooking.recipe_scores import text_metrics
 from toque.data.store.token_store import TokenStore
@@ -20,10 +23,16 @@ from toque.evaluation.heldout_loss import subset
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.reporter import Count, uncounted
-from toque.sources.records import attempted
+from toque.sources.records import TaskTemplate, attempted
 from toque.storage.json_files import append_json_lines
 
+_BEYOND: Final = 8  # tokens that an answer may have beyond the longest class, to see what it is
 LENGTHS: Final = (("short", 100), ("medium", 200))  # up to so many words; above, long
+
+
+def metrics_of(task: TaskTemplate) -> tuple[str, ...]:
+    """The metrics of a task's answers alone; () where they are scored among all other texts."""
+    return task.metrics or (OF_CLASSES if task.classes else ())
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,8 @@ class Prompt:
     reference: str | None = None
     slices: Mapping[str, str] = field(default_factory=dict)  # e.g. {"difficulty": "easy"}
     typed: str | None = None  # the prompt in the words of a person, where those are others
+    task: str = ""  # the task that it is of, where that has metrics of its own
+    most: int | None = None  # most tokens of an answer of use, where they are few
 
 
 @dataclass(frozen=True)
@@ -49,12 +60,14 @@ class Sample:
     slices: Mapping[str, str] = field(default_factory=dict)
     failed: str = ""  # error of the domain's metrics on it, in words; `metrics` is then empty
     asked: str | None = None  # the prompt as the model read it, where a person typed another
+    task: str = ""  # as of its prompt
 
     def record(self) -> dict[str, Any]:
         """The content of its line in samples.jsonl."""
         found: dict[str, Any] = {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
         found["metrics"] = {name: round(score, 4) for name, score in self.metrics.items()}
         found |= {"asked": self.asked, "reference": self.reference, "failed": self.failed or None}
+        found["task"] = self.task or None
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -69,11 +82,21 @@ class Sampler:
 
     def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> list[Sample]:
         """One sample for each prompt, in their order; `on_progress` is `generate`'s."""
-        ids = [prompt.ids for prompt in self.prompts]
-        written = self.written(model, ids, self.max_new_tokens, on_progress) if ids else []
+        limits = [min(p.most or self.max_new_tokens, self.max_new_tokens) for p in self.prompts]
+        written: dict[int, list[int]] = {}
+        for most in dict.fromkeys(limits):  # short answers apart from long ones
+            rows = [row for row, limit in enumerate(limits) if limit == most]
+
+            def count(
+                done: int, _total: int, share: float | None = None, before: int = len(written)
+            ) -> None:
+                on_progress(before + done, len(limits), share)
+
+            ids = [self.prompts[row].ids for row in rows]
+            written |= zip(rows, self.written(model, ids, most, count), strict=True)
         return [
-            scored(prompt, self.codec.decode(ids), tokens=len(ids))
-            for prompt, ids in zip(self.prompts, written, strict=True)
+            scored(prompt, self.codec.decode(written[row]), tokens=len(written[row]))
+            for row, prompt in enumerate(self.prompts)
         ]
 
     def written(
@@ -108,6 +131,7 @@ def scored(prompt: Prompt, text: str, *, tokens: int = 0) -> Sample:
         prompt.slices,
         failed,
         asked=prompt.text if prompt.typed else None,
+        task=prompt.task,
     )
 
 
@@ -124,27 +148,44 @@ def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str |
     )
 
 
-def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
-    """The first `n` of the held-out order that have a prompt and whose answer is no class."""
+def held_out_prompts(store: TokenStore, n: int, data: DataConfig) -> list[Prompt]:
+    """The first `n` prompts of the held-out order, then as many of each task with own metrics.
+
+    The first are those of all other tasks. Texts without a prompt, as documents are, have none.
+    """
+    table, codec = task_table(data), store.codec()
+    apart = {name: code for code, name in enumerate(table) if metrics_of(table[name])}
+    held_out = store.rows("validation")
+    codes = np.asarray(store.column("task"))[held_out]
+    found = _first_prompts(store, held_out[~np.isin(codes, [*apart.values()])], n)
+    references = [prompt.reference or "" for prompt in found.values()]
+    slices = slices_of(store, list(found), references, tuple(table))
+    prompts = [replace(p, slices=labels) for p, labels in zip(found.values(), slices, strict=True)]
+    for name, code in apart.items():
+        classes = [len(codec.encode(codec.normalise(answer))) for answer in table[name].classes]
+        most = max(classes) + _BEYOND if classes else None
+        own = _first_prompts(store, held_out[codes == code], n)
+        prompts += [replace(prompt, task=name, most=most) for prompt in own.values()]
+    return prompts
+
+
+def _first_prompts(store: TokenStore, rows: NDArray[np.int64], n: int) -> dict[int, Prompt]:
+    """Prompts of the first of some rows, in the held-out order, by row."""
     codec = store.codec()
     found: dict[int, Prompt] = {}
-    held_out = store.rows("validation")
-    of_classes = [number for number, task in enumerate(TASKS) if task in CLASSES]
-    written = ~np.isin(np.asarray(store.column("task"))[held_out], of_classes)
-    for row in subset(held_out[written], None)[: 4 * n].tolist():
+    for row in subset(rows, None)[: 4 * n].tolist():
         asked, answer = store.asked(row)
         ids = tuple(int(i) for i in asked)
         text = codec.decode(ids)
         if text.strip() and len(found) < n:
             found[row] = Prompt(ids, text, codec.decode(answer))
-    slices = slices_of(store, list(found), [prompt.reference or "" for prompt in found.values()])
-    return [replace(p, slices=labels) for p, labels in zip(found.values(), slices, strict=True)]
+    return found
 
 
 def slices_of(
-    store: TokenStore, rows: Sequence[int], references: Sequence[str]
+    store: TokenStore, rows: Sequence[int], references: Sequence[str], names: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Labels of each store row: its length, difficulty, task and source."""
+    """Labels of each store row: its length, difficulty, task by its code's name, and source."""
     sizes = [len(reference.split()) for reference in references]
     slices = [
         {"length": next((name for name, most in LENGTHS if n <= most), "long")} for n in sizes
@@ -157,7 +198,7 @@ def slices_of(
     tasks = store.column("task")[list(rows)].astype(int).tolist()
     if len(set(tasks)) > 1:
         for labels, task in zip(slices, tasks, strict=True):
-            labels["task"] = TASKS[task]
+            labels["task"] = names[task]
     files: dict[int, str] = {}
     for entry in store.manifest.sources:
         files.setdefault(entry.source, Path(entry.path).name)

@@ -1,21 +1,32 @@
 """Scores of a set of generated texts: every metric with its interval, overall and by slice.
 
-Numbers are kept of each text; the texts themselves only for the user's own metrics.
+Numbers are kept of each text; the texts themselves only for the user's own metrics. The answers to
+a task with metrics of its own are scored apart from all other texts.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Self
 
 import numpy as np
 
-from toque.config.schema import EvaluationConfig
+from toque.config.field_types import ANY_TEXTS, METRIC_GROUPS, OF_CLASSES
+from toque.config.schema import DataConfig, EvaluationConfig
 from toque.config.user_code import ForeignCode, imported
+from toque.cooking.prompts import task_table
+from toque.cooking.recipe_scores import NAMES as RECIPE_NAMES
 from toque.errors import ConfigError
+from toque.evaluation.answer_scores import (
+    class_counts,
+    exact_match,
+    macro_f1_of,
+    token_f1,
+    valid_json,
+)
 from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates, key_of_text
 from toque.evaluation.ngram_metrics import (
     MAX_PAIRS,
@@ -29,15 +40,29 @@ from toque.evaluation.ngram_metrics import (
 )
 from toque.evaluation.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.rouge import rouge_f1
-from toque.evaluation.text_samples import Sample
+from toque.evaluation.text_samples import Sample, metrics_of
 
-GROUPS: Final = ("bleu", "rouge", "repetition", "recipe")
-"""Metrics included in Toque, by their names in evaluation.metrics; "recipe" is the domain's."""
+_BY_TEXT: Final[Mapping[str, Callable[[str, str], float]]] = {
+    "exact_match": exact_match,
+    "accuracy": exact_match,  # the usual name where answers are classes
+    "token_f1": token_f1,
+}
+_NAMES_OF: Final[Mapping[str, Sequence[str]]] = {
+    "rouge": ROUGE_NAMES,
+    "repetition": ("repetition", "distinct_1", "distinct_2"),
+    "recipe": RECIPE_NAMES,
+}  # of metrics that give several scores
+NO_CLASS: Final = "no_class"  # share of the answers that are none of a task's classes
 PART: Final = MAX_PAIRS // 4  # texts scored at once: few enough to stay in a core's cache
 MOST_SLICES: Final = 12  # most labels of a slicing that are reported; the most frequent ones are
 
-UserMetric = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
-"""(predictions, references) -> {name: one score, or one per text}."""
+UserMetric = Callable[[Sequence[str], Sequence[str]], Any]
+"""(predictions, references) -> {name: one score, or one per text}, or what stands under a name."""
+
+
+def names_in(metrics: Collection[str]) -> list[str]:
+    """The names of the scores that metrics included in Toque give."""
+    return [name for m in metrics if ":" not in m for name in _NAMES_OF.get(m, (m,))]
 
 
 @dataclass(frozen=True)
@@ -71,28 +96,29 @@ class Scores:
 class TextScores:
     """Accumulates scores of texts: of groups, and of the user's functions by dotted path."""
 
-    groups: Sequence[str] = GROUPS
+    groups: Sequence[str] = METRIC_GROUPS
     user_metrics: Mapping[str, UserMetric] = field(default_factory=dict)
+    classes: Sequence[str] = ()
 
     @classmethod
-    def from_settings(cls, evaluation: EvaluationConfig, foreign: ForeignCode) -> Self:
-        """An empty collection of the metrics in `evaluation.metrics`; functions are imported."""
-        asked = evaluation.metrics
-        names = ("auto",) if asked == "auto" else asked
-        groups = [name for name in GROUPS if name in names or "auto" in names]
+    def named(
+        cls, names: Sequence[str], foreign: ForeignCode, setting: str, classes: Sequence[str] = ()
+    ) -> Self:
+        """An empty collection of the metrics that a setting names; functions are imported."""
+        groups = groups_in(names)
         wanted = "a function of the predictions and the references that returns {name: score}"
         own: dict[str, UserMetric] = {}
         for path in names:
             if ":" not in path:
                 continue
-            found = imported(foreign, path, setting="evaluation.metrics", wanted=wanted)
+            found = imported(foreign, path, setting=setting, wanted=wanted)
             if not callable(found):
                 raise ConfigError(
-                    f"evaluation.metrics names {path}, which is a {type(found).__name__} and no "
+                    f"{setting} names {path}, which is a {type(found).__name__} and no "
                     "function of predictions and references."
                 )
             own[path] = found
-        return cls(groups, own)
+        return cls(groups, own, classes)
 
     def __post_init__(self) -> None:
         self.n_texts = 0
@@ -140,6 +166,11 @@ class TextScores:
             found |= {name: scored[:, [i]] for i, name in enumerate(ROUGE_NAMES)}
         if "bleu" in self.groups and cut is not None:
             found["bleu"] = bleu_counts(cut, words(theirs))
+        for name, of in _BY_TEXT.items():
+            if name in self.groups:
+                found[name] = np.array([[of(*both)] for both in zip(texts, theirs, strict=True)])
+        if "macro_f1" in self.groups:
+            found["macro_f1"] = class_counts(texts, theirs, self.classes)
         for rows in found.values():
             rows[missing] = np.nan
         if missing.all():
@@ -148,6 +179,11 @@ class TextScores:
             found["repetition"] = repetition(cut)[:, None]
             for n, parts in self._grams.items():
                 parts.append(grams(cut, n)[0])
+        if "valid_json" in self.groups:
+            found["valid_json"] = np.array([[valid_json(text)] for text in texts])
+        if self.classes:
+            none = [[float(text.strip() not in self.classes)] for text in texts]
+            found[NO_CLASS] = np.array(none)
         return found
 
     def result(self, *, resamples: int = 1000) -> Scores:
@@ -181,10 +217,11 @@ class TextScores:
         rows = np.full((self.n_texts, parts[0][1].shape[1]), np.nan)
         for first, part in parts:  # a part whose texts have no such score is missing
             rows[first : first + len(part)] = part
-        if name != "bleu":
+        of_sums = {"bleu": bleu_of, "macro_f1": macro_f1_of}
+        if name not in of_sums or name not in self.groups:
             return PerText.mean(rows[:, 0])
         applies = ~np.isnan(rows[:, 0])
-        return PerText(np.nan_to_num(rows), bleu_of, applies)
+        return PerText(np.nan_to_num(rows), of_sums[name], applies)
 
     def _call(
         self,
@@ -194,7 +231,10 @@ class TextScores:
         totals: dict[str, Estimate],
     ) -> None:
         """Add a user's scores: a number for all texts, or a number for each."""
-        found = {name: np.asarray(v, float) for name, v in metric(*self._texts).items()}
+        given = metric(*self._texts)
+        if not isinstance(given, Mapping):
+            given = {path.rpartition(":")[2]: given}
+        found = {name: np.asarray(v, float) for name, v in given.items()}
         n = len(self._texts[0])
         for name, values in found.items():
             if values.shape not in {(), (n,)}:
@@ -206,6 +246,62 @@ class TextScores:
                 totals[name] = Estimate(float(values.mean()), None, None, n)
             else:
                 measures[name] = PerText.mean(values)
+
+
+def groups_in(names: Collection[str]) -> list[str]:
+    """The metrics included in Toque that are named, or stand under auto, in one order."""
+    usual = METRIC_GROUPS if "auto" in names else ()
+    return [name for name in (*ANY_TEXTS, *OF_CLASSES) if name in names or name in usual]
+
+
+@dataclass(frozen=True)
+class ScoresByTask:
+    """Accumulates scores of texts, those of each task with metrics of its own by themselves."""
+
+    parts: Mapping[str, TextScores]  # by the name of the task; "" for all other texts
+
+    @classmethod
+    def from_settings(
+        cls, evaluation: EvaluationConfig, data: DataConfig, foreign: ForeignCode
+    ) -> Self:
+        """An empty collection of what a configuration names; functions are imported."""
+        asked = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
+        parts = {"": TextScores.named(asked, foreign, "evaluation.metrics")}
+        table = task_table(data)
+        for name in data.tasks:
+            if names := metrics_of(table[name]):
+                setting, classes = f"data.tasks.{name}.metrics", table[name].classes
+                classes = tuple(map(str.strip, classes))
+                parts[name] = TextScores.named(names, foreign, setting, classes)
+        return cls(parts)
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Add the scores of these texts."""
+        for name, part in self.parts.items():
+            part.add(sample for sample in samples if sample.task == name)
+
+    def result(self, *, resamples: int = 1000) -> Scores:
+        """Scores of all texts so far, a task's as NAME_SCORE; see `TextScores.result`."""
+        found = {
+            f"{task}_" if task else "": part.result(resamples=resamples)
+            for task, part in self.parts.items()
+            if part.n_texts or not task
+        }
+        common, total, before = found[""], sum(s.n_texts for s in found.values()), 0
+        each: dict[str, PerText] = {}
+        for task, scores in found.items():
+            each |= {f"{task}{n}": m.among(before, total) for n, m in scores.each.items()}
+            before += scores.n_texts
+        return replace(
+            common,
+            n_texts=total,
+            overall={
+                f"{t}{n}": e for t, scores in found.items() for n, e in scores.overall.items()
+            },
+            failed={f"{t}{n}": why for t, s in found.items() for n, why in s.failed.items()},
+            each=each,
+            keys=[key for scores in found.values() for key in scores.keys],
+        )
 
 
 def _rows_of(labels: Sequence[str]) -> dict[str, np.ndarray]:

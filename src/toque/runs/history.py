@@ -168,7 +168,9 @@ def metric_named(name: str) -> MetricInfo:
     ('ingredient coverage', 'lower')
     """
     title = name.replace("_", " ")
-    return METRIC_NAMES.get(name) or MetricInfo(title, title)
+    # Of a task's answers by its name; there a score is the better the lower it is, too.
+    lower = name.endswith(("_no_class", "_repetition", "_hallucinated_ingredients"))
+    return METRIC_NAMES.get(name) or MetricInfo(title, title, "lower" if lower else "higher")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

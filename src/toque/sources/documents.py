@@ -225,13 +225,14 @@ class PairReader:
 
     def examples(self, block: Block) -> BlockExamples:
         """One example for each record that has both texts."""
-        return read_records(block, self._example_of, {*self._asked, *self._answered})
+        return read_records(block, self.example_of, {*self._asked, *self._answered})
 
     def _layout(self, path: Path) -> FileLayout:
         columns = named_columns({"prompt": self.prompt, "target": self.target})
         return layout_with(path, columns, encoding=self.encoding)
 
-    def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
+    def example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
+        """The example of a record, or the reason why it has none."""
         prompt, unread = text_of(record, self.prompt, notes)
         if unread:
             return f"{unread} holds no text"  # which the question may need

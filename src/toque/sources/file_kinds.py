@@ -23,6 +23,7 @@ from toque.sources.layouts import (
     is_pickle,
     refuse_pickle,
 )
+from toque.sources.own_tasks import TaskReader
 from toque.sources.records import Located, RecordReader, Source
 from toque.sources.source_files import is_documentation, named
 from toque.sources.token_arrays import TokenReader, is_array_file
@@ -118,6 +119,8 @@ class FileJudge:
             reader = self.reader_for(columns, encoding=encoding)
             if source.format == "auto":
                 try:
+                    if isinstance(reader, TaskReader):
+                        return reader.for_file(file.path)
                     reader.schema(file.path)
                 except UnknownFormatError:
                     if not self._is_binary(file):

@@ -55,10 +55,11 @@ _IN_WORDS = {
 
 def read_records(
     block: Block,
-    make: Callable[[Mapping[str, Any], Counter[str]], Example | str],
+    make: Callable[[Mapping[str, Any], Counter[str]], Example | list[Example] | str],
     used: Collection[str],
 ) -> BlockExamples:
-    """One example of each record of a block by `make`, which counts its repairs, or a reason."""
+    """Examples of each record of a block by `make`, which counts its repairs, or a reason."""
+    kept = 0
     examples: list[Example] = []
     dropped: dict[str, list[int]] = {}
     texts: dict[int, str] = {}
@@ -67,8 +68,9 @@ def read_records(
     records = list(READ[contents.kind](contents))
     for number, record in records:
         found = record if isinstance(record, str) else attempted(make, record, notes)
-        if isinstance(found, Example):
-            examples.append(found)
+        if not isinstance(found, str):
+            kept += 1
+            examples += found if isinstance(found, list) else [found]
             continue
         numbers = dropped.setdefault(found, [])
         if len(numbers) < PER_REASON and not isinstance(record, str):
@@ -76,7 +78,7 @@ def read_records(
         numbers.append(number)
     unused = unused_in((raw for _, raw in records), used, contents.meta.get("unread", ()))
     n_read = len(records)
-    return BlockExamples(examples, n_read, len(examples), dropped, dict(notes), unused, texts)
+    return BlockExamples(examples, n_read, kept, dropped, dict(notes), unused, texts)
 
 
 class UnknownFormatError(DataError):
@@ -185,7 +187,7 @@ def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -
         raise DataError(
             f"{path} is {layout.described} without the column named for {', '.join(gone)}. "
             f"Its columns are {shown_names(layout.fields) or 'none'}. Correct columns of this "
-            "source in data.sources."
+            "source in data.sources, or the templates of data.tasks."
         )
 
 

@@ -48,6 +48,16 @@ def missing_note(task: str, needs: str = "") -> str:
 
 
 @dataclass(frozen=True)
+class TaskTemplate:
+    """A task as data: templates of the question and the answer, and how answers are scored."""
+
+    prompt: str | tuple[str, ...]
+    target: str
+    classes: tuple[str, ...] = ()  # the answers that there are; () for any text
+    metrics: tuple[str, ...] = ()  # names of metrics of its answers; () for the usual ones
+
+
+@dataclass(frozen=True)
 class Block:
     """Consecutive whole records of one file, as raw bytes, read in the main process."""
 

@@ -19,7 +19,7 @@ from toque.evaluation.evaluator import Evaluator, goal_of, watched_metrics
 from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.sample_writer import SampleWriter
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
-from toque.evaluation.text_scores import TextScores
+from toque.evaluation.text_scores import ScoresByTask
 from toque.models.families import max_positions
 from toque.models.forward.blocks import CompileSeconds
 from toque.models.loading.to_train import ModelToTrain, SpecialTokens, family_to_train
@@ -116,7 +116,7 @@ def build_run(
     launched = ranks.is_distributed or is_launched()
     interrupt = Interrupt(silent=not reporter.heard, launched=launched)
     evaluator = _evaluator(config, store, placed, stream.layout, runtime, interrupt, reporter)
-    prompts = held_out_prompts(store, config.evaluation.generate)
+    prompts = held_out_prompts(store, config.evaluation.generate, config.data)
     scored = build_sampler(config, store, prompts, reporter) if prompts else evaluator.sampler
     length = length_of(config, store, evaluator, scored, clock, reporter)
 
@@ -207,9 +207,12 @@ def _evaluator(
     """The computing and writing of every evaluation; refuses metrics that it does not measure."""
     evaluation, model, sharing = config.evaluation, placed.model, placed.sharing
     heldout = build_heldout(config, store, trained, runtime, sharing=sharing, reporter=reporter)
-    held_out = held_out_prompts(store, min(evaluation.texts, evaluation.generate))
+    n, data = min(evaluation.texts, evaluation.generate), config.data
+    held_out = held_out_prompts(store, n, data)
     own = own_prompts(config, store, encoder=trained.shape.source > 0)
-    watched, known = watched_metrics(config.train, evaluation, held_out, bits=heldout.n_bytes > 0)
+    watched, known = watched_metrics(
+        config.train, evaluation, data, held_out, bits=heldout.n_bytes > 0
+    )
     return Evaluator(
         heldout,
         model,
@@ -217,7 +220,7 @@ def _evaluator(
         build_sampler(config, store, [*held_out, *own], reporter),
         len(held_out),
         runtime.ranks,
-        partial(TextScores.from_settings, evaluation, config.foreign_code),
+        partial(ScoresByTask.from_settings, evaluation, data, config.foreign_code),
         watched,
         known,
         reporter,

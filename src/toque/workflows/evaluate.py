@@ -62,8 +62,7 @@ class Evaluation:
         of_tasks = {
             f"{scores.task}_{name}": value
             for scores in self.tasks
-            for name, value in scores.record().items()
-            if name in ("loss", "accuracy", "macro_f1", "ece")
+            for name, value in scores.measured().items()
         }
         return {**self.heldout, **of_tasks}
 
@@ -187,7 +186,7 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
     """Score the model of a run or model folder on the data of `config`."""
     with reporter.working("loading torch"):
         from toque.evaluation.text_samples import held_out_prompts
-        from toque.evaluation.text_scores import TextScores
+        from toque.evaluation.text_scores import ScoresByTask
         from toque.models.families import family_of
         from toque.models.lora.frozen import PLAIN, computing, format_of
         from toque.training.runtime import Runtime
@@ -196,7 +195,7 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         from toque.workflows.prepared_store import open_store
 
     # A metric that cannot be imported is refused now.
-    TextScores.from_settings(config.evaluation, config.foreign_code)
+    ScoresByTask.from_settings(config.evaluation, config.data, config.foreign_code)
     with reporter.working(f"reading {folder} and {config.data.store}"):
         opened = open_model(folder, device="auto", reporter=reporter)
         # A run's own sources were compared when it began, and may have changed since.
@@ -216,7 +215,7 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         heldout = replace(heldout, autocast=partial(computing, model))
     with counting(reporter, "evaluating", "held-out examples") as count:
         losses = heldout(model, count)
-    prompts = held_out_prompts(store, config.evaluation.generate)
+    prompts = held_out_prompts(store, config.evaluation.generate, config.data)
     with counting(reporter, "writing", "texts") as count:
         samples = build_sampler(config, store, prompts, reporter)(model, count)
     return evaluation_of(
@@ -237,18 +236,18 @@ def evaluation_of(
 ) -> Evaluation:
     """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
     from toque.evaluation.task_scores import score_tasks
-    from toque.evaluation.text_scores import TextScores
+    from toque.evaluation.text_scores import ScoresByTask
 
     alone, held_out = heldout.alone(), dict(losses)  # whatever the ranks
     if heldout.n_bytes > 0:
         held_out["target_bytes"] = heldout.n_bytes
-    scores = TextScores.from_settings(config.evaluation, config.foreign_code)
+    scores = ScoresByTask.from_settings(config.evaluation, config.data, config.foreign_code)
     with reporter.working(f"scoring {len(samples):,} texts"):
         scores.add(samples)
         of_texts = scores.result()
     examples = _each_example(store, model, alone, reporter)
-    at_most, tasks = config.evaluation.max_examples, config.data.tasks
-    of_tasks = score_tasks(model, alone, store, tasks, at_most=at_most, reporter=reporter)
+    at_most = config.evaluation.max_examples
+    of_tasks = score_tasks(model, alone, store, config.data, at_most=at_most, reporter=reporter)
     return Evaluation(step, held_out, of_texts, of_tasks, examples)
 
 

@@ -15,6 +15,7 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, argument, in_shell
 from toque.reporter import SILENT, Reporter
 from toque.sources.memory_rows import forget_rows, write_rows
+from toque.sources.own_tasks import refuse_absent
 from toque.workflows.configure import Configured, configure
 from toque.workflows.prepared_store import is_prepared, prepare_settings, sources_of
 from toque.workflows.results import Model, refuse_absent_start
@@ -102,8 +103,10 @@ def prepared(
         reporter.progress(message, done=done_bytes, total=total_bytes, keep=not total_bytes)
 
     try:
+        sources = sources_of(settings, progress=progress, say=reporter.notice)
+        refuse_absent(sources, settings.data.own_tasks)
         return pipeline.prepare(
-            sources_of(settings, progress=progress, say=reporter.notice),
+            sources,
             store=Path(settings.data.store),
             settings=prepare_settings(settings),
             progress=progress,

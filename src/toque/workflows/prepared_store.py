@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from toque.config import FilesConfig, RunConfig
+from toque.cooking.prompts import own_templates
 from toque.cooking.schemas.reader import reader_for
 from toque.data.prepare.store_plan import TRAINED, PrepareSettings, store_differences
 from toque.data.store.token_store import TokenStore
@@ -63,6 +65,7 @@ def sources_of(
         )
     # Every bucket is asked before the first byte is fetched: a wrong key shows at once.
     listed = [listing(s.path, say) if is_remote(s.path) else None for s in given]
+    readers = partial(reader_for, tasks=own_templates(config.data))
     sources: list[Source] = []
     for source, remote in zip(given, listed, strict=True):
         if remote is None:
@@ -74,10 +77,10 @@ def sources_of(
                 Located(file.address, place, sha256)
                 for file, (place, sha256) in zip(wanted, fetched, strict=True)
             ]
-        judged = FileJudge(source, config.data.encoding, reader_for).judged(files, say)
-        readers = (judged.reader, *judged.readers.values())
+        judged = FileJudge(source, config.data.encoding, readers).judged(files, say)
+        judges = (judged.reader, *judged.readers.values())
         tokenizer = config.model.tokenizer_source
-        if tokenizer.startswith(TRAINED) and any(isinstance(r, TokenReader) for r in readers):
+        if tokenizer.startswith(TRAINED) and any(isinstance(r, TokenReader) for r in judges):
             raise ConfigError(
                 f"{source.path} holds token ids, and model.tokenizer is {tokenizer}: no tokenizer "
                 "can be learnt from ids. Name the tokenizer the file was written with in "
@@ -120,7 +123,7 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         max_examples=data.max_examples,
         dedup=data.dedup,
         min_quality=data.min_quality,
-        tasks=data.tasks,
+        tasks=tuple(data.tasks),
         max_bad_share=data.max_bad_share,
         max_files=most if any(most) else (),
         chat_template=_template(data.chat_template),

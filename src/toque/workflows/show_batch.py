@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toque.config import RunConfig
-from toque.cooking.prompts import TASKS
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_column import Ids
 from toque.data.store.token_store import places_of
@@ -47,9 +46,9 @@ def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> ShownBatch
         + (f"; stage {cursor.stage + 1}" if config.curriculum is not None else "")
     )
     read = stream.varied.at(stream.plan.epoch_key(cursor)) if stream.varied else store
-    tasks, codec = store.column("task"), store.codec()
+    tasks, names, codec = store.column("task"), config.data.task_names, store.codec()
     examples = tuple(
-        f"\n--- store row {row}, task {TASKS[int(tasks[row])]}{_changed(stream, row, cursor)}\n"
+        f"\n--- store row {row}, task {names[int(tasks[row])]}{_changed(stream, row, cursor)}\n"
         f"{_text(codec, read.prompt(row))}\n>>>\n"
         f"{_learnt(codec, read.target(row), store.spans(row))}"
         for row in rows[:most]

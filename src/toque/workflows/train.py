@@ -16,7 +16,7 @@ from toque.cooking.recipe_scores import RECIPE_SCORES
 from toque.data.store.token_store import TokenStore, held_store
 from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, argument
 from toque.evaluation.evaluator import goal_of
-from toque.evaluation.text_scores import TextScores
+from toque.evaluation.text_scores import ScoresByTask
 from toque.reporter import SILENT, LogReporter, Reporter
 from toque.reports.verdict import verdict_of
 from toque.storage.bucket import RUNS, Bucket, BucketError, is_remote, open_bucket
@@ -161,7 +161,7 @@ def _refuse_early(
 ) -> None:
     """Refuse code that nobody vouches for or that cannot be imported, and words at odds."""
     refuse_foreign_code(config.foreign_code)
-    TextScores.from_settings(config.evaluation, config.foreign_code)
+    ScoresByTask.from_settings(config.evaluation, config.data, config.foreign_code)
     if resume is None:
         return
     if start is not None:

@@ -30,6 +30,7 @@ from toque.sources.layouts import (
     structured_layout,
     table_layout,
 )
+from toque.sources.own_tasks import TaskReader
 from toque.sources.records import (
     PER_REASON,
     Block,
@@ -37,6 +38,7 @@ from toque.sources.records import (
     Example,
     Raw,
     RecordReader,
+    TaskTemplate,
     attempted,
     in_encoding,
     most_named,
@@ -170,8 +172,15 @@ class RecipeReader:
                     yield number, attempted(recipe_of, record, notes), raw
 
 
-def reader_for(columns: Columns, *, encoding: str = UTF_8) -> RecordReader:
-    """The reader for these columns, or that of recipes; raises `ConfigError` for unknown ones."""
+def reader_for(
+    columns: Columns, *, encoding: str = UTF_8, tasks: Mapping[str, TaskTemplate] | None = None
+) -> RecordReader:
+    """The reader for these columns, or without any that of recipes or of `tasks` of a user's own.
+
+    Raises `ConfigError` for unknown columns.
+    """
+    if tasks and not columns:
+        return TaskReader(tasks, len(TASKS), encoding=encoding)
     single = {role: field for role, field in columns.items() if isinstance(field, str)}
     if several := ", ".join(columns.keys() - single.keys() - {"prompt", "messages"}):
         raise ConfigError(

@@ -23,12 +23,11 @@ from fnmatch import fnmatch
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Final, Self, get_args
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.config.field_types import TaskName
 from toque.config.schema import DataConfig
 from toque.data.loader.packing import RowShape, pack_windows
 from toque.data.store.store_manifest import StoreManifest
@@ -240,7 +239,6 @@ class InEpoch:
 
 Positions = NDArray[np.int64]
 _PASS = 2  # sets these keys apart from those of the epoch's order
-_TASKS: Final = get_args(TaskName)  # codes of a store's column `task`
 
 
 @dataclass(frozen=True)
@@ -288,14 +286,14 @@ class Mixture:
 
     def in_words(self, data: DataConfig) -> str:
         """A line on what an epoch draws from each source and task."""
-        n_tasks = len(_TASKS) if data.task_weights or data.task_temperature else 1
+        n_tasks = len(data.task_names) if data.task_weights or data.task_temperature else 1
         parts = []
         for group, (members, draws) in enumerate(zip(self.members, self.draws, strict=True)):
             if not draws:
                 continue
             source, task = divmod(group, n_tasks)
             named = [data.sources[source].path] if len(self.weights) > n_tasks else []
-            named += [_TASKS[task]] if n_tasks > 1 else []
+            named += [data.task_names[task]] if n_tasks > 1 else []
             weight = self.weights[group]
             parts.append(f"{' '.join(named)} {len(members):,} x {weight:.3g} = {draws:,}")
         return f"an epoch draws {sum(self.draws):,} examples: {'; '.join(parts)}"
@@ -330,9 +328,10 @@ def _groups(
         of_sources = [1.0]
     if data.task_weights or data.task_temperature is not None:
         tasks = np.asarray(store.column("task"))
-        counts = np.bincount(tasks[trained].astype(np.int64), minlength=len(_TASKS))
+        n_tasks = len(data.task_names)
+        counts = np.bincount(tasks[trained].astype(np.int64), minlength=n_tasks)
         of_tasks = task_weights(data, counts)
-        group = group * len(_TASKS) + tasks[rows].astype(np.int64)
+        group = group * n_tasks + tasks[rows].astype(np.int64)
     return [one * other for one in of_sources for other in of_tasks], group
 
 
@@ -344,7 +343,7 @@ def task_weights(data: DataConfig, counts: Positions) -> list[float]:
     """
     temperature = data.task_temperature
     if temperature is None:
-        return [data.task_weights.get(task, 1.0) for task in _TASKS]
+        return [data.task_weights.get(task, 1.0) for task in data.task_names]
     n = counts.astype(float)
     share = np.where(n > 0, n ** (1.0 / temperature), 0.0)
     drawn = n.sum() * share / share.sum() if n.sum() else n

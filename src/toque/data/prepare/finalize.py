@@ -45,6 +45,7 @@ from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.tokenizer_training import MAX_WORD_CHARS, WORDS_CUT
 from toque.errors import DataError
+from toque.sources.own_tasks import TaskReader, class_note
 from toque.sources.records import NO_LABEL, NOT_UTF_8, examples_note, missing_note, most_named
 from toque.sources.source_files import SourceFile
 from toque.storage.atomic import atomic_file, atomic_write, sync_folder, write_array
@@ -74,6 +75,7 @@ class StoreFinalizer:
         folder = self.plan.store
         refuse_bad_sources(self.plan, self.shards)
         self._refuse_missing_tasks()
+        self._refuse_classes()
         first_alike, n_unchecked = None, 0
         if self.plan.settings.dedup == "near":
             names = [shard_folder(folder, shard.group) for shard in self.shards]
@@ -124,11 +126,33 @@ class StoreFinalizer:
             without = [note for note in notes if note.startswith(begins)]
             if without and not notes[examples_note(task)]:
                 raise DataError(
-                    f"data.tasks asks for {task}, and none of the {notes[without[0]]:,} recipes in "
+                    f"data.tasks asks for {task}, and none of the {notes[without[0]]:,} records in "
                     f"{self._named_sources()} gives an example of it: "
                     f"{without[0].removeprefix(begins)}. Take {task} out of data.tasks, or add a "
                     "source that has what it needs."
                 )
+
+    def _refuse_classes(self) -> None:
+        """Refuse a class of a task that no row has, or that the tokenizer does not give back."""
+        notes, codec, most = self._summed("notes"), self.codec, self.settings.limits[1]
+        readers = [f.reader for f in self.plan.files if isinstance(f.reader, TaskReader)]
+        tasks = readers[0].tasks if readers else {}
+        for name, task in tasks.items():
+            for answer in map(str.strip, task.classes):
+                place = f"data.tasks.{name}.classes names {answer!r}"
+                if not notes[class_note(name, answer)]:
+                    raise DataError(
+                        f"{place}, and no record in {self._named_sources()} has that answer. Take "
+                        "it out, or write it as the records do, letter case included."
+                    )
+                ids = codec.encode(codec.normalise(answer))
+                if codec.decode(ids).strip() != answer or len(ids) >= most:
+                    raise DataError(
+                        f"{place}, which the tokenizer {codec.name} reads back from {len(ids)} "
+                        f"tokens as {codec.decode(ids)!r}; data.max_target_tokens is {most}, one "
+                        "of them for its end. Choose another word for it, another model.tokenizer "
+                        "or a higher limit."
+                    )
 
     def _named_sources(self) -> str:
         return named(Path(file.name).name for file in self.plan.files)

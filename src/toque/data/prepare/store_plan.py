@@ -288,7 +288,7 @@ def _file_differences(entries: Sequence[SourceEntry], files: Sequence[SourceFile
     elif [entry.sha256 for entry in entries] != now:
         found.append("its files were in another order, or one was there more than once")
     if other:
-        found.append(f"{named(other)} was read in another way (format, encoding or columns)")
+        found.append(f"{named(other)} was read in another way (format, encoding, columns or tasks)")
     return found
 
 

@@ -1,0 +1,71 @@
+"""Scores of short answers: exact match, token F1, valid JSON, and those of classes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+_WORD: Final = re.compile(r"\w+")
+
+
+def exact_match(text: str, reference: str) -> float:
+    """1 for the reference, blanks at the ends aside; else 0."""
+    return float(text.strip() == reference.strip())
+
+
+def token_f1(text: str, reference: str) -> float:
+    """F1 of the words of both, each as often as it occurs; letter case and marks do not matter.
+
+    F1 = 2 common / (words of one + words of the other), as SQuAD has it (Rajpurkar et al. 2016),
+    whose scorer leaves out English articles, too.
+
+    >>> token_f1("In the pot.", "the POT"), token_f1("", "pot")
+    (0.8, 0.0)
+    """
+    mine, its = (Counter(_WORD.findall(one.casefold())) for one in (text, reference))
+    n = mine.total() + its.total()
+    return 2 * (mine & its).total() / n if n else 1.0
+
+
+def valid_json(text: str) -> float:
+    """1 for a text that is one JSON value (RFC 8259: no NaN, no Infinity); else 0."""
+    try:
+        json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        return 0.0
+    return 1.0
+
+
+def _refused(name: str) -> object:
+    raise ValueError(name)
+
+
+def class_counts(texts: Sequence[str], references: Sequence[str], classes: Sequence[str]) -> Floats:
+    """[texts, 3 classes] ones and zeros: the true class, the answered one, the right answer."""
+    true, answered = (
+        np.array([[one.strip() == name for name in classes] for one in some], float)
+        for some in (references, texts)
+    )
+    return np.concatenate([true, answered, true * answered], axis=1)
+
+
+def macro_f1_of(sums: Floats) -> Floats:
+    """Mean F1 over the classes that are true of any text, from sums of `class_counts`; else NaN."""
+    true = np.split(sums, 3, axis=-1)[0] > 0
+    n = true.sum(axis=-1)
+    total = np.where(true, f1_of(sums), 0.0).sum(axis=-1)
+    return np.where(n > 0, total / np.maximum(n, 1), np.nan)
+
+
+def f1_of(sums: Floats) -> Floats:
+    """F1 of each class, 2 right / (true + answered); 0 for one neither true nor answered."""
+    true, answered, right = np.split(sums, 3, axis=-1)
+    f1: Floats = 2 * right / np.maximum(true + answered, 1)
+    return f1

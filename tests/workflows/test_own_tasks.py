@@ -1,0 +1,215 @@
+"""Tasks of one's own: templates, classes and metrics in the configuration, from rows to scores."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import toque
+from fixtures.kitchens import kitchen_in, tiny_config
+from toque.cli import main
+from toque.config.dump import to_yaml
+from toque.errors import ConfigError, DataError
+from toque.evaluation.bootstrap import FILE, from_json
+
+ADJECTIVES = {"good": ("warm", "fresh", "crisp"), "bad": ("cold", "stale", "burnt")}
+ROWS = [
+    {"text": f"The {dish} was {word} on day {n}.", "label": label, "dish": dish}
+    for n in range(20)
+    for dish in ("soup", "bread")
+    for label, words in ADJECTIVES.items()
+    for word in words
+]
+SENTIMENT = {
+    "prompt": "Review: {text}\nSentiment:",
+    "target": "{label}",
+    "classes": ["good", "bad"],
+}
+DISH = {
+    "prompt": "Name the dish: {text}",
+    "target": "{dish}",
+    "metrics": ["exact_match", "token_f1"],
+}
+
+
+def settings(folder: Path, rows: list[dict[str, Any]] = ROWS, **sections: Any) -> toque.RunConfig:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {
+        "sources": [{"path": str(folder / "rows.jsonl")}],
+        "store": str(folder / "store"),
+        "validation_fraction": 0.2,
+        "tasks": {"sentiment": SENTIMENT, "dish": DISH},
+    } | sections.pop("data", {})
+    evaluation = {"generate": 24, "texts": 12} | sections.pop("evaluation", {})
+    return tiny_config(run_dir=str(folder / "run"), data=data, evaluation=evaluation, **sections)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> toque.RunConfig:
+    """A run that learns two tasks of the same rows, and goes by one of them."""
+    folder = tmp_path_factory.mktemp("own")
+    train = {
+        "stop_after": "9 steps", "batch": "16 examples", "evaluate_every": "3 steps",
+        "best_by": "sentiment_accuracy",
+        "early_stopping": {"metric": "sentiment_macro_f1", "patience": 1, "min_delta": 1.0},
+    }  # fmt: skip
+    config = settings(folder, train=train)
+    toque.train(config)
+    return config
+
+
+def test_metrics_of_tasks_are_those_of_every_evaluation(trained: toque.RunConfig) -> None:
+    run = Path(trained.run_dir)
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = [event["texts"] for event in events if event["event"] == "evaluation"]
+    names = {f"sentiment_{name}" for name in ("accuracy", "macro_f1", "no_class")}
+    assert found[0].keys() == names | {"dish_exact_match", "dish_token_f1"}
+    # No macro-F1 rises by 1: the second evaluation without improvement is the last.
+    assert [e["step"] for e in events if e["event"] == "evaluation"] == [3, 6]
+    assert next(e for e in events if e["event"] == "end")["reason"] == "early_stopping"
+    log = (run / "training.log").read_text()
+    assert "sentiment no class" in log
+    assert "best sentiment accuracy" in log
+
+
+def test_final_scores_have_intervals_and_are_of_each_text(trained: toque.RunConfig) -> None:
+    run = Path(trained.run_dir)
+    scores = json.loads((run / "evaluation.json").read_bytes())
+    assert scores["generated"]["texts"] == 48
+    assert scores["applies_to"]["sentiment_accuracy"] == scores["applies_to"]["dish_token_f1"] == 24
+    answers = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()[-48:]]
+    mine = [a for a in answers if a.get("task") == "sentiment"]
+    right = sum(a["text"].strip() == a["reference"] for a in mine) / len(mine)
+    assert scores["generated"]["sentiment_accuracy"] == pytest.approx(right, abs=1e-6)
+    none = sum(a["text"].strip() not in ("good", "bad") for a in mine) / len(mine)
+    assert scores["generated"]["sentiment_no_class"] == pytest.approx(none, abs=1e-6)
+    low, high = scores["intervals"]["sentiment_accuracy"]
+    assert low <= right <= high
+    assert scores["tasks"]["sentiment"]["classes"] == ["good", "bad"]
+    # What is read back gives the same scores.
+    texts = from_json((run / FILE).read_bytes()).texts
+    for name, value in scores["generated"].items():
+        if name != "texts":
+            m = texts.measures[name]
+            assert float(m.score(m.values.sum(axis=0))) == pytest.approx(value, abs=1e-6), name
+
+
+def test_evaluate_compare_the_report_and_the_card_show_them(
+    trained: toque.RunConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = trained.run_dir
+    assert main(["evaluate", run]) == 0
+    assert re.search(
+        r"sentiment macro f1 +0\.\d+ +0\.\d+ to 0\.\d+   \(24 texts\)", capfd.readouterr().out
+    )
+    shutil.copytree(run, f"{run}-2")
+    assert main(["compare", run, f"{run}-2"]) == 0
+    assert re.search(r"sentiment macro f1 .*\+0\.0000 to \+0\.0000 +24", capfd.readouterr().out)
+    assert main(["report", run]) == 0
+    for page in (Path(run) / "report.html", Path(run) / "model" / "README.md"):
+        text = page.read_text().replace("_", " ")
+        assert "sentiment accuracy" in text, page
+        assert "dish token f1" in text, page
+
+
+def test_a_function_of_ones_own_scores_a_task(
+    tmp_path: Path, trained: toque.RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owntaskmetric.py").write_text(
+        "def length(texts, references):\n    return [float(len(text)) for text in texts]\n"
+        "def both(texts, references):\n    return {'n': len(texts)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    tasks = {"dish": {"metrics": ["owntaskmetric:length", "owntaskmetric:both"]}}
+    config = toque.configure(trained, data={"tasks": tasks})
+    found = toque.evaluate(trained.run_dir, config).texts
+    assert found.overall["dish_n"].value == 24
+    assert found.overall["dish_length"].low is not None
+    assert found.overall["sentiment_accuracy"].n == 24
+    # A run folder runs no code of its own accord: its file names what somebody else chose.
+    (Path(trained.run_dir) / "config.yaml").write_text(to_yaml(config))
+    with pytest.raises(ConfigError, match=r"owntaskmetric:length \(data\.tasks\.dish\.metrics"):
+        toque.evaluate(trained.run_dir)
+    assert "dish_length" in toque.evaluate(trained.run_dir, trust_code=True).metrics
+
+
+def prepared(folder: Path, rows: list[dict[str, Any]] = ROWS, **tasks: Any) -> Any:
+    return toque.prepare(settings(folder, rows, data={"tasks": tasks}), replace=True)
+
+
+def test_rows_of_no_class_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [*ROWS, {"text": "It was soup.", "label": "neutral"}, {"text": "So so."}]
+    report = prepared(tmp_path, rows, sentiment=SENTIMENT).report
+    assert report.dropped == {"an answer that is no class of sentiment": 1, "no target": 1}
+    assert report.notes["examples of the task sentiment, answer good"] == 120
+    # Of a record that has another example it is counted beside it.
+    both = prepared(tmp_path, rows, sentiment=SENTIMENT, name={**DISH, "target": "{text}"})
+    assert both.report.dropped == {}
+    assert both.report.notes["records without an example of the task sentiment: no target"] == 1
+
+
+def test_examples_of_a_record_share_a_side_and_files_have_tasks_of_their_own(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "more.csv").write_text(
+        "question,context,label\n" + "".join(f"How hot is {n}?,Ovens,{n}\n" for n in range(30))
+    )
+    config = settings(tmp_path)
+    asked = {"prompt": "{context}: {question}", "target": "{label}"}
+    data = {
+        "sources": [{"path": str(tmp_path / name)} for name in ("rows.jsonl", "more.csv")],
+        "tasks": {"oven": asked}, "task_weights": {"oven": 2.0},
+    }  # fmt: skip
+    store = toque.prepare(toque.configure(config, data=data)).store
+    names = toque.configure(config, data=data).data.task_names
+    codes, starts = store.column("task").tolist(), store.column("starts_record").astype(bool)
+    assert {names[code] for code in codes} == {"sentiment", "dish", "oven"}
+    assert codes.count(names.index("oven")) == 30
+    record = starts.cumsum()
+    assert all(len(set(store.split[record == n].tolist())) == 1 for n in range(1, record[-1] + 1))
+    oven = codes.index(names.index("oven"))
+    assert store.codec().decode(store.prompt(oven)).startswith("Ovens: How hot is")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": "{txt}"}, r"column named for prompt of sentiment, part 1: txt.*'label'"),
+        ({"prompt": "{text:>9}"}, "has a field without a name, or with a format"),
+        ({"classes": ["good", "bad", "Bad"]}, r"classes names 'Bad', and no record in rows\.jsonl"),
+        ({"classes": ["Good", "Bad"]}, r"240 an answer that is no class of sentiment"),
+        ({"target": "{dish}", "classes": ["soup", "Brot"]}, r"classes names 'Brot', and no record"),
+        ({"target": "{label}, and it was served in the large room", "classes":
+          [f"{label}, and it was served in the large room" for label in ADJECTIVES]},
+         r"which the tokenizer .* reads back from \d+ tokens as .* max_target_tokens is 8"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_task_is_said(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    data = {"tasks": {"sentiment": SENTIMENT | change}, "max_target_tokens": 8}
+    with pytest.raises((ConfigError, DataError), match=message):
+        toque.prepare(settings(tmp_path, data=data))
+    assert not (tmp_path / "store" / "manifest.json").exists()
+
+
+def test_a_task_that_no_file_has_the_columns_of_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.tasks\.dish is made of the columns plate, text"):
+        prepared(tmp_path, sentiment=SENTIMENT, dish=DISH | {"target": "{plate}"})
+
+
+def test_tasks_of_ones_own_and_of_recipes_are_scored_alike(tmp_path: Path) -> None:
+    recipes = kitchen_in(
+        tmp_path,
+        data={"tasks": ["write", "difficulty"], "validation_fraction": 0.4},
+        evaluation={"generate": 6, "metrics": ["exact_match"]},
+        train={"best_by": "difficulty_macro_f1"},
+    )
+    toque.train(str(recipes))
+    scores = json.loads((tmp_path / "run" / "evaluation.json").read_bytes())
+    names = {f"difficulty_{name}" for name in ("accuracy", "macro_f1", "no_class")}
+    assert scores["generated"].keys() == {"texts", "exact_match", *names}
+    assert scores["applies_to"]["exact_match"] == 6
