@@ -184,7 +184,7 @@ def test_examples_of_a_record_share_a_side_and_files_have_tasks_of_their_own(
         ({"target": "{dish}", "classes": ["soup", "Brot"]}, r"classes names 'Brot', and no record"),
         ({"target": "{label}, and it was served in the large room", "classes":
           [f"{label}, and it was served in the large room" for label in ADJECTIVES]},
-         r"which the tokenizer .* reads back from \d+ tokens as .* max_target_tokens is 8"),
+         r"which the tokenizer .* from \d+ tokens as .*; data\.max_target_tokens is 8"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_task_is_said(
