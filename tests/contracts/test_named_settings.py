@@ -9,7 +9,7 @@ import pytest
 
 from fixtures.pages import literals
 from toque.config import RunConfig
-from toque.config.error_messages import GONE, find_field, section_of, setting_paths
+from toque.config.error_messages import GONE, by_name, find_field, section_of, setting_paths
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted(
@@ -43,7 +43,8 @@ def exists(name: str) -> bool:
     if name in setting_paths() or name in NOT_OURS:
         return True
     owner = find_field(parts[:-1])
-    return owner is not None and get_origin(owner.annotation) in (dict, Mapping)
+    own_names = get_origin(owner.annotation) in (dict, Mapping) if owner else False
+    return own_names or by_name(owner) is not None
 
 
 def code_in(page: str) -> str:

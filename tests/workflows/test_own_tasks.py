@@ -11,7 +11,7 @@ import pytest
 import toque
 from fixtures.kitchens import kitchen_in, tiny_config
 from toque.cli import main
-from toque.config.dump import to_yaml
+from toque.config.dump import differences, to_yaml
 from toque.errors import ConfigError, DataError
 from toque.evaluation.bootstrap import FILE, from_json
 
@@ -125,6 +125,7 @@ def test_a_function_of_ones_own_scores_a_task(
     monkeypatch.chdir(tmp_path)
     tasks = {"dish": {"metrics": ["owntaskmetric:length", "owntaskmetric:both"]}}
     config = toque.configure(trained, data={"tasks": tasks})
+    assert [change.is_safe for change in differences(trained, config)] == [True]
     found = toque.evaluate(trained.run_dir, config).texts
     assert found.overall["dish_n"].value == 24
     assert found.overall["dish_length"].low is not None

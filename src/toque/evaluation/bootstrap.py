@@ -297,7 +297,7 @@ def _measure(name: str, rows: Sequence[Sequence[float] | None]) -> PerText:
     applies = np.array([row is not None for row in rows], dtype=bool)
     if name.endswith("bleu") and width == _BLEU_SUMS:
         return PerText(values, bleu_of, applies)
-    if name.endswith("macro_f1") and width % 3 == 0:
+    if name.endswith("macro_f1") and width and width % 3 == 0:
         return PerText(values, macro_f1_of, applies)
     if width != 2:
         raise ValueError(f"{name} has {width} numbers a text")

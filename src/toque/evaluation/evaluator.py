@@ -173,7 +173,7 @@ def watched_metrics(
     asked = {"train.best_by": train.best_by}
     if train.early_stopping is not None:
         asked["train.early_stopping.metric"] = train.early_stopping.metric
-    known, own = [*HELD_OUT, *([BITS] if bits else [])], False
+    known, own = [*HELD_OUT], False
     table = task_table(data)
     for task in dict.fromkeys(prompt.task for prompt in prompts):
         names: Sequence[str] = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
@@ -181,6 +181,7 @@ def watched_metrics(
         own |= any(":" in name for name in names)
         found = names_in(groups_in(names)) + [NO_CLASS] * bool(task and table[task].classes)
         known += [f"{task}_{name}" if task else name for name in found]
+    known += [BITS] if bits else []
     for setting, metric in asked.items():
         if metric in known or own:
             continue  # what functions of the user's give is known when they have been called
