@@ -85,12 +85,14 @@ class ConfigError(ToqueError):
 
 
 @contextmanager
-def needing(extra: str, what: str, *, otherwise: str = "") -> Iterator[None]:
-    """A context of imports: a ConfigError names the extra with the package that is missing."""
+def needing(
+    extra: str, what: str, *, otherwise: str = "", raised: type[ToqueError] = ConfigError
+) -> Iterator[None]:
+    """A context of imports: an error names the extra with the package that is missing."""
     try:
         yield
     except ImportError as error:
-        raise ConfigError(
+        raise raised(
             f"{what} needs the package {error.name}, which is not installed. Install it with `pip "
             f"install 'toque[{extra}]'`{otherwise}."
         ) from error

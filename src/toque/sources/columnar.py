@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from toque.errors import DataError
+from toque.errors import DataError, needing
 from toque.sources.decompress import CHUNK_BYTES, MAX_RECORD_BYTES
 from toque.sources.records import (
     NOT_UTF_8,
@@ -233,13 +233,8 @@ def _parts_of(batch: Any) -> Iterator[Any]:
 
 def _pyarrow_for(what: str) -> Any:
     """The pyarrow module, with the submodules used here imported."""
-    try:
+    with needing("data", what, otherwise=", or export it as CSV or JSON lines", raised=DataError):
         import pyarrow as pa
         import pyarrow.ipc
         import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(
-            f"{what} needs pyarrow, which is not installed. Run: pip install 'toque[data]' (or "
-            "export the table as CSV or JSON lines)."
-        ) from error
     return pa

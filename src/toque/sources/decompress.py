@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, cast
 
-from toque.errors import DataError
+from toque.errors import DataError, needing
 
 UTF_8 = "utf-8"
 CHUNK_BYTES = 1 << 20
@@ -140,13 +140,8 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
 
 @contextmanager
 def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    try:
+    with needing("data", str(path), otherwise=", or decompress it: zstd -d", raised=DataError):
         import pyarrow as pa
-    except ImportError as error:
-        raise DataError(
-            f"{path} is compressed with zstd, and pyarrow, which reads it, is not installed. Run: "
-            "pip install 'toque[data]', or decompress it: zstd -d."
-        ) from error
     try:
         with pa.CompressedInputStream(raw, "zstd") as stream:
             yield cast(IO[bytes], stream)

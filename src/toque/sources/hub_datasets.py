@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from toque.errors import DataError, ToqueError
+from toque.errors import DataError, ToqueError, needing
 from toque.sources.records import Located
 from toque.storage.atomic import atomic_file, disk_faults
 from toque.storage.download import CACHE_VARIABLE, cache_folder
@@ -92,13 +92,8 @@ def dataset_files(path: str, say: Callable[[str], None] = lambda _: None) -> tup
                 f"that of a split in it, such as {folder / 'train'}. data.max_examples limits it."
             )
         return tuple(Located(str(file), file) for file in saved)
-    try:
+    with needing("data", path, raised=DataError):
         import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{path} needs the datasets library, which is not installed. Run: pip install "
-            "'toque[data]'."
-        ) from error
     try:
         where = str(folder) if folder.is_dir() else asked.name
         builder = datasets.load_dataset_builder(where, asked.config, revision=asked.revision)
