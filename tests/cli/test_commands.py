@@ -57,7 +57,7 @@ REFUSED = {
     "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
     "generate run --must-use --schema recipe --prompt x": "--must-use and --schema each hold",
     "generate run --schema none.json --prompt x": "The schema none.json cannot be read",
-    "generate run --schema prompts.json --prompt x": "is a JSON list, and a schema is an object",
+    "generate run --schema prompts.json --prompt x": "is a JSON list, no object. Name a",
     "generate run --schema run.yaml --prompt x": "The schema run.yaml is no JSON",
     "generate run --schema not.json --prompt x": "The JSON schema cannot be held",
     "export run --to run": "Name another folder with --to",

@@ -229,10 +229,10 @@ def test_what_is_no_data_in_a_folder_is_named(capsys: pytest.CaptureFixture[str]
             archive.writestr("b.jsonl", "{}")
         assert main(["init", folder, "--replace"]) == 0
         said = " ".join("".join(capsys.readouterr()).split())
-        assert f"Hidden files of {folder} are not read: .DS_Store." in said
+        assert f"Hidden files of {folder} are not read: '.DS_Store'." in said
         assert "photo.png (no text, such as a picture)" in said
         assert "old.zip (a ZIP archive)" in said
-        as_text = "Documentation by its name is read as text like the rest of texts: README.md."
+        as_text = "Documentation by its name is read as text like the rest of texts: 'README.md'."
         assert as_text in said if folder == "texts" else "README.md (documentation)" in said
 
 

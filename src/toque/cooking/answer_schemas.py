@@ -9,10 +9,7 @@ from typing import Any, Final
 
 from toque.errors import ConfigError, argument
 
-_END: Final = ".schema.json"
-SHIPPED: Final[Mapping[str, Path]] = {
-    file.name.removesuffix(_END): file for file in sorted(Path(__file__).parent.glob(f"*{_END}"))
-}
+SHIPPED: Final = {"recipe": Path(__file__).with_name("recipe.schema.json")}
 
 
 def answer_schema(named: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -20,18 +17,14 @@ def answer_schema(named: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(named, Mapping):
         return named
     file = SHIPPED.get(str(named), Path(named))
-    names = f"Name a JSON file with {argument('schema')}, or one of {', '.join(SHIPPED)}"
     try:
         found = json.loads(file.read_bytes())
+        wrong = "" if isinstance(found, dict) else f"is a JSON {type(found).__name__}, no object"
     except OSError as error:
-        raise ConfigError(
-            f"The schema {file} cannot be read: {error.strerror}. {names}."
-        ) from error
+        wrong = f"cannot be read: {error.strerror}"
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"The schema {file} is no JSON: {error}. {names}.") from error
-    if not isinstance(found, dict):
-        kind = type(found).__name__
-        raise ConfigError(
-            f"The schema {file} is a JSON {kind}, and a schema is an object. {names}."
-        )
-    return found
+        wrong = f"is no JSON: {error}"
+    if wrong:
+        names = f"a JSON file with {argument('schema')}, or one of {', '.join(SHIPPED)}"
+        raise ConfigError(f"The schema {file} {wrong}. Name {names}.")
+    return dict(found)

@@ -26,6 +26,7 @@ from toque.reporter import SILENT, Reporter
 from toque.sources.conversations import ConversationReader
 from toque.sources.decompress import UTF_8
 from toque.sources.documents import PairReader, TextReader
+from toque.sources.layouts import shown_names
 from toque.sources.records import Source, examples_in
 from toque.sources.source_files import blocks_of, find_files, is_documentation, plain_bytes
 from toque.sources.token_arrays import TokenReader
@@ -51,7 +52,6 @@ _UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
 """Guesses: fewest updates of a run, epochs of one that a clock ends, fewest examples of an update,
 and tokens of an example where long ones are split."""
 
-_SHOWN: Final = 5  # names of files in a sentence
 _POSITIONS: Final = 1024  # tokens of prompt and target together that a new model can read
 _COLUMN: Final = 29  # column of the comments that end a line
 
@@ -265,20 +265,15 @@ def _no_data(source: Source) -> list[str]:
     """Sentences on hidden files of a folder, and on documentation among its texts."""
     folder, said = Path(source.path).expanduser(), list[str]()
     if folder.is_dir() and (hidden := sorted(one.name for one in folder.glob(".*"))):
-        said.append(f"Hidden files of {source.path} are not read: {_few(hidden)}.")
+        said.append(f"Hidden files of {source.path} are not read: {shown_names(hidden)}.")
     texts = [file.name for file in source.files or ()]
     read_me = [Path(name).name for name in texts if is_documentation(name)]
     if isinstance(source.reader, TextReader) and 0 < len(read_me) < len(texts):
         said.append(
             f"Documentation by its name is read as text like the rest of {source.path}: "
-            f"{_few(read_me)}. Name the others alone, or move it, if it is none."
+            f"{shown_names(read_me)}. Name the others alone, or move it, if it is none."
         )
     return said
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _batch_for(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
@@ -64,7 +64,7 @@ class HeldVocabulary:
         self._begins_blank = self.tokens.decode_bytes([*spelling.encode("a")]).startswith(b" ")
         has_marker = spelling.newline_id is not None
         self._break = r"\n ?" if self._begins_blank and has_marker else r"\n"
-        self._compiled: dict[str, LLMatcher] = {}
+        self._compiled = lru_cache(_MOST_COMPILED)(self._compile)  # prompts and schemas repeat
 
     def to_form(self, form: Form) -> HeldText:
         """A text that has a form's parts one after the other."""
@@ -93,33 +93,28 @@ class HeldVocabulary:
                 "this schema needs. Use a model whose tokenizer holds them, or write without it."
             )
         blank = '" "? ' if self._begins_blank else ""
-        limits = self._lib.LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
-        matcher = self._copy(f"start: {blank}json\njson: %json {text}", limits)
-        if matcher.is_error():
+        grammar = f"start: {blank}json\njson: %json {text}"
+        made = self._compiled(grammar, _MOST_STATES)
+        if made.is_error():
             raise ConfigError(
-                f"The JSON schema cannot be held: {_said_by(matcher)}. Leave out or replace what "
+                f"The JSON schema cannot be held: {_said_by(made)}. Leave out or replace what "
                 "llguidance does not know, and check each answer for that yourself."
             )
-        return HeldText(self, matcher)
+        return HeldText(self, made.deep_copy())
 
     def matcher(self, pattern: str, *, goes_on: bool = False) -> LLMatcher:
         """A matcher at the beginning of a text's pattern, or of one that goes on with a text."""
         starts_blank = self._begins_blank and (self.spelling.newline_id is not None or not goes_on)
         pattern = (" ?" if starts_blank else "") + pattern
-        return self._copy(
-            self._lib.LLMatcher.grammar_from_regex(pattern.replace(r"\n", self._break))
-        )
+        pattern = pattern.replace(r"\n", self._break)
+        return self._compiled(self._lib.LLMatcher.grammar_from_regex(pattern)).deep_copy()
 
-    def _copy(self, grammar: str, limits: Any = None) -> LLMatcher:
-        """A matcher of a grammar, compiled once, because prompts repeat."""
-        if grammar not in self._compiled:
-            made = self._lib.LLMatcher(self.tokens, grammar, log_level=0, limits=limits)
-            if not made.is_error():
-                made.compute_bitmask()  # the longest step, which fills what copies share
-            if len(self._compiled) >= _MOST_COMPILED:
-                self._compiled.clear()
-            self._compiled[grammar] = made
-        return self._compiled[grammar].deep_copy()
+    def _compile(self, grammar: str, most_states: int | None = None) -> LLMatcher:
+        limits = self._lib.LLParserLimits(max_lexer_states=most_states, verbose_errors=False)
+        made = self._lib.LLMatcher(self.tokens, grammar, log_level=0, limits=limits)
+        if not made.is_error():
+            made.compute_bitmask()  # the longest step, which fills what copies share
+        return cast("LLMatcher", made)
 
     def _writes(self, character: str) -> bool:
         written = self.tokens.decode_bytes(self.tokens.tokenize_str(character))
