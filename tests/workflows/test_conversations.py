@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import TEMPLATES
 from toque.errors import ConfigError, DataError
 from toque.units import Cursor
+from toque.workflows.asking import template_asked_by
 from toque.workflows.build import build_language_model, build_stream
 from toque.workflows.show_batch import show_batch
 from workflows.test_chat_bases import TEMPLATE, chat_base
@@ -138,6 +140,31 @@ def test_a_model_is_asked_and_leaves_in_the_form_it_was_trained_in(base, tmp_pat
     fields = gguf.GGUFReader(file.folder / file.file).fields
     assert fields["tokenizer.chat_template"].contents() == TEMPLATE
     assert "toque chat" in (run.folder / "model" / "README.md").read_text()
+
+
+def test_a_template_ends_turns_with_a_token_of_its_own(base, tmp_path):
+    """As Gemma's does, whose tokenizer ends texts with another."""
+    work = shutil.copytree(base, tmp_path / "base")
+    told = json.loads((work / "tokenizer_config.json").read_text()) | {"eos_token": "<tool_call>"}
+    (work / "tokenizer_config.json").write_text(json.dumps(told))
+    config = configured(work, tmp_path)
+    run = toque.train(config)
+    store, tokenizer = TokenStore.open(tmp_path / "store"), AutoTokenizer.from_pretrained(work)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert store.codec().eos_id == end
+    assert all(store.target(row)[-1] == end for row in range(store.n_rows))
+    done = toque.export(run, tmp_path / "out")
+    after = AutoTokenizer.from_pretrained(done.folder)
+    turns = conversation(3)
+    ids = [one.apply_chat_template(turns)["input_ids"] for one in (after, tokenizer)]
+    assert ids[0] == ids[1]
+    assert after.eos_token_id == end
+    ends = json.loads((done.folder / "generation_config.json").read_text())["eos_token_id"]
+    assert end in (ends if isinstance(ends, list) else [ends])
+    # The base itself is talked to in the same form.
+    opened = toque.workflows.open_model.open_model(work)
+    assert template_asked_by(opened.codec, opened.provenance) is not None
+    assert opened.codec.eos_id == end
 
 
 def test_the_last_answer_alone_can_be_learnt(base, tmp_path):

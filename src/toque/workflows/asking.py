@@ -97,7 +97,10 @@ def template_asked_by(codec: Codec, record: Provenance) -> ChatTemplate | None:
     Such is each that Toque trained on anything but conversations, whatever it began from.
     """
     talks = record is FOREIGN or record.form == "conversations"
-    return chat_template_of(codec) if talks else None
+    template = chat_template_of(codec) if talks else None
+    if template is not None:
+        template.end_as_written()
+    return template
 
 
 def model_files(codec: Codec, record: Provenance, *, encoder: bool) -> tuple[dict[str, str], bool]:

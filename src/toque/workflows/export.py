@@ -127,7 +127,9 @@ def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance
     files, portable = model_files(codec, record, encoder=encoder)
     asked = example_prompt(record)
     card = with_usage(card, prompt=asked, encoder=encoder, max_new_tokens=most, portable=portable)
-    made = export_model(source, to, card=card, dtype=dtype, files=files, max_new_tokens=most)
+    made = export_model(
+        source, to, card=card, dtype=dtype, files=files, max_new_tokens=most, eos_id=codec.eos_id
+    )
     return _compared(source, made)
 
 

@@ -125,3 +125,5 @@ def with_template(codec: Codec, settings: PrepareSettings) -> None:
         )
     template = template_named(settings.chat_template, codec.settings)
     codec.settings = {**codec.settings, "chat_template": template}
+    if (made := chat_template_of(codec)) is not None:
+        made.end_as_written()

@@ -121,6 +121,25 @@ class ChatTemplate:
             found.append((first, ends[-1] + 1 if ends else behind))
         return Conversation(ids, found, unended, moved)
 
+    def end_as_written(self) -> None:
+        """Let the codec end texts with the token that the template writes behind an answer.
+
+        Gemma's tokenizer ends texts with "<eos>" and its template ends turns with "<end_of_turn>":
+        a model that waits for the first would never stop. Templates that write the tokenizer's own
+        end, or no token of their own, change nothing.
+        """
+        end = self._codec.piece(self._codec.eos_id)
+        if "eos_token" in self._template or end in self._template:
+            return
+        found = self.conversation([("user", "?"), ("assistant", "!")], last=True)
+        if isinstance(found, str):
+            return
+        first, behind = found.answers[-1]
+        added = self._tokenizer.get_added_tokens_decoder()
+        ends = [t for t in found.ids[first:behind].tolist() if t in added and added[t].special]
+        if ends:
+            self._codec.end_with(ends[-1])
+
     def _encoded(self, text: str) -> Encoding:
         with tokenizer_faults(self._codec.name):
             return self._tokenizer.encode(text, add_special_tokens=False)

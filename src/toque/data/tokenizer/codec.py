@@ -128,6 +128,11 @@ class Codec:
             own = self._tokenizer.encode("a", add_special_tokens=True).ids
         self.bos_id = self.bos_id if own[:1] == [self.bos_id] else None
 
+    def end_with(self, token: int) -> None:
+        """End texts with another token of the vocabulary: the one that ends a template's turns."""
+        self.eos_id, self.silent = token, self.silent | {token}
+        self.special_tokens["eos_token"] = self.piece(token)
+
     @property
     def special_ids(self) -> dict[str, int | None]:
         """The ids that begin, end and fill rows, by name."""

@@ -46,17 +46,18 @@ def save_model(
     card: str,
     files: Mapping[str, str] = MappingProxyType({}),
     max_new_tokens: int | None = None,
+    eos_id: int | None = None,
 ) -> None:
     """Write model, adapters merged, tokenizer and card; the folder is whole or as it was before.
 
     For a T5 whose outputs are not scaled (v1.1, FLAN) the config says `tie_word_embeddings: false`,
     and the head is in the file even when it equals the embedding: by that flag every version of
     transformers decides the scaling. `files`, texts by their place, replace those of
-    `codec_folder`; `max_new_tokens` is what `model.generate` writes when not told. A model that is
-    already there is replaced at the last moment; CheckpointError where that fails, or `folder`
-    holds something else.
+    `codec_folder`; `max_new_tokens` is what `model.generate` writes when not told, and `eos_id`
+    ends its texts, too. A model that is already there is replaced at the last moment;
+    CheckpointError where that fails, or `folder` holds something else.
     """
-    write = partial(_write_model, model, max_new_tokens=max_new_tokens)
+    write = partial(_write_model, model, max_new_tokens=max_new_tokens, eos_id=eos_id)
     _write_folder(folder, write, codec_folder, {**files, "README.md": card})
 
 
@@ -101,7 +102,9 @@ def _write_folder(
         ) from error
 
 
-def _write_model(model: PreTrainedModel, folder: Path, *, max_new_tokens: int | None) -> None:
+def _write_model(
+    model: PreTrainedModel, folder: Path, *, max_new_tokens: int | None, eos_id: int | None
+) -> None:
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.dtype = model.dtype
@@ -115,6 +118,10 @@ def _write_model(model: PreTrainedModel, folder: Path, *, max_new_tokens: int | 
         generation = copy.deepcopy(model.generation_config)
         if max_new_tokens is not None:
             generation.max_new_tokens = max_new_tokens
+        known = generation.eos_token_id
+        known = known if isinstance(known, list) else [known]
+        if eos_id is not None and eos_id not in known:
+            generation.eos_token_id = [eos_id, *(token for token in known if token is not None)]
         generation.save_pretrained(folder)
     # One that two places share only once, by the embedding's name, which transformers ties from.
     tensors = {name: p.detach() for name, p in model.named_parameters()}
@@ -162,6 +169,7 @@ def export_model(
     dtype: str = "f32",
     files: Mapping[str, str] = MappingProxyType({}),
     max_new_tokens: int | None = None,
+    eos_id: int | None = None,
 ) -> Exported:
     """Write the model or adapter of `source` as a whole model, read it back and compare.
 
@@ -174,7 +182,8 @@ def export_model(
     before = sample_logits(model)
     whole = merged(model)
     whole.to(DTYPES[dtype])  # type: ignore[arg-type]  # transformers annotates it away
-    save_model(whole, source, to, card=card, files=files, max_new_tokens=max_new_tokens)
+    most = max_new_tokens
+    save_model(whole, source, to, card=card, files=files, max_new_tokens=most, eos_id=eos_id)
     whole.to(torch.float32)  # type: ignore[arg-type]
     expected = before if dtype == "f32" else sample_logits(whole)
     del model, whole  # one model is in memory at a time
