@@ -178,7 +178,7 @@ def test_examples_of_a_record_share_a_side_and_files_have_tasks_of_their_own(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt": "{txt}"}, r"column named for prompt of sentiment, part 1: txt.*'label'"),
+        ({"prompt": "{txt}"}, r"column named for prompt of sentiment: txt.*'label'"),
         ({"prompt": "{text:>9}"}, "has a field without a name, or with a format"),
         ({"classes": ["good", "bad", "Bad"]}, r"classes names 'Bad', and no record in rows\.jsonl"),
         ({"classes": ["Good", "Bad"]}, r"240 an answer that is no class of sentiment"),

@@ -250,7 +250,7 @@ class PairReader:
 def named_columns(columns: Columns) -> dict[str, str]:
     """The fields of a source's columns, by what an error calls them."""
     return {
-        role if fields == (given,) else f"{role}, part {n}": name
+        role if len(fields) == 1 else f"{role}, part {n}": name
         for role, given in columns.items()
         for fields in (fields_in(given),)
         for n, name in enumerate(fields, start=1)
