@@ -114,7 +114,7 @@ def _dataset_dict(rows: list[Row], folder: Path) -> Path:
     splits = {"train": rows[:-8], "test": rows[-8:]}
     made = {name: datasets.Dataset.from_list(given) for name, given in splits.items()}
     datasets.DatasetDict(made).save_to_disk(str(folder / DATA))
-    return folder / DATA / "train"
+    return folder / DATA
 
 
 def _list(rows: list[Row], folder: Path) -> list[Row]:
@@ -162,8 +162,6 @@ def read_form(name: str, n_rows: int, folder: Path) -> Row:
         }
         if in_memory:
             values["data"]["sources"] = []
-        elif given.name == "train":
-            values["data"]["validation"] = [{"path": str(given.parent / "test")}]
         config = toque.configure(made.file, **values)
         found = toque.prepare(config, data=given if in_memory else None)
     except ToqueError as error:

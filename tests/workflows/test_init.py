@@ -360,3 +360,18 @@ def test_a_file_in_an_old_encoding_leads_out_of_init(capsys: pytest.CaptureFixtu
     assert load_config("my.yaml").config.data.encoding == "cp1252"
     assert main(["prepare", "my.yaml", "model.tokenizer=trained:512"]) == 0
     assert "not UTF-8" not in capsys.readouterr().out
+
+
+def test_splits_of_a_saved_dataset_are_trained_on_and_held_out(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"What is {n}?", "answer": f"It is {n}."} for n in range(60)]
+    ends = {"train": (0, 40), "test": (40, 50), "validation": (50, 60)}
+    splits = {name: datasets.Dataset.from_list(rows[a:b]) for name, (a, b) in ends.items()}
+    datasets.DatasetDict(splits).save_to_disk("data")
+    made = toque.init("data", to="a.yaml", columns={"prompt": "{question}", "target": "answer"})
+    assert [one.path for one in made.config.data.sources] == ["data/train"]
+    assert [one.path for one in made.config.data.validation] == ["data/validation"]
+    assert "Splits of data that are not read: 'test'." in str(made)
+    report = toque.prepare("a.yaml").report
+    assert (report.train, report.validation) == (40, 10)

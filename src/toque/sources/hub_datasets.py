@@ -192,13 +192,19 @@ def _not_loaded(asked: HubDataset, error: Exception) -> DataError:
     )
 
 
+def saved_splits(folder: Path) -> list[Path]:
+    """The folders of the splits of datasets saved together in `folder`; [] when there are none."""
+    splits = _object(folder / "dataset_dict.json").get("splits")
+    named = splits if isinstance(splits, list) else []
+    return [_inside(folder, name, "dataset_dict.json") for name in named]
+
+
 def saved_files(folder: Path) -> list[Path] | None:
     """The Arrow files of a dataset saved in `folder`, in order; None when there is none."""
-    splits = _object(folder / "dataset_dict.json").get("splits")
-    if isinstance(splits, list) and splits:
+    if splits := saved_splits(folder):
         if len(splits) > 1:
-            raise several_splits(str(folder), splits, sign="/")
-        return saved_files(_inside(folder, splits[0], "dataset_dict.json"))
+            raise several_splits(str(folder), [split.name for split in splits], sign="/")
+        return saved_files(splits[0])
     if not (folder / "dataset_info.json").is_file() or not (folder / "state.json").is_file():
         return None
     listed = _object(folder / "state.json").get("_data_files")

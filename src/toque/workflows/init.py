@@ -26,6 +26,7 @@ from toque.reporter import SILENT, Reporter
 from toque.sources.conversations import ConversationReader
 from toque.sources.decompress import UTF_8
 from toque.sources.documents import PairReader, TextReader
+from toque.sources.hub_datasets import saved_splits
 from toque.sources.layouts import shown_names
 from toque.sources.records import Source, examples_in
 from toque.sources.source_files import blocks_of, find_files, is_documentation, plain_bytes
@@ -53,6 +54,8 @@ _UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
 and tokens of an example where long ones are split."""
 
 _POSITIONS: Final = 1024  # tokens of prompt and target together that a new model can read
+_HELD_OUT: Final = ("validation", "valid", "dev", "test")
+"""Names of the split of a dataset that is held out; the first that is there."""
 _COLUMN: Final = 29  # column of the comments that end a line
 
 
@@ -170,10 +173,15 @@ def init(
             f"{argument('to')}, or overwrite it with {argument('replace=True')}."
         )
     Duration.parse(stop_after)
+    given, held_out, left = _by_split([str(path) for path in given])
     named = {} if columns is None else {"columns": dict(columns)}
     model = {"family": "auto", "start_from": start} if start != "scratch" else {}
     wanted = configure(
-        data={"sources": [{"path": str(path), **named} for path in given], "encoding": encoding},
+        data={
+            "sources": [{"path": path, **named} for path in given],
+            "validation": [{"path": path, **named} for path in held_out],
+            "encoding": encoding,
+        },
         model=model | {"tokenizer": tokenizer},
         train={"stop_after": stop_after},
     )
@@ -185,7 +193,7 @@ def init(
     batch, updates = _batch_for(found, wanted.train.stop_after, usual)
     with reporter.working("looking at the model"):
         base = base_seen(wanted, here, batch)
-    remarks = (*(remark for one in found for remark in one.remarks), *base.remarks)
+    remarks = (*(remark for one in found for remark in one.remarks), *base.remarks, *left)
     text = _written(wanted, found, file, base, size=size)
     config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
     try:
@@ -197,6 +205,23 @@ def init(
             f"{file} cannot be written: {error.strerror}. Name another file with {argument('to')}."
         ) from error
     return Initialised(file, config, tuple(found), remarks, few_updates(updates))
+
+
+def _by_split(given: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Paths to train on and to hold out, and sentences on splits of saved datasets not read."""
+    train, held_out, left = list[str](), list[str](), list[str]()
+    for path in given:
+        splits = [] if is_remote(path) else saved_splits(Path(path).expanduser())
+        names = [split.name for split in splits]
+        if len(names) < 2 or "train" not in names:
+            train.append(path)
+            continue
+        train.append(f"{path}/train")
+        held = next((name for name in _HELD_OUT if name in names), None)
+        held_out += [] if held is None else [f"{path}/{held}"]
+        if rest := [name for name in names if name not in ("train", held)]:
+            left.append(f"Splits of {path} that are not read: {shown_names(rest)}.")
+    return train, held_out, left
 
 
 def _sources_here(config: RunConfig, say: Callable[[str], None]) -> list[Source]:
@@ -307,6 +332,10 @@ def _written(
     named = f"\n      columns: {flow(columns)}   # as you said" if columns else ""
     paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{named}" for one in found)
     written = "" if encoding == UTF_8 else f"  encoding: {flow(encoding)}   # as you said\n"
+    held_out = "  validation_fraction: 0.05   # held out from training, to measure by\n"
+    if wanted.data.validation:
+        held = "".join(f"\n    - path: {flow(v.path)}{named}" for v in wanted.data.validation)
+        held_out = f"  validation:   # held out from training, to measure by{held}\n"
     extras = "  # dedup: near   # drop nearly equal texts too, not only equal ones\n"
     if kinds <= {RECIPES, ""}:
         extras = f"""\
@@ -344,8 +373,7 @@ data:
   sources:{paths}
 {written}\
   store: {flow(f"stores/{file.stem}")}   # the prepared data; runs with equal settings can share it
-  validation_fraction: 0.05   # held out from training, to measure by
-{base.data}{extras}
+{held_out}{base.data}{extras}
 optim:
   peak_lr: {peak_lr}   # lower it if the loss jumps; raise it if it hardly moves
   schedule: cosine   # warms up for 3 % of the run, then falls to nothing by its end
