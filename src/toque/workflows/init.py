@@ -173,12 +173,12 @@ def init(
             f"{argument('to')}, or overwrite it with {argument('replace=True')}."
         )
     Duration.parse(stop_after)
-    given, held_out, left = _by_split([str(path) for path in given])
+    paths, held_out, left = _by_split([str(path) for path in given])
     named = {} if columns is None else {"columns": dict(columns)}
     model = {"family": "auto", "start_from": start} if start != "scratch" else {}
     wanted = configure(
         data={
-            "sources": [{"path": path, **named} for path in given],
+            "sources": [{"path": path, **named} for path in paths],
             "validation": [{"path": path, **named} for path in held_out],
             "encoding": encoding,
         },
