@@ -93,5 +93,5 @@ def test_endless_brackets_in_a_stores_tokenizer(areas: dict[str, Any], tmp_path:
     folder = tmp_path / "tokenizer"
     shutil.copytree(areas["store"].original / "tokenizer", folder)
     (folder / "tokenizer_config.json").write_text("[" * 100_000)
-    with pytest.raises(DataError, match=r"tokenizer_config\.json is not JSON"):
+    with pytest.raises(DataError, match=r"tokenizer_config\.json cannot be read as JSON"):
         load_codec(folder)

@@ -160,7 +160,7 @@ def test_files_count_by_content_reader_and_order(tmp_path: Path, settings_for: M
     (said,) = found(TextReader(), "a")
     assert "b.txt, which it was prepared from, is not there any more" in said
     (said,) = found(TextReader(encoding="cp1252"), "a", "b")
-    assert "was read in another way (format, encoding or columns)" in said
+    assert "was read in another way (format, encoding, columns or tasks)" in said
     (folder / "a.txt").rename(folder / "c.txt")
     (said,) = found(TextReader(), "b", "c")
     assert "its files were in another order" in said
