@@ -78,7 +78,7 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def by_name(field: FieldInfo | None) -> type | None:
-    """What a field holds by names of the user's own, where one of its branches does."""
+    """The type of a field's values by names of the user's own; None where no branch has such."""
     branches = get_args(field.annotation) if field is not None else ()
     found = [b for branch in branches for b in get_args(branch)[:1] if get_origin(b) is dict]
     return get_args(found[0])[1] if found else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
+from toque.config.field_types import TaskName
 from toque.cooking.ingredients.names import ingredient_name
 from toque.cooking.labels.origins import CUISINES
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
@@ -15,7 +16,7 @@ from toque.sources.records import TaskTemplate
 if TYPE_CHECKING:
     from toque.config.schema import DataConfig
 
-Task = Literal["write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"]
+Task = TaskName
 ASKS_FOR = "Generate recipe for:"
 WITH_INGREDIENTS = " using ingredients: "
 
@@ -44,7 +45,7 @@ RECIPE_TASKS: Final[dict[Task, TaskTemplate]] = {
         "Name the dish of this recipe:\nIngredients: {foods}\n{steps}", "{title}"
     ),
 }
-"""What a recipe can be asked; a place in the table is a code of the column `task`.
+"""The tasks of a recipe; a place in the table is a code of the column `task`.
 
 The fields are those of `toque.cooking.examples`, the classes in the order of their columns' codes.
 """

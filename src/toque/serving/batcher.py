@@ -219,8 +219,8 @@ class Batcher:
         """The tokens of the orders' prompts, see `LiveRows.read`; not in the event loop."""
 
         def call() -> list[list[NewToken]]:
-            rows = self._rows[served.name] or self._made(served)
             with computing(served.model):
+                rows = self._rows_of(served)
                 return [rows.read(order) for order in orders]
 
         return self.run(served, call)
@@ -285,9 +285,7 @@ class Batcher:
         for name, served in self._models.items():
             if leaving or name in joining:
                 with self._surviving(name, failed):
-                    rows = self._rows[name]
-                    if rows is None and name in joining:
-                        rows = self._rows[name] = self._made(served)
+                    rows = self._rows_of(served) if name in joining else self._rows[name]
                     if rows is not None:
                         for order in leaving:
                             rows.drop(order)
@@ -316,6 +314,13 @@ class Batcher:
             _log.exception("writing with %s failed", name)
             self._rows[name] = None  # may be in any state
             failed.add(name)
+
+    def _rows_of(self, served: ServedModel) -> LiveRows:
+        """Rows of a model whose adapter is active; new ones, which stay, after a failure."""
+        rows = self._rows[served.name]
+        if rows is None:
+            rows = self._rows[served.name] = self._made(served)
+        return rows
 
     def _made(self, served: ServedModel) -> LiveRows:
         """Rows of a model whose adapter is active."""

@@ -141,8 +141,9 @@ def keep_model(
         card = with_usage(
             card, prompt=prompt, encoder=encoder, max_new_tokens=most, portable=portable
         )
-        end = codec.eos_id
-        save_model(model, None, folder, card=card, files=files, max_new_tokens=most, eos_id=end)
+        save_model(
+            model, None, folder, card=card, files=files, max_new_tokens=most, eos_id=codec.eos_id
+        )
         return f"The model is in {folder}"
     card = adapter_usage(card)
     save_adapter(model, folder, card=card, base_hash=base_hash or "", files=files)

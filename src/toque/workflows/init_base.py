@@ -33,7 +33,7 @@ NOT_SEEN: Final = (
 
 
 class SeenBase(NamedTuple):
-    """What a model asks of the settings, each with the reason as a comment."""
+    """Settings that a model asks for, each with the reason as a comment."""
 
     batch: str
     adapter: str = _NO_ADAPTER
