@@ -9,7 +9,7 @@ PARSED = [
     ("3 epochs", 3, "epochs"), ("1 epoch", 1, "epochs"), ("0.5 EPOCHS", 0.5, "epochs"),
     ("200steps", 200, "steps"), ("1_000 examples", 1000, "examples"), ("5e6 tokens", 5e6, "tokens"),
     ("10%", 10, "%"), (" 10 % ", 10, "%"), ("30 minutes", 30, "minutes"),
-    ("1 second", 1, "seconds"), ("90 seconds", 90, "seconds"),
+    ("1 second", 1, "seconds"), ("90 seconds", 90, "seconds"), ("1 hour", 1, "hours"),
 ]  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def test_measure_in_each_unit():
     progress = Progress(step=7, epoch=1.25, examples=50, tokens=900, target_tokens=400, seconds=90)
     measured = {unit: Duration(1, unit).measure(progress) for unit in UNITS if unit != "%"}
     expected = {"steps": 7, "epochs": 1.25, "tokens": 900, "examples": 50}
-    assert measured == expected | {"minutes": 1.5, "seconds": 90}
+    assert measured == expected | {"hours": 0.025, "minutes": 1.5, "seconds": 90}
     assert Duration(1, "%").measure(progress, Duration(28, "steps")) == 25.0
 
 
@@ -92,7 +92,7 @@ def test_a_total_is_the_time_of_a_whole_command(text):
 
 @pytest.mark.parametrize("text", ["3 epochs total", "10 % total", "5 steps total"])
 def test_only_time_has_a_total(text):
-    with pytest.raises(ConfigError, match="only minutes and seconds can be a total"):
+    with pytest.raises(ConfigError, match="only hours, minutes, seconds can be a total"):
         Duration.parse(text)
 
 
@@ -101,5 +101,6 @@ def test_seconds_and_minutes_compare():
     assert Duration.parse("45 seconds").reached(at)
     assert not Duration.parse("46 seconds").reached(at)
     assert Duration.parse("90 seconds").in_minutes() == Duration.parse("1.5 minutes")
+    assert Duration.parse("2 hours total").in_minutes() == Duration.parse("120 minutes total")
     assert Duration.parse("2 minutes").seconds == 120.0
     assert Duration.parse("2 epochs").seconds is None

@@ -14,9 +14,10 @@ from typing import Literal, get_args
 
 from toque.errors import ConfigError
 
-Unit = Literal["steps", "epochs", "tokens", "examples", "minutes", "seconds", "%"]
+Unit = Literal["steps", "epochs", "tokens", "examples", "hours", "minutes", "seconds", "%"]
 UNITS: tuple[str, ...] = get_args(Unit)
-SECONDS: Mapping[str, float] = {"minutes": 60.0, "seconds": 1.0}  # units of the clock
+SECONDS: Mapping[str, float] = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
+"""Seconds of the units of the clock."""
 _PATTERN = re.compile(
     r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]+|%)(\s+total)?\s*", re.IGNORECASE
 )
@@ -82,7 +83,7 @@ class Duration:
         amount, total = float(match.group(1).replace("_", "")), match.group(3) is not None
         if total and unit not in SECONDS:
             raise ConfigError(
-                f"{text!r} is not a duration: only {' and '.join(SECONDS)} can be a total, the "
+                f"{text!r} is not a duration: only {', '.join(SECONDS)} can be a total, the "
                 'time of the whole command, e.g. "10 minutes total".'
             )
         return cls(amount, unit, total)  # type: ignore[arg-type]  # checked against UNITS above
@@ -97,14 +98,14 @@ class Duration:
         return self.amount * SECONDS[self.unit] if self.unit in SECONDS else None
 
     def in_minutes(self) -> Duration:
-        """This duration in minutes where it is in seconds, so that the two compare.
+        """This duration in minutes where it is of the clock, so that two of them compare.
 
         >>> str(Duration.parse("90 seconds").in_minutes())
         '1.5 minutes'
         """
-        if self.unit != "seconds":
+        if self.seconds is None or self.unit == "minutes":
             return self
-        return Duration(self.amount / SECONDS["minutes"], "minutes", self.total)
+        return Duration(self.seconds / SECONDS["minutes"], "minutes", self.total)
 
     def measure(self, progress: Progress, whole: Duration | None = None) -> float:
         """`progress` in this duration's unit; for "%", per cent of `whole`, which must be known."""
@@ -119,7 +120,8 @@ class Duration:
             "epochs": progress.epoch,
             "tokens": progress.tokens,
             "examples": progress.examples,
-            "minutes": progress.seconds / 60.0,
+            "hours": progress.seconds / SECONDS["hours"],
+            "minutes": progress.seconds / SECONDS["minutes"],
             "seconds": progress.seconds,
         }[self.unit]
         return float(value)

@@ -88,7 +88,7 @@ def test_unknown_name_on_the_command_line():
         ("data: [1]\n", 1, ["`data` is a list of 1"]),
         ("optim: null\n", 1, ["`optim` is null"]),
         ("observe: {system: true}\n", 1, ["is true", 'e.g. "10 seconds"']),
-        ("observe: {system: 5 steps}\n", 1, ["seconds or minutes"]),
+        ("observe: {system: 5 steps}\n", 1, ["seconds, minutes or hours"]),
         ("observe: {gradients: 1.5 steps}\n", 1, ["a whole number of steps", "or null"]),
         ("observe: {profile: {repeat: 0}}\n", 1, ["`observe.profile.repeat`", "from 1"]),
         ("evaluation: {prompts: [1]}\n", 1, ["`evaluation.prompts.0` is 1"]),

@@ -14,7 +14,7 @@ from annotated_types import Predicate
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
 
 from toque.errors import ConfigError
-from toque.units import Duration
+from toque.units import UNITS, Duration
 
 
 class Config(BaseModel):
@@ -86,7 +86,7 @@ def _is_address(value: str) -> bool:
 
 
 _Duration = Annotated[Duration, PlainValidator(_part), PlainSerializer(str, return_type=str)]
-_UNITS = "steps, epochs, tokens, examples, minutes, seconds"
+_UNITS = ", ".join(unit for unit in UNITS if unit != "%")
 
 AnyDuration = Annotated[
     _Duration, Allowed(f'a number and a unit ({_UNITS} or %), e.g. "200 steps" or "10 %"')
@@ -101,7 +101,7 @@ Interval = Annotated[
 Seconds = Annotated[
     _Duration,
     Predicate(lambda value: (value.seconds or 0.0) >= 0.1),
-    Allowed('seconds or minutes, at least 0.1 seconds, e.g. "10 seconds"'),
+    Allowed('seconds, minutes or hours, at least 0.1 seconds, e.g. "10 seconds"'),
 ]  # something that recurs by the clock
 
 StepInterval = Annotated[

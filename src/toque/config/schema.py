@@ -298,8 +298,8 @@ class TrainConfig(Config):
     """The loop: how long, how much at a time, when to evaluate and save."""
 
     stop_after: RunLength = Duration(3, "epochs")
-    """Length of the whole run. Minutes and seconds are those of its updates; "10 minutes total" is
-    the time of the whole command, reading, measuring, evaluating and writing included."""
+    """Length of the whole run. A time is that of its updates; "10 minutes total" or "8 hours total"
+    is that of the whole command, reading, measuring, evaluating and writing included."""
     batch: BatchSize = Duration(16384, "tokens")
     """Amount of data in one update. Changing it changes the result."""
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"

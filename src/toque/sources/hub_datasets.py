@@ -184,6 +184,8 @@ def _not_loaded(asked: HubDataset, error: Exception) -> DataError:
             f'{asked.address(config=meant, split=split)}"}}]. Several are several sources.'
         )
     why = " ".join((str(error).strip() or type(error).__name__).split())[:300].rstrip(".")
+    if isinstance(error, StopIteration):  # of a reader that waits for a first row
+        why = "no file of it that was asked for holds a row"
     return DataError(
         f"The dataset {asked.address()} cannot be loaded: {why}. A name is a folder of data files "
         "or one on huggingface.co/datasets (HF_TOKEN for a private one; without a network, or with "
