@@ -89,6 +89,17 @@ def test_a_run_of_few_updates_says_so(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.usefixtures("kitchen")
+def test_data_that_teach_little_are_named_before_anything_is_trained() -> None:
+    lines = Path("a.jsonl").read_text().splitlines()
+    few = toque.init("a.jsonl", replace=True)
+    assert f"{len(set(lines))} different records are few for a new model" in str(few)
+    Path("same.jsonl").write_text(f"{lines[0]}\n" * 40 + "\n".join(lines[1:4]))
+    same = str(toque.init("same.jsonl", replace=True))
+    assert "39 of the 43 records of same.jsonl that were looked at repeat another one" in same
+    assert "4 different records are few" in same
+
+
+@pytest.mark.usefixtures("kitchen")
 def test_a_file_that_is_there_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     Path("my.yaml").write_text("mine")
     assert main(["init", "a.jsonl"]) == 2
@@ -271,6 +282,18 @@ def test_lengths_cut_nothing_that_the_base_could_read(
     assert "The model has room for no more" in capsys.readouterr().out
     data = load_config("my.yaml").config.data
     assert data.max_prompt_tokens + data.max_target_tokens == 129
+
+
+def test_a_base_that_does_not_know_the_script_is_named(base: Path) -> None:
+    """Byte tokens stand for letters that a tokenizer has not seen; Chinese recipes are short."""
+    steps = [["把肉切块，焯水。", f"加入酱油和糖，小火炖{n}分钟，直到肉软烂。"] for n in range(20)]
+    rows = [{"title": "红烧肉", "ingredients": ["五花肉 500克"], "steps": one} for one in steps]
+    Path("chinese.jsonl").write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    )
+    made = toque.init("chinese.jsonl", start_from=base)
+    assert made.sources[0].records == 20
+    assert "tokens for each character of these texts: it hardly knows their script" in str(made)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,10 @@ _UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
 """Guesses: fewest updates of a run, epochs of one that a clock ends, fewest examples of an update,
 and tokens of an example where long ones are split."""
 
+_MANY_REPEATS: Final = 0.8  # share of different records from which on no repeat is told
+_FEW_RECORDS: Final = 1000
+"""Different records below which a model from scratch is advised against. A guess: three minutes
+over 3,400 recipes made no sentence that one could cook from."""
 _POSITIONS: Final = 1024  # tokens of prompt and target together that a new model can read
 _HELD_OUT: Final = ("validation", "valid", "dev", "test")
 """Names of the split of a dataset that is held out; the first that is there."""
@@ -89,6 +93,7 @@ class FoundSource:
     files: int = 1
     records: int = 0  # usable records
     tokens: int = 0  # estimated tokens of them
+    different: int = 0  # of the records: each text counted once
     whole: bool = True  # false where a part was read, and `records` is scaled up by the bytes
     remarks: tuple[str, ...] = ()
     """Sentences on what no example holds, and on bytes that are not of the encoding."""
@@ -193,7 +198,8 @@ def init(
     batch, updates = _batch_for(found, wanted.train.stop_after, usual)
     with reporter.working("looking at the model"):
         base = base_seen(wanted, here, batch)
-    remarks = (*(remark for one in found for remark in one.remarks), *base.remarks, *left)
+    few = _few_in_words(found) if start == "scratch" else []
+    remarks = (*(remark for one in found for remark in one.remarks), *base.remarks, *left, *few)
     text = _written(wanted, found, file, base, size=size)
     config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
     try:
@@ -241,6 +247,7 @@ def _looked_at(source: Source) -> FoundSource:
     files = find_files([source])
     sizes = [float(plain_bytes(file)) for file in files]
     kept, tokens, looked, read = 0, 0.0, 0.0, 0
+    keys = set[int]()
     unused, dropped, notes = Counter[str](), Counter[str](), Counter[str]()
     # Blocks may end beyond the size that was estimated for their file.
     blocks = ((file, size, block) for file, size in zip(files, sizes, strict=True)
@@ -252,6 +259,7 @@ def _looked_at(source: Source) -> FoundSource:
         unused.update(examples.unused)
         dropped.update({reason: len(lines) for reason, lines in examples.dropped.items()})
         notes.update(examples.notes)
+        keys.update(e.record_key for e in examples.examples)
         tokens += sum(
             len(e.ids) / 4 if e.ids else (len(e.prompt) + len(e.target)) / _CHARACTERS_A_TOKEN
             for e in examples.examples
@@ -271,7 +279,11 @@ def _looked_at(source: Source) -> FoundSource:
     named = SourceReport(source.path, "", 0, read, kept, dict(unused))
     whole = next(blocks, None) is None
     scale = 1.0 if whole else max(1.0, sum(sizes) / looked)
-    about = float(f"{kept * scale:.2g}")  # 67,412 is about 67,000
+    about, share = float(f"{kept * scale:.2g}"), len(keys) / kept  # 67,412 is about 67,000
+    repeated = list[str]()
+    if share < _MANY_REPEATS:
+        seen = f"{kept - len(keys):,} of the {kept:,} records of {source.path} that were looked at"
+        repeated.append(f"{seen} repeat another one; preparing leaves them out.")
     kinds: dict[type, str] = {RecipeReader: RECIPES, PairReader: PAIRS, TokenReader: TOKENS}
     kinds[ConversationReader] = CONVERSATIONS
     return FoundSource(
@@ -280,10 +292,28 @@ def _looked_at(source: Source) -> FoundSource:
         files[0].reader.schema(files[0].path),
         len(files),
         round(about) if scale > 1 else kept,
-        round(tokens * scale),
+        round(tokens * scale * share),
+        round((about if scale > 1 else kept) * share),
         whole,
-        (*unused_in_words([named]), *([ENCODING_HINT] if foreign else []), *_no_data(source)),
+        (
+            *unused_in_words([named]),
+            *([ENCODING_HINT] if foreign else []),
+            *repeated,
+            *_no_data(source),
+        ),
     )
+
+
+def _few_in_words(found: Sequence[FoundSource]) -> list[str]:
+    """A sentence where a new model would learn its language from very few records."""
+    n = sum(one.different for one in found)
+    if not all(one.kind and one.kind not in (DOCUMENTS, TOKENS) for one in found) or (
+        n >= _FEW_RECORDS
+    ):
+        return []
+    told = f"{n:,} different {'record is' if n == 1 else 'records are'} few for a new model"
+    todo = "start from a pretrained one (model.start_from), or add more"
+    return [f"{told}, which learns its language from them alone: {todo}."]
 
 
 def _no_data(source: Source) -> list[str]:
@@ -305,7 +335,7 @@ def _batch_for(
     found: Sequence[FoundSource], stop_after: Duration, usual: int
 ) -> tuple[str, float | None]:
     """`train.batch`, of few examples where texts are few; and the run's updates where known."""
-    tokens, records = (sum(getattr(one, name) for one in found) for name in ("tokens", "records"))
+    tokens, records = (sum(getattr(one, name) for one in found) for name in ("tokens", "different"))
     epochs = stop_after.amount if stop_after.unit == "epochs" else None
     wanted = tokens * (epochs or _EPOCHS) / _UPDATES
     if not all(one.tokens for one in found) or wanted >= usual:

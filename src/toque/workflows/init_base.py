@@ -11,13 +11,13 @@ from toque.data.prepare.conversation_rows import with_template
 from toque.data.prepare.source_sample import choose_limits
 from toque.data.prepare.store_plan import TRAINED
 from toque.data.tokenizer.chat import template_text
-from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import DataError
 from toque.models.loading.hub import folder_here
 from toque.sources.conversations import ConversationReader
-from toque.sources.records import Source
-from toque.sources.source_files import find_files
+from toque.sources.records import Source, examples_in
+from toque.sources.source_files import blocks_of, find_files
 from toque.units import Duration
 from toque.workflows.configure import configure
 from toque.workflows.prepared_store import prepare_settings
@@ -25,6 +25,8 @@ from toque.workflows.prepared_store import prepare_settings
 _ADAPTER_FROM: Final = 1_000_000_000
 """Parameters from which on an adapter is proposed even where all weights fit. A guess: few data
 move a larger model as far through an adapter, and its checkpoints stay small."""
+_LETTERS: Final = 20_000
+"""Characters that are enough to see whether a tokenizer knows their script."""
 _LORA: Final = "adapter: {kind: lora}"
 _NO_ADAPTER: Final = f"# {_LORA}   # train a small adapter and leave the model's own weights alone"
 NOT_SEEN: Final = (
@@ -93,7 +95,30 @@ def _lengths(
     measured = {"max_prompt_tokens": "Longest prompt", "max_target_tokens": "Longest target"}
     names = [name for name, told in measured.items() if any(told in one for one in said)]
     limits = {name: int(getattr(chosen, name)) for name in names}
-    return limits, [one for one in said if "cuts" in one or "no more" in one], own
+    told = [one for one in said if "cuts" in one or "no more" in one]
+    return limits, [*told, *_unknown_script(codec, sources, config.model.start_from)], own
+
+
+def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[str]:
+    """A sentence where the base's tokenizer takes more tokens than characters: it writes bytes."""
+    texts, letters = list[str](), 0
+    for file in find_files(sources):
+        for example in examples_in(next(iter(blocks_of(file))), file.reader).examples:
+            texts.append(example.target or " ".join(turn.text for turn in example.turns))
+            letters += len(texts[-1])
+            if letters > _LETTERS:
+                break
+    tokens = int(codec.encode_flat(texts).ends[-1]) if texts else 0
+    if tokens <= letters:
+        return []
+    told = (
+        f"The tokenizer of {base} takes {tokens / letters:.1f} tokens for each character of these"
+    )
+    why = "texts: it hardly knows their script, nor does the model"
+    todo = (
+        "Start from a base of their language, or from scratch: a tokenizer is then learnt from them"
+    )
+    return [f"{told} {why}. {todo}."]
 
 
 def _adapter(config: RunConfig) -> tuple[str, list[str]]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeVar, get_args
+from unicodedata import east_asian_width
 
 from toque.cooking.ingredients.parser import MAX_CHARS
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
@@ -69,11 +70,17 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
-    if sum(map(len, directions)) < MIN_STEP_CHARS:
+    if sum(map(_length, directions)) < MIN_STEP_CHARS:
         words = " ".join(directions).split()
         if len(words) < MIN_STEP_WORDS or not any(map(has_action_verb, directions)):
             return "too short"
-    return recipe if len(to_text(recipe)) >= MIN_CHARS else "too short"
+    return recipe if _length(to_text(recipe)) >= MIN_CHARS else "too short"
+
+
+def _length(text: str) -> int:
+    """Characters of a text; a wide one, as of Chinese, says about as much as three of English."""
+    wide = 0 if text.isascii() else sum(east_asian_width(c) in "WF" for c in text)
+    return len(text) + 2 * wide
 
 
 def _texts(value: Any) -> list[str]:
