@@ -104,7 +104,7 @@ def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[
     texts, letters = list[str](), 0
     for file in find_files(sources):
         for example in examples_in(next(iter(blocks_of(file))), file.reader).examples:
-            texts.append(example.target or " ".join(turn.text for turn in example.turns))
+            texts.append(example.target or " ".join(text for _, text in example.turns))
             letters += len(texts[-1])
             if letters > _LETTERS:
                 break
