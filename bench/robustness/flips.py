@@ -24,8 +24,9 @@ import harness
 from toque.errors import ToqueError
 from toque.workflows.report import verify
 
-_NOT_READ = ("report.json", "shard.json")
-"""Of a finished store: reports for people, and what a killed prepare would have continued from."""
+_NOT_READ = ("report.json", "shard.json", ".lock")
+"""Of a finished store: reports for people, what a killed prepare would have continued from, and its
+lock."""
 
 
 def measure(a: argparse.Namespace) -> harness.Result:

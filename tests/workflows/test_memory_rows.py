@@ -97,6 +97,11 @@ def test_training_takes_rows_and_finds_them_again(config):
     assert replaced.store.manifest.splits.train == 9
     assert len(kept_in(config)) == 2
     assert len(kept_in(config) & before) == 1  # what is held out is the same
+    kept = next((Path(config.data.store) / "rows").iterdir())
+    assert "files, every hash right" in str(toque.verify(config.data.store))
+    kept.write_bytes(kept.read_bytes().replace(b"a", b"b", 1))
+    with pytest.raises(DataError, match=rf"{kept.name} was damaged"):
+        toque.verify(config.data.store)
 
 
 def kept_in(config: toque.RunConfig) -> set[str]:

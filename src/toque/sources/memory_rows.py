@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from toque.errors import DataError, argument
-from toque.storage.atomic import atomic_file, disk_faults, sweep_files
+from toque.storage.atomic import atomic_file, disk_faults, sha256_of, sweep_files
 from toque.storage.no_follow import refuse_links
 
 ROWS: Final = "rows"  # folder of such files in a store's
@@ -65,6 +65,22 @@ def forget_rows(store: Path, kept: Collection[str]) -> None:
     for folder in (store / ROWS, store):
         with suppress(OSError):  # it holds something else, or was never made
             folder.rmdir()
+
+
+def verify_rows(store: Path) -> int:
+    """Compare each file of rows in a store's folder with the hash in its name; the files' number.
+
+    Raises:
+        DataError: one holds other rows than its name says.
+    """
+    kept = [path for path in (store / ROWS).glob("*.jsonl") if _NAME.fullmatch(path.name)]
+    for path in kept:
+        if not path.name.startswith("new-") and sha256_of(path)[:16] != path.stem:
+            raise DataError(
+                f"{path} was damaged: its SHA-256 is not the one in its name. Give the rows again "
+                "from Python, which writes it anew; a prepared store is not affected."
+            )
+    return len(kept)
 
 
 def _rows_of(data: object, name: str, say: Callable[[str], None]) -> Iterator[object]:

@@ -30,6 +30,7 @@ from toque.reports.verdict import verdict_of
 from toque.runs.history import METRICS
 from toque.runs.places import BucketPlace, FolderPlace, Place, content, is_in_a_bucket
 from toque.runs.run_record import CONFIG, EVALUATION, RunRecord
+from toque.sources.memory_rows import verify_rows
 from toque.storage.bucket import BucketError, BucketUse, RunBucketError, open_bucket
 from toque.storage.json_files import decode_json
 from toque.storage.no_follow import refuse_links
@@ -256,7 +257,7 @@ def verify(path: Model) -> Verified:
 
 def _store(path: Path) -> str:
     manifest = TokenStore.open(path, verify=True).manifest
-    files = len(manifest.shards) + len(manifest.files)
+    files = len(manifest.shards) + len(manifest.files) + verify_rows(path)
     return f"{path}: store of {manifest.examples:,} examples, {files} files, every hash right"
 
 
