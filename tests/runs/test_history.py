@@ -79,6 +79,18 @@ def test_the_newest_metrics_and_the_time_left(written):
     assert run.curves["held-out recipe_score"].last == (4.0, 0.4)
 
 
+def test_a_held_out_loss_that_has_risen_is_told(written):
+    for step, loss in ((1, 2.0), (2, 1.5), (3, 1.52)):
+        written.step(step)
+        written.evaluation(step, loss)
+    assert read(written).turned == ""  # as much as chance does
+    written.step(4)
+    written.evaluation(4, 1.9)
+    assert read(written).turned.startswith(
+        "The held-out loss was lowest at step 2 of 4, 1.5000, and is 1.9000 now"
+    )
+
+
 def test_a_continued_session_undoes_what_went_beyond_its_step(written):
     for step in range(1, 4):
         written.step(step)

@@ -30,6 +30,7 @@ SYSTEM: Final = "system "  # first part of the names of curves over the machine'
 MOST_EVALUATIONS: Final = 2000
 MOST_WARNINGS: Final = 40
 _MOST_SESSIONS: Final = 200
+_TURNED: Final = 1.02  # held-out loss over its lowest, from which it has risen for good
 _MOST_GPUS: Final = 16
 _MOST_CURVES: Final = 400
 
@@ -376,6 +377,21 @@ class RunHistory:
         if whole is None or whole.unit in ("%", "examples"):
             return None  # examples are not in the events
         return whole.fraction(self.progress)
+
+    @property
+    def turned(self) -> str:
+        """A sentence where the held-out loss has clearly risen since its lowest; "" where not."""
+        last = self.evaluations[-1] if self.evaluations else None
+        loss = None if last is None else number(last.metrics.get("loss"))
+        if last is None or loss is None or self.best is None or loss < _TURNED * self.best[0]:
+            return ""
+        lowest, step = self.best
+        return (
+            f"The held-out loss was lowest at step {step:,} of {last.step:,}, {lowest:.4f}, and is "
+            f"{loss:.4f} now: since then the model has learnt its examples by heart. More data help "
+            "most, then a pretrained model (model.start_from) or a smaller one; a shorter run "
+            "(train.stop_after, train.early_stopping) loses nothing."
+        )
 
     @property
     def seconds_left(self) -> float | None:

@@ -118,7 +118,8 @@ def _score_and_keep(
     with disk_faults(folder, "writing the end", setting="run_dir", error=CheckpointError):
         atomic_write(folder / END, (json.dumps(at) + "\n").encode())
     reporter.notice(str(result))
-    for said in (f"{kept} (step {step}, {trainer.goal}).", *untaught):
+    turned = [history.turned] if history.turned else []
+    for said in (f"{kept} (step {step}, {trainer.goal}).", *turned, *untaught):
         reporter.notice(said)
 
 
