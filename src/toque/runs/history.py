@@ -388,9 +388,9 @@ class RunHistory:
         lowest, step = self.best
         return (
             f"The held-out loss was lowest at step {step:,} of {last.step:,}, {lowest:.4f}, and is "
-            f"{loss:.4f} now: since then the model has learnt its examples by heart. More data help "
-            "most, then a pretrained model (model.start_from) or a smaller one; a shorter run "
-            "(train.stop_after, train.early_stopping) loses nothing."
+            f"{loss:.4f} now: since then the model has learnt its examples by heart. More data "
+            "helps most, then a pretrained model (model.start_from) or a smaller one; a shorter "
+            "run (train.stop_after, train.early_stopping) loses nothing."
         )
 
     @property
