@@ -1,12 +1,14 @@
 """Many short runs from scratch: held-out bits a byte by size, text, optimizer, rate and batch.
 
     python bench/quality/short_runs.py --grid rates --out lab/tonight/runs.jsonl --work FOLDER
+        [--part 1 2]
 
 `init` chooses a model and its settings by what these runs showed (lab/tonight). Each line of the
 result is one run: its settings, what it read, its held-out loss. Runs that the file already holds
 are not made again, so that a stopped script continues; stores are kept in the work folder. A run's
 length is a number of tokens: its loss is the same on any machine but for the order of sums, so that
-other programs may compute beside it, and its seconds are no figure of speed.
+other programs may compute beside it, and its seconds are no figure of speed. Small models use one
+core best: with OMP_NUM_THREADS=1, `--part 1 2` and `--part 2 2` beside it share a grid.
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         "batches": _product([tiny], batches, [{"peak_lr": lr} for lr in (1e-2, 2e-2)]),
         "sizes": _product([small, tiny, middle, large], lengths),
         "vocabularies": _product([tiny], [{"vocabulary": n} for n in (1024, 4096, 8192)]),
+        "few": _product(
+            [small, tiny, middle],
+            [{"data": "one magazine", "tokens": n} for n in (1_000_000, 2_000_000, 4_000_000)],
+        ),
         "wide rates": _product([middle, large], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)]),
     }
 
@@ -89,7 +95,6 @@ def config_of(run: Mapping[str, Any], work: Path) -> dict[str, Any]:
     }
     store = f"{run['data'].replace(' ', '_')}_{run['vocabulary']}"
     return {
-        "run_dir": str(work / "run"),
         "seed": run["seed"],
         "model": {
             "family": run["family"],
@@ -141,12 +146,13 @@ def measure(a: argparse.Namespace) -> harness.Result:
     lines = a.out.read_text().splitlines() if a.out.exists() else []
     known = {json.dumps(json.loads(line)["run"], sort_keys=True) for line in lines}
     wanted = [run for name in a.grid for run in grids()[name]]
+    part, parts = a.part
     new = [run for run in wanted if json.dumps(run, sort_keys=True) not in known]
-    folder = a.work / "run"
+    new, folder = new[part - 1 :: parts], a.work / f"run{part}"
     for run in new:
         shutil.rmtree(folder, ignore_errors=True)
-        file = a.work / "config.yaml"
-        file.write_text(json.dumps(config_of(run, a.work.resolve())))
+        file = a.work / f"config{part}.yaml"
+        file.write_text(json.dumps(config_of(run, a.work.resolve()) | {"run_dir": str(folder)}))
         peers.toque("train", file)
         with a.out.open("a") as out:
             out.write(json.dumps({"run": run, "found": of_run(folder)}) + "\n")
@@ -157,6 +163,7 @@ def options(p: argparse.ArgumentParser) -> None:
     """The command line."""
     p.add_argument("--grid", nargs="+", choices=list(grids()), required=True)
     p.add_argument("--out", type=Path, default=Path("runs.jsonl"))
+    p.add_argument("--part", type=int, nargs=2, default=(1, 1), help="this part of so many")
     p.add_argument("--work", type=Path, required=True, help="folder for stores and the run")
 
 
