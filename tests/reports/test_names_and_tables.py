@@ -14,6 +14,7 @@ from toque.data.prepare.data_report import Report
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.evaluation.classification import class_scores
+from toque.evaluation.memorisation import Memorisation, SharedRun
 from toque.reports.page import STYLE
 from toque.reports.run_page import SECTIONS, run_page
 from toque.reports.score_tables import score_grids
@@ -125,6 +126,20 @@ def test_task_accuracies_and_answers_are_tables_of_the_run_page() -> None:
         ("Thai", "2", "1", "0.667", "Greek 1")
     ]
     assert "Answers to write" not in grids
+
+
+def test_runs_shared_with_training_are_a_table_beside_those_of_people() -> None:
+    runs = Memorisation([SharedRun(31, 62, 7)], [SharedRun(8, 80, 5)], 40, 80)
+    (grid,) = (
+        grid
+        for grid in score_grids(evaluation() | {"memorisation": runs.record()})
+        if grid.title == "Memorisation"
+    )
+    assert grid.rows[0] == ("texts", "1", "1")
+    assert ("longest, tokens", "31", "8") in grid.rows
+    assert ("largest share of a text", "0.5000", "0.1000") in grid.rows
+    assert "40 of 80 training examples were read, for runs of 8 tokens" in grid.note
+    assert "Memorisation" not in {grid.title for grid in score_grids(evaluation())}
 
 
 # The page of a run

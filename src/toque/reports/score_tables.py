@@ -34,6 +34,7 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
     }
     grids = [
         Grid(("measure", "value", "interval", "over"), rows, note, title),
+        _memorisation(mapping(evaluation.get("memorisation"))),
         _tasks(tasks),
         *_confusions(tasks),
     ]
@@ -49,6 +50,36 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
     failed = [(name, written(why)) for name, why in mapping(evaluation.get("failed")).items()]
     grids.append(Grid(("metric", "why"), failed, title="Metrics that failed"))
     return [grid for grid in grids if grid.rows]
+
+
+_RUNS: Final = {
+    "n": "texts",
+    "median": "median run, tokens",
+    "p95": "95th percentile, tokens",
+    "largest": "longest, tokens",
+    "example": "longest: row of the store",
+    "largest_share": "largest share of a text",
+    "long_share": "texts with a long run",
+}
+
+
+def _memorisation(found: Mapping[str, Any]) -> Grid:
+    sides = [mapping(found.get(side)) for side in ("texts", "references")]
+    rows = [
+        (words, *(_first(side.get(name)) for side in sides))
+        for name, words in _RUNS.items()
+        if any(name in side for side in sides)
+    ]
+    examples, read, shortest, long = (
+        _first(found.get(name))
+        for name in ("examples", "examples_read", "shortest_run", "long_run")
+    )
+    note = (
+        "The longest run of tokens that a text shares word for word with a training example, apart "
+        f"from what its prompt says, too. {read} of {examples} training examples were read, for "
+        f"runs of {shortest} tokens or more; a long run has {long} or more."
+    )
+    return Grid(("shared with training", "written", "by people"), rows, note, "Memorisation")
 
 
 def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Grid:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from toque.data.store.token_store import TokenStore
     from toque.evaluation.heldout_loss import HeldOut
+    from toque.evaluation.memorisation import Memorisation
     from toque.evaluation.task_scores import TaskScores
     from toque.evaluation.text_samples import Sample
     from toque.evaluation.text_scores import Scores
@@ -55,6 +56,8 @@ class Evaluation:
     tasks: Sequence[TaskScores] = ()
     examples: TextTable = field(default_factory=lambda: TextTable((), {}))
     """The loss of each held-out example."""
+    memorisation: Memorisation | None = None
+    """Runs that the texts share with training examples."""
 
     @property
     def of_examples(self) -> dict[str, float]:
@@ -92,6 +95,7 @@ class Evaluation:
                 }
                 for slicing, labels in self.texts.slices.items()
             },
+            "memorisation": None if self.memorisation is None else self.memorisation.record(),
             "failed": dict(self.texts.failed),
             "method": {
                 "intervals": f"95 %, percentile bootstrap over texts, {RESAMPLES} resamples",
@@ -116,6 +120,8 @@ class Evaluation:
             lines += scores.lines()
         if self.texts.n_texts:
             lines.append(str(self.texts))
+        if self.memorisation is not None and (said := str(self.memorisation)):
+            lines.append(said)
         if (score := self.texts.overall.get("recipe_score")) and (advice := hint(score.value)):
             lines.append(advice)
         shown = [name for name in _SHOWN_SLICES if name in self.texts.overall]
@@ -235,6 +241,7 @@ def evaluation_of(
     reporter: Reporter = SILENT,
 ) -> Evaluation:
     """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
+    from toque.evaluation.memorisation import memorisation_of
     from toque.evaluation.task_scores import score_tasks
     from toque.evaluation.text_scores import ScoresByTask
 
@@ -245,10 +252,12 @@ def evaluation_of(
     with reporter.working(f"scoring {len(samples):,} texts"):
         scores.add(samples)
         of_texts = scores.result()
+    with counting(reporter, "comparing texts with", "training examples") as count:
+        memorisation = memorisation_of(samples, store, count)
     examples = _each_example(store, model, alone, reporter)
     at_most = config.evaluation.max_examples
     of_tasks = score_tasks(model, alone, store, config.data, at_most=at_most, reporter=reporter)
-    return Evaluation(step, held_out, of_texts, of_tasks, examples)
+    return Evaluation(step, held_out, of_texts, of_tasks, examples, memorisation)
 
 
 def _each_example(

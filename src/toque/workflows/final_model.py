@@ -158,9 +158,12 @@ def keep_model(
 
 UNKNOWN: Final = "not measured"
 _OF_TEXTS: Final = (
-    "other prompts and languages than those of the data; whether texts of the data are repeated "
-    "word by word; whether the data holds personal or harmful content"
+    "other prompts and languages than those of the data; whether the data holds personal or "
+    "harmful content"
 )
+
+
+_COPIES: Final = "Whether texts of the data are repeated word for word is not measured."
 
 
 @dataclass(frozen=True)
@@ -249,7 +252,7 @@ def _scores(evaluation: Evaluation) -> str:
     return table + (
         f"\n{texts.n_texts:,} texts were written for held-out prompts, the likeliest token each "
         "time. Intervals are percentiles of 1,000 bootstrap resamples of the texts. Of the losses "
-        "no interval was measured.\n"
+        f"no interval was measured.\n\n{evaluation.memorisation or _COPIES}\n"
     )
 
 

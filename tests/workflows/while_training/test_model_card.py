@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from huggingface_hub import ModelCard
@@ -18,6 +19,7 @@ from toque.data.store.store_manifest import (
     TokenizerEntry,
 )
 from toque.evaluation.bootstrap import Estimate
+from toque.evaluation.memorisation import Memorisation, SharedRun
 from toque.evaluation.task_scores import TaskScores
 from toque.evaluation.text_scores import Scores
 from toque.models.loading.provenance import Provenance
@@ -88,14 +90,19 @@ def test_a_run_that_measured_all() -> None:
         {"event": "end", "step": 6, "seconds": 140.0},
     ):  # fmt: skip
         history.take(event)
+    run = finished(texts, history, [TaskScores("title", 3, 0.5, 1.6)])
+    assert "word for word is not measured" in card_of(run)
+    copied = Memorisation([SharedRun(31, 90, 7)], [SharedRun(28, 80, 5)], 80, 80)
     card = card_of(
-        finished(texts, history, [TaskScores("title", 3, 0.5, 1.6)]),
+        replace(run, evaluation=replace(run.evaluation, memorisation=copied)),
         "data.sources=[{path: 'a|b', licence: CC-BY-4.0}]",
     )
     assert "| a\\|b | CC-BY-4.0 | 2 | 100 | 90 |" in card
     assert "| recipe_score | 0.4 | 0.3 to 0.5 | 8 |" in card
     assert "| distinct_1 | 0.2 | not measured | 8 |" in card
     assert "| title_loss | 0.5 |" in card
+    assert f"\n\n{copied}\n" in card
+    assert "word for word is not measured" not in card
     assert "their recipe score is 0.40 of 1" in card
     assert "| FLOPs, by the model's shape | 5e+09 |" in card
     assert "| energy of the GPUs | 0.000833 kWh |" in card
