@@ -3,6 +3,8 @@
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from statistics import fmean
 
 import pytest
 import torch
@@ -10,6 +12,9 @@ import torch
 from serving.alone import alone, client_of, metric, sent
 from serving.conftest import served_as
 from toque.data.tokenizer.codec import TextStream
+from toque.evaluation import best_of
+from toque.models.generation import engine
+from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import ServedModels
 
 openai = pytest.importorskip("openai")
@@ -118,6 +123,61 @@ def test_settings_of_draws_have_their_effect(setting, value, client, gpt2):
     free = client.completions.create(model="tiny", prompt="rice", seed=3).choices[0].text
     found = client.completions.create(model="tiny", prompt="rice", seed=3, **{setting: value})
     assert found.choices[0].text == greedy != free
+
+
+@pytest.mark.parametrize("by", [None, "likelihood", "form"])
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_the_best_of_several_is_answered(kind, by, served, serving, monkeypatch):
+    """The texts are those of `n` with the same seed; a scripted score stands for a recipe's."""
+
+    def length(_prompt, text):
+        return {"form": len(text)}
+
+    monkeypatch.setattr(best_of, "text_metrics", length)
+    asked = "Generate recipe for: rice"
+    how = {"model": "tiny", "seed": 5, "temperature": 1.5, "stop": ["soup"]}
+    served = replace(served, asked=str)
+    with serving(ServedModels([served])) as where, client_of(where) as client:
+        if kind == "text":
+            how |= {"prompt": [asked, "Generate recipe for: cake"], "logprobs": 0}
+            create, said = client.completions.create, lambda choice: choice.text
+        else:
+            how |= {"messages": [{"role": "user", "content": asked}], "logprobs": True}
+            create, said = client.chat.completions.create, lambda choice: choice.message.content
+        every = create(**how, n=6)
+        how.pop("logprobs")
+        found = create(**how, n=2, extra_body={"best_of": 6, "best_by": by})
+    assert found.usage == every.usage
+    assert [choice.index for choice in found.choices] == [*range(len(every.choices) // 3)]
+    for i in range(len(every.choices) // 6):
+        own, best = every.choices[6 * i :][:6], found.choices[2 * i :][:2]
+        scores = sorted((len(said(choice)) for choice in own), reverse=True)
+        if by != "form":
+            assert {choice.best_of["by"] for choice in best} == {"likelihood"}
+            continue
+        assert scores[0] > scores[-1]
+        assert [len(said(choice)) for choice in best] == scores[:2]
+        assert best[0].best_of["mean"] == pytest.approx(fmean(scores))
+        assert best[0].logprobs is None
+
+
+def test_the_likeliest_is_that_of_generate(client, gpt2):
+    """By the mean over tokens, the end token among them."""
+    ids, told = gpt2.prompt_ids("lentil soup"), {}
+    options = GenerationOptions(temperature=1.5, seed=4, max_new_tokens=24)
+    texts = engine.generate(
+        gpt2.model, [ids] * 6, options, eos_id=gpt2.codec.eos_id, pad_id=gpt2.codec.pad_id,
+        on_logprob=lambda number, log: told.setdefault(number, []).append(log),
+    )  # fmt: skip
+    means = [fmean(told[number]) for number in range(6)]
+    found = client.completions.create(
+        model="tiny", prompt="lentil soup", temperature=1.5, seed=4, best_of=6
+    )
+    (choice,) = found.choices
+    assert choice.text == gpt2.codec.decode(texts[means.index(max(means))])
+    assert choice.best_of["score"] == pytest.approx(max(means), abs=1e-5)
+    assert choice.best_of["mean"] == pytest.approx(fmean(means), abs=1e-5)
+    assert found.usage.completion_tokens == sum(map(len, texts))
 
 
 def test_max_tokens_and_stop_end_a_text(client, gpt2, address):
@@ -252,7 +312,27 @@ WRONG = {
     "empty stop": (TEXT, {"model": "tiny", "prompt": "a", "stop": ""}, 400, "stop"),
     "five stops": (TEXT, {"model": "tiny", "prompt": "a", "stop": list("abcde")}, 400, "stop"),
     "unknown field": (TEXT, {"model": "tiny", "prompt": "a", "colour": 1}, 400, "colour"),
-    "cannot": (TEXT, {"model": "tiny", "prompt": "a", "best_of": 3}, 400, "best_of"),
+    "cannot": (TEXT, {"model": "tiny", "prompt": "a", "suffix": "b"}, 400, "suffix"),
+    "a greedy choice": (
+        TEXT, {"model": "tiny", "prompt": "a", "best_of": 3, "temperature": 0}, 400, "best_of",
+    ),
+    "a streamed choice": (
+        TEXT, {"model": "tiny", "prompt": "a", "best_of": 3, "stream": True}, 400, "best_of",
+    ),
+    "a choice of echoes": (
+        TEXT, {"model": "tiny", "prompt": "a", "best_of": 3, "echo": True}, 400, "best_of",
+    ),
+    "fewer than n": (TEXT, {"model": "tiny", "prompt": "a", "best_of": 3, "n": 4}, 400, "best_of"),
+    "too many to choose": (
+        TEXT, {"model": "tiny", "prompt": ["a", "b"], "best_of": 33}, 400, "best_of",
+    ),
+    "no score": (
+        TEXT, {"model": "tiny", "prompt": "a", "best_of": 3, "best_by": "taste"}, 400, "best_by",
+    ),
+    "a score of one": (TEXT, {"model": "tiny", "prompt": "a", "best_by": "form"}, 400, "best_by"),
+    "a recipe's score": (
+        CHAT, {"model": "tiny", "messages": USER, "best_of": 3, "best_by": "form"}, 400, "best_by",
+    ),
     "a tier": (
         CHAT, {"model": "tiny", "messages": USER, "service_tier": "flex"}, 400, "service_tier",
     ),

@@ -152,6 +152,8 @@ def generate(
     precision: Literal["auto", "bf16", "float32"] = "float32",
     must_use: bool = False,
     schema: str | None = None,
+    best_of: int = 1,
+    by: str | None = None,
     json: bool = False,
 ) -> None:
     """Write text for one or more prompts, or choose one of a few answers.
@@ -180,10 +182,14 @@ def generate(
             written beside it. auto: bf16 there alone.
         must_use: hold each recipe to its form and to the ingredients of its prompt: all are listed.
         schema: hold each text to JSON of this schema: a file, or recipe for schema.org's Recipe.
+        best_of: texts written for each prompt, of which the best is the answer, with its score and
+            the mean of all; with --n, the n best.
+        by: what the best is chosen by: recipe_score (where the prompt asks for a recipe), another
+            recipe score, or likelihood, the mean log-probability of a text's tokens.
         json: one JSON object a line, for programs.
     """
     prompts, chosen, prints = prompt or [], choices or [], ConsoleReporter()
-    shown = TextsAsWritten() if sys.stdout.isatty() and not json else None
+    shown = TextsAsWritten() if sys.stdout.isatty() and not json and best_of == 1 else None
     asked: dict[str, Any] = {"file": file, "raw": raw, "device": device, "reporter": prints}
     texts: Sequence[Written | Answer]
     if task is not None or chosen:
@@ -191,6 +197,8 @@ def generate(
             "--adapter": bool(adapter),
             "--must-use": must_use,
             "--schema": schema is not None,
+            "--best-of": best_of != 1,
+            "--by": by is not None,
             f"--precision {precision}": precision != "float32",
         }.items():
             if given:
@@ -205,7 +213,7 @@ def generate(
         from toque.workflows.generate import generate as workflow
 
         asked |= {"adapters": adapter or [], "n": n, "must_use": must_use, "on_text": shown}
-        asked |= {"schema": schema}
+        asked |= {"schema": schema, "best_of": best_of, "by": by}
         texts = workflow(
             run_or_model,
             prompts,

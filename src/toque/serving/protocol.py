@@ -131,6 +131,8 @@ class TextRequest(_Part, ABC):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None  # other servers' addition to the protocol
     n: Annotated[int, Field(ge=1)] | None = None
+    best_of: Annotated[int, Field(ge=0)] | None = None  # 0 and 1 choose nothing
+    best_by: str | None = None  # our own addition: the score; likelihood when left out
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
     stream: bool | None = None
@@ -207,7 +209,6 @@ class CompletionRequest(TextRequest):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0 writes nothing: the prompt alone
     echo: bool | None = None
-    best_of: Literal[0, 1] | None = None
     suffix: _Unused = None
 
     @property

@@ -7,8 +7,9 @@ import logging
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,8 +19,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from toque.data.tokenizer.codec import Codec, TextStream
+from toque.errors import ConfigError
+from toque.evaluation.best_of import LIKELIHOOD, BestOf
 from toque.models.generation.constraints import HeldText
 from toque.models.generation.live_rows import NewToken, Order
+from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import Batcher, ServedModel, Ticket, failure
 from toque.serving.protocol import Json, Piece, TextRequest, TextToken
 from toque.serving.server import Limits, RequestError, answer_to
@@ -40,6 +44,7 @@ class _Text:
         self._held = ""
         self._textless: list[TextToken] = []  # tokens whose character is not whole yet
         self._offset = 0
+        self.logprobs: list[float] = []  # of the tokens so far, the end token among them
         self.is_over = False
 
     def prompt(self, tokens: Sequence[NewToken], *, is_all: bool) -> Piece:
@@ -58,6 +63,8 @@ class _Text:
         text, end, tokens = "", None, list[TextToken]()
         for new in news:
             end, more = new.end, ""
+            if new.logprob is not None:
+                self.logprobs.append(new.logprob)
             if end != "stop":
                 self._textless.append(self._read(new))
                 more = self._textless[-1].text
@@ -108,15 +115,16 @@ class Reply(Response):
         *,
         held: HeldText | None = None,
     ) -> None:
-        n, param = request.n or 1, request.prompt_field
+        param, options, most = request.prompt_field, request.options(), request.most_tokens
+        self._n, self._best = request.n or 1, _best_of(request, options)
+        n = max(self._n, self._best.n)
         if n * len(prompts) > limits.texts:
             raise RequestError(
                 400,
                 f"{n} texts for each of {len(prompts)} prompts are more than the {limits.texts} of "
                 "one request. Ask several times.",
-                param="n" if n > 1 else param,
+                param="best_of" if self._best.n > 1 else "n" if n > 1 else param,
             )
-        options, most = request.options(), request.most_tokens
         if request.echoes and served.is_encoder_decoder:
             wrong = "echo: this model reads a prompt apart from what it writes; leave it out."
             raise RequestError(400, wrong, param="echo")
@@ -125,13 +133,19 @@ class Reply(Response):
                 400, "max_tokens: 0 asks for nothing without echo.", param="max_tokens"
             )
         longest = [served.most_tokens(prompt, most, param=param) for prompt in prompts]
+        n_likeliest = request.n_likeliest
+        if self._best.n > 1:
+            n_likeliest = n_likeliest or 0  # whose likelihoods are compared
+            self._asked = [served.codec.decode(prompt) for prompt in prompts]
+            with _refused("best_by"):
+                self._best.check_prompts(self._asked, in_json=held is not None)
         self._orders = [
             Order(
                 prompt,
                 limit,
                 options,
                 i * n + number,
-                request.n_likeliest,
+                n_likeliest,
                 held=held and held.again(),
             )
             for i, (prompt, limit) in enumerate(zip(prompts, longest, strict=True))
@@ -193,7 +207,7 @@ class Reply(Response):
         """The pieces of the texts as they are written; RequestError if the batch cannot go on."""
         codec, stops = self._served.codec, self._request.stops
         echoes = self._request.echoes
-        texts = {
+        self._texts = texts = {
             order: _Text(i, codec, stops, echoes=echoes) for i, order in enumerate(self._orders)
         }
         if echoes:
@@ -247,11 +261,29 @@ class Reply(Response):
         async for pieces in self._pieces(ticket):
             for piece in pieces:
                 texts[piece.index].append(piece)
-        choices = [self._request.choice(Piece.joined(pieces), whole=True) for pieces in texts]
+        joined = [Piece.joined(pieces) for pieces in texts]
+        if self._best.n > 1:
+            choices = await run_in_threadpool(self._chosen, joined)
+        else:
+            choices = [self._request.choice(piece, whole=True) for piece in joined]
         body = msgspec.json.encode({**self._head, "choices": choices, "usage": self._usage})
         self._has_begun = True
         answer = Response(body, media_type="application/json")
         await answer(self._scope, self._receive, self._send)
+
+    def _chosen(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The `n` best of each prompt's texts, with how they were judged; not in the event loop."""
+        choices, best = list[Json](), self._best
+        logprobs = [text.logprobs for text in self._texts.values()]
+        for i, prompt in enumerate(self._asked):
+            own = slice(i * best.n, (i + 1) * best.n)
+            texts, in_json = [piece.text for piece in pieces[own]], self._orders[0].held is not None
+            ranked = best.ranked(prompt, texts, logprobs[own], in_json=in_json)
+            for number, how in ranked[: self._n]:
+                piece = replace(pieces[own][number], index=len(choices))
+                choice = self._request.choice(piece, whole=True)
+                choices.append(choice | {"best_of": how.record()})
+        return choices
 
     async def _stream(self, ticket: Ticket) -> None:
         request = self._request
@@ -284,6 +316,31 @@ class Reply(Response):
             parts.append(b"data: [DONE]\n\n")
         body = {"type": "http.response.body", "body": b"".join(parts), "more_body": not last}
         await self._send(body)
+
+
+@contextmanager
+def _refused(param: str) -> Iterator[None]:
+    """A context in which a ConfigError is the request's, about this field."""
+    try:
+        yield
+    except ConfigError as error:
+        raise RequestError(400, str(error), param=param) from error
+
+
+def _best_of(request: TextRequest, options: GenerationOptions) -> BestOf:
+    """The choice that a request asks for; RequestError 400 where it cannot be made."""
+    n, by = request.best_of or 1, request.best_by
+    with _refused("best_by"):
+        best = BestOf(n, LIKELIHOOD if by is None and n > 1 else by)  # as OpenAI says
+    with _refused("best_of"):
+        best.check(options, wanted=request.n or 1)
+        for name, asked in (("stream", request.stream), ("echo", request.echoes)):
+            if asked and best.n > 1:
+                raise ConfigError(
+                    f"best_of is {n}, and which text is the best is known when all are whole: "
+                    f"leave {name} or best_of out."
+                )
+    return best
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

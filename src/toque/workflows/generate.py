@@ -14,6 +14,7 @@ from toque.cooking.recipe_form import recipe_form
 from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
+from toque.evaluation.best_of import BestOf
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.loading.provenance import Provenance, provenance_of
 from toque.reporter import SILENT, Reporter, counting
@@ -45,6 +46,8 @@ def generate(
     precision: Precision = "float32",
     must_use: bool = False,
     schema: str | Path | Mapping[str, Any] | None = None,
+    best_of: int = 1,
+    by: str | None = None,
     reporter: Reporter = SILENT,
 ) -> list[Written]:
     """Write texts for prompts.
@@ -63,18 +66,22 @@ def generate(
         raw: send prompts as they are, not in the form the model was trained on.
         device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
         on_text: called with the number of a text and the text so far whenever it has grown, one
-            text after the other in their order.
+            text after the other in their order; with `best_of` once for each, whole.
         precision: of the matrix products. bf16 is faster where the processor has it; where two
             tokens are about equally likely, a text may then part from float32's, and depend on
             what is written beside it. auto: bf16 there, float32 elsewhere.
         must_use: hold recipes to their form and to the ingredients of their prompts.
         schema: hold texts to JSON of this schema: a file, the schema itself, or "recipe", which is
             schema.org's.
+        best_of: texts to write for each prompt, of which the `n` best are returned, the best first.
+        by: score that they are chosen by: a recipe score, or likelihood, the mean log-probability
+            of a text's tokens. None: recipe_score where the prompt asks for a recipe, else
+            likelihood.
         reporter: hears of progress, where nobody hears of the texts themselves.
 
     Raises:
-        ConfigError: no prompt, a number out of range, no such device, or `must_use` or `schema`
-            where it cannot be.
+        ConfigError: no prompt, a number out of range, no such device or score, or `must_use`,
+            `schema` or `best_of` where it cannot be.
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
@@ -93,6 +100,8 @@ def generate(
         seed=seed,
         precision=precision,
     )
+    best = BestOf(best_of, by)
+    best.check(options, wanted=n)
     folder = existing_folder(run_or_model)
     own, asked = provenance_in(folder), []
     for adapter in adapters or (None,):
@@ -100,8 +109,9 @@ def generate(
         record = own if adapter is None else provenance_of(Path(adapter)) or own
         recipes, blanks = writes_recipes(record), record.form == "documents"
         read = read_prompts(prompts, file, task="write", raw=raw, recipes=recipes, blanks=blanks)
+        best.check_prompts(read, in_json=in_json is not None)
         named = None if adapter is None else str(adapter)
-        asked.append(_Asked(named, record, [text for text in read for _ in range(n)]))
+        asked.append(_Asked(named, record, [text for text in read for _ in range(max(n, best.n))]))
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import emulates_bf16
@@ -117,7 +127,7 @@ def generate(
     if emulates_bf16(precision, opened.model):
         reporter.notice(EMULATED_BF16.format(device=kind))
     how = partial(_written, must_use=must_use, schema=in_json, on_text=on_text, reporter=reporter)
-    return how(opened, asked, options)
+    return how(opened, asked, options, best=best, wanted=n)
 
 
 class _Asked(NamedTuple):
@@ -133,6 +143,8 @@ def _written(
     asked: Sequence[_Asked],
     options: GenerationOptions,
     *,
+    best: BestOf,
+    wanted: int,
     must_use: bool,
     schema: Mapping[str, Any] | None,
     on_text: OnText | None,
@@ -143,10 +155,13 @@ def _written(
     from toque.models.lora.adapter_files import use_adapter
 
     codec, texts, in_json = opened.codec, list[Written](), schema is not None
+    chooses = best.n > 1
     for i, (adapter, record, typed) in enumerate(asked):
         if adapter is not None:
             use_adapter(opened.model, f"adapter_{i}")
-        watch = on_text and InOrder(on_text, typed, codec.decode, adapter=adapter, first=len(texts))
+        watch, logprobs = None, [list[float]() for _ in typed]
+        if on_text is not None and not chooses:
+            watch = InOrder(on_text, typed, codec.decode, adapter=adapter, first=len(texts))
         longest = options.max_new_tokens or record.max_new_tokens
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
@@ -158,15 +173,50 @@ def _written(
                 held=held_texts(codec, typed, record, schema) if must_use or in_json else (),
                 on_progress=count,
                 on_token=watch,
+                on_logprob=partial(_note, logprobs) if chooses else None,
             )
         pairs = zip(typed, written, strict=True)
-        texts += [Written(p, codec.decode(ids), len(ids), adapter, in_json) for p, ids in pairs]
+        own = [Written(p, codec.decode(ids), len(ids), adapter, in_json) for p, ids in pairs]
+        if chooses:
+            own = _chosen(own, logprobs, best, wanted=wanted, reporter=reporter)
+            if on_text is not None:
+                for number, text in enumerate(own, start=len(texts)):
+                    on_text(number, text)
+        texts += own
     if n_cut := sum(text.is_cut for text in texts):
         reporter.notice(
             f"{n_cut} of {len(texts)} texts reached their longest length before their JSON was "
             "whole. Let them have more tokens, or bounds in the schema."
         )
     return texts
+
+
+def _note(logprobs: Sequence[list[float]], number: int, logprob: float) -> None:
+    logprobs[number].append(logprob)
+
+
+def _chosen(
+    texts: Sequence[Written],
+    logprobs: Sequence[Sequence[float]],
+    best: BestOf,
+    *,
+    wanted: int,
+    reporter: Reporter,
+) -> list[Written]:
+    """The `wanted` best texts of each prompt, whose `best.n` texts stand side by side."""
+    found: list[Written] = []
+    for at in range(0, len(texts), best.n):
+        some, logs = texts[at : at + best.n], logprobs[at : at + best.n]
+        prompt, said, in_json = some[0].prompt, [text.text for text in some], some[0].in_json
+        ranked = best.ranked(prompt, said, logs, in_json=in_json)
+        found += [replace(some[number], chosen=how) for number, how in ranked[:wanted]]
+    n_without = sum(one.chosen is not None and one.chosen.by != best.by for one in found)
+    if best.by is not None and n_without:
+        reporter.notice(
+            f"No text for {n_without // wanted} of {len(found) // wanted} prompts has {best.by}: "
+            "there the likeliest were chosen."
+        )
+    return found
 
 
 @dataclass

@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toque.errors import CheckpointError, ConfigError, argument, in_shell
+
+if TYPE_CHECKING:
+    from toque.evaluation.best_of import Chosen
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ class Written:
     """Folder of the adapter it was written with, where several were asked for."""
     in_json: bool = False
     """True where it was held to a schema; the recipe scores read no JSON."""
+    chosen: Chosen | None = None
+    """How it was chosen, where several were written for its prompt (best_of)."""
 
     @property
     def is_cut(self) -> bool:
@@ -138,6 +143,7 @@ class Written:
         """The content of one JSON line."""
         found: dict[str, Any] = {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
         found |= {"adapter": self.adapter} if self.adapter is not None else {}
+        found |= {"best_of": self.chosen.record()} if self.chosen is not None else {}
         return found | {"metrics": self.metrics}
 
     @property
@@ -147,7 +153,8 @@ class Written:
 
     def __str__(self) -> str:
         """The text under its heading, for people."""
-        return f"{self.heading}\n\n{self.text}\n"
+        end = f"\n{self.chosen}\n" if self.chosen is not None else ""
+        return f"{self.heading}\n\n{self.text}\n{end}"
 
 
 def hint_of(texts: Sequence[Written | Answer]) -> str:

@@ -120,6 +120,30 @@ def test_a_draw_depends_on_seed_prompt_and_position_alone(kind, settings, tiny):
     assert draw()[0] == first[0]
 
 
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_the_log_probability_of_each_token_is_told_and_changes_none(kind, tiny):
+    model = tiny(kind)
+    make_eager_to_end(model)
+    told = {}
+    how = {"max_new_tokens": 12, "temperature": 1.5, "top_p": 0.9, **IDS}
+    answers = generate(
+        model, prompts(), on_logprob=lambda n, log: told.setdefault(n, []).append(log), **how
+    )
+    assert answers == generate(model, prompts(), **how)
+    assert len({len(answer) for answer in answers}) > 2
+    for number, (prompt, answer) in enumerate(zip(prompts(), answers, strict=True)):
+        ended = answer if len(answer) == 12 else [*answer, EOS]
+        with torch.inference_mode():
+            if kind == "t5":
+                read = {"input_ids": [prompt], "decoder_input_ids": [[PAD, *ended[:-1]]]}
+            else:
+                read = {"input_ids": [[*prompt, *ended[:-1]]]}
+            logits = model(**{name: torch.tensor(ids) for name, ids in read.items()}).logits
+            logs = logits[0, -len(ended) :].log_softmax(-1)
+        known = logs[range(len(ended)), ended].tolist()
+        assert told[number] == pytest.approx(known, abs=1e-4)
+
+
 def test_a_gpt2_answer_ends_where_its_positions_do(tiny):
     model = tiny("gpt2")  # 64 positions
     near, full = [5] * 60, [6] * 64

@@ -40,6 +40,7 @@ def generate(
     held: Sequence[HeldText] = (),
     on_progress: Count = uncounted,
     on_token: Callable[[int, int | None], object] | None = None,
+    on_logprob: Callable[[int, float], object] | None = None,
     on_notice: Callable[[str], object] = lambda _: None,
 ) -> list[list[int]]:
     """The tokens a model writes after each prompt, without the end token.
@@ -60,6 +61,8 @@ def generate(
         held: The form that each answer is held to; see `constraints.py`. Empty for none.
         on_progress: Told finished prompts, all prompts and the share of the work in tokens.
         on_token: Told a prompt's number and its next token, and None once the answer has ended.
+        on_logprob: Told a prompt's number and the log-probability of its next token, in nats and
+            before temperature and filters; of the end token, too.
         on_notice: Told in a sentence where memory ran out and fewer rows are written at a time.
     """
     core, longest = unwrapped(model), options.max_new_tokens
@@ -70,8 +73,9 @@ def generate(
     lengths = ((0 if encoder else len(p)) + n for p, n in zip(prompts, limits, strict=True))
     columns = max(lengths, default=0)
     pairs = enumerate(zip(prompts, limits, strict=True))
+    told = None if on_logprob is None else 0
     orders = [
-        Order(prompt, limit, options, number, held=held[number] if held else None)
+        Order(prompt, limit, options, number, told, held=held[number] if held else None)
         for number, (prompt, limit) in pairs
     ]
     answers: list[list[int]] = [[] for _ in limits]
@@ -91,6 +95,8 @@ def generate(
                 number, answer = new.order.number, answers[new.order.number]
                 if new.end == "stuck" and new.order.held is not None:
                     raise ConfigError(f"The text of prompt {number} {new.order.held.fault}")
+                if on_logprob is not None and new.logprob is not None:
+                    on_logprob(number, new.logprob)
                 covered += 1 if new.end is None else limits[number] - len(answer)
                 if new.end != "stop":
                     answer.append(new.token)

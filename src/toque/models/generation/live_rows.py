@@ -113,8 +113,9 @@ class LiveRows:
             tokens = torch.tensor([ids], device=self.core.device)
             positions = torch.arange(len(ids), device=tokens.device)[None]
             for part in torch.split(decoder_rows(self.core, tokens, positions)[0, :-1], self.rows):
-                for logits, token in zip(self._logits(part), ids[len(shares) :], strict=False):
-                    shares.append(_share(logits, token, n_likeliest))
+                logs = self._logits(part).float().log_softmax(-1)
+                for row, token in zip(logs, ids[len(shares) :], strict=False):
+                    shares.append((float(row[token]), _likeliest(row, n_likeliest)))
         else:
             shares *= len(ids)
         return [
@@ -182,13 +183,26 @@ class LiveRows:
                 if texts:
                     hold(logits, texts)
                 chosen = self._chosen(logits, rows)
-                for place, row in enumerate(rows):
-                    n_likeliest = self.orders[row].n_likeliest
-                    if n_likeliest is not None:
-                        shares[row] = _share(logits[place], chosen[place], n_likeliest)
+                shares |= self._shares(logits, rows, chosen)
             for row, token in zip(rows, chosen, strict=True):
                 tokens[row] = token
         return tokens, shares
+
+    def _shares(
+        self, logits: Tensor, rows: Sequence[int], chosen: Sequence[int]
+    ) -> dict[int, Share]:
+        """The probabilities of those of the rows that asked for them."""
+        told = [p for p, row in enumerate(rows) if self.orders[row].n_likeliest is not None]
+        if not told:
+            return {}
+        # All rows at once: best-of-n asks for those of every row of a batch.
+        logs = (logits if len(told) == len(rows) else logits[told]).float().log_softmax(-1)
+        tokens = torch.tensor([[chosen[place]] for place in told], device=logs.device)
+        own = logs.gather(1, tokens)[:, 0].tolist()
+        return {
+            rows[place]: (log, _likeliest(row, self.orders[rows[place]].n_likeliest or 0))
+            for place, log, row in zip(told, own, logs, strict=True)
+        }
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """The output head, [n, D] -> [n, V], good until the next call.
@@ -218,8 +232,10 @@ def _is_bounded(order: Order) -> bool:
     return order.options.is_greedy and order.held is None
 
 
-def _share(logits: Tensor, token: int, n_likeliest: int) -> Share:
-    logs = logits.float().log_softmax(-1)
-    best = logs.topk(min(n_likeliest, len(logs)))
+def _likeliest(logs: Tensor, n: int) -> Sequence[tuple[int, float]]:
+    """The `n` likeliest tokens of log-probabilities [V], best first."""
+    if not n:
+        return ()
+    best = logs.topk(min(n, len(logs)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return float(logs[token]), [pair for pair in pairs if pair[1] > -torch.inf]
+    return [pair for pair in pairs if pair[1] > -torch.inf]
