@@ -127,7 +127,7 @@ def test_settings_of_draws_have_their_effect(setting, value, client, gpt2):
 
 @pytest.mark.parametrize("by", [None, "likelihood", "form"])
 @pytest.mark.parametrize("kind", ["text", "chat"])
-def test_the_best_of_several_is_answered(kind, by, served, serving, monkeypatch):
+def test_the_best_of_several_is_answered(kind, by, gpt2, serving, monkeypatch):
     """The texts are those of `n` with the same seed; a scripted score stands for a recipe's."""
 
     def length(_prompt, text):
@@ -136,8 +136,7 @@ def test_the_best_of_several_is_answered(kind, by, served, serving, monkeypatch)
     monkeypatch.setattr(best_of, "text_metrics", length)
     asked = "Generate recipe for: rice"
     how = {"model": "tiny", "seed": 5, "temperature": 1.5, "stop": ["soup"]}
-    served = replace(served, asked=str)
-    with serving(ServedModels([served])) as where, client_of(where) as client:
+    with serving(ServedModels([replace(gpt2, asked=str)])) as where, client_of(where) as client:
         if kind == "text":
             how |= {"prompt": [asked, "Generate recipe for: cake"], "logprobs": 0}
             create, said = client.completions.create, lambda choice: choice.text
