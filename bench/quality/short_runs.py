@@ -59,6 +59,14 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             [small, tiny, middle],
             [{"data": "one magazine", "tokens": n} for n in (1_000_000, 2_000_000, 4_000_000)],
         ),
+        "init's": _product(
+            [tiny | {"tokens": 500_000}, large | {"vocabulary": 4096, "tokens": 300_000}],
+            [
+                {"optimizer": "adamw", "peak_lr": 1e-3, "schedule": "cosine"},
+                {"optimizer": "adamw", "peak_lr": 3e-3, "schedule": "cosine"},
+                {"peak_lr": 1e-2},
+            ],
+        ),
         "wide rates": _product([middle, large], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)]),
     }
 
