@@ -23,9 +23,11 @@ from toque.cooking.recipe_scores import (
     ingredient_coverage,
     ingredients_used,
     quantity_sanity,
+    sentences_once,
     steps_listed,
     structure_score,
     text_metrics,
+    times_and_heat,
     title_kept,
     title_of,
     variety,
@@ -217,6 +219,60 @@ def test_variety_falls_with_what_is_said_again():
     assert variety(ParsedRecipe(("1 egg", "2 eggs") * 5, steps)) == pytest.approx(2 / 10 / 0.7)
     again = ("Stir the soup and taste it well. " * 20,)
     assert variety(ParsedRecipe(lines, again)) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("steps", "score"),
+    [
+        (["Bake at 350 degrees F for 20 minutes."], 1.0), (["Stir."], None), ([], None),
+        (["Preheat the oven to 350.", "Bake until golden."], 1.0),
+        (["Bake for 20 minutes."], 2 / 3), (["Bake in the oven."], 0.0),
+        (["Bake at 3000 F for 20 minutes."], 3 / 4), (["Bake at 180 C for 0 minutes."], 3 / 4),
+        (["Bake at 320 C for an hour."], 2 / 3), (["Bake at 300 C for an hour."], 1.0),
+        (["Bake at 50 degrees overnight."], 1.0), (["Bake at 50 F overnight."], 2 / 3),
+        (["Preheat the oven to 99999999."], 0.0), (["Set the oven to broil."], 1.0),
+        (["Heat a moderate oven.", "Put it on a baking sheet."], 1.0),
+        (["Simmer the beans."], 0.0), (["Simmer.", "Serve after 2 hours."], 1.0),
+        (["Bring to a boil."], None), (["Cover and chill overnight."], 1.0), (["Chill."], 0.0),
+        (["Heat the milk to 110 degrees F."], None),  # of no oven
+        (["Microwave for 30 seconds."], 1.0), (["Stir for 100 hours."], 0.0),
+    ],
+)  # fmt: skip
+def test_times_and_the_heat_of_an_oven_are_there_and_sane(steps, score):
+    assert times_and_heat(ParsedRecipe((), tuple(steps))) == score
+
+
+@pytest.mark.parametrize(
+    ("steps", "score"),
+    [
+        (["Stir the soup quite well. Add the peas. Stir the soup quite well."], 1 / 2),
+        (["Whisk the eggs with sugar.", "Melt it. Whisk the eggs  with sugar!"], 1 / 2),
+        (["Cook it for 3 minutes.", "Cook it for 4 minutes."], 1.0),
+        (["Set aside. Stir. Set aside."], None),  # too short to be a fault
+    ],
+)
+def test_a_sentence_that_is_said_again(steps, score):
+    recipe = ParsedRecipe((), tuple(steps))
+    assert sentences_once(recipe) == score
+
+
+def test_one_sentence_again_is_too_little_for_variety():
+    kept = [f"Add {n}one {n}two {n}three {n}four." for n in "abcdefghij"]
+    recipe = ParsedRecipe((), (" ".join([*kept, kept[0]]),))
+    assert variety(recipe) == 1.0
+    assert sentences_once(recipe) == 10 / 11
+
+
+def test_the_recipe_score_is_what_it_was_before_times_and_sentences_were_scored():
+    # Values of the version before.
+    asked = "Generate recipe for: Carrot Soup using ingredients: red lentils, carrots, salt"
+    baked = SOUP.removesuffix(".").replace("2. Simmer", "2. Bake at 3000 F and bake")
+    texts = (SOUP, WORKED_EXAMPLE, SOUP.replace("25 minutes", "0 minutes"), baked)
+    scored = [text_metrics(asked, text) for text in texts]
+    assert [scores["recipe_score"] for scores in scored] == [
+        1.0, 0.42666666666666664, 0.975, 0.9833333333333332,
+    ]  # fmt: skip
+    assert scored[2]["times_and_heat"] < scored[0]["times_and_heat"] == 1.0
 
 
 def test_the_title_in_every_form_of_request():

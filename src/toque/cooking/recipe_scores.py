@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Final
 
 from toque.cooking.ingredients.names import (
@@ -53,8 +54,10 @@ NAMES: Final = (  # of the scores in `text_metrics`; a text has those that apply
     "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
     "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
     "ingredient_coherence", "instruction_quality", "completeness", "format_correctness", "form",
+    "times_and_heat", "sentences_once",
 )  # fmt: skip
-_FACTORS: Final = ("variety", "title_kept", "form")  # no part of the mean
+_APART: Final = ("variety", "title_kept", "form", "times_and_heat", "sentences_once")
+"""Scores that are no part of the mean: factors of it, and those that are younger than it."""
 
 RECIPE_SCORES: Final = frozenset(NAMES)
 
@@ -77,6 +80,8 @@ def text_metrics(prompt: str, text: str) -> dict[str, float]:
         "quantity_sanity": quantity_sanity(recipe),
         "structure": structure_score(text, recipe),
         **evaluate_recipe(text, recipe),
+        "times_and_heat": times_and_heat(recipe),
+        "sentences_once": sentences_once(recipe),
     }
     scores = {name: score for name, score in found.items() if score is not None}
     n_parts = bool(recipe.ingredients) + bool(recipe.steps)
@@ -92,7 +97,7 @@ def recipe_score(scores: Mapping[str, float], *, whole: float = 1.0) -> float:
     parts = [
         1.0 - score if name == "hallucinated_ingredients" else score
         for name, score in scores.items()
-        if name not in _FACTORS
+        if name not in _APART
     ]
     mean = sum(parts) / len(parts)
     factor = scores.get("variety", 1.0) * (1.0 + scores.get("title_kept", 1.0)) / 2.0
@@ -161,6 +166,19 @@ def variety(recipe: ParsedRecipe) -> float:
         share_different(runs),
     )
     return min(1.0, min(shares) / (1.0 - FREE_SHARE))
+
+
+_SENTENCE_END: Final = re.compile(r"[.!?;](?=\s)")
+
+
+def sentences_once(recipe: ParsedRecipe) -> float | None:
+    """Share of different sentences among those of `RUN_WORDS` words or more; None without any.
+
+    A single sentence said again, within one step or in two, is too little for `variety` to fall.
+    """
+    said = [s.lower().split() for step in recipe.steps for s in _SENTENCE_END.split(step)]
+    sentences = [" ".join(words).rstrip(".!") for words in said if len(words) >= RUN_WORDS]
+    return share_different(sentences) if sentences else None
 
 
 STAPLES: Final = frozenset({"water", "salt", "pepper"})  # head nouns never hallucinated
@@ -238,13 +256,19 @@ def quantity_sanity(recipe: ParsedRecipe) -> float | None:
     sane = [_is_sane(line) for line in recipe.ingredients]
     for step in recipe.steps:
         for digits, unit in _MEASURE.findall(step):
-            number = float(digits)
-            if unit.lower().startswith(("°", "d")):
-                sane.append(DEGREES[0] <= number <= DEGREES[1])
+            if _is_time(unit):
+                sane.append(_is_sane_time(digits, unit))
             else:
-                minutes = number * (60.0 if unit.lower().startswith("h") else 1.0)
-                sane.append(MINUTES[0] < minutes <= MINUTES[1])
+                sane.append(DEGREES[0] <= float(digits) <= DEGREES[1])
     return sum(sane) / len(sane) if sane else None
+
+
+def _is_time(unit: str) -> bool:
+    return unit[0] in "mMhH"
+
+
+def _is_sane_time(digits: str, unit: str) -> bool:
+    return MINUTES[0] < float(digits) * (60.0 if unit[0] in "hH" else 1.0) <= MINUTES[1]
 
 
 @lru_cache(maxsize=1 << 16)
@@ -267,6 +291,63 @@ def _is_sane(line: str) -> bool:
         if high * size > most:
             return False
     return True
+
+
+OVEN_CELSIUS: Final = (50.0, 300.0)
+OVEN_FAHRENHEIT: Final = (120.0, 575.0)  # bounds of what an oven is set to
+
+_TAKES_TIME: Final = re.compile(
+    r"(?:^|[.;:,!)]\s*+|\b(?:and|then|or|let)\s++)(?:bake|roast|simmer|boil|braise|poach|steam"
+    r"|chill|refrigerate|freeze|marinate|broil|microwave|soak)\b",
+    re.IGNORECASE,
+)  # "simmer the beans", but neither "a baking sheet" nor "bring to a boil"
+_SAYS_WHEN: Final = re.compile(
+    r"(?:\b|(?<=\d))(?:minutes?|mins?|hours?|hrs?|seconds?|secs?|days?|weeks?|moments?)\b"
+    r"|\b(?:overnight|night|until|till|immediately|when|while|before|if|ready|done|needed|desired"
+    r"|use|serving|package|box|label|directed|directions)\b",
+    re.IGNORECASE,
+)  # times, and words that say until when or where it is written
+_IN_OVEN: Final = re.compile(
+    r"(?<!microwave )(?<!dutch )(?<!toaster )\boven\b|(?:^|[.;:,!)]\s*+|\b(?:and|then)\s++)bake\b",
+    re.IGNORECASE,
+)
+_HEAT: Final = re.compile(
+    r"(?<!\d)(\d++)(?:\s?(?:°|º|degrees?\b|deg\b)\s?([fc])?|\s?([fc])\b)"
+    r"|\b(?:oven|bake|roast|preheat)\b[^.;\d]{0,40}?\b(?:to|at|oven) (\d{3})"
+    r"(?!\d| ?[°ºdmg]| ?[fc]\b)",  # "bake at 350"
+    re.IGNORECASE,
+)
+_OTHER_HEAT: Final = re.compile(
+    r"\bbroil|\bgas mark\b|\bas directed\b|\bdirections\b|\binstructions\b|\bpackage\b|\bbox\b"
+    r"|\b(?:moderate|hot|slow|warm|low|cool|medium|high)\b(?: \w+)? oven",
+    re.IGNORECASE,
+)  # heat of an oven in words
+
+
+def times_and_heat(recipe: ParsedRecipe) -> float | None:
+    """Share of times and temperatures that are there and sane; None where none is needed or said.
+
+    A step that bakes, simmers, chills ... needs a time, or says until when; the step after it may
+    say so. A recipe with an oven needs its heat. What is said must be sane: an oven's heat within
+    `OVEN_CELSIUS` or `OVEN_FAHRENHEIT` (in either, where no unit is named), times in `MINUTES`.
+    """
+    held: list[bool] = []
+    needs_heat = states_heat = False
+    for step, after in zip_longest(recipe.steps, recipe.steps[1:], fillvalue=""):
+        if _TAKES_TIME.search(step):
+            held.append(_SAYS_WHEN.search(f"{step} {after}") is not None)
+        in_oven = _IN_OVEN.search(step) is not None
+        needs_heat |= in_oven
+        states_heat |= _OTHER_HEAT.search(step) is not None
+        for degrees, sign, letter, bare in _HEAT.findall(step):
+            states_heat = True
+            scale = (sign or letter).lower()
+            low = OVEN_FAHRENHEIT[0] if scale == "f" else OVEN_CELSIUS[0]
+            high = OVEN_CELSIUS[1] if scale == "c" else OVEN_FAHRENHEIT[1]
+            held += [low <= float(degrees or bare) <= high] if in_oven else []
+        held += [_is_sane_time(*found) for found in _MEASURE.findall(step) if _is_time(found[1])]
+    held += [states_heat] if needs_heat else []
+    return sum(held) / len(held) if held else None
 
 
 def structure_score(text: str, recipe: ParsedRecipe) -> float:

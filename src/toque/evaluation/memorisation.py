@@ -89,7 +89,7 @@ def _summary(runs: Sequence[SharedRun]) -> dict[str, Any]:
     return {
         "n": len(runs),
         "median": float(np.median(tokens)),
-        "p95": float(np.percentile(tokens, 95)),
+        "p95": round(float(np.percentile(tokens, 95)), 2),
         "largest": longest.tokens,
         "example": longest.example,
         "largest_share": round(max(run.tokens / run.length for run in runs), 4),

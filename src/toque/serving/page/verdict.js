@@ -10,6 +10,8 @@ const NAMES = {
   title_kept: "Foods of the title",
   variety: "Says little twice",
   quantity_sanity: "Amounts a kitchen knows",
+  times_and_heat: "Times and oven heat",
+  sentences_once: "Sentences said once",
   structure: "Structure",
   ingredient_coherence: "Ingredients with amounts",
   instruction_quality: "Steps with a cooking verb",
