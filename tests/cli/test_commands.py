@@ -53,6 +53,8 @@ REFUSED = {
     "generate run --task difficulty --adapter x --prompt x": "--adapter is for texts",
     "generate run --task difficulty --precision bf16 --prompt x": "one model in float32",
     "generate run --choices a --choices b --precision auto --prompt x": "--precision auto",
+    "generate run --task difficulty --best-of 4 --prompt x": "--best-of is for texts",
+    "generate run --by form --prompt x": "Write several with --best-of 8",
     "generate run --task difficulty --must-use --prompt x": "--must-use is for texts",
     "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
     "generate run --must-use --schema recipe --prompt x": "--must-use and --schema each hold",
