@@ -94,8 +94,8 @@ def test_the_figures_stand_beside_those_of_people():
     runs = [SharedRun(n, 100, row) for row, n in enumerate((9, 31, 12, LONG))]
     one = Memorisation(runs[:2], runs[1:], 80, 80)
     assert str(one) == (
-        "Of 2 texts the longest run shared with a training example has 31 tokens; that of texts "
-        f"people wrote for the same prompts {LONG}."
+        "Of 2 texts the longest run shared with a training example has 31 tokens; that of the "
+        f"held-out texts of the same prompts {LONG}."
     )
     assert "80 of 160 examples were read" in str(Memorisation(runs[:1], [], 80, 160))
     assert one.record()["texts"] == {

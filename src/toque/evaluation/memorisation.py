@@ -1,7 +1,7 @@
 """Memorisation: the longest run of tokens that a text shares word for word with a training example.
 
-Texts that people wrote for the same prompts, held out as they were, share runs with the training
-examples, too: a model's runs mean something beside theirs alone. One pass over the store, without
+The held-out texts of the same prompts, which nobody copied, share runs with the training examples,
+too: a model's runs mean something beside theirs alone. One pass over the store, without
 an index: where an example has a hash of `RUN` tokens that the texts have, too, the tokens are
 compared, and such places that follow each other are one longer run.
 """
@@ -76,7 +76,7 @@ class Memorisation:
             f"Of {n:,} text{'s' * (n > 1)} the longest run shared with a training example has "
             f"{ours} tokens"
         )
-        said += f"; that of texts people wrote for the same prompts {theirs}" * bool(theirs)
+        said += f"; that of the held-out texts of the same prompts {theirs}" * bool(theirs)
         said += "" if all_read else f" ({self.n_read:,} of {self.n_examples:,} examples were read)"
         return f"{said}." if n else ""
 

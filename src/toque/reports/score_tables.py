@@ -59,7 +59,7 @@ _RUNS: Final = {
     "largest": "longest, tokens",
     "example": "longest: row of the store",
     "largest_share": "largest share of a text",
-    "long_share": "texts with a long run",
+    "long_share": "share of texts with a long run",
 }
 
 
@@ -79,7 +79,7 @@ def _memorisation(found: Mapping[str, Any]) -> Grid:
         f"from what its prompt says, too. {read} of {examples} training examples were read, for "
         f"runs of {shortest} tokens or more; a long run has {long} or more."
     )
-    return Grid(("shared with training", "written", "by people"), rows, note, "Memorisation")
+    return Grid(("shared with training", "written", "held out"), rows, note, "Memorisation")
 
 
 def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Grid:
