@@ -248,10 +248,8 @@ class _Fit:
         """Seconds of an update's micro-batches, by the run's first; None when memory runs out."""
         rows = min([chosen.micro_batch_rows, *chosen.smaller_from.values()])
         first = self.first.split(rows)[0]
-        # The first of a compiled one compiles; on a CPU one of several seconds is near enough.
-        plain = self.runtime.device.type == "cpu" and not chosen.compile
         try:
-            seconds = least_of(lambda: self.probe.seconds_of(first), at_least=1 if plain else 2)
+            seconds = least_of(lambda: self.probe.seconds_of(first))
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
