@@ -361,6 +361,8 @@ def test_every_setting_has_a_row() -> None:
 def test_a_setting_has_its_effect(
     path: str, kitchen: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    if path == "data.engine":
+        pytest.importorskip("ray")
     value, what = EFFECTS[path]
     beside = BESIDE.get(path, ())
     base = seen_with(kitchen, capfd, *beside)

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 import shutil
 import time
 from pathlib import Path
@@ -210,7 +211,8 @@ def test_twenty_kills_of_a_rank_under_fsdp_change_no_bit(kitchen, undisturbed):
             said = agent.communicate()[0]
             if agent.returncode == 0:
                 break
-            assert "(exitcode: -9)" in said, said[-6000:]
+            # The launcher names the killed rank, the one that missed it, or both, by who was first.
+            assert re.search(r"exitcode\s*: -9\b|RankLost at step", said), said[-6000:]
         assert losses_of(run) == losses_of(undisturbed)
         assert model_sha256(run) == model_sha256(undisturbed)
         shutil.rmtree(run)
