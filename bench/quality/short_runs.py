@@ -27,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import peers
 
+from toque.runs.history import METRICS, read_metrics
+
 COLLECTIONS = {
     "two magazines and a site": (peers.RECIPES, None),
     "one magazine": ("data/recipes/epicurious_nutrition.jsonl.gz", 2400),
@@ -132,7 +134,7 @@ def config_of(run: Mapping[str, Any], work: Path) -> dict[str, Any]:
 
 def of_run(folder: Path) -> dict[str, Any]:
     """What a finished run measured."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(folder / METRICS)
     steps = [record for record in records if record["event"] == "step"]
     start = next(record for record in records if record["event"] == "start")
     held = [record["metrics"] for record in records if record["event"] == "evaluation"][-1]

@@ -9,7 +9,7 @@ compared, and such places that follow each other are one longer run.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -106,18 +106,23 @@ def memorisation_of(
     Those of fewer than `RUN` tokens are left out.
     """
     codec = store.codec()
-    n_texts, prompts, found = 0, [s.asked or s.prompt for s in samples], list[list[list[int]]]()
-    for texts in ([s.text for s in samples], [s.reference or "" for s in samples]):
-        n_texts = len(found)
-        for both in zip(texts, prompts, strict=True):
-            ids = [codec.encode(codec.normalise(text)) for text in both]
-            found += [ids] if len(ids[0]) >= RUN else []
-    if not found:
-        return None
-    finder, rows = (
-        RunFinder([ids for ids, _ in found], [ids for _, ids in found]),
-        store.rows("train"),
+
+    def ids_of(texts: Iterable[str | None]) -> list[list[int]]:
+        return [codec.encode(codec.normalise(text or "")) for text in texts]
+
+    prompts = ids_of(s.asked or s.prompt for s in samples)
+    written, references = (
+        [
+            (ids, prompt)
+            for ids, prompt in zip(ids_of(texts), prompts, strict=True)
+            if len(ids) >= RUN
+        ]
+        for texts in ((s.text for s in samples), (s.reference for s in samples))
     )
+    if not (written or references):
+        return None
+    finder = RunFinder(*zip(*written, *references, strict=True))
+    n_texts, rows = len(written), store.rows("train")
     lengths = store.prompt_lengths[rows].astype(np.int64) + store.target_lengths[rows]
     step = max(1, math.ceil(int(lengths.sum()) / MOST_TOKENS))
     read, done = rows[::step], 0

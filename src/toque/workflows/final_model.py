@@ -118,8 +118,7 @@ def _score_and_keep(
     with disk_faults(folder, "writing the end", setting="run_dir", error=CheckpointError):
         atomic_write(folder / END, (json.dumps(at) + "\n").encode())
     reporter.notice(str(result))
-    turned = [history.turned] if history.turned else []
-    for said in (f"{kept} (step {step}, {trainer.goal}).", *turned, *untaught):
+    for said in filter(None, (f"{kept} (step {step}, {trainer.goal}).", history.turned, *untaught)):
         reporter.notice(said)
 
 

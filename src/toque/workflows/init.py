@@ -279,7 +279,8 @@ def _looked_at(source: Source) -> FoundSource:
     named = SourceReport(source.path, "", 0, read, kept, dict(unused))
     whole = next(blocks, None) is None
     scale = 1.0 if whole else max(1.0, sum(sizes) / looked)
-    about, share = float(f"{kept * scale:.2g}"), len(keys) / kept  # 67,412 is about 67,000
+    records = float(f"{kept * scale:.2g}") if scale > 1 else kept  # 67,412 is about 67,000
+    share = len(keys) / kept
     repeated = list[str]()
     if share < _MANY_REPEATS:
         seen = f"{kept - len(keys):,} of the {kept:,} records of {source.path} that were looked at"
@@ -291,9 +292,9 @@ def _looked_at(source: Source) -> FoundSource:
         next((k for kind, k in kinds.items() if isinstance(source.reader, kind)), DOCUMENTS),
         files[0].reader.schema(files[0].path),
         len(files),
-        round(about) if scale > 1 else kept,
+        round(records),
         round(tokens * scale * share),
-        round((about if scale > 1 else kept) * share),
+        round(records * share),
         whole,
         (
             *unused_in_words([named]),
@@ -307,9 +308,7 @@ def _looked_at(source: Source) -> FoundSource:
 def _few_in_words(found: Sequence[FoundSource]) -> list[str]:
     """A sentence where a new model would learn its language from very few records."""
     n = sum(one.different for one in found)
-    if not all(one.kind and one.kind not in (DOCUMENTS, TOKENS) for one in found) or (
-        n >= _FEW_RECORDS
-    ):
+    if n >= _FEW_RECORDS or any(one.kind in ("", DOCUMENTS, TOKENS) for one in found):
         return []
     told = f"{n:,} different {'record is' if n == 1 else 'records are'} few for a new model"
     todo = "start from a pretrained one (model.start_from), or add more"

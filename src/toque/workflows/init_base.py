@@ -102,23 +102,21 @@ def _lengths(
 def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[str]:
     """A sentence where the base's tokenizer takes more tokens than characters: it writes bytes."""
     texts, letters = list[str](), 0
-    for file in find_files(sources):
-        for example in examples_in(next(iter(blocks_of(file))), file.reader).examples:
-            texts.append(example.target or " ".join(text for _, text in example.turns))
-            letters += len(texts[-1])
-            if letters > _LETTERS:
-                break
+    blocks = ((file, block) for file in find_files(sources) for block in blocks_of(file))
+    for example in (e for file, block in blocks for e in examples_in(block, file.reader).examples):
+        texts.append(example.target or " ".join(text for _, text in example.turns))
+        letters += len(texts[-1])
+        if letters > _LETTERS:
+            break
     tokens = int(codec.encode_flat(texts).ends[-1]) if texts else 0
     if tokens <= letters:
         return []
-    told = (
-        f"The tokenizer of {base} takes {tokens / letters:.1f} tokens for each character of these"
+    said = (
+        f"The tokenizer of {base} takes {tokens / letters:.1f} tokens for each character of these "
+        "texts: it hardly knows their script, nor does the model. Start from a base of their "
+        "language, or from scratch: a tokenizer is then learnt from them."
     )
-    why = "texts: it hardly knows their script, nor does the model"
-    todo = (
-        "Start from a base of their language, or from scratch: a tokenizer is then learnt from them"
-    )
-    return [f"{told} {why}. {todo}."]
+    return [said]
 
 
 def _adapter(config: RunConfig) -> tuple[str, list[str]]:

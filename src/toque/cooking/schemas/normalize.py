@@ -70,17 +70,17 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
-    if sum(map(_length, directions)) < MIN_STEP_CHARS:
+    if _is_short("".join(directions), MIN_STEP_CHARS):
         words = " ".join(directions).split()
         if len(words) < MIN_STEP_WORDS or not any(map(has_action_verb, directions)):
             return "too short"
-    return recipe if _length(to_text(recipe)) >= MIN_CHARS else "too short"
+    return "too short" if _is_short(to_text(recipe), MIN_CHARS) else recipe
 
 
-def _length(text: str) -> int:
-    """Characters of a text; a wide one, as of Chinese, says about as much as three of English."""
-    wide = 0 if text.isascii() else sum(east_asian_width(c) in "WF" for c in text)
-    return len(text) + 2 * wide
+def _is_short(text: str, fewest: int) -> bool:
+    """True below so many characters, of which a wide one, as of Chinese, says as much as three."""
+    missing = fewest - len(text)
+    return missing > 0 and 2 * sum(east_asian_width(c) in "WF" for c in text) < missing
 
 
 def _texts(value: Any) -> list[str]:
