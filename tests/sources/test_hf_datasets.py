@@ -140,6 +140,15 @@ def test_names_that_stand_for_nothing(path, words):
         dataset_files(path)
 
 
+def test_a_reader_that_finds_no_first_row_is_told_in_words(monkeypatch):
+    def none(*_: object, **__: object) -> object:
+        return next(iter(()))
+
+    monkeypatch.setattr("datasets.load_dataset_builder", none)
+    with pytest.raises(DataError, match="cannot be loaded: no file of it that was asked for holds"):
+        dataset_files("hf:some/name")
+
+
 OLD, NEW = "a" * 40, "b" * 40
 CARD = b"""---
 configs:
