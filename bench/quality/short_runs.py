@@ -1,20 +1,23 @@
 """Many short runs from scratch: held-out bits a byte by size, text, optimizer, rate and batch.
 
     python bench/quality/short_runs.py --grid rates --out lab/tonight/runs.jsonl --work FOLDER
-        [--part 1 2]
 
 `init` chooses a model and its settings by what these runs showed (lab/tonight). Each line of the
 result is one run: its settings, what it read, its held-out loss. Runs that the file already holds
 are not made again, so that a stopped script continues; stores are kept in the work folder. A run's
 length is a number of tokens: its loss is the same on any machine but for the order of sums, so that
 other programs may compute beside it, and its seconds are no figure of speed. Small models use one
-core best: with OMP_NUM_THREADS=1, `--part 1 2` and `--part 2 2` beside it share a grid.
+core best: with OMP_NUM_THREADS=1, several of these scripts share a grid, each taking the next run
+that nobody makes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import gzip
+import hashlib
 import itertools
 import json
 import shutil
@@ -44,6 +47,10 @@ HEAD = 32
 """Width of an attention head, as the presets from scratch have it."""
 
 
+CURRICULUM = [{"from": "0 %", "max_difficulty": "easy"}, {"from": "30 %"}]
+"""Easy recipes first, for a third of the run."""
+
+
 def grids() -> dict[str, Iterator[dict[str, Any]]]:
     """Settings to be varied, by the question that they answer."""
     small, tiny = {"width": 64, "layers": 3}, {"width": 128, "layers": 4}
@@ -55,10 +62,14 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
     return {
         "rates": _product([small, tiny], named, [{"tokens": 500_000}]),
         "batches": _product([tiny], batches, [{"peak_lr": lr} for lr in (1e-2, 2e-2)]),
-        "sizes": _product([small, tiny, middle, large], lengths),
+        "sizes": itertools.chain(
+            _product([small, tiny], lengths),
+            _product([middle], lengths[:3]),
+            _product([large], lengths[:2]),
+        ),
         "vocabularies": _product([tiny], [{"vocabulary": n} for n in (1024, 4096, 8192)]),
         "few": _product(
-            [small, tiny, middle],
+            [small, tiny],
             [{"data": "one magazine", "tokens": n} for n in (1_000_000, 2_000_000, 4_000_000)],
         ),
         "init's": _product(
@@ -69,7 +80,21 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
                 {"peak_lr": 1e-2},
             ],
         ),
-        "wide rates": _product([middle, large], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)]),
+        "wide rates": _product(
+            [large], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)], [{"tokens": 500_000}]
+        ),
+        "helps": _product(
+            [tiny | {"data": "one magazine", "tokens": 2_000_000}],
+            [
+                {"label_smoothing": 0.1},
+                {"weight_decay": 0.1},
+                {"more": {"augmentation": {"prompt_formats": True, "substitute": 0.3}}},
+                {"more": {"curriculum": {"stages": CURRICULUM}}},
+            ],
+        ),
+        "families": _product(
+            [tiny | {"family": "t5"}], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)]
+        ),
     }
 
 
@@ -93,17 +118,29 @@ def source_of(data: str, work: Path) -> Path:
 
 def config_of(run: Mapping[str, Any], work: Path) -> dict[str, Any]:
     """The configuration of a run; `store` is shared by those with the same data and vocabulary."""
-    width, heads = run["width"], max(1, run["width"] // HEAD)
-    shape = {
+    width, layers, heads = run["width"], run["layers"], max(1, run["width"] // HEAD)
+    inner = -(-width * 11 // 4 // HEAD) * HEAD
+    shape: dict[str, Any] = {
         "hidden_size": width,
-        "num_hidden_layers": run["layers"],
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "intermediate_size": -(-width * 11 // 4 // HEAD) * HEAD,
+        "intermediate_size": inner,
         "max_position_embeddings": 1024,
         "tie_word_embeddings": True,
     }
-    store = f"{run['data'].replace(' ', '_')}_{run['vocabulary']}"
+    if run["family"] == "t5":  # half the layers on each side, dropout as T5 has it
+        shape = {
+            "d_model": width,
+            "d_kv": HEAD,
+            "d_ff": inner,
+            "num_layers": layers // 2,
+            "num_decoder_layers": layers // 2,
+            "num_heads": heads,
+            "feed_forward_proj": "gated-gelu",
+        }
+    store = "_".join([run["data"].replace(" ", "_"), str(run["vocabulary"])])
+    store += "" if run["family"] == "llama" else f"_{run['family']}"
     return {
         "seed": run["seed"],
         "model": {
@@ -120,6 +157,7 @@ def config_of(run: Mapping[str, Any], work: Path) -> dict[str, Any]:
             "name": run["optimizer"],
             "peak_lr": run["peak_lr"],
             "schedule": run["schedule"],
+            **{name: run[name] for name in ("weight_decay", "label_smoothing") if name in run},
         },
         "train": {
             "stop_after": f"{run['tokens']} tokens",
@@ -129,6 +167,7 @@ def config_of(run: Mapping[str, Any], work: Path) -> dict[str, Any]:
         },
         "evaluation": {"generate": 0, "texts": 0, "max_examples": 1000},
         "observe": {"system": None, "gradients": None, "summary": None},
+        **run.get("more", {}),
     }
 
 
@@ -153,27 +192,49 @@ def measure(a: argparse.Namespace) -> harness.Result:
     """Make the runs of a grid that the file does not hold yet."""
     a.out.parent.mkdir(parents=True, exist_ok=True)
     a.work.mkdir(parents=True, exist_ok=True)
-    lines = a.out.read_text().splitlines() if a.out.exists() else []
-    known = {json.dumps(json.loads(line)["run"], sort_keys=True) for line in lines}
-    wanted = [run for name in a.grid for run in grids()[name]]
-    part, parts = a.part
-    new = [run for run in wanted if json.dumps(run, sort_keys=True) not in known]
-    new, folder = new[part - 1 :: parts], a.work / f"run{part}"
-    for run in new:
-        shutil.rmtree(folder, ignore_errors=True)
-        file = a.work / f"config{part}.yaml"
-        file.write_text(json.dumps(config_of(run, a.work.resolve()) | {"run_dir": str(folder)}))
-        peers.toque("train", file)
-        with a.out.open("a") as out:
-            out.write(json.dumps({"run": run, "found": of_run(folder)}) + "\n")
-    return harness.Result(ours={"runs": len(new)}, quality={"passes": True}, details={"of": a.grid})
+    made = 0
+    for run in (run for name in a.grid for run in grids()[name]):
+        key = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:12]
+        with _alone(a.work / f"{key}.lock") as mine:
+            if not mine or key in _known(a.out):
+                continue
+            folder, file = a.work / key, a.work / f"{key}.yaml"
+            shutil.rmtree(folder, ignore_errors=True)
+            config = config_of(run, a.work.resolve()) | {"run_dir": str(folder)}
+            file.write_text(json.dumps(config))
+            with _alone(Path(f"{config['data']['store']}.lock"), wait=True):
+                peers.toque("prepare", file)
+            peers.toque("train", file)
+            with a.out.open("a") as out:
+                out.write(json.dumps({"run": run, "found": of_run(folder)}) + "\n")
+            shutil.rmtree(folder)
+            made += 1
+    return harness.Result(ours={"runs": made}, quality={"passes": True}, details={"of": a.grid})
+
+
+@contextlib.contextmanager
+def _alone(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold a lock while the block runs; without waiting, False where another process holds it."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _known(out: Path) -> set[str]:
+    """Keys of the runs that the file holds."""
+    lines = out.read_text().splitlines() if out.exists() else []
+    runs = [json.dumps(json.loads(line)["run"], sort_keys=True) for line in lines]
+    return {hashlib.sha256(run.encode()).hexdigest()[:12] for run in runs}
 
 
 def options(p: argparse.ArgumentParser) -> None:
     """The command line."""
     p.add_argument("--grid", nargs="+", choices=list(grids()), required=True)
     p.add_argument("--out", type=Path, default=Path("runs.jsonl"))
-    p.add_argument("--part", type=int, nargs=2, default=(1, 1), help="this part of so many")
     p.add_argument("--work", type=Path, required=True, help="folder for stores and the run")
 
 

@@ -16,6 +16,7 @@ from toque.training.optim.factory import (
     state_bytes,
     step_if,
 )
+from toque.training.optim import with_adamw
 from toque.training.optim.with_adamw import WithAdamW
 
 NEW = ("adafactor", "muon", "adamw8bit")
@@ -68,7 +69,10 @@ def test_adafactor_scales_by_the_weight_as_t5s_did(scale):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_muon_is_torchs_on_matrices_and_adamw_on_the_rest():
+@pytest.mark.parametrize("bf16", [True, False])
+def test_muon_is_torchs_on_matrices_and_adamw_on_the_rest(bf16, monkeypatch):
+    """In bf16 its very bits; where that would be emulated, in float32, the same within rounding."""
+    monkeypatch.setattr(with_adamw, "has_fast_bf16", lambda _: bf16)
     model, other = Wide(), Wide()
     inner = [other.up.weight, other.down.weight]
     rest = [p for p in other.parameters() if all(p is not q for q in inner)]
@@ -90,9 +94,11 @@ def test_muon_is_torchs_on_matrices_and_adamw_on_the_rest():
                 group["lr"] = 0.01 / (1 + step)
             optimizer.step()
     for name, p in model.named_parameters():
-        torch.testing.assert_close(p, other.get_parameter(name), msg=name)
-    for name in ("up.weight", "down.weight"):
-        assert torch.equal(model.get_parameter(name), other.get_parameter(name)), name
+        if name in ("up.weight", "down.weight"):
+            wrong = (p - other.get_parameter(name)).norm() / (p - Wide().get_parameter(name)).norm()
+            assert (wrong == 0) if bf16 else (0 < wrong < 0.02), name
+        else:
+            torch.testing.assert_close(p, other.get_parameter(name), msg=name)
 
 
 def test_a_model_of_matrices_alone_or_of_none_has_a_muon():
