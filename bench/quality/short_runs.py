@@ -62,10 +62,9 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
     return {
         "rates": _product([small, tiny], named, [{"tokens": 500_000}]),
         "batches": _product([tiny], batches, [{"peak_lr": lr} for lr in (1e-2, 2e-2)]),
-        "sizes": itertools.chain(
-            _product([small, tiny], lengths),
-            _product([middle], lengths[:3]),
-            _product([large], lengths[:2]),
+        "sizes": _product([small, tiny], lengths),
+        "large sizes": itertools.chain(
+            _product([middle], lengths[:3]), _product([large], lengths[:2])
         ),
         "vocabularies": _product([tiny], [{"vocabulary": n} for n in (1024, 4096, 8192)]),
         "few": _product(
@@ -81,7 +80,7 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             ],
         ),
         "wide rates": _product(
-            [large], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)], [{"tokens": 500_000}]
+            [middle], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)], [{"tokens": 500_000}]
         ),
         "helps": _product(
             [tiny | {"data": "one magazine", "tokens": 2_000_000}],

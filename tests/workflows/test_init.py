@@ -16,13 +16,21 @@ from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import ConfigError, DataError
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
+from toque.workflows.dial import SIZES, Size
 from toque.workflows.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 from toque.workflows.init_base import NOT_SEEN
+
+
+def rate(size: Size, characters: float) -> float:
+    """Tokens a second of a machine that is nobody's: one of the larger, the slower."""
+    assert characters > 0
+    return 6e9 / size.parameters
 
 
 @pytest.fixture
 def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("toque.workflows.init.rate_of", rate)
     write_cookbook(Path("a.jsonl"), n=80, seed=3)
     return tmp_path
 
@@ -49,14 +57,16 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert "    - path: a.jsonl           # json-lines, 80 recipes" in text
     resolved = load_config("my.yaml")
     assert resolved.config.run_dir == "runs/my"
-    assert str(resolved.config.train.stop_after) == "30 minutes"
+    assert str(resolved.config.train.stop_after) == "1 hours total"
+    assert resolved.config.optim.name == "muon"
+    assert "Expected after 1 hour: " in said
     assert main(["train", "my.yaml", *SHORT]) == 0
     assert Path("runs/my/model/config.json").exists()
 
 
 @pytest.mark.usefixtures("kitchen")
 def test_few_texts_get_an_update_of_few(capsys: pytest.CaptureFixture[str]) -> None:
-    """50 pairs and three epochs were three updates of 16,384 tokens, and nothing was said."""
+    """50 pairs were an epoch of one update of 16,384 tokens."""
 
     def pairs(n: int) -> str:
         lines = [{"prompt": f"What is {i}?", "completion": f"{i} is a number. " * 30}
@@ -64,18 +74,15 @@ def test_few_texts_get_an_update_of_few(capsys: pytest.CaptureFixture[str]) -> N
         Path(f"{n}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return f"{n}.jsonl"
 
-    words = ["--start-from", "some/folder", "--stop-after", "3 epochs", "--replace"]
+    words = ["--start-from", "some/folder", "--replace"]
     assert main(["init", pairs(50), *words]) == 0
-    assert "updates" not in capsys.readouterr().out
-    assert str(load_config("my.yaml").config.train.batch) == "4 examples"
-    assert main(["init", pairs(30), *words]) == 0
-    assert "the run has about 22 updates, which teach little" in capsys.readouterr().out
+    assert str(load_config("my.yaml").config.train.batch) == "6 examples"
     assert main(["init", pairs(900), *words]) == 0
     examples = load_config("my.yaml").config.train.batch
-    assert (examples.unit, 80 < 3 * 900 / examples.amount < 120) == ("examples", True)
+    assert (examples.unit, 80 < 12 * 900 / examples.amount < 120) == ("examples", True)
     assert main(["init", pairs(6000), *words]) == 0
     assert str(load_config("my.yaml").config.train.batch) == "16384 tokens"
-    assert str(toque.init("50.jsonl", replace=True).config.train.batch) == "6 examples"
+    capsys.readouterr()
 
 
 @pytest.mark.usefixtures("kitchen")
@@ -141,13 +148,12 @@ def test_a_large_file_is_counted_by_a_part_of_it(kitchen: Path) -> None:
 
 
 @pytest.mark.usefixtures("kitchen")
-@pytest.mark.parametrize("size", ["tiny", "small", "medium"])
+@pytest.mark.parametrize("size", SIZES)
 def test_sizes_are_as_large_as_they_say(size: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from toque.models.flops import parameter_counts
     from toque.models.loading.from_scratch import build_model
-    from toque.workflows.init import SIZES
 
     model = toque.init("a.jsonl", size=size).config.model
     with FakeTensorMode():
@@ -160,18 +166,22 @@ def test_sizes_are_as_large_as_they_say(size: str) -> None:
             bos_id=None,
             seed=0,
         )
-        millions = parameter_counts(built).total / 1e6
-    assert f"{millions:.0f} million parameters" in SIZES[size].about
+    counts = parameter_counts(built)
+    assert counts.non_embedding == SIZES[size].parameters
+    millions = float(size.replace("300k", "0.3m").removesuffix("m"))
+    assert counts.total / 1e6 == pytest.approx(millions, rel=0.15)
 
 
 @pytest.mark.usefixtures("kitchen")
 def test_from_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    made = toque.init("a.jsonl", start_from="some/folder", stop_after="2 epochs")
+    made = toque.init("a.jsonl", start_from="some/folder", for_="10 minutes")
     assert (made.config.model.family, made.config.model.start_from) == ("auto", "some/folder")
-    assert str(made.config.train.stop_after) == "2 epochs"
+    assert str(made.config.train.stop_after) == "10 minutes total"
+    assert made.config.optim.name == "adamw"
+    assert not made.forecast
     assert "# adapter: {kind: lora}" in made.file.read_text()
     assert made.remarks[-1] == NOT_SEEN.format(start="some/folder")
-    assert main(["init", "a.jsonl", "--to", "b.yaml", "--start-from", "x", "--size", "tiny"]) == 0
+    assert main(["init", "a.jsonl", "--to", "b.yaml", "--start-from", "x", "--size", "1m"]) == 0
     capsys.readouterr()
 
 
@@ -342,7 +352,9 @@ REFUSED = {
     "init": (2, "Name a file, a folder or a pattern"),
     "init nothing.jsonl": (3, "There is no source file nothing.jsonl"),
     "init a.jsonl --size huge": (2, "huge"),
-    "init a.jsonl --stop-after soon": (2, "'soon' is not a duration"),
+    "init a.jsonl --for soon": (2, "'soon' is not a duration"),
+    "init a.jsonl --for 3epochs": (2, '--for is "3epochs", which is no time'),
+    "init a.jsonl --for 5seconds": (2, "nothing is left to train in. Use at least --for"),
     "init a.jsonl --to a.jsonl": (2, "--to, or overwrite it with --replace"),
     "init ids.npy": (2, "Name the tokenizer"),
     "init a.jsonl --columns title": (2, "--columns prompt=question"),

@@ -169,9 +169,9 @@ def verify(path: Path, /) -> None:
 def init(
     *sources: Annotated[str, Parameter(help="a file, a folder or a pattern, or several.")],
     to: Path = Path("my.yaml"),
-    size: Literal["tiny", "small", "medium"] | None = None,
+    size: Literal["300k", "1m", "3m", "6m", "14m", "30m"] | None = None,
     start_from: str = "scratch",
-    stop_after: str = "30 minutes",
+    for_: str = "1 hour",
     tokenizer: str = "auto",
     encoding: str = "utf-8",
     columns: list[str] | None = None,
@@ -182,9 +182,11 @@ def init(
     Args:
         sources: a file, a folder or a pattern, or several.
         to: the file to write. Run and store are named after it.
-        size: of a new model; by the amount of text, tiny or small, when left out.
+        size: parameters of a new model; when left out, the best for the text, this machine's speed,
+            which is measured, and the time.
         start_from: a model to continue from, a folder or a hub name, instead of a new one.
-        stop_after: how long to train, e.g. "2 hours" or "3 epochs".
+        for_: time of the whole run, preparing and scoring included, e.g. "10 minutes"; tonight is 8
+            hours.
         tokenizer: a folder or a hub name; learnt from the data, or the model's own, when left out.
         encoding: of files that are text; cp1252 or latin-1 for an old export.
         columns: PART=FIELD, e.g. prompt=question, or a template over fields, "prompt=Q: {question}
@@ -208,7 +210,7 @@ def init(
         to=to,
         size=size,
         start_from=start_from,
-        stop_after=stop_after,
+        for_=for_,
         tokenizer=tokenizer,
         encoding=encoding,
         columns=fields or None,

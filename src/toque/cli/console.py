@@ -156,9 +156,11 @@ def flag(name: str) -> str:
 
     >>> flag("max_new_tokens"), flag("start"), flag("upload=False"), flag("steps=8")
     ('--max-new-tokens', '--from', '--no-upload', '--steps 8')
+    >>> flag('for_="1 hour"')
+    '--for "1 hour"'
     """
     name, _, value = name.partition("=")
-    word = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    word = _FLAGS.get(name, f"--{name.strip('_').replace('_', '-')}")
     return word if value in ("", "True", "False") else f"{word} {value}"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from toque.config import RunConfig, resolve_values
 from toque.config.dump import flow
@@ -33,9 +34,9 @@ from toque.sources.source_files import blocks_of, find_files, is_documentation, 
 from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import is_remote
-from toque.training.bottlenecks import few_updates
 from toque.units import Duration
 from toque.workflows.configure import configure
+from toque.workflows.dial import POSITIONS, SIZES, Choice, best_for, rate_of
 from toque.workflows.init_base import SeenBase, base_seen
 from toque.workflows.prepared_store import sources_of
 
@@ -46,41 +47,25 @@ _LOOK_BYTES: Final = 4 << 20
 """Bytes of every source that are read: some thousand recipes, in about a second."""
 _CHARACTERS_A_TOKEN: Final = 4.0
 """Guess, for English recipes and tokenizers of some thousand entries."""
-_SMALL_FROM_TOKENS: Final = 2_000_000
-"""Tokens of text from which on a tiny model is too small. A guess."""
 _USUAL_BATCH: Final = 16_384  # tokens of an update that continues from a model
 _UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
-"""Guesses: fewest updates of a run, epochs of one that a clock ends, fewest examples of an update,
-and tokens of an example where long ones are split."""
+"""Guesses: fewest updates of a run, its epochs, fewest examples of an update, and tokens of an
+example where long ones are split."""
 
+TONIGHT: Final = "8 hours"
+_EVALUATIONS: Final = 10
+_EVALUATING: Final = 0.05  # share of the time that evaluations may take
+_MOST_HELD_OUT, _FEWEST_HELD_OUT = 512, 32  # examples of an evaluation
+_PREPARED_A_SECOND: Final = 1_000_000
+"""Bytes of text that are prepared in a second: two cores of a Zen 3 did"""
+_ENDING_SECONDS: Final = 15.0  # start, last scores and the finished model of a small run
 _MANY_REPEATS: Final = 0.8  # share of different records from which on no repeat is told
 _FEW_RECORDS: Final = 1000
 """Different records below which a model from scratch is advised against. A guess: three minutes
 over 3,400 recipes made no sentence that one could cook from."""
-_POSITIONS: Final = 1024  # tokens of prompt and target together that a new model can read
 _HELD_OUT: Final = ("validation", "valid", "dev", "test")
 """Names of the split of a dataset that is held out; the first that is there."""
 _COLUMN: Final = 29  # column of the comments that end a line
-
-
-class Size(NamedTuple):
-    """A model from scratch, and how it is trained. The numbers are guesses that train."""
-
-    about: str
-    width: int
-    layers: int
-    heads: int
-    inner: int
-    vocabulary: int
-    batch_tokens: int
-    peak_lr: str
-
-
-SIZES: Final[Mapping[str, Size]] = {
-    "tiny": Size("1 million parameters, learns on a laptop", 128, 4, 4, 352, 2048, 2048, "3e-3"),
-    "small": Size("6 million parameters", 256, 6, 8, 704, 4096, 4096, "1e-3"),
-    "medium": Size("30 million parameters, wants a GPU", 512, 8, 8, 1408, 8192, 16384, "6e-4"),
-}
 
 
 @dataclass(frozen=True)
@@ -116,12 +101,12 @@ class Initialised:
     config: RunConfig
     sources: tuple[FoundSource, ...]
     remarks: tuple[str, ...] = ()  # sentences on what is left out or cut
-    warning: str = ""  # sentence about a run of very few updates
+    forecast: str = ""  # sentence on what the run will reach, where that is known
 
     def __str__(self) -> str:
         """The sources, and what to do next."""
         lines = [*(f"{one.path}: {one}" for one in self.sources), *self.remarks]
-        lines += [self.warning] if self.warning else []
+        lines += [self.forecast] if self.forecast else []
         todo = f"Wrote {self.file}. Look it over, then: toque train {in_shell(self.file)}"
         return "\n".join([*lines, todo])
 
@@ -132,7 +117,7 @@ def init(
     to: str | Path = "my.yaml",
     size: str | None = None,
     start_from: str | Path = "scratch",
-    stop_after: str = "30 minutes",
+    for_: str = "1 hour",
     tokenizer: str = "auto",
     encoding: str = "utf-8",
     columns: Mapping[str, str | Sequence[str]] | None = None,
@@ -144,10 +129,11 @@ def init(
     Args:
         sources: a file, a folder or a pattern, or several; what they hold is recognised.
         to: the file to write; run and store are named after it.
-        size: of a model from scratch: tiny, small or medium. None: by the amount of text, tiny or
-            small.
+        size: of a model from scratch, by its parameters: 300k, 1m, 3m, 6m, 14m or 30m. None: the
+            best for this text, this machine's speed, which is measured, and the time.
         start_from: a model to continue from, a folder or a hub name, instead of random weights.
-        stop_after: length of the run, e.g. "30 minutes" or "3 epochs".
+        for_: time of the whole run, preparing and scoring included, e.g. "10 minutes"; "tonight" is
+            eight hours.
         tokenizer: a folder or a hub name; auto: the model's own, or learnt from the data.
         encoding: of the files that are text, e.g. cp1252 for an old export.
         columns: fields that hold a part of each record, {"prompt": "question", "target": "answer"},
@@ -177,7 +163,7 @@ def init(
             f"{file} is there already and may hold your changes. Name another file with "
             f"{argument('to')}, or overwrite it with {argument('replace=True')}."
         )
-    Duration.parse(stop_after)
+    whole = _time_of(for_)
     paths, held_out, left = _by_split([str(path) for path in given])
     named = {} if columns is None else {"columns": dict(columns)}
     model = {"family": "auto", "start_from": start} if start != "scratch" else {}
@@ -188,19 +174,21 @@ def init(
             "encoding": encoding,
         },
         model=model | {"tokenizer": tokenizer},
-        train={"stop_after": stop_after},
+        train={"stop_after": str(whole)},
     )
     with reporter.working("looking at the files"):
         here = _sources_here(wanted, reporter.notice)
         found = _survey(wanted, here)
-    size = size or ("tiny" if sum(s.tokens for s in found) < _SMALL_FROM_TOKENS else "small")
-    usual = SIZES[size].batch_tokens if start == "scratch" else _USUAL_BATCH
-    batch, updates = _batch_for(found, wanted.train.stop_after, usual)
+    choice, batch = None, _batch_for(found, _USUAL_BATCH)
+    if start == "scratch":
+        with reporter.working("measuring how fast this machine trains"):
+            choice = _choice(found, whole, size)
+        batch = _batch_for(found, choice.size.batch_tokens)
     with reporter.working("looking at the model"):
         base = base_seen(wanted, here, batch)
     few = _few_in_words(found) if start == "scratch" else []
     remarks = (*(remark for one in found for remark in one.remarks), *base.remarks, *left, *few)
-    text = _written(wanted, found, file, base, size=size)
+    text = _written(wanted, found, file, base, choice)
     config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +198,7 @@ def init(
         raise ConfigError(
             f"{file} cannot be written: {error.strerror}. Name another file with {argument('to')}."
         ) from error
-    return Initialised(file, config, tuple(found), remarks, few_updates(updates))
+    return Initialised(file, config, tuple(found), remarks, _forecast(choice, for_))
 
 
 def _by_split(given: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -330,18 +318,68 @@ def _no_data(source: Source) -> list[str]:
     return said
 
 
-def _batch_for(
-    found: Sequence[FoundSource], stop_after: Duration, usual: int
-) -> tuple[str, float | None]:
-    """`train.batch`, of few examples where texts are few; and the run's updates where known."""
+def _time_of(text: str) -> Duration:
+    """The time of the whole run; a ConfigError where it is none."""
+    whole = Duration.parse(TONIGHT if text == "tonight" else text)
+    if whole.seconds is None:
+        hour = argument('for_="1 hour"')
+        raise ConfigError(
+            f'{argument("for_")} is "{text}", which is no time. Write hours or minutes, e.g. '
+            f"{hour}, or tonight, which is {TONIGHT}. For a number of epochs change "
+            "train.stop_after in the file that is written."
+        )
+    return replace(whole, total=True)
+
+
+def _choice(found: Sequence[FoundSource], whole: Duration, size: str | None) -> Choice:
+    """The size for these texts and this time; a ConfigError where nothing is left to train in."""
     tokens, records = (sum(getattr(one, name) for one in found) for name in ("tokens", "different"))
-    epochs = stop_after.amount if stop_after.unit == "epochs" else None
-    wanted = tokens * (epochs or _EPOCHS) / _UPDATES
+    seconds, text = whole.seconds or 0.0, tokens * _CHARACTERS_A_TOKEN
+    before = text / _PREPARED_A_SECOND + _ENDING_SECONDS
+    if seconds <= before:
+        least = argument(f'for_="{math.ceil(before / 30)} minutes"')
+        raise ConfigError(
+            f'{argument("for_")} is "{whole}", and preparing these texts and writing the model '
+            f"take about {before:,.0f} seconds: nothing is left to train in. Use at least {least}."
+        )
+    longest = _LONG_EXAMPLE * _CHARACTERS_A_TOKEN
+    each = min(text / max(1, records), longest) if text else longest
+    training = (seconds - before) * (1.0 - _EVALUATING)
+    return best_for(text or math.inf, training, lambda one: rate_of(one, each), only=size)
+
+
+def _forecast(choice: Choice | None, time: str) -> str:
+    """The sentence on what a run from scratch will reach."""
+    if choice is None:
+        return ""
+    return (
+        f"Expected after {time}: {choice.bits_per_byte:.2f} bits a byte of "
+        f"held-out text, by a model of {choice.name} parameters that reads {choice.tokens:,.0f} "
+        f"tokens, {choice.rate:,.0f} a second as measured just now. For recipes in English; "
+        "docs/explanation/what-to-expect.md shows what that reads like."
+    )
+
+
+def _batch_for(found: Sequence[FoundSource], usual: int) -> str:
+    """`train.batch`, of few examples where texts are few."""
+    tokens, records = (sum(getattr(one, name) for one in found) for name in ("tokens", "different"))
+    wanted = tokens * _EPOCHS / _UPDATES
     if not all(one.tokens for one in found) or wanted >= usual:
-        return f"{usual} tokens", None
+        return f"{usual} tokens"
     each = min(_LONG_EXAMPLE, tokens / records)
-    examples = max(_FEWEST_EXAMPLES, round(wanted / each))
-    return f"{examples} examples", epochs and tokens * epochs / (examples * each)
+    return f"{max(_FEWEST_EXAMPLES, round(wanted / each))} examples"
+
+
+def _held_out(found: Sequence[FoundSource], choice: Choice | None) -> str:
+    """`evaluation.max_examples`, so many that evaluations take their share of the time."""
+    if choice is None:
+        return ""
+    tokens, records = (sum(getattr(one, name) for one in found) for name in ("tokens", "different"))
+    # The forward pass of an evaluation is a third of an update's work.
+    allowed = 3 * _EVALUATING / _EVALUATIONS * choice.tokens / (tokens / max(1, records) or 1.0)
+    n = max(_FEWEST_HELD_OUT, round(min(_MOST_HELD_OUT, allowed)))
+    share = f"{_EVALUATING:.0%} of the time at most"
+    return f"  max_examples: {n}   # held-out texts of an evaluation: {share}\n"
 
 
 def _written(
@@ -349,14 +387,15 @@ def _written(
     found: Sequence[FoundSource],
     file: Path,
     base: SeenBase,
-    *,
-    size: str,
+    choice: Choice | None,
 ) -> str:
     """The text of the file, each setting that a user would turn with a comment."""
     kinds, model, encoding = {one.kind for one in found}, wanted.model, wanted.data.encoding
-    scratch = model.start_from == "scratch"
-    peak_lr = SIZES[size].peak_lr if scratch else "1e-4" if base.adapter[0] == "#" else "2e-4"
-    of_model = _scratch(size, model.tokenizer) if scratch else _pretrained(model, base.adapter)
+    if choice is not None:
+        of_model, optim = _scratch(choice, model.tokenizer), _MUON.format(choice.size.peak_lr)
+    else:
+        peak_lr = "1e-4" if base.adapter[0] == "#" else "2e-4"
+        of_model, optim = _pretrained(model, base.adapter), _ADAMW.format(peak_lr)
     columns = wanted.data.sources[0].model_dump(mode="json")["columns"]
     named = f"\n      columns: {flow(columns)}   # as you said" if columns else ""
     paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{named}" for one in found)
@@ -387,6 +426,7 @@ def _written(
         asked = dish if kinds <= {RECIPES, ""} else '"your own question"'
         scores = f"""\
   generate: 16   # texts written at the end and scored
+  texts: 4   # of them at every evaluation
   # prompts: [{asked}]   # shown at every evaluation"""
     text = f"""\
 # yaml-language-server: $schema={SCHEMA_FILE}
@@ -403,33 +443,44 @@ data:
 {written}\
   store: {flow(f"stores/{file.stem}")}   # the prepared data; runs with equal settings can share it
 {held_out}{base.data}{extras}
-optim:
-  peak_lr: {peak_lr}   # lower it if the loss jumps; raise it if it hardly moves
-  schedule: cosine   # warms up for 3 % of the run, then falls to nothing by its end
-
+{optim}
 train:
-  stop_after: {flow(str(wanted.train.stop_after))}   # or 3 epochs; or "30 minutes total", all in
+  stop_after: {flow(str(wanted.train.stop_after))}   # with preparing and scoring; or 3 epochs
   batch: {base.batch}   # what one update sees
   evaluate_every: 10 %
   save_every: 10 %   # a killed run continues from here
   # early_stopping: {{patience: 3}}   # end when the held-out loss has stopped falling
 
 evaluation:
-{scores}
+{_held_out(found, choice)}{scores}
 """
     return "".join(f"{_aligned(line)}\n" for line in text.splitlines())
 
 
-def _scratch(name: str, tokenizer: str) -> str:
-    size = SIZES[name]
+_MUON: Final = """\
+optim:
+  name: muon   # for matrices, AdamW for the rest
+  peak_lr: {}   # lower it if the loss jumps; raise it if it hardly moves
+  schedule: linear   # warms up for 3 % of the run, then falls to nothing by its end
+"""
+_ADAMW: Final = """\
+optim:
+  peak_lr: {}   # lower it if the loss jumps; raise it if it hardly moves
+  schedule: cosine   # warms up for 3 % of the run, then falls to nothing by its end
+"""
+
+
+def _scratch(choice: Choice, tokenizer: str) -> str:
+    size = choice.size
     own = f"trained:{size.vocabulary}" if tokenizer == "auto" else tokenizer
     origin = "learnt from your data" if own.startswith("trained:") else "as you said"
+    heads = size.shape["num_attention_heads"]
     return f"""\
-model:  # {name}: {size.about}; from random weights
+model:  # {choice.name} parameters, from random weights
   family: llama   # or t5, gpt2, neox
   shape: {{hidden_size: {size.width}, num_hidden_layers: {size.layers},
-          num_attention_heads: {size.heads}, num_key_value_heads: {size.heads},
-          intermediate_size: {size.inner}, max_position_embeddings: {_POSITIONS},
+          num_attention_heads: {heads}, num_key_value_heads: {heads},
+          intermediate_size: {size.inner}, max_position_embeddings: {POSITIONS},
           tie_word_embeddings: true}}
   tokenizer: {flow(own)}   # {origin}
   # To continue from a model you have, replace family, shape and tokenizer by:

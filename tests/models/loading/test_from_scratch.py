@@ -81,6 +81,8 @@ def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
         ("t5", {**SMALL_T5, "feed_forward_proj": "gated-nonsense"}, "does not make a t5 model"),
         ("t5", {**SMALL_T5, "num_layers": -1}, r"num_layers is -1"),
         ("llama", {**WIDE, "num_key_value_heads": 3}, "num_key_value_heads, 3, does not divide"),
+        ("llama", {**WIDE, "hidden_size": 4}, "turn 1 numbers of each, in pairs"),
+        ("neox", {**WIDE, "hidden_size": 16}, "4 heads 4 wide, and rotary positions turn 1 "),
     ],
 )
 def test_what_makes_no_model_is_refused(family, shape, words):

@@ -9,6 +9,7 @@ from torch import nn
 from transformers.optimization import Adafactor as StockAdafactor
 
 from toque.errors import CheckpointError, ConfigError
+from toque.training.optim import with_adamw
 from toque.training.optim.factory import (
     build_optimizer,
     load_optimizer_tensors,
@@ -16,7 +17,6 @@ from toque.training.optim.factory import (
     state_bytes,
     step_if,
 )
-from toque.training.optim import with_adamw
 from toque.training.optim.with_adamw import WithAdamW
 
 NEW = ("adafactor", "muon", "adamw8bit")

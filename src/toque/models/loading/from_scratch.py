@@ -81,6 +81,7 @@ def build_model(
                 f"model.shape.num_attention_heads is {heads}, which num_key_value_heads, {shared}, "
                 "does not divide. Use a divisor, or leave num_key_value_heads out."
             )
+        _refuse_odd_rotation(config)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(seed)
             model = construct(found, config)
@@ -94,6 +95,21 @@ def build_model(
         ) from error
     fuse_activations(model)
     return model
+
+
+def _refuse_odd_rotation(config: Any) -> None:
+    """Refuse heads of which rotary positions turn an odd part: they turn numbers in pairs."""
+    rotary: Mapping[str, Any] | None = getattr(config, "rope_parameters", None)
+    if rotary is None:
+        return
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    turned = int(width * rotary.get("partial_rotary_factor", 1.0))
+    if turned % 2 or not turned:
+        raise ConfigError(
+            f"model.shape makes {heads} heads {width} wide, and rotary positions turn {turned} "
+            "numbers of each, in pairs. Use fewer heads or a wider hidden_size, for an even number."
+        )
 
 
 def give_own_head(model: PreTrainedModel, weight: torch.Tensor | None = None) -> None:

@@ -59,9 +59,7 @@ class _Float32Muon(torch.optim.Muon):
                 p.add_(update, alpha=-lr * 0.2 * math.sqrt(max(p.shape)))
 
 
-def _orthogonalised(
-    matrix: Tensor, coefficients: tuple[float, float, float], steps: int
-) -> Tensor:
+def _orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
     """The matrix [m, n] with singular values near 1, by Newton-Schulz (Jordan et al. 2024)."""
     a, b, c = coefficients
     # The smaller side's products are fewer.

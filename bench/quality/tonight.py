@@ -1,0 +1,139 @@
+"""Tonight: what `toque init --for TIME` chooses, beside other choices at equal minutes of training.
+
+    python bench/quality/tonight.py --data "two magazines and a site" --minutes 15 \
+        --sides dial before --work FOLDER --out lab/tonight/long.jsonl
+
+Sides: `dial` is the configuration that init writes; `before` the one that it wrote until November
+2026 (6 M parameters, or 1 M for a small collection, AdamW at 1e-3 or 3e-3 with a cosine); `eight`
+are hand-made variations of size, rate and optimizer. Every side trains on a store that is prepared
+beforehand, for so many minutes of the clock, evaluations not counted, and its model is then scored
+over so many held-out prompts. A line of the result is one run. Runs that the file holds are not
+made again, and one that was killed continues. Nothing may compute beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import peers
+from short_runs import COLLECTIONS, source_of
+
+import toque
+from toque.config import load_config
+from toque.workflows.dial import SIZES
+
+ADAMW = {"name": "adamw", "schedule": "cosine"}
+MUON = {"name": "muon", "schedule": "linear"}
+BEFORE = {
+    True: ("1m", ADAMW | {"peak_lr": 3e-3}, 2048),
+    False: ("6m", ADAMW | {"peak_lr": 1e-3}, 4096),
+}
+"""Size, optimizer and batch of init before, by whether the collection is small."""
+EIGHT = {
+    "300k muon 2e-2": ("300k", MUON | {"peak_lr": 2e-2}, 2048),
+    "1m muon 1e-2": ("1m", MUON | {"peak_lr": 1e-2}, 2048),
+    "1m muon 2e-2": ("1m", MUON | {"peak_lr": 2e-2}, 2048),
+    "1m muon 2e-2, batch 4096": ("1m", MUON | {"peak_lr": 2e-2}, 4096),
+    "1m adamw 3e-3": ("1m", ADAMW | {"peak_lr": 3e-3}, 2048),
+    "3m muon 1e-2": ("3m", MUON | {"peak_lr": 1e-2}, 2048),
+    "3m muon 2e-2": ("3m", MUON | {"peak_lr": 2e-2}, 2048),
+    "6m muon 1e-2": ("6m", MUON | {"peak_lr": 1e-2}, 4096),
+}
+
+
+def configured(side: str, a: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a side, and what is expected of it where it is the dial's."""
+    source, small = source_of(a.data, a.work), COLLECTIONS[a.data][1] is not None
+    made = toque.init(source, to=a.work / "dial.yaml", for_=f"{a.minutes} minutes", replace=True)
+    settings: dict[str, Any] = made.config.model_dump(mode="json", exclude_unset=True)
+    if side == "dial":
+        return settings | {"expected": made.forecast}
+    name, optim, batch = BEFORE[small] if side == "before" else EIGHT[side]
+    size = SIZES[name]
+    settings["model"] |= {"shape": size.shape, "tokenizer": f"trained:{size.vocabulary}"}
+    settings["optim"] = optim
+    settings["train"]["batch"] = f"{batch} tokens"
+    return settings
+
+
+def run_of(side: str, a: argparse.Namespace) -> dict[str, Any]:
+    """Train and score one side."""
+    name = f"{side} {a.data} {a.minutes:g}".replace(" ", "_").replace(",", "")
+    file, folder = a.work / f"{name}.yaml", a.work / name
+    if not file.exists():
+        settings = configured(side, a)
+        tokenizer = settings["model"]["tokenizer"].partition(":")[2]
+        settings["run_dir"] = str(folder)
+        settings["data"]["store"] = str(a.work / f"{a.data.replace(' ', '_')}_{tokenizer}")
+        settings["train"] |= {"stop_after": f"{a.minutes:g} minutes"}
+        settings.setdefault("evaluation", {}).update(
+            {"generate": a.prompts, "texts": 0, "max_examples": 512}
+        )
+        (a.work / f"{name}.expected").write_text(settings.pop("expected", ""))
+        file.write_text(json.dumps(settings))
+    config = load_config(file).config
+    peers.toque("prepare", file)
+    peers.toque("train", file)
+    peers.toque("evaluate", folder)
+    found = json.loads((folder / "evaluation.json").read_text())
+    return {
+        "side": side,
+        "data": a.data,
+        "minutes": a.minutes,
+        "expected": (a.work / f"{name}.expected").read_text(),
+        "shape": dict(config.model.shape),
+        "optim": [config.optim.name, config.optim.peak_lr],
+        "updates": found["step"],
+        "heldout": found["heldout"],
+        "generated": found["generated"],
+        "intervals": found["intervals"],
+        "machine": harness.machine(),
+    }
+
+
+def measure(a: argparse.Namespace) -> harness.Result:
+    """Every side that the file does not hold, one after the other."""
+    a.out.parent.mkdir(parents=True, exist_ok=True)
+    a.work = a.work.resolve()
+    a.work.mkdir(parents=True, exist_ok=True)
+    lines = a.out.read_text().splitlines() if a.out.exists() else []
+    held = [json.loads(line) for line in lines]
+    sides = [one for side in a.sides for one in (EIGHT if side == "eight" else [side])]
+    known = {(one["side"], one["data"], one["minutes"]) for one in held}
+    for side in sides:
+        if (side, a.data, a.minutes) in known:
+            continue
+        harness.note(f"{side}, {a.minutes:g} minutes")
+        held.append(run_of(side, a))
+        with a.out.open("a") as out:
+            out.write(json.dumps(held[-1]) + "\n")
+    rows = [
+        {
+            "side": one["side"],
+            "bits_per_byte": round(one["heldout"]["bits_per_byte"], 4),
+            **{k: round(v, 4) for k, v in one["generated"].items() if isinstance(v, float)},
+        }
+        for one in held
+        if (one["data"], one["minutes"]) == (a.data, a.minutes)
+    ]
+    return harness.Result(ours={"runs": rows}, quality={"passes": None})
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--data", choices=list(COLLECTIONS), default="two magazines and a site")
+    p.add_argument("--minutes", type=float, default=15)
+    p.add_argument("--sides", nargs="+", default=["dial", "before"])
+    p.add_argument("--prompts", type=int, default=200)
+    p.add_argument("--out", type=Path, default=Path("long.jsonl"))
+    p.add_argument("--work", type=Path, required=True, help="folder for stores and runs")
+
+
+if __name__ == "__main__":
+    harness.main(__file__, __doc__, options, measure)

@@ -1,0 +1,199 @@
+"""Dial: the model from scratch that a machine makes the best of some text in some time.
+
+The table and the fit come from short runs on 68,004 real recipes (`bench/quality/short_runs.py`,
+`fit_runs.py`; runs and figures in lab/tonight). How fast this machine trains a size is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from toque.workflows.configure import configure
+
+HEAD_WIDTH: Final = 32
+POSITIONS: Final = 1024  # tokens of prompt and target together that a new model can read
+
+
+class Size(NamedTuple):
+    """A Llama from scratch, and how it is trained."""
+
+    width: int
+    layers: int
+    vocabulary: int
+    batch_tokens: int
+    peak_lr: float  # of Muon, falling to nothing in a straight line
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """`model.shape` of it."""
+        heads = self.width // HEAD_WIDTH
+        return {
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "intermediate_size": self.inner,
+            "max_position_embeddings": POSITIONS,
+            "tie_word_embeddings": True,
+        }
+
+    @property
+    def inner(self) -> int:
+        """Width of the layers' inner part: 11/4 of the width, a multiple of the head's."""
+        return -(-self.width * 11 // 4 // HEAD_WIDTH) * HEAD_WIDTH
+
+    @property
+    def parameters(self) -> int:
+        """Parameters without the table of tokens."""
+        layer = self.width * (4 * self.width + 3 * self.inner + 2)
+        return self.layers * layer + self.width
+
+
+SIZES: Final[Mapping[str, Size]] = {
+    "300k": Size(64, 3, 2048, 2048, 2e-2),
+    "1m": Size(128, 4, 2048, 2048, 2e-2),
+    "3m": Size(192, 5, 2048, 2048, 1e-2),
+    "6m": Size(256, 6, 4096, 4096, 1e-2),
+    "14m": Size(384, 7, 4096, 8192, 1e-2),
+    "30m": Size(512, 8, 8192, 16384, 1e-2),
+}
+"""By their parameters. The two largest were not trained in whole runs; their rates are guesses."""
+BYTES_A_TOKEN: Final[Mapping[int, float]] = {2048: 3.72, 4096: 4.10, 8192: 4.40}
+"""Bytes of recipes in a token of a tokenizer that was learnt from them, by its entries."""
+
+
+class Fit(NamedTuple):
+    """Held-out bits a byte by parameters N and bytes of text D: E + A / N^a + B / D^b.
+
+    Hoffmann et al. 2022, equation 10. A text that is read again is worth less each time: D is then
+    the fresh text worth as much, by Muennighoff et al. 2023, equation 5.
+    """
+
+    floor: float
+    of_size: float
+    size_exponent: float
+    of_text: float
+    text_exponent: float
+    repeats: float
+
+    def bits_per_byte(self, parameters: float, read: float, text: float) -> float:
+        """Held-out bits a byte after `read` bytes from a text of `text` bytes."""
+        again = max(0.0, read / text - 1.0)
+        fresh = min(read, text) + text * self.repeats * (1.0 - math.exp(-again / self.repeats))
+        size = self.of_size / parameters**self.size_exponent
+        return float(self.floor + size + self.of_text / fresh**self.text_exponent)
+
+
+FIT: Final = Fit(0.3, 10.0, 0.3, 50.0, 0.3, 15.4)
+
+
+_PARAMETERS_A_BYTE: Final = 0.5
+"""Most parameters for a byte of text, read as often as one likes: beyond, it is learnt by heart."""
+
+
+class Choice(NamedTuple):
+    """The size that the forecast is best for."""
+
+    name: str
+    tokens: float  # that are read in the time
+    rate: float  # tokens a second
+    bits_per_byte: float  # expected of held-out texts
+
+    @property
+    def size(self) -> Size:
+        """Shape, batch and rate of it."""
+        return SIZES[self.name]
+
+
+def best_for(
+    text: float, seconds: float, rate: Callable[[Size], float], *, only: str | None = None
+) -> Choice:
+    """The best size for `text` bytes to learn from in `seconds` of training.
+
+    `rate` measures tokens a second of a size; larger ones than the best are not measured once a
+    larger one was worse, for the forecast has one minimum. `only`: forecast this size alone.
+    """
+    best: Choice | None = None
+    for name in [only] if only else SIZES:
+        size = SIZES[name]
+        if best is not None and size.parameters > text * _PARAMETERS_A_BYTE:
+            break
+        tokens = seconds * (measured := rate(size))
+        read = tokens * BYTES_A_TOKEN[size.vocabulary]
+        bits = FIT.bits_per_byte(size.parameters, read, text)
+        if best is not None and bits >= best.bits_per_byte:
+            break
+        best = Choice(name, tokens, measured, bits)
+    assert best is not None  # there are sizes
+    return best
+
+
+_TRIED_UPDATES: Final = 3
+"""Updates that a size's rate is measured by, after a first one that loads and chooses kernels."""
+_TRIED_TEXTS: Final = 200
+_WORDS, _LETTERS, _LETTERS_A_WORD = 4000, "etaoinshrdlu", 6.5
+
+
+def rate_of(size: Size, characters: float) -> float:
+    """Tokens a second that this machine trains: prompts, targets and the optimizer's step.
+
+    Measured by a few updates of random texts of so many characters, as long as the user's: a rate
+    depends on nothing else of them.
+    """
+    # Here, for a configuration that needs no rate does without torch.
+    from toque.reporter import SILENT
+    from toque.training.distributed.collectives import Ranks
+    from toque.training.stopping import CommandClock
+    from toque.units import Cursor
+    from toque.workflows.build import build_run
+    from toque.workflows.prepare import prepare
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = configure(
+            run_dir=f"{folder}/run",
+            model={
+                "family": "llama",
+                "shape": size.shape,
+                "tokenizer": f"trained:{size.vocabulary}",
+            },
+            data={"store": f"{folder}/store"},
+            optim={"name": "muon", "peak_lr": size.peak_lr},
+            train={"batch": f"{size.batch_tokens} tokens"},
+            evaluation={"generate": 0, "texts": 0, "max_examples": 1},
+        )
+        store = prepare(config, data=_random_texts(characters)).store
+        run = build_run(
+            config,
+            store,
+            Ranks(),
+            watchers=None,
+            uploads=None,
+            clock=CommandClock(),
+            reporter=SILENT,
+        )
+        cursor, tokens, began = Cursor(), 0, 0.0
+        for update in range(_TRIED_UPDATES + 1):
+            step = run.stream.at(cursor)
+            float(run.trainer.step(step).loss)  # waits for the device
+            cursor = step.cursor
+            if update == 0:
+                began = time.perf_counter()
+            else:
+                tokens += step.n_tokens
+        return tokens / (time.perf_counter() - began)
+
+
+def _random_texts(characters: float) -> list[str]:
+    """Texts of about so many characters, the same each time."""
+    draw = random.Random(17)  # no secret
+    words = ["".join(draw.choices(_LETTERS, k=draw.randint(2, 9))) for _ in range(_WORDS)]
+    n = max(2, round(characters / _LETTERS_A_WORD))
+    return [
+        " ".join(draw.choices(words, k=draw.randint(n // 2, n * 3 // 2)))
+        for _ in range(_TRIED_TEXTS)
+    ]
