@@ -2,11 +2,12 @@
 
     python bench/quality/fit_runs.py --runs lab/tonight/runs.jsonl
 
-The form is that of Hoffmann et al. 2022, equation 10: L(N, D) = E + A / N^a + B / D^b, N parameters
-without embeddings, D bytes of text that were read. a and b are searched on a grid, E, A and B are
-least squares of the relative error. Every run is then left out once and foreseen by the others: the
-worst of these errors is the fit's own. Runs at a rate or batch that was not the best of its size
-are no part of it.
+The form is that of `toque.workflows.dial.Fit`, E + A / N^a + B / D^b, N parameters without
+embeddings, D bytes of text that were read. a and b are searched on a grid, E, A and B are least
+squares of the relative error. Every run is then left out once and foreseen by the others: the worst
+of these errors is the fit's own. Runs at a rate or batch that was not the best of its size are no
+part of it. Another collection has the same form times a number of its own; where it was read more
+than once, the runs also tell what a repeat is worth.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 
+from toque.workflows.dial import Fit
+
 EXPONENTS = np.arange(0.05, 1.01, 0.025)
+REPEATS = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)
+VARIED = {"label_smoothing", "weight_decay", "more"}  # settings that a usual run does not have
 
 
 class Point(NamedTuple):
@@ -33,26 +38,13 @@ class Point(NamedTuple):
     parameters: float
     text_bytes: float
     bits_per_byte: float
-
-
-class Fit(NamedTuple):
-    """The numbers of L(N, D)."""
-
-    floor: float
-    of_size: float
-    size_exponent: float
-    of_text: float
-    text_exponent: float
-
-    def __call__(self, parameters: float, text_bytes: float) -> float:
-        """Held-out bits a byte."""
-        size = self.of_size / parameters**self.size_exponent
-        return self.floor + size + self.of_text / text_bytes**self.text_exponent
+    text: float = math.inf
+    """Bytes of the collection; more were read where it was read again."""
 
 
 def fitted(points: list[Point]) -> Fit:
     """The fit with the least sum of squared relative errors; no part of it is negative."""
-    n, d, y = (np.array(column) for column in zip(*points, strict=True))
+    n, d, y, _ = (np.array(column) for column in zip(*points, strict=True))
     best: tuple[float, Fit] | None = None
     for a in EXPONENTS:
         for b in EXPONENTS:
@@ -60,7 +52,8 @@ def fitted(points: list[Point]) -> Fit:
             found, *_ = np.linalg.lstsq(columns / y[:, None], np.ones_like(y), rcond=None)
             error = float((((columns @ found) / y - 1) ** 2).sum())
             if (found >= 0).all() and (best is None or error < best[0]):
-                best = error, Fit(found[0], found[1], float(a), found[2], float(b))
+                floor, size, text = map(float, found)
+                best = error, Fit(floor, size, float(a), text, float(b), math.inf)
     if best is None:
         raise harness.Skipped("no fit without a negative part: more runs are needed")
     return best[1]
@@ -70,9 +63,24 @@ def left_out(points: list[Point]) -> list[float]:
     """The relative error of each run as the others foresee it."""
     others = [points[:at] + points[at + 1 :] for at in range(len(points))]
     return [
-        fitted(rest)(point.parameters, point.text_bytes) / point.bits_per_byte - 1
+        fitted(rest).bits_per_byte(*point[:2], math.inf) / point.bits_per_byte - 1
         for rest, point in zip(others, points, strict=True)
     ]
+
+
+def scaled(fit: Fit, points: list[Point]) -> dict[str, float]:
+    """The number that another collection's bits are times those of the fit, and its repeats."""
+    best: tuple[float, float, float] | None = None
+    for repeats in REPEATS:
+        own = fit._replace(repeats=repeats)
+        expected = np.array([own.bits_per_byte(*point[:2], point.text) for point in points])
+        found = np.array([point.bits_per_byte for point in points])
+        factor = float((found / expected).mean())
+        error = float(np.abs(factor * expected / found - 1).max())
+        if best is None or error < best[0]:
+            best = error, factor, repeats
+    assert best is not None
+    return dict(zip(("worst_error", "factor", "repeats"), best, strict=True))
 
 
 def of_line(line: dict[str, Any]) -> Point:
@@ -80,33 +88,40 @@ def of_line(line: dict[str, Any]) -> Point:
     found = line["found"]
     bytes_per_token = found["loss"] / math.log(2) / found["bits_per_byte"]
     tokens = line["run"]["tokens"]
-    parameters = found["parameters"]["non_embedding"]
-    return Point(parameters, tokens * bytes_per_token, found["bits_per_byte"])
+    parameters, read = found["parameters"]["non_embedding"], tokens * bytes_per_token
+    return Point(parameters, read, found["bits_per_byte"], read / found["epochs"])
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
     """The best settings of each size and length, and the fit through them."""
     lines = [json.loads(line) for line in a.runs.read_text().splitlines()]
+    others = defaultdict(list)
+    for line in lines:
+        if line["run"]["data"] != a.data and not VARIED & line["run"].keys():
+            others[line["run"]["data"]].append(of_line(line))
     lines = [line for line in lines if line["run"]["data"] == a.data]
     groups = defaultdict(list)
     for line in lines:
         run = line["run"]
-        groups[run["width"], run["layers"], run["tokens"], run["vocabulary"]].append(line)
+        groups[run["width"], run["layers"], run["tokens"], run["vocabulary"], run["family"]].append(
+            line
+        )
     rows = [
         {
             "run": {name: line["run"][name] for name in ("optimizer", "peak_lr", "batch")},
+            "family": family,
             "width": width,
             "tokens": tokens,
             "vocabulary": vocabulary,
             "bits_per_byte": round(line["found"]["bits_per_byte"], 4),
         }
-        for (width, _, tokens, vocabulary), group in sorted(groups.items())
+        for (width, _, tokens, vocabulary, family), group in sorted(groups.items())
         for line in sorted(group, key=lambda one: one["found"]["bits_per_byte"])
     ]
     best = [
         min(group, key=lambda one: one["found"]["bits_per_byte"])
         for key, group in groups.items()
-        if key[3] == a.vocabulary
+        if key[3] == a.vocabulary and key[4] == "llama"
     ]
     points = [of_line(line) for line in best]
     if len(points) < 8:
@@ -114,7 +129,12 @@ def measure(a: argparse.Namespace) -> harness.Result:
     fit, errors = fitted(points), left_out(points)
     worst = max(abs(error) for error in errors)
     return harness.Result(
-        ours={"fit": fit._asdict(), "worst_error": worst, "runs": rows},
+        ours={
+            "fit": fit._asdict(),
+            "worst_error": worst,
+            "others": {name: scaled(fit, few) for name, few in others.items()},
+            "runs": rows,
+        },
         quality={"passes": worst < 0.03, "compared": "each run as the others foresee it"},
     )
 

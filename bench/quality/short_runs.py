@@ -35,6 +35,9 @@ from toque.runs.history import METRICS, read_metrics
 COLLECTIONS = {
     "two magazines and a site": (peers.RECIPES, None),
     "one magazine": ("data/recipes/epicurious_nutrition.jsonl.gz", 2400),
+    "cuisines": ("data/recipes/grand_recipe_dataset_cuisine.jsonl", None),
+    "public domain": ("data/recipes/public_domain_recipes.jsonl", None),
+    "plays": ("data/text/tinyshakespeare.txt", None),
     "healthy": ("data/recipes/RecipeNLG_healthy50pct_no_link_source.csv", None),
 }
 """File of the shared data and how many of its records. The last is kept away from every fit."""
@@ -81,6 +84,9 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         ),
         "wide rates": _product(
             [middle], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)], [{"tokens": 500_000}]
+        ),
+        "others": _product(
+            [tiny], [{"data": name, "tokens": 500_000} for name in ("cuisines", "plays")]
         ),
         "helps": _product(
             [tiny | {"data": "one magazine", "tokens": 2_000_000}],

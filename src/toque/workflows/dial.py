@@ -83,8 +83,10 @@ class Fit(NamedTuple):
 
     def bits_per_byte(self, parameters: float, read: float, text: float) -> float:
         """Held-out bits a byte after `read` bytes from a text of `text` bytes."""
-        again = max(0.0, read / text - 1.0)
-        fresh = min(read, text) + text * self.repeats * (1.0 - math.exp(-again / self.repeats))
+        fresh = read
+        if read > text:
+            again = read / text - 1.0
+            fresh = text + text * self.repeats * (1.0 - math.exp(-again / self.repeats))
         size = self.of_size / parameters**self.size_exponent
         return float(self.floor + size + self.of_text / fresh**self.text_exponent)
 

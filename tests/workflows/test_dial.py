@@ -1,0 +1,53 @@
+"""The dial: which size the best use of some text and time is."""
+
+import math
+
+import pytest
+
+from toque.workflows.dial import FIT, SIZES, best_for, rate_of
+
+
+def by_parameters(size):
+    """Tokens a second of a machine whose updates take as long as their products."""
+    return 2e10 / size.parameters
+
+
+def test_the_fit_rewards_text_and_size_and_repeats_ever_less():
+    small, large = (FIT.bits_per_byte(n, 1e7, math.inf) for n in (1e5, 1e6))
+    assert large < small
+    once, twice, often = (FIT.bits_per_byte(1e6, n * 1e6, 1e6) for n in (1, 2, 100))
+    fresh = FIT.bits_per_byte(1e6, 2e6, 1e9)
+    assert fresh < twice < once
+    assert FIT.bits_per_byte(1e6, 1e9, 1e6) == pytest.approx(often, rel=0.05)
+
+
+def test_more_time_takes_a_larger_model():
+    names = [best_for(1e9, 60.0 * n, by_parameters).name for n in (1, 30, 1000, 100_000)]
+    order = list(SIZES)
+    assert [order.index(name) for name in names] == sorted(order.index(name) for name in names)
+    assert len(set(names)) > 2
+    faster = best_for(1e9, 60.0, lambda size: 1000 * by_parameters(size))
+    assert faster.name == best_for(1e9, 60_000.0, by_parameters).name
+
+
+def test_a_size_that_cannot_be_the_best_is_not_measured():
+    asked = []
+
+    def rate(size):
+        asked.append(size)
+        return by_parameters(size)
+
+    choice = best_for(1e9, 60.0, rate)
+    assert asked == list(SIZES.values())[: len(asked)]
+    assert asked.index(choice.size) == len(asked) - 2  # one was tried that was worse
+    asked.clear()
+    assert best_for(1e9, 60.0, rate, only="6m").name == "6m"
+    assert asked == [SIZES["6m"]]
+
+
+def test_little_text_has_a_small_model_however_long_it_takes():
+    assert best_for(60_000, 1e9, by_parameters).name == next(iter(SIZES))
+
+
+def test_the_rate_is_that_of_real_updates():
+    assert rate_of(SIZES["300k"], 400.0) > 10.0
