@@ -4,11 +4,11 @@
 
 `init` chooses a model and its settings by what these runs showed (lab/tonight). Each line of the
 result is one run: its settings, what it read, its held-out loss. Runs that the file already holds
-are not made again, so that a stopped script continues; stores are kept in the work folder. A run's
-length is a number of tokens: its loss is the same on any machine but for the order of sums, so that
-other programs may compute beside it, and its seconds are no figure of speed. Small models use one
-core best: with OMP_NUM_THREADS=1, several of these scripts share a grid, each taking the next run
-that nobody makes.
+are not made again, one that was stopped is continued, and stores are kept in the work folder. A
+run's length is a number of tokens: its loss is the same on any machine but for the order of sums,
+so that other programs may compute beside it, and its seconds are no figure of speed. Small models
+use one core best: with OMP_NUM_THREADS=1, several of these scripts share a grid, each taking the
+next run that nobody makes.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         "rates": _product([small, tiny], named, [{"tokens": 500_000}]),
         "batches": _product([tiny], batches, [{"peak_lr": lr} for lr in (1e-2, 2e-2)]),
         "sizes": _product([small, tiny], lengths),
+        "middle sizes": _product([middle], lengths[:2]),
         "large sizes": itertools.chain(
-            _product([middle], lengths[:3]), _product([large], lengths[:2])
+            _product([middle], lengths[2:3]), _product([large], lengths[:2])
         ),
         "vocabularies": _product([tiny], [{"vocabulary": n} for n in (1024, 4096, 8192)]),
         "few": _product(
@@ -204,7 +205,6 @@ def measure(a: argparse.Namespace) -> harness.Result:
             if not mine or key in _known(a.out):
                 continue
             folder, file = a.work / key, a.work / f"{key}.yaml"
-            shutil.rmtree(folder, ignore_errors=True)
             config = config_of(run, a.work.resolve()) | {"run_dir": str(folder)}
             file.write_text(json.dumps(config))
             with _alone(Path(f"{config['data']['store']}.lock"), wait=True):
