@@ -30,7 +30,7 @@ def rate(size: Size, characters: float) -> float:
 @pytest.fixture
 def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("toque.workflows.init.rate_of", rate)
+    monkeypatch.setattr("toque.workflows.dial.rate_of", rate)
     write_cookbook(Path("a.jsonl"), n=80, seed=3)
     return tmp_path
 

@@ -11,8 +11,11 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from toque.errors import ConfigError, argument
+from toque.units import Duration
 from toque.workflows.configure import configure
 
 HEAD_WIDTH: Final = 32
@@ -98,6 +101,14 @@ _PARAMETERS_A_BYTE: Final = 0.5
 """Most parameters for a byte of text, read as often as one likes: beyond, it is learnt by heart."""
 
 
+TONIGHT: Final = "8 hours"
+EVALUATING: Final = 0.05  # share of the time that evaluations may take
+_PREPARED_A_SECOND: Final = 1_000_000
+"""Bytes of text that are prepared in a second: two cores of a Zen 3 did"""
+_ENDING_SECONDS: Final = 15.0  # start, last scores and the finished model of a small run
+_LONG_EXAMPLE: Final = 2048  # characters of an example where longer ones are split
+
+
 class Choice(NamedTuple):
     """The size that the forecast is best for."""
 
@@ -110,6 +121,45 @@ class Choice(NamedTuple):
     def size(self) -> Size:
         """Shape, batch and rate of it."""
         return SIZES[self.name]
+
+    def forecast(self, time: str) -> str:
+        """The sentence on what a run from scratch will reach."""
+        return (
+            f"Expected after {time}: {self.bits_per_byte:.2f} bits a byte of held-out text, by a "
+            f"model of {self.name} parameters that reads {self.tokens:,.0f} tokens, "
+            f"{self.rate:,.0f} a second as measured just now. For recipes in English; "
+            "docs/explanation/what-to-expect.md shows what that reads like."
+        )
+
+
+def time_of(text: str) -> Duration:
+    """The time of the whole run; a ConfigError where it is none."""
+    whole = Duration.parse(TONIGHT if text == "tonight" else text)
+    if whole.seconds is None:
+        hour = argument('for_="1 hour"')
+        raise ConfigError(
+            f'{argument("for_")} is "{text}", which is no time. Write hours or minutes, e.g. '
+            f"{hour}, or tonight, which is {TONIGHT}. For a number of epochs change "
+            "train.stop_after in the file that is written."
+        )
+    return replace(whole, total=True)
+
+
+def choice_for(text: float, records: int, whole: Duration, *, only: str | None = None) -> Choice:
+    """The best size for `text` bytes in so many records; 0 of both where nobody has looked.
+
+    `only`: forecast this size alone. A ConfigError where nothing of the time is left to train in.
+    """
+    seconds, before = whole.seconds or 0.0, text / _PREPARED_A_SECOND + _ENDING_SECONDS
+    if seconds <= before:
+        least = argument(f'for_="{math.ceil(before / 30)} minutes"')
+        raise ConfigError(
+            f'{argument("for_")} is "{whole}", and preparing these texts and writing the model '
+            f"take about {before:,.0f} seconds: nothing is left to train in. Use at least {least}."
+        )
+    each = min(text / max(1, records), _LONG_EXAMPLE) if text else _LONG_EXAMPLE
+    training = (seconds - before) * (1.0 - EVALUATING)
+    return best_for(text or math.inf, training, lambda one: rate_of(one, each), only=only)
 
 
 def best_for(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -34,9 +33,8 @@ from toque.sources.source_files import blocks_of, find_files, is_documentation, 
 from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import is_remote
-from toque.units import Duration
 from toque.workflows.configure import configure
-from toque.workflows.dial import POSITIONS, SIZES, Choice, best_for, rate_of
+from toque.workflows.dial import EVALUATING, POSITIONS, SIZES, Choice, choice_for, time_of
 from toque.workflows.init_base import SeenBase, base_seen
 from toque.workflows.prepared_store import sources_of
 
@@ -52,13 +50,8 @@ _UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
 """Guesses: fewest updates of a run, its epochs, fewest examples of an update, and tokens of an
 example where long ones are split."""
 
-TONIGHT: Final = "8 hours"
 _EVALUATIONS: Final = 10
-_EVALUATING: Final = 0.05  # share of the time that evaluations may take
 _MOST_HELD_OUT, _FEWEST_HELD_OUT = 512, 32  # examples of an evaluation
-_PREPARED_A_SECOND: Final = 1_000_000
-"""Bytes of text that are prepared in a second: two cores of a Zen 3 did"""
-_ENDING_SECONDS: Final = 15.0  # start, last scores and the finished model of a small run
 _MANY_REPEATS: Final = 0.8  # share of different records from which on no repeat is told
 _FEW_RECORDS: Final = 1000
 """Different records below which a model from scratch is advised against. A guess: three minutes
@@ -163,7 +156,7 @@ def init(
             f"{file} is there already and may hold your changes. Name another file with "
             f"{argument('to')}, or overwrite it with {argument('replace=True')}."
         )
-    whole = _time_of(for_)
+    whole = time_of(for_)
     paths, held_out, left = _by_split([str(path) for path in given])
     named = {} if columns is None else {"columns": dict(columns)}
     model = {"family": "auto", "start_from": start} if start != "scratch" else {}
@@ -182,7 +175,8 @@ def init(
     choice, batch = None, _batch_for(found, _USUAL_BATCH)
     if start == "scratch":
         with reporter.working("measuring how fast this machine trains"):
-            choice = _choice(found, whole, size)
+            tokens, records = _amount(found)
+            choice = choice_for(tokens * _CHARACTERS_A_TOKEN, records, whole, only=size)
         batch = _batch_for(found, choice.size.batch_tokens)
     with reporter.working("looking at the model"):
         base = base_seen(wanted, here, batch)
@@ -198,7 +192,7 @@ def init(
         raise ConfigError(
             f"{file} cannot be written: {error.strerror}. Name another file with {argument('to')}."
         ) from error
-    return Initialised(file, config, tuple(found), remarks, _forecast(choice, for_))
+    return Initialised(file, config, tuple(found), remarks, choice.forecast(for_) if choice else "")
 
 
 def _by_split(given: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -318,51 +312,14 @@ def _no_data(source: Source) -> list[str]:
     return said
 
 
-def _time_of(text: str) -> Duration:
-    """The time of the whole run; a ConfigError where it is none."""
-    whole = Duration.parse(TONIGHT if text == "tonight" else text)
-    if whole.seconds is None:
-        hour = argument('for_="1 hour"')
-        raise ConfigError(
-            f'{argument("for_")} is "{text}", which is no time. Write hours or minutes, e.g. '
-            f"{hour}, or tonight, which is {TONIGHT}. For a number of epochs change "
-            "train.stop_after in the file that is written."
-        )
-    return replace(whole, total=True)
-
-
-def _choice(found: Sequence[FoundSource], whole: Duration, size: str | None) -> Choice:
-    """The size for these texts and this time; a ConfigError where nothing is left to train in."""
-    tokens, records = (sum(getattr(one, name) for one in found) for name in ("tokens", "different"))
-    seconds, text = whole.seconds or 0.0, tokens * _CHARACTERS_A_TOKEN
-    before = text / _PREPARED_A_SECOND + _ENDING_SECONDS
-    if seconds <= before:
-        least = argument(f'for_="{math.ceil(before / 30)} minutes"')
-        raise ConfigError(
-            f'{argument("for_")} is "{whole}", and preparing these texts and writing the model '
-            f"take about {before:,.0f} seconds: nothing is left to train in. Use at least {least}."
-        )
-    longest = _LONG_EXAMPLE * _CHARACTERS_A_TOKEN
-    each = min(text / max(1, records), longest) if text else longest
-    training = (seconds - before) * (1.0 - _EVALUATING)
-    return best_for(text or math.inf, training, lambda one: rate_of(one, each), only=size)
-
-
-def _forecast(choice: Choice | None, time: str) -> str:
-    """The sentence on what a run from scratch will reach."""
-    if choice is None:
-        return ""
-    return (
-        f"Expected after {time}: {choice.bits_per_byte:.2f} bits a byte of "
-        f"held-out text, by a model of {choice.name} parameters that reads {choice.tokens:,.0f} "
-        f"tokens, {choice.rate:,.0f} a second as measured just now. For recipes in English; "
-        "docs/explanation/what-to-expect.md shows what that reads like."
-    )
+def _amount(found: Sequence[FoundSource]) -> tuple[int, int]:
+    """Tokens and different records of all sources, as estimated; 0 where nobody has looked."""
+    return sum(one.tokens for one in found), sum(one.different for one in found)
 
 
 def _batch_for(found: Sequence[FoundSource], usual: int) -> str:
     """`train.batch`, of few examples where texts are few."""
-    tokens, records = (sum(getattr(one, name) for one in found) for name in ("tokens", "different"))
+    tokens, records = _amount(found)
     wanted = tokens * _EPOCHS / _UPDATES
     if not all(one.tokens for one in found) or wanted >= usual:
         return f"{usual} tokens"
@@ -374,11 +331,11 @@ def _held_out(found: Sequence[FoundSource], choice: Choice | None) -> str:
     """`evaluation.max_examples`, so many that evaluations take their share of the time."""
     if choice is None:
         return ""
-    tokens, records = (sum(getattr(one, name) for one in found) for name in ("tokens", "different"))
+    tokens, records = _amount(found)
     # The forward pass of an evaluation is a third of an update's work.
-    allowed = 3 * _EVALUATING / _EVALUATIONS * choice.tokens / (tokens / max(1, records) or 1.0)
+    allowed = 3 * EVALUATING / _EVALUATIONS * choice.tokens / (tokens / max(1, records) or 1.0)
     n = max(_FEWEST_HELD_OUT, round(min(_MOST_HELD_OUT, allowed)))
-    share = f"{_EVALUATING:.0%} of the time at most"
+    share = f"{EVALUATING:.0%} of the time at most"
     return f"  max_examples: {n}   # held-out texts of an evaluation: {share}\n"
 
 
