@@ -64,8 +64,15 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
     lengths = [{"tokens": n} for n in (500_000, 1_000_000, 2_000_000, 4_000_000)]
     return {
         "rates": _product([small, tiny], named, [{"tokens": 500_000}]),
-        "batches": _product([tiny], batches, [{"peak_lr": lr} for lr in (1e-2, 2e-2)]),
+        "batches": _product(
+            [small | {"tokens": 500_000}], batches, [{"peak_lr": lr} for lr in (1e-2, 2e-2)]
+        ),
+        "wide batches": _product([tiny], batches, [{"peak_lr": lr} for lr in (1e-2, 2e-2)]),
         "sizes": _product([small, tiny], lengths),
+        "long": itertools.chain(
+            _product([small], [{"tokens": n} for n in (8_000_000, 16_000_000)]),
+            _product([tiny], [{"tokens": 8_000_000}]),
+        ),
         "middle sizes": _product([middle], lengths[:2]),
         "large sizes": itertools.chain(
             _product([middle], lengths[2:3]), _product([large], lengths[:2])
