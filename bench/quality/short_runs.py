@@ -5,10 +5,11 @@
 `init` chooses a model and its settings by what these runs showed (lab/tonight). Each line of the
 result is one run: its settings, what it read, its held-out loss. Runs that the file already holds
 are not made again, one that was stopped is continued, and stores are kept in the work folder. A
-run's length is a number of tokens: its loss is the same on any machine but for the order of sums,
-so that other programs may compute beside it, and its seconds are no figure of speed. Small models
-use one core best: with OMP_NUM_THREADS=1, several of these scripts share a grid, each taking the
-next run that nobody makes.
+run that continues from SmolLM2-135M finds it in the folder $SMOLLM2. A run's length is a number of
+tokens or epochs: its loss is the same on any machine but for the order of sums, so that other
+programs may compute beside it, and its seconds are no figure of speed. Small models use one core
+best: with OMP_NUM_THREADS=1, several of these scripts share a grid, each taking the next run that
+nobody makes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -31,6 +33,7 @@ import harness
 import peers
 
 from toque.runs.history import METRICS, read_metrics
+from toque.workflows.dial import HEAD_WIDTH, Size
 
 COLLECTIONS = {
     "two magazines and a site": (peers.RECIPES, None),
@@ -39,15 +42,23 @@ COLLECTIONS = {
     "public domain": ("data/recipes/public_domain_recipes.jsonl", None),
     "plays": ("data/text/tinyshakespeare.txt", None),
     "healthy": ("data/recipes/RecipeNLG_healthy50pct_no_link_source.csv", None),
+    "500 of them": (peers.RECIPES, 500),
+    "5000 of them": (peers.RECIPES, 5000),
+    "50000 of them": (peers.RECIPES, 50_000),
 }
-"""File of the shared data and how many of its records. The last is kept away from every fit."""
+"""File of the shared data and how many of its records: of one magazine the first, of all recipes
+evenly. The collection "healthy" is kept away from every fit."""
 USUAL: dict[str, Any] = {
     "data": "two magazines and a site", "family": "llama", "width": 128, "layers": 4,
     "vocabulary": 2048, "optimizer": "muon", "peak_lr": 1e-2, "schedule": "linear",
     "batch": 2048, "tokens": 1_000_000, "seed": 17,
 }  # fmt: skip
-HEAD = 32
-"""Width of an attention head, as the presets from scratch have it."""
+BASE: dict[str, Any] = {
+    "data": "500 of them", "start": "stories15m", "rank": 0, "optimizer": "adamw", "peak_lr": 3e-4,
+    "schedule": "cosine", "batch": 4096, "epochs": 1, "seed": 17,
+}  # fmt: skip
+"""Of runs that continue from a model; of rank 0 all weights are trained, else an adapter."""
+HELD_OUT = 300  # recipes that none of these runs trains on, the same for all
 
 
 CURRICULUM = [{"from": "0 %", "max_difficulty": "easy"}, {"from": "30 %"}]
@@ -96,6 +107,14 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         "others": _product(
             [tiny], [{"data": name, "tokens": 500_000} for name in ("cuisines", "plays")]
         ),
+        "bases": itertools.chain(
+            _of_base(rank=0, peak_lr=(1e-4, 3e-4, 1e-3), epochs=(1, 3)),
+            _of_base(rank=16, peak_lr=(3e-4, 1e-3, 3e-3), epochs=(1, 3)),
+        ),
+        "larger base": itertools.chain(
+            _of_base(start="smollm2", rank=0, peak_lr=(3e-5, 1e-4)),
+            _of_base(start="smollm2", rank=16, peak_lr=(3e-4, 1e-3)),
+        ),
         "helps": _product(
             [tiny | {"data": "one magazine", "tokens": 2_000_000}],
             [
@@ -116,56 +135,46 @@ def _product(*parts: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {**USUAL, **{name: value for part in chosen for name, value in part.items()}}
 
 
+def _of_base(**varied: Any) -> Iterator[dict[str, Any]]:
+    lists = [value if isinstance(value, tuple) else (value,) for value in varied.values()]
+    for chosen in itertools.product(*lists):
+        yield {**BASE, **dict(zip(varied, chosen, strict=True))}
+
+
 def source_of(data: str, work: Path) -> Path:
     """The file of a collection; one that is cut is written to `work`."""
     name, most = COLLECTIONS[data]
-    path = peers.shared(name)
-    if most is None:
-        return path
+    return peers.shared(name) if most is None else _cut(data, name, most, work)
+
+
+def _cut(data: str, name: str, most: int, work: Path) -> Path:
     cut = work / f"{data.replace(' ', '_')}.jsonl"
     if not cut.exists():
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            cut.write_text("".join(itertools.islice(lines, most)), encoding="utf-8")
+        with gzip.open(peers.shared(name), "rt", encoding="utf-8") as lines:
+            if name == peers.RECIPES:
+                every = list(lines)
+                held = range(0, len(every), len(every) // HELD_OUT)
+                rest = [line for at, line in enumerate(every) if at not in held]
+                chosen = [rest[at * len(rest) // most] for at in range(most)]
+                (work / "held_out.jsonl").write_text("".join(every[at] for at in held))
+            else:
+                chosen = list(itertools.islice(lines, most))
+        cut.write_text("".join(chosen), encoding="utf-8")
     return cut
 
 
 def config_of(run: Mapping[str, Any], work: Path) -> dict[str, Any]:
     """The configuration of a run; `store` is shared by those with the same data and vocabulary."""
-    width, layers, heads = run["width"], run["layers"], max(1, run["width"] // HEAD)
-    inner = -(-width * 11 // 4 // HEAD) * HEAD
-    shape: dict[str, Any] = {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "intermediate_size": inner,
-        "max_position_embeddings": 1024,
-        "tie_word_embeddings": True,
-    }
-    if run["family"] == "t5":  # half the layers on each side, dropout as T5 has it
-        shape = {
-            "d_model": width,
-            "d_kv": HEAD,
-            "d_ff": inner,
-            "num_layers": layers // 2,
-            "num_decoder_layers": layers // 2,
-            "num_heads": heads,
-            "feed_forward_proj": "gated-gelu",
-        }
-    store = "_".join([run["data"].replace(" ", "_"), str(run["vocabulary"])])
-    store += "" if run["family"] == "llama" else f"_{run['family']}"
+    source = str(source_of(run["data"], work))
+    store, model = _base_of(run) if "start" in run else _model_of(run)
+    data = {"sources": [{"path": source}], "store": str(work / store), "validation_fraction": 0.05}
+    if "start" in run:
+        data |= {"validation": [{"path": str(work / "held_out.jsonl")}]}
+    length = f"{run['tokens']} tokens" if "tokens" in run else f"{run['epochs']} epochs"
     return {
         "seed": run["seed"],
-        "model": {
-            "family": run["family"],
-            "shape": shape,
-            "tokenizer": f"trained:{run['vocabulary']}",
-        },
-        "data": {
-            "sources": [{"path": str(source_of(run["data"], work))}],
-            "store": str(work / store),
-            "validation_fraction": 0.05,
-        },
+        **model,
+        "data": data,
         "optim": {
             "name": run["optimizer"],
             "peak_lr": run["peak_lr"],
@@ -173,7 +182,7 @@ def config_of(run: Mapping[str, Any], work: Path) -> dict[str, Any]:
             **{name: run[name] for name in ("weight_decay", "label_smoothing") if name in run},
         },
         "train": {
-            "stop_after": f"{run['tokens']} tokens",
+            "stop_after": length,
             "batch": f"{run['batch']} tokens",
             "evaluate_every": "100 %",
             "save_every": "100 %",
@@ -182,6 +191,35 @@ def config_of(run: Mapping[str, Any], work: Path) -> dict[str, Any]:
         "observe": {"system": None, "gradients": None, "summary": None},
         **run.get("more", {}),
     }
+
+
+def _model_of(run: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The store's name and the settings of a model from scratch."""
+    size = Size(run["width"], run["layers"], run["vocabulary"], run["batch"], run["peak_lr"])
+    shape = size.shape
+    if run["family"] == "t5":  # half the layers on each side, dropout as T5 has it
+        shape = {
+            "d_model": size.width,
+            "d_kv": HEAD_WIDTH,
+            "d_ff": size.inner,
+            "num_layers": size.layers // 2,
+            "num_decoder_layers": size.layers // 2,
+            "num_heads": size.width // HEAD_WIDTH,
+            "feed_forward_proj": "gated-gelu",
+        }
+    tokenizer = f"trained:{size.vocabulary}"
+    store = f"{run['data'].replace(' ', '_')}_{size.vocabulary}"
+    store += "" if run["family"] == "llama" else f"_{run['family']}"
+    return store, {"model": {"family": run["family"], "shape": shape, "tokenizer": tokenizer}}
+
+
+def _base_of(run: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The store's name and the settings of a model that a run continues from."""
+    start = run["start"]
+    folder = os.environ["SMOLLM2"] if start == "smollm2" else str(peers.shared(f"models/{start}"))
+    adapter = {"adapter": {"kind": "lora", "r": run["rank"]}} if run["rank"] else {}
+    store = f"{run['data'].replace(' ', '_')}_{start}"
+    return store, {"model": {"family": "auto", "start_from": folder}, **adapter}
 
 
 def of_run(folder: Path) -> dict[str, Any]:
