@@ -45,7 +45,7 @@ def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, serv
     second = f"second-{service.scheme}"
     assert run(kitchen, second, f"checkpoint.upload={at}").reason == "finished"
     lines = (kitchen / second / "metrics.jsonl").read_text().splitlines()
-    start = json.loads([line for line in lines if "start" in line][-1])
+    start = json.loads([line for line in lines if '"event": "start"' in line][-1])
     assert start["step"] == 8  # the signal comes after the callbacks of step 7 were asked
     mine, wanted = last(kitchen / second), last(kitchen / whole)
     assert mine.keys() == wanted.keys()

@@ -197,7 +197,10 @@ def test_a_run_in_a_bucket_is_compared_as_its_folder_is(s3_service, tmp_path, mo
         s3_service.put(f"runs/bb/{file.name}", file.read_bytes())
     monkeypatch.chdir(tmp_path)
     here, there = toque.compare(first, other), toque.compare(first, "s3://pantry/runs/bb")
-    assert there.record == here.record
+    records = [here.record, there.record]
+    folders = [record["runs"]["bb"].pop("folder") for record in records]
+    assert folders == [str(other), "s3://pantry/runs/bb"]
+    assert records[0] == records[1]
     turned = toque.compare("s3://pantry/runs/bb/", first)
     assert turned.record["differences"]["a"]["loss"]["better"] == "first"
     assert turned.page == Path("comparison.html")
