@@ -3,10 +3,12 @@
     python bench/quality/fit_runs.py --runs lab/tonight/runs.jsonl
 
 The form is that of `toque.workflows.dial.Fit`, E + A / N^a + B / D^b, N parameters without
-embeddings, D bytes of text that were read. a and b are searched on a grid, E, A and B are least
-squares of the relative error. Every run is then left out once and foreseen by the others: the worst
-of these errors is the fit's own. Runs at a rate or batch that was not the best of its size are no
-part of it. Another collection has the same form times a number of its own; where it was read more
+embeddings, D bytes of text that were read. E is what the options say, for runs of an hour cannot
+tell it; a and b are searched on a grid, A and B are least squares of the relative error. Every run
+is then left out once and foreseen by the others: the worst of these errors is the fit's own. Runs
+at a rate or batch that was not the best of its size are no part of it, nor those of fewer than two
+million tokens, in which a model does not yet copy what the prompt lists and the loss falls by
+another law. Another collection has the same form times a number of its own; where it was read more
 than once, the runs also tell what a repeat is worth.
 """
 
@@ -28,6 +30,7 @@ import harness
 from toque.workflows.dial import Fit
 
 EXPONENTS = np.arange(0.05, 1.01, 0.025)
+FEWEST = 6  # runs that a fit needs
 REPEATS = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)
 VARIED = {"label_smoothing", "weight_decay", "more"}  # settings that a usual run does not have
 
@@ -42,28 +45,28 @@ class Point(NamedTuple):
     """Bytes of the collection; more were read where it was read again."""
 
 
-def fitted(points: list[Point]) -> Fit:
+def fitted(points: list[Point], floor: float) -> Fit:
     """The fit with the least sum of squared relative errors; no part of it is negative."""
     n, d, y, _ = (np.array(column) for column in zip(*points, strict=True))
     best: tuple[float, Fit] | None = None
     for a in EXPONENTS:
         for b in EXPONENTS:
-            columns = np.stack([np.ones_like(y), n**-a, d**-b], axis=1)
-            found, *_ = np.linalg.lstsq(columns / y[:, None], np.ones_like(y), rcond=None)
-            error = float((((columns @ found) / y - 1) ** 2).sum())
+            columns = np.stack([n**-a, d**-b], axis=1) / y[:, None]
+            found, *_ = np.linalg.lstsq(columns, 1.0 - floor / y, rcond=None)
+            error = float(((columns @ found + floor / y - 1.0) ** 2).sum())
             if (found >= 0).all() and (best is None or error < best[0]):
-                floor, size, text = map(float, found)
+                size, text = map(float, found)
                 best = error, Fit(floor, size, float(a), text, float(b), math.inf)
     if best is None:
         raise harness.Skipped("no fit without a negative part: more runs are needed")
     return best[1]
 
 
-def left_out(points: list[Point]) -> list[float]:
+def left_out(points: list[Point], floor: float) -> list[float]:
     """The relative error of each run as the others foresee it."""
     others = [points[:at] + points[at + 1 :] for at in range(len(points))]
     return [
-        fitted(rest).bits_per_byte(*point[:2], math.inf) / point.bits_per_byte - 1
+        fitted(rest, floor).bits_per_byte(*point[:2], math.inf) / point.bits_per_byte - 1
         for rest, point in zip(others, points, strict=True)
     ]
 
@@ -95,6 +98,7 @@ def of_line(line: dict[str, Any]) -> Point:
 def measure(a: argparse.Namespace) -> harness.Result:
     """The best settings of each size and length, and the fit through them."""
     lines = [json.loads(line) for line in a.runs.read_text().splitlines()]
+    lines = [line for line in lines if "start" not in line["run"]]  # from scratch alone
     others = defaultdict(list)
     for line in lines:
         if line["run"]["data"] != a.data and not VARIED & line["run"].keys():
@@ -121,12 +125,12 @@ def measure(a: argparse.Namespace) -> harness.Result:
     best = [
         min(group, key=lambda one: one["found"]["bits_per_byte"])
         for key, group in groups.items()
-        if key[3] == a.vocabulary and key[4] == "llama"
+        if key[3] == a.vocabulary and key[4] == "llama" and key[2] >= a.least_tokens
     ]
     points = [of_line(line) for line in best]
-    if len(points) < 8:
+    if len(points) < FEWEST:
         return harness.Result(ours={"runs": rows}, quality={"passes": None})
-    fit, errors = fitted(points), left_out(points)
+    fit, errors = fitted(points, a.floor), left_out(points, a.floor)
     worst = max(abs(error) for error in errors)
     return harness.Result(
         ours={
@@ -143,6 +147,8 @@ def options(p: argparse.ArgumentParser) -> None:
     """The command line."""
     p.add_argument("--runs", type=Path, required=True)
     p.add_argument("--data", default="two magazines and a site")
+    p.add_argument("--least-tokens", type=int, default=2_000_000)
+    p.add_argument("--floor", type=float, default=0.3, help="E, bits a byte")
     p.add_argument("--vocabulary", type=int, default=2048)
 
 

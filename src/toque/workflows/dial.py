@@ -124,11 +124,12 @@ class Choice(NamedTuple):
 
     def forecast(self, time: str) -> str:
         """The sentence on what a run from scratch will reach."""
+        loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN[self.size.vocabulary]
         return (
-            f"Expected after {time}: {self.bits_per_byte:.2f} bits a byte of held-out text, by a "
-            f"model of {self.name} parameters that reads {self.tokens:,.0f} tokens, "
-            f"{self.rate:,.0f} a second as measured just now. For recipes in English; "
-            "docs/explanation/what-to-expect.md shows what that reads like."
+            f"Expected after {time}: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss "
+            f"of {loss:.2f}, by a model of {self.name} parameters that reads "
+            f"{float(f'{self.tokens:.2g}'):,.0f} tokens, {self.rate:,.0f} a second as measured "
+            "just now. That is for recipes in English: docs/explanation/what-to-expect.md."
         )
 
 
@@ -215,7 +216,8 @@ def rate_of(size: Size, characters: float) -> float:
             },
             data={"store": f"{folder}/store"},
             optim={"name": "muon", "peak_lr": size.peak_lr},
-            train={"batch": f"{size.batch_tokens} tokens"},
+            # Compiling each size would take longer than what it tells.
+            train={"batch": f"{size.batch_tokens} tokens", "compile": False},
             evaluation={"generate": 0, "texts": 0, "max_examples": 1},
         )
         store = prepare(config, data=_random_texts(characters)).store
