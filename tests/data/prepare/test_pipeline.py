@@ -267,6 +267,7 @@ def test_documents_and_recipes_in_one_store(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("family", "tokenizer"), [("encoder-decoder", "t5"), ("decoder", "gpt2")])
 def test_real_recipes(shared: Path, tmp_path: Path, family: str, tokenizer: str) -> None:
     settings = PrepareSettings(family_kind=family, tokenizer=str(shared / "tokenizers" / tokenizer))
