@@ -192,7 +192,9 @@ def init(
         raise ConfigError(
             f"{file} cannot be written: {error.strerror}. Name another file with {argument('to')}."
         ) from error
-    return Initialised(file, config, tuple(found), remarks, choice.forecast(for_) if choice else "")
+    return Initialised(
+        file, config, tuple(found), remarks, choice.forecast(whole) if choice else ""
+    )
 
 
 def _by_split(given: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
