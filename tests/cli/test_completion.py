@@ -24,7 +24,7 @@ def script(capsys: pytest.CaptureFixture[str]):
         (["toque", "tr"], {"train"}),
         (["toque", "show"], {"show", "show-batch"}),
         (["toque", "prepare", "--re"], {"--replace"}),
-        (["toque", "init", "--size", "t"], {"tiny"}),
+        (["toque", "init", "--size", "3"], {"300k", "3m", "30m"}),
     ],
 )
 def test_bash_completes(script, typed: list[str], offered: set[str]) -> None:
@@ -40,7 +40,7 @@ def test_bash_completes(script, typed: list[str], offered: set[str]) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_command_and_flag_is_known(script, shell: str) -> None:
     text = script(shell)
-    for name in ("init", "prepare", "train", "show-batch", "completion", "replace", "stop-after"):
+    for name in ("init", "prepare", "train", "show-batch", "completion", "replace", "start-from"):
         assert name in text
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=text, text=True, check=True)

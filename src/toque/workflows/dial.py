@@ -95,14 +95,11 @@ class Fit(NamedTuple):
 
 
 FIT: Final = Fit(0.35, 1.259, 0.175, 8356.8, 0.65, 15.4)
-"""By `fit_runs.py --floor 0.35` through runs of 0.3 and 1 million parameters from 4 to 16 million
+"""By `fit_runs.py` through runs of 0.3 and 1 million parameters from 4 to 16 million
 tokens. The floor is a guess that changes no choice between 0.3 and 0.4; repeats are those of
 Muennighoff et al., whose equation 5 is used."""
-
-
 _PARAMETERS_A_BYTE: Final = 0.5
-"""Most parameters for a byte of text, read as often as one likes: beyond, it is learnt by heart."""
-
+"""Most parameters for a byte of text: a guess, for a larger model would learn it by heart."""
 
 TONIGHT: Final = "8 hours"
 EVALUATING: Final = 0.05  # share of the time that evaluations may take
@@ -127,11 +124,11 @@ class Choice(NamedTuple):
 
     def forecast(self, whole: Duration) -> str:
         """The sentence on what a run from scratch will reach."""
-        time = str(replace(whole, total=False))
-        time = time.removesuffix("s") if whole.amount == 1 else time
+        said = str(replace(whole, total=False))
+        said = said.removesuffix("s") if whole.amount == 1 else said
         loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN[self.size.vocabulary]
         return (
-            f"Expected after {time}: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss "
+            f"Expected after {said}: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss "
             f"of {loss:.2f}, by a model of {self.name} parameters that reads "
             f"{float(f'{self.tokens:.2g}'):,.0f} tokens, {self.rate:,.0f} a second as measured "
             "just now. That is for recipes in English: docs/explanation/what-to-expect.md."
