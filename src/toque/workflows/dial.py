@@ -95,7 +95,7 @@ class Fit(NamedTuple):
 
 
 FIT: Final = Fit(0.35, 11.684, 0.35, 2641486.6, 1.0, 15.4)
-"""By `fit_runs.py` through five runs of 0.3 and 1 million parameters from 4 to 16 million tokens, of
+"""By `fit_runs.py` through five runs of 0.3 and 1 M parameters from 4 to 16 million tokens, of
 which the others foresee one wrong by 11 %. The floor is a guess: 0.3 and 0.4 fit as well. Repeats
 are those of Muennighoff et al."""
 _PARAMETERS_A_BYTE: Final = 0.5
