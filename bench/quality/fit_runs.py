@@ -30,6 +30,7 @@ import harness
 from toque.workflows.dial import Fit
 
 EXPONENTS = np.arange(0.05, 1.01, 0.025)
+KEYS = ("width", "layers", "tokens", "vocabulary", "family")  # of runs that differ in their rates
 FEWEST = 4  # runs that a fit needs
 REPEATS = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)
 VARIED = {"label_smoothing", "weight_decay", "more"}  # settings that a usual run does not have
@@ -106,10 +107,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
     lines = [line for line in lines if line["run"]["data"] == a.data]
     groups = defaultdict(list)
     for line in lines:
-        run = line["run"]
-        groups[run["width"], run["layers"], run["tokens"], run["vocabulary"], run["family"]].append(
-            line
-        )
+        key = (line["run"][name] for name in KEYS)
+        groups[tuple(key)].append(line)
     rows = [
         {
             "run": {name: line["run"][name] for name in ("optimizer", "peak_lr", "batch")},

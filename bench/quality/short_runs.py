@@ -107,13 +107,16 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         "others": _product(
             [tiny], [{"data": name, "tokens": 500_000} for name in ("cuisines", "plays")]
         ),
-        "bases": itertools.chain(
-            _of_base(rank=0, peak_lr=(1e-4, 3e-4, 1e-3), epochs=(1, 3)),
-            _of_base(rank=16, peak_lr=(3e-4, 1e-3, 3e-3), epochs=(1, 3)),
+        "bases": _product(
+            [{"rank": 0, "peak_lr": lr} for lr in (1e-4, 3e-4, 1e-3)]
+            + [{"rank": 16, "peak_lr": lr} for lr in (3e-4, 1e-3, 3e-3)],
+            [{"epochs": n} for n in (1, 3)],
+            usual=BASE,
         ),
-        "larger base": itertools.chain(
-            _of_base(start="smollm2", rank=0, peak_lr=(3e-5, 1e-4)),
-            _of_base(start="smollm2", rank=16, peak_lr=(3e-4, 1e-3)),
+        "larger base": _product(
+            [{"rank": 0, "peak_lr": lr} for lr in (3e-5, 1e-4)]
+            + [{"rank": 16, "peak_lr": lr} for lr in (3e-4, 1e-3)],
+            usual=BASE | {"start": "smollm2"},
         ),
         "helps": _product(
             [tiny | {"data": "one magazine", "tokens": 2_000_000}],
@@ -130,15 +133,11 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
     }
 
 
-def _product(*parts: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _product(
+    *parts: list[dict[str, Any]], usual: Mapping[str, Any] = USUAL
+) -> Iterator[dict[str, Any]]:
     for chosen in itertools.product(*parts):
-        yield {**USUAL, **{name: value for part in chosen for name, value in part.items()}}
-
-
-def _of_base(**varied: Any) -> Iterator[dict[str, Any]]:
-    lists = [value if isinstance(value, tuple) else (value,) for value in varied.values()]
-    for chosen in itertools.product(*lists):
-        yield {**BASE, **dict(zip(varied, chosen, strict=True))}
+        yield {**usual, **{name: value for part in chosen for name, value in part.items()}}
 
 
 def source_of(data: str, work: Path) -> Path:
@@ -245,7 +244,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
     a.work.mkdir(parents=True, exist_ok=True)
     made = 0
     for run in (run for name in a.grid for run in grids()[name]):
-        key = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:12]
+        key = _key(run)
         with _alone(a.work / f"{key}.lock") as mine:
             if not mine or key in _known(a.out):
                 continue
@@ -277,8 +276,12 @@ def _alone(path: Path, *, wait: bool = False) -> Iterator[bool]:
 def _known(out: Path) -> set[str]:
     """Keys of the runs that the file holds."""
     lines = out.read_text().splitlines() if out.exists() else []
-    runs = [json.dumps(json.loads(line)["run"], sort_keys=True) for line in lines]
-    return {hashlib.sha256(run.encode()).hexdigest()[:12] for run in runs}
+    return {_key(json.loads(line)["run"]) for line in lines}
+
+
+def _key(run: Mapping[str, Any]) -> str:
+    """Name of a run's files: the hash of its settings."""
+    return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def options(p: argparse.ArgumentParser) -> None:

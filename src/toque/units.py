@@ -92,6 +92,15 @@ class Duration:
         number = f"{self.amount:g}" if self.amount < 1e6 else f"{self.amount:.0f}"
         return f"{number} {self.unit}{' total' if self.total else ''}"
 
+    def in_words(self) -> str:
+        """This duration as a sentence says it.
+
+        >>> Duration.parse("1 hours total").in_words(), Duration.parse("2 epochs").in_words()
+        ('1 hour total', '2 epochs')
+        """
+        number, unit, *total = str(self).split()
+        return " ".join([number, unit.removesuffix("s") if self.amount == 1 else unit, *total])
+
     @property
     def seconds(self) -> float | None:
         """Its length by the clock; None where it is not measured by the clock."""

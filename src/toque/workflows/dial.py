@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from toque.errors import ConfigError, argument
-from toque.units import Duration
+from toque.reporter import SILENT
+from toque.units import Cursor, Duration
 from toque.workflows.configure import configure
 
 HEAD_WIDTH: Final = 32
@@ -65,7 +66,7 @@ SIZES: Final[Mapping[str, Size]] = {
     "14m": Size(384, 7, 4096, 8192, 1e-2),
     "30m": Size(512, 8, 8192, 16384, 1e-2),
 }
-"""By their parameters. The two largest were not trained in whole runs; their rates are guesses."""
+"""A size is named by its parameters. The rates of the two largest, never trained, are guesses."""
 BYTES_A_TOKEN: Final[Mapping[int, float]] = {2048: 3.72, 4096: 4.10, 8192: 4.40}
 """Bytes of recipes in a token of a tokenizer that was learnt from them, by its entries."""
 
@@ -95,9 +96,9 @@ class Fit(NamedTuple):
 
 
 FIT: Final = Fit(0.35, 11.684, 0.35, 2641486.6, 1.0, 15.4)
-"""By `fit_runs.py` through five runs of 0.3 and 1 M parameters from 4 to 16 million tokens, of
-which the others foresee one wrong by 11 %. The floor is a guess: 0.3 and 0.4 fit as well. Repeats
-are those of Muennighoff et al."""
+"""The fit is that of `fit_runs.py` through five runs of 0.3 and 1 M parameters from 4 to 16 million
+tokens, of which the others foresee one wrong by 11 %. The floor is a guess: 0.3 and 0.4 fit as
+well. Repeats are those of Muennighoff et al."""
 _PARAMETERS_A_BYTE: Final = 0.5
 """Most parameters for a byte of text: a guess, for a larger model would learn it by heart."""
 
@@ -124,8 +125,7 @@ class Choice(NamedTuple):
 
     def forecast(self, whole: Duration) -> str:
         """The sentence on what a run from scratch will reach."""
-        said = str(replace(whole, total=False))
-        said = said.removesuffix("s") if whole.amount == 1 else said
+        said = replace(whole, total=False).in_words()
         loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN[self.size.vocabulary]
         return (
             f"Expected after {said}: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss "
@@ -202,10 +202,8 @@ def rate_of(size: Size, characters: float) -> float:
     depends on nothing else of them.
     """
     # Here, for a configuration that needs no rate does without torch.
-    from toque.reporter import SILENT
     from toque.training.distributed.collectives import Ranks
     from toque.training.stopping import CommandClock
-    from toque.units import Cursor
     from toque.workflows.build import build_run
     from toque.workflows.prepare import prepare
 

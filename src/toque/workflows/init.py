@@ -143,19 +143,7 @@ def init(
     """
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     file, start = Path(to), str(start_from)
-    if not given:
-        raise ConfigError(
-            f"{argument('sources')} is empty, so there is nothing to write a configuration for. "
-            "Name a file, a folder or a pattern with recipes or other texts. Without any, `toque "
-            "cookbook recipes.jsonl` writes synthetic recipes."
-        )
-    if size is not None and size not in SIZES:
-        raise ConfigError(f"{argument('size')} is {size}. Use {', '.join(SIZES)}, or leave it out.")
-    if file.exists() and not replace:
-        raise ConfigError(
-            f"{file} is there already and may hold your changes. Name another file with "
-            f"{argument('to')}, or overwrite it with {argument('replace=True')}."
-        )
+    _refuse_early(given, size, file, replace=replace)
     whole = time_of(for_)
     paths, held_out, left = _by_split([str(path) for path in given])
     named = {} if columns is None else {"columns": dict(columns)}
@@ -172,12 +160,12 @@ def init(
     with reporter.working("looking at the files"):
         here = _sources_here(wanted, reporter.notice)
         found = _survey(wanted, here)
-    choice, batch = None, _batch_for(found, _USUAL_BATCH)
+    choice = None
     if start == "scratch":
         with reporter.working("measuring how fast this machine trains"):
             tokens, records = _amount(found)
             choice = choice_for(tokens * _CHARACTERS_A_TOKEN, records, whole, only=size)
-        batch = _batch_for(found, choice.size.batch_tokens)
+    batch = _batch_for(found, choice.size.batch_tokens if choice else _USUAL_BATCH)
     with reporter.working("looking at the model"):
         base = base_seen(wanted, here, batch)
     few = _few_in_words(found) if start == "scratch" else []
@@ -195,6 +183,25 @@ def init(
     return Initialised(
         file, config, tuple(found), remarks, choice.forecast(whole) if choice else ""
     )
+
+
+def _refuse_early(
+    given: Sequence[str | Path], size: str | None, file: Path, *, replace: bool
+) -> None:
+    """Refuse no sources, an unknown size, and a file that is there, before anything is read."""
+    if not given:
+        raise ConfigError(
+            f"{argument('sources')} is empty, so there is nothing to write a configuration for. "
+            "Name a file, a folder or a pattern with recipes or other texts. Without any, `toque "
+            "cookbook recipes.jsonl` writes synthetic recipes."
+        )
+    if size is not None and size not in SIZES:
+        raise ConfigError(f"{argument('size')} is {size}. Use {', '.join(SIZES)}, or leave it out.")
+    if file.exists() and not replace:
+        raise ConfigError(
+            f"{file} is there already and may hold your changes. Name another file with "
+            f"{argument('to')}, or overwrite it with {argument('replace=True')}."
+        )
 
 
 def _by_split(given: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -351,10 +358,11 @@ def _written(
     """The text of the file, each setting that a user would turn with a comment."""
     kinds, model, encoding = {one.kind for one in found}, wanted.model, wanted.data.encoding
     if choice is not None:
-        of_model, optim = _scratch(choice, model.tokenizer), _MUON.format(choice.size.peak_lr)
+        of_model, peak_lr = _scratch(choice, model.tokenizer), str(choice.size.peak_lr)
+        name, schedule = "  name: muon   # for matrices, AdamW for the rest\n", "linear"
     else:
         peak_lr = "1e-4" if base.adapter[0] == "#" else "2e-4"
-        of_model, optim = _pretrained(model, base.adapter), _ADAMW.format(peak_lr)
+        of_model, name, schedule = _pretrained(model, base.adapter), "", "cosine"
     columns = wanted.data.sources[0].model_dump(mode="json")["columns"]
     named = f"\n      columns: {flow(columns)}   # as you said" if columns else ""
     paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{named}" for one in found)
@@ -402,7 +410,10 @@ data:
 {written}\
   store: {flow(f"stores/{file.stem}")}   # the prepared data; runs with equal settings can share it
 {held_out}{base.data}{extras}
-{optim}
+optim:
+{name}  peak_lr: {peak_lr}   # lower it if the loss jumps; raise it if it hardly moves
+  schedule: {schedule}   # warms up for 3 % of the run, then falls to nothing by its end
+
 train:
   stop_after: {flow(str(wanted.train.stop_after))}   # with preparing and scoring; or 3 epochs
   batch: {base.batch}   # what one update sees
@@ -414,19 +425,6 @@ evaluation:
 {_held_out(found, choice)}{scores}
 """
     return "".join(f"{_aligned(line)}\n" for line in text.splitlines())
-
-
-_MUON: Final = """\
-optim:
-  name: muon   # for matrices, AdamW for the rest
-  peak_lr: {}   # lower it if the loss jumps; raise it if it hardly moves
-  schedule: linear   # warms up for 3 % of the run, then falls to nothing by its end
-"""
-_ADAMW: Final = """\
-optim:
-  peak_lr: {}   # lower it if the loss jumps; raise it if it hardly moves
-  schedule: cosine   # warms up for 3 % of the run, then falls to nothing by its end
-"""
 
 
 def _scratch(choice: Choice, tokenizer: str) -> str:

@@ -270,7 +270,7 @@ def _drawn(config: RunConfig, store: TokenStore, stream: BatchStream) -> list[st
 def _length(config: RunConfig, stream: BatchStream, length: Length) -> str:
     steps = stream.totals(config.train.stop_after).get("steps")
     stop = config.train.stop_after
-    words = f"until {str(stop).removesuffix('s') if stop.amount == 1 else stop}"
+    words = f"until {stop.in_words()}"
     if not steps or stop.unit == "steps":
         return words + length.line
     few = few_updates(steps)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final, final
+from collections.abc import Mapping
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,6 @@ from toque.models.lora.quantised import silence_bitsandbytes
 from toque.models.onednn import has_fast_bf16
 
 Groups = list[dict[str, Any]]
-_SMALLEST_NORM: Final = 1e-7  # that a matrix is divided by, as in torch.optim.Muon
 
 
 def muon(matrices: Groups, *, momentum: float = 0.95) -> torch.optim.Optimizer:
@@ -52,20 +52,18 @@ class _Float32Muon(torch.optim.Muon):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p.grad)
                 average = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
-                update = _orthogonalised(
-                    p.grad.lerp(average, momentum), group["ns_coefficients"], group["ns_steps"]
-                )
+                update = _orthogonalised(p.grad.lerp(average, momentum), group)
                 p.mul_(1 - lr * group["weight_decay"])
                 p.add_(update, alpha=-lr * 0.2 * math.sqrt(max(p.shape)))
 
 
-def _orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
+def _orthogonalised(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
     """The matrix [m, n] with singular values near 1, by Newton-Schulz (Jordan et al. 2024)."""
-    a, b, c = coefficients
+    a, b, c = group["ns_coefficients"]
     # The smaller side's products are fewer.
     x = matrix.T if matrix.size(0) > matrix.size(1) else matrix
-    x = x / x.norm().clamp(min=_SMALLEST_NORM)
-    for _ in range(steps):
+    x = x / x.norm().clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if matrix.size(0) > matrix.size(1) else x
