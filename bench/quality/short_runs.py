@@ -48,6 +48,7 @@ COLLECTIONS = {
 }
 """File of the shared data and how many of its records: of one magazine the first, of all recipes
 evenly. The collection "healthy" is kept away from every fit."""
+BASES = ("stories15m", "smollm2")
 USUAL: dict[str, Any] = {
     "data": "two magazines and a site", "family": "llama", "width": 128, "layers": 4,
     "vocabulary": 2048, "optimizer": "muon", "peak_lr": 1e-2, "schedule": "linear",
@@ -80,18 +81,16 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         ),
         "wide batches": _product([tiny], batches, [{"peak_lr": lr} for lr in (1e-2, 2e-2)]),
         "sizes": _product([small, tiny], lengths),
-        "long": itertools.chain(
-            _product([small], [{"tokens": n} for n in (8_000_000, 16_000_000)]),
-            _product([tiny], [{"tokens": 8_000_000}]),
-        ),
+        "long": _product([small, tiny], [{"tokens": n} for n in (8_000_000, 16_000_000)]),
+        "long and wide": _product([middle, large], [{"tokens": 8_000_000}]),
         "middle sizes": _product([middle], lengths[:2]),
         "large sizes": itertools.chain(
             _product([middle], lengths[2:3]), _product([large], lengths[:2])
         ),
         "vocabularies": _product([tiny], [{"vocabulary": n} for n in (1024, 4096, 8192)]),
         "few": _product(
-            [small, tiny],
-            [{"data": "one magazine", "tokens": n} for n in (1_000_000, 2_000_000, 4_000_000)],
+            [small | {"data": "one magazine", "tokens": n} for n in (4_000_000, 8_000_000)]
+            + [tiny | {"data": "one magazine", "tokens": n} for n in (4_000_000, 8_000_000)]
         ),
         "init's": _product(
             [tiny | {"tokens": 500_000}, large | {"vocabulary": 4096, "tokens": 300_000}],
@@ -215,10 +214,15 @@ def _model_of(run: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 def _base_of(run: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The store's name and the settings of a model that a run continues from."""
     start = run["start"]
-    folder = os.environ["SMOLLM2"] if start == "smollm2" else str(peers.shared(f"models/{start}"))
+    folder = base_folder(start)
     adapter = {"adapter": {"kind": "lora", "r": run["rank"]}} if run["rank"] else {}
     store = f"{run['data'].replace(' ', '_')}_{start}"
     return store, {"model": {"family": "auto", "start_from": folder}, **adapter}
+
+
+def base_folder(start: str) -> str:
+    """The folder of a pretrained model."""
+    return os.environ["SMOLLM2"] if start == "smollm2" else str(peers.shared(f"models/{start}"))
 
 
 def of_run(folder: Path) -> dict[str, Any]:

@@ -4,11 +4,13 @@
         --sides dial before --work FOLDER --out lab/tonight/long.jsonl
 
 Sides: `dial` is the configuration that init writes; `before` the one that it wrote until November
-2026 (6 M parameters, or 1 M for a small collection, AdamW at 1e-3 or 3e-3 with a cosine); `eight`
-are hand-made variations of size, rate and optimizer. Every side trains on a store that is prepared
-beforehand, for so many minutes of the clock, evaluations not counted, and its model is then scored
-over so many held-out prompts. A line of the result is one run. Runs that the file holds are not
-made again, and one that was killed continues. Nothing may compute beside it.
+2026 (6 M parameters, or 1 M for a small collection, AdamW at 1e-3 or 3e-3 with a cosine); `hand`
+are hand-made variations of size, rate and optimizer. With a base, all sides continue from it (the
+folder $SMOLLM2, or one of the shared models), and the variations are of adapter, rate and batch.
+Every side trains on a store that is prepared beforehand, for so many minutes of the clock,
+evaluations not counted, and its model is then scored over so many held-out prompts. A line of the
+result is one run. Runs that the file holds are not made again, and one that was killed continues.
+Nothing may compute beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import harness
 import peers
-from short_runs import COLLECTIONS, source_of
+from short_runs import BASES, COLLECTIONS, base_folder, of_run, source_of
 
 import toque
 from toque.config import load_config
@@ -36,7 +38,7 @@ BEFORE = {
     False: ("6m", ADAMW | {"peak_lr": 1e-3}, 4096),
 }
 """Size, optimizer and batch of init before, by whether the collection is small."""
-EIGHT = {
+HAND = {
     "300k muon 2e-2": ("300k", MUON | {"peak_lr": 2e-2}, 2048),
     "1m muon 1e-2": ("1m", MUON | {"peak_lr": 1e-2}, 2048),
     "1m muon 2e-2": ("1m", MUON | {"peak_lr": 2e-2}, 2048),
@@ -46,30 +48,54 @@ EIGHT = {
     "3m muon 2e-2": ("3m", MUON | {"peak_lr": 2e-2}, 2048),
     "6m muon 1e-2": ("6m", MUON | {"peak_lr": 1e-2}, 4096),
 }
+SCRATCH = "scratch"
+ALL_WEIGHTS = 0  # the rank where no adapter is trained
+BASE_BEFORE = (ALL_WEIGHTS, 1e-4, 16_384)
+BASE_HAND = {
+    "all weights 1e-4": (ALL_WEIGHTS, 1e-4, 2048),
+    "all weights 3e-4": (ALL_WEIGHTS, 3e-4, 2048),
+    "lora 16 1e-3": (16, 1e-3, 2048),
+    "lora 16 3e-3": (16, 3e-3, 2048),
+    "lora 64 1e-3": (64, 1e-3, 2048),
+    "lora 16 1e-3, batch 1024": (16, 1e-3, 1024),
+}
+"""Rank, rate and tokens of an update of runs that continue from a base."""
 
 
 def configured(side: str, a: argparse.Namespace) -> dict[str, Any]:
     """The settings of a side, and what is expected of it where it is the dial's."""
     source, small = source_of(a.data, a.work), COLLECTIONS[a.data][1] is not None
-    made = toque.init(source, to=a.work / "dial.yaml", for_=f"{a.minutes} minutes", replace=True)
+    start = SCRATCH if a.base == SCRATCH else base_folder(a.base)
+    made = toque.init(
+        source,
+        to=a.work / "dial.yaml",
+        for_=f"{a.minutes} minutes",
+        start_from=start,
+        replace=True,
+    )
     settings: dict[str, Any] = made.config.model_dump(mode="json", exclude_unset=True)
     if side == "dial":
         return settings | {"expected": made.forecast}
-    name, optim, batch = BEFORE[small] if side == "before" else EIGHT[side]
-    size = SIZES[name]
-    settings["model"] |= {"shape": size.shape, "tokenizer": f"trained:{size.vocabulary}"}
-    settings["optim"] = optim
+    if a.base != SCRATCH:
+        rank, peak_lr, batch = BASE_BEFORE if side == "before" else BASE_HAND[side]
+        settings["optim"] = ADAMW | {"peak_lr": peak_lr}
+        settings["adapter"] = {"kind": "lora", "r": rank} if rank else None
+    else:
+        name, settings["optim"], batch = BEFORE[small] if side == "before" else HAND[side]
+        size = SIZES[name]
+        settings["model"] |= {"shape": size.shape, "tokenizer": f"trained:{size.vocabulary}"}
     settings["train"]["batch"] = f"{batch} tokens"
     return settings
 
 
 def run_of(side: str, a: argparse.Namespace) -> dict[str, Any]:
     """Train and score one side."""
-    name = f"{side} {a.data} {a.minutes:g}".replace(" ", "_").replace(",", "")
+    base = "" if a.base == SCRATCH else f" {a.base}"
+    name = f"{side}{base} {a.data} {a.minutes:g}".replace(" ", "_").replace(",", "")
     file, folder = a.work / f"{name}.yaml", a.work / name
     if not file.exists():
         settings = configured(side, a)
-        tokenizer = settings["model"]["tokenizer"].partition(":")[2]
+        tokenizer = settings["model"].get("tokenizer", f":{a.base}").partition(":")[2]
         settings["run_dir"] = str(folder)
         settings["data"]["store"] = str(a.work / f"{a.data.replace(' ', '_')}_{tokenizer}")
         settings["train"] |= {"stop_after": f"{a.minutes:g} minutes"}
@@ -86,11 +112,12 @@ def run_of(side: str, a: argparse.Namespace) -> dict[str, Any]:
     return {
         "side": side,
         "data": a.data,
+        "base": a.base,
         "minutes": a.minutes,
         "expected": (a.work / f"{name}.expected").read_text(),
         "shape": dict(config.model.shape),
         "optim": [config.optim.name, config.optim.peak_lr],
-        "updates": found["step"],
+        "run": of_run(folder),
         "heldout": found["heldout"],
         "generated": found["generated"],
         "intervals": found["intervals"],
@@ -105,10 +132,11 @@ def measure(a: argparse.Namespace) -> harness.Result:
     a.work.mkdir(parents=True, exist_ok=True)
     lines = a.out.read_text().splitlines() if a.out.exists() else []
     held = [json.loads(line) for line in lines]
-    sides = [one for side in a.sides for one in (EIGHT if side == "eight" else [side])]
-    known = {(one["side"], one["data"], one["minutes"]) for one in held}
+    hand = HAND if a.base == SCRATCH else BASE_HAND
+    sides = [one for side in a.sides for one in (hand if side == "hand" else [side])]
+    known = {(one["side"], _of(one)) for one in held}
     for side in sides:
-        if (side, a.data, a.minutes) in known:
+        if (side, (a.data, a.base, a.minutes)) in known:
             continue
         harness.note(f"{side}, {a.minutes:g} minutes")
         held.append(run_of(side, a))
@@ -121,14 +149,19 @@ def measure(a: argparse.Namespace) -> harness.Result:
             **{k: round(v, 4) for k, v in one["generated"].items() if isinstance(v, float)},
         }
         for one in held
-        if (one["data"], one["minutes"]) == (a.data, a.minutes)
+        if _of(one) == (a.data, a.base, a.minutes)
     ]
     return harness.Result(ours={"runs": rows}, quality={"passes": None})
+
+
+def _of(run: dict[str, Any]) -> tuple[str, str, float]:
+    return run["data"], run["base"], run["minutes"]
 
 
 def options(p: argparse.ArgumentParser) -> None:
     """The command line."""
     p.add_argument("--data", choices=list(COLLECTIONS), default="two magazines and a site")
+    p.add_argument("--base", choices=[SCRATCH, *BASES], default=SCRATCH)
     p.add_argument("--minutes", type=float, default=15)
     p.add_argument("--sides", nargs="+", default=["dial", "before"])
     p.add_argument("--prompts", type=int, default=200)

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from toque.workflows.dial import FIT, SIZES, best_for, rate_of
+from toque.units import Duration
+from toque.workflows.dial import FIT, MOST_PASSES, SIZES, best_for, rate_of, tuning_for
 
 
 def by_parameters(size):
@@ -51,3 +52,25 @@ def test_little_text_has_a_small_model_however_long_it_takes():
 
 def test_the_rate_is_that_of_real_updates():
     assert rate_of(SIZES["300k"], 400.0) > 10.0
+
+
+def test_a_pretrained_model_stops_where_texts_would_be_learnt_by_heart():
+    hour = Duration.parse("1 hours total")
+    many = tuning_for(1e7, 40_000, 3000.0, 200.0, longest=400)
+    assert (many.tokens, many.batch) == (600_000.0, "1024 tokens")
+    assert "600,000 after 1 hour, 0.06 passes" in many.forecast(hour)
+    assert not many.ends_early
+    few = tuning_for(100_000, 400, 3000.0, 1000.0, longest=400)
+    assert few.tokens == MOST_PASSES * 100_000
+    assert few.ends_early
+    assert "4 passes over the texts, where the run ends, for the time is enough for 30." in (
+        few.forecast(hour)
+    )
+
+
+def test_an_update_of_a_pretrained_model_grows_with_what_is_read():
+    fast = tuning_for(1e10, 10_000_000, 3000.0, 5000.0, longest=400)
+    assert fast.batch == "16384 tokens"
+    assert tuning_for(1e10, 10_000_000, 3000.0, 1000.0, longest=400).batch == "8192 tokens"
+    assert tuning_for(0, 0, 3000.0, 100.0, longest=4000).batch == "4000 tokens"
+    assert tuning_for(2_000, 20, 3000.0, 100.0, longest=400).batch == "4 examples"

@@ -1,4 +1,4 @@
-"""Dial: the model from scratch that a machine makes the best of some text in some time.
+"""Dial: what a machine makes the best of some text in some time, from scratch or from a model.
 
 The table and the fit come from short runs on 68,004 real recipes (`bench/quality/short_runs.py`,
 `fit_runs.py`; runs and figures in lab/tonight). How fast this machine trains a size is measured.
@@ -59,8 +59,8 @@ class Size(NamedTuple):
 
 
 SIZES: Final[Mapping[str, Size]] = {
-    "300k": Size(64, 3, 2048, 2048, 2e-2),
-    "1m": Size(128, 4, 2048, 2048, 2e-2),
+    "300k": Size(64, 3, 2048, 2048, 1e-2),
+    "1m": Size(128, 4, 2048, 2048, 1e-2),
     "3m": Size(192, 5, 2048, 2048, 1e-2),
     "6m": Size(256, 6, 4096, 4096, 1e-2),
     "14m": Size(384, 7, 4096, 8192, 1e-2),
@@ -109,6 +109,15 @@ _PREPARED_A_SECOND: Final = 740_000
 _ENDING_SECONDS: Final = 15.0  # start, last scores and the finished model of a small run
 _LONG_EXAMPLE: Final = 2048  # characters of an example where longer ones are split
 
+MOST_PASSES: Final = 4.0
+"""Passes over its texts after which a pretrained model stops: up to four are worth nearly as much
+as fresh text (Muennighoff et al. 2023)."""
+_TUNED_UPDATES: Final = 300  # fewest updates that larger ones are made for
+_TUNED_BATCH: Final = (1024, 16_384)  # fewest and most tokens of an update
+_FEWEST_EXAMPLES: Final = 4  # of an update where texts are few
+TUNED_LR: Final[Mapping[bool, float]] = {False: 1e-4, True: 1e-3}
+"""AdamW's peak rate for all weights (False) and for an adapter (True)."""
+
 
 class Choice(NamedTuple):
     """The size that the forecast is best for."""
@@ -148,11 +157,64 @@ def time_of(text: str) -> Duration:
     return replace(whole, total=True)
 
 
+class Tuning(NamedTuple):
+    """Further training of a pretrained model in some time."""
+
+    batch: str
+    tokens: float  # that are read, fewer than in the time where the texts are few
+    passes: float  # over all texts that the time is enough for; 0 where nobody has looked
+    rate: float  # tokens a second
+
+    @property
+    def ends_early(self) -> bool:
+        """True if the run ends after `MOST_PASSES`, before the time is over."""
+        return self.passes > MOST_PASSES
+
+    def forecast(self, whole: Duration) -> str:
+        """Sentences on what the run reads."""
+        read = float(f"{self.rate:.2g}")
+        said = f"This machine trains about {read:,.0f} tokens a second of this model: "
+        said += f"{float(f'{self.tokens:.2g}'):,.0f} after "
+        said += replace(whole, total=False).in_words()
+        if self.ends_early:
+            said = f"{said.rpartition(' after ')[0]} are {MOST_PASSES:g} passes over the texts"
+            said += f", where the run ends, for the time is enough for {self.passes:,.0f}"
+        elif self.passes:
+            said += f", {self.passes:.2g} passes over the texts"
+        return f"{said}. What loss that gives depends on the model, and is not foreseen."
+
+
+def tuning_for(texts: float, records: int, seconds: float, rate: float, *, longest: int) -> Tuning:
+    """The settings for `texts` tokens in so many records, 0 of both where nobody has looked.
+
+    Args:
+        texts: tokens of all texts.
+        records: texts.
+        seconds: time to train in.
+        rate: tokens a second of this machine.
+        longest: tokens of the longest text, which an update must hold.
+    """
+    tokens = rate * seconds
+    read = min(tokens, MOST_PASSES * texts) if texts else tokens
+    wanted, (fewest, most) = read / _TUNED_UPDATES, _TUNED_BATCH
+    batch = f"{max(longest, min(most, 2 ** math.floor(math.log2(max(fewest, wanted)))))} tokens"
+    if records and wanted < fewest:
+        batch = f"{max(_FEWEST_EXAMPLES, round(wanted * records / texts))} examples"
+    return Tuning(batch, read, tokens / texts if texts else 0.0, rate)
+
+
 def choice_for(text: float, records: int, whole: Duration, *, only: str | None = None) -> Choice:
     """The best size for `text` bytes in so many records; 0 of both where nobody has looked.
 
     `only`: forecast this size alone. A ConfigError where nothing of the time is left to train in.
     """
+    each = min(text / max(1, records), _LONG_EXAMPLE) if text else _LONG_EXAMPLE
+    training = training_seconds(text, whole)
+    return best_for(text or math.inf, training, lambda one: rate_of(one, each), only=only)
+
+
+def training_seconds(text: float, whole: Duration) -> float:
+    """Seconds to train in when `text` bytes are prepared before; a ConfigError if none are left."""
     seconds, before = whole.seconds or 0.0, text / _PREPARED_A_SECOND + _ENDING_SECONDS
     if seconds <= before:
         least = argument(f'for_="{math.ceil(before / 30)} minutes"')
@@ -160,9 +222,7 @@ def choice_for(text: float, records: int, whole: Duration, *, only: str | None =
             f'{argument("for_")} is "{whole}", and preparing these texts and writing the model '
             f"take about {before:,.0f} seconds: nothing is left to train in. Use at least {least}."
         )
-    each = min(text / max(1, records), _LONG_EXAMPLE) if text else _LONG_EXAMPLE
-    training = (seconds - before) * (1.0 - EVALUATING)
-    return best_for(text or math.inf, training, lambda one: rate_of(one, each), only=only)
+    return (seconds - before) * (1.0 - EVALUATING)
 
 
 def best_for(

@@ -33,9 +33,22 @@ from toque.sources.source_files import blocks_of, find_files, is_documentation, 
 from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import is_remote
+from toque.units import Duration
 from toque.workflows.configure import configure
-from toque.workflows.dial import EVALUATING, POSITIONS, SIZES, Choice, choice_for, time_of
-from toque.workflows.init_base import SeenBase, base_seen
+from toque.workflows.dial import (
+    EVALUATING,
+    MOST_PASSES,
+    POSITIONS,
+    SIZES,
+    TUNED_LR,
+    Choice,
+    Tuning,
+    choice_for,
+    time_of,
+    training_seconds,
+    tuning_for,
+)
+from toque.workflows.init_base import USUAL_BATCH, SeenBase, base_seen
 from toque.workflows.prepared_store import sources_of
 
 RECIPES, DOCUMENTS = "recipes", "documents"
@@ -45,7 +58,6 @@ _LOOK_BYTES: Final = 4 << 20
 """Bytes of every source that are read: some thousand recipes, in about a second."""
 _CHARACTERS_A_TOKEN: Final = 4.0
 """Guess, for English recipes and tokenizers of some thousand entries."""
-_USUAL_BATCH: Final = 16_384  # tokens of an update that continues from a model
 _UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
 """Guesses: fewest updates of a run, its epochs, fewest examples of an update, and tokens of an
 example where long ones are split."""
@@ -160,17 +172,10 @@ def init(
     with reporter.working("looking at the files"):
         here = _sources_here(wanted, reporter.notice)
         found = _survey(wanted, here)
-    choice = None
-    if start == "scratch":
-        with reporter.working("measuring how fast this machine trains"):
-            tokens, records = _amount(found)
-            choice = choice_for(tokens * _CHARACTERS_A_TOKEN, records, whole, only=size)
-    batch = _batch_for(found, choice.size.batch_tokens if choice else _USUAL_BATCH)
-    with reporter.working("looking at the model"):
-        base = base_seen(wanted, here, batch)
+    base, how, batch = _settled(wanted, here, found, whole, size, reporter)
     few = _few_in_words(found) if start == "scratch" else []
     remarks = (*(remark for one in found for remark in one.remarks), *base.remarks, *left, *few)
-    text = _written(wanted, found, file, base, choice)
+    text = _written(wanted, found, file, base, how, batch)
     config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -181,8 +186,32 @@ def init(
             f"{file} cannot be written: {error.strerror}. Name another file with {argument('to')}."
         ) from error
     return Initialised(
-        file, config, tuple(found), remarks, choice.forecast(whole) if choice else ""
+        file, config, tuple(found), remarks, "" if how is None else how.forecast(whole)
     )
+
+
+def _settled(
+    wanted: RunConfig,
+    here: Sequence[Source],
+    found: Sequence[FoundSource],
+    whole: Duration,
+    size: str | None,
+    reporter: Reporter,
+) -> tuple[SeenBase, Choice | Tuning | None, str]:
+    """What a model to start from asks for; what the time is best used for; and `train.batch`."""
+    tokens, records = _amount(found)
+    text = tokens * _CHARACTERS_A_TOKEN
+    if wanted.model.start_from == "scratch":
+        with reporter.working("measuring how fast this machine trains"):
+            choice = choice_for(text, records, whole, only=size)
+        return SeenBase(), choice, _batch_for(found, choice.size.batch_tokens)
+    seconds = training_seconds(text, whole)
+    with reporter.working("looking at the model, and how fast this machine trains it"):
+        base = base_seen(wanted, here)
+    if base.rate is None:
+        return base, None, _batch_for(found, USUAL_BATCH)
+    tuning = tuning_for(tokens, records, seconds, base.rate, longest=base.longest)
+    return base, tuning, tuning.batch
 
 
 def _refuse_early(
@@ -336,13 +365,13 @@ def _batch_for(found: Sequence[FoundSource], usual: int) -> str:
     return f"{max(_FEWEST_EXAMPLES, round(wanted / each))} examples"
 
 
-def _held_out(found: Sequence[FoundSource], choice: Choice | None) -> str:
+def _held_out(found: Sequence[FoundSource], how: Choice | Tuning | None) -> str:
     """`evaluation.max_examples`, so many that evaluations take their share of the time."""
-    if choice is None:
+    if how is None:
         return ""
     tokens, records = _amount(found)
     # The forward pass of an evaluation is a third of an update's work.
-    allowed = 3 * EVALUATING / _EVALUATIONS * choice.tokens / (tokens / max(1, records) or 1.0)
+    allowed = 3 * EVALUATING / _EVALUATIONS * how.tokens / (tokens / max(1, records) or 1.0)
     n = max(_FEWEST_HELD_OUT, round(min(_MOST_HELD_OUT, allowed)))
     share = f"{EVALUATING:.0%} of the time at most"
     return f"  max_examples: {n}   # held-out texts of an evaluation: {share}\n"
@@ -353,16 +382,20 @@ def _written(
     found: Sequence[FoundSource],
     file: Path,
     base: SeenBase,
-    choice: Choice | None,
+    how: Choice | Tuning | None,
+    batch: str,
 ) -> str:
     """The text of the file, each setting that a user would turn with a comment."""
     kinds, model, encoding = {one.kind for one in found}, wanted.model, wanted.data.encoding
-    if choice is not None:
-        of_model, peak_lr = _scratch(choice, model.tokenizer), str(choice.size.peak_lr)
+    length, why = str(wanted.train.stop_after), "with preparing and scoring; or 3 epochs"
+    if isinstance(how, Choice):
+        of_model, peak_lr = _scratch(how, model.tokenizer), how.size.peak_lr
         name, schedule = "  name: muon   # for matrices, AdamW for the rest\n", "linear"
     else:
-        peak_lr = "1e-4" if base.adapter[0] == "#" else "2e-4"
+        peak_lr = TUNED_LR[base.is_adapted]
         of_model, name, schedule = _pretrained(model, base.adapter), "", "cosine"
+        if how is not None and how.ends_early:
+            length, why = f"{MOST_PASSES:g} epochs", f"of {how.passes:.0f} that there is time for"
     columns = wanted.data.sources[0].model_dump(mode="json")["columns"]
     named = f"\n      columns: {flow(columns)}   # as you said" if columns else ""
     paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{named}" for one in found)
@@ -415,14 +448,14 @@ optim:
   schedule: {schedule}   # warms up for 3 % of the run, then falls to nothing by its end
 
 train:
-  stop_after: {flow(str(wanted.train.stop_after))}   # with preparing and scoring; or 3 epochs
-  batch: {base.batch}   # what one update sees
+  stop_after: {flow(length)}   # {why}
+  batch: {batch}   # what one update sees
   evaluate_every: 10 %
   save_every: 10 %   # a killed run continues from here
   # early_stopping: {{patience: 3}}   # end when the held-out loss has stopped falling
 
 evaluation:
-{_held_out(found, choice)}{scores}
+{_held_out(found, how)}{scores}
 """
     return "".join(f"{_aligned(line)}\n" for line in text.splitlines())
 

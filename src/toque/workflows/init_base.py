@@ -18,13 +18,14 @@ from toque.models.loading.hub import folder_here
 from toque.sources.conversations import ConversationReader
 from toque.sources.records import Source, examples_in
 from toque.sources.source_files import blocks_of, find_files
-from toque.units import Duration
 from toque.workflows.configure import configure
 from toque.workflows.prepared_store import prepare_settings
 
 _ADAPTER_FROM: Final = 1_000_000_000
 """Parameters from which on an adapter is proposed even where all weights fit. A guess: few data
 move a larger model as far through an adapter, and its checkpoints stay small."""
+USUAL_BATCH: Final = 16_384
+"""Tokens of an update that continues from a model of which no rate is known."""
 _LETTERS: Final = 20_000
 """Characters that are enough to see whether a tokenizer knows their script."""
 _LORA: Final = "adapter: {kind: lora}"
@@ -37,25 +38,29 @@ NOT_SEEN: Final = (
 class SeenBase(NamedTuple):
     """Settings that a model asks for, each with the reason as a comment."""
 
-    batch: str
+    longest: int = 1  # tokens of the longest example
     adapter: str = _NO_ADAPTER
     """The line of it, which is a comment where all weights are to be trained."""
     data: str = ""  # lines of the data section
     remarks: tuple[str, ...] = ()  # sentences on what is cut, memory that is short, or no look
+    rate: float | None = None  # tokens a second that this machine trains; None: not looked at
+
+    @property
+    def is_adapted(self) -> bool:
+        """True if an adapter is trained, False if all weights are."""
+        return not self.adapter.startswith("#")
 
 
-def base_seen(config: RunConfig, sources: Sequence[Source], batch: str) -> SeenBase:
+def base_seen(config: RunConfig, sources: Sequence[Source]) -> SeenBase:
     """Look at the model that `config` starts from, if it is on this machine, and the sources.
 
     Raises:
         ConfigError: the model cannot be trained on these data, or cannot be read.
         DataError: its tokenizer cannot be used.
     """
-    start, data, remarks = config.model.start_from, list[str](), list[str]()
-    if start == "scratch" or folder_here(start) is None:
-        return SeenBase(
-            batch, remarks=() if start == "scratch" else (NOT_SEEN.format(start=start),)
-        )
+    start, data, remarks, longest = config.model.start_from, list[str](), list[str](), 1
+    if folder_here(start) is None:
+        return SeenBase(remarks=(NOT_SEEN.format(start=start),))
     talks = any(isinstance(source.reader, ConversationReader) for source in sources)
     if sources and not config.model.tokenizer_source.startswith(TRAINED):
         template = "auto"
@@ -71,12 +76,11 @@ def base_seen(config: RunConfig, sources: Sequence[Source], batch: str) -> SeenB
         data += [
             f"  {one}: {n}   # by the longest that was measured\n" for one, n in limits.items()
         ]
-        row, asked = sum(limits.values()), Duration.parse(batch)
-        if asked.unit == "tokens" and asked.amount < row:
-            batch = f"{row} tokens"
+        longest = sum(limits.values())
         config = configure(config, data=limits)
-    line, short = _adapter(configure(config, train={"batch": batch}))
-    return SeenBase(batch, line, "".join(data), (*remarks, *short))
+    largest = max(longest, USUAL_BATCH)
+    line, short, rate = _adapter(configure(config, train={"batch": f"{largest} tokens"}))
+    return SeenBase(longest, line, "".join(data), (*remarks, *short), rate)
 
 
 def _lengths(
@@ -119,22 +123,24 @@ def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[
     return [said]
 
 
-def _adapter(config: RunConfig) -> tuple[str, list[str]]:
-    """The adapter's line, and a sentence where a run with it does not fit either."""
+def _adapter(config: RunConfig) -> tuple[str, list[str], float]:
+    """The adapter's line, a sentence where a run with it does not fit either, and the rate."""
     # With torch, which a configuration from scratch does without.
     from toque.hardware.memory import in_words
-    from toque.workflows.plan.planned import memory_to_train
+    from toque.workflows.plan.planned import outlook_of
 
-    n, memory = memory_to_train(config)
+    whole = outlook_of(config)
+    n, memory = whole.parameters, whole.memory
     millions, room = f"{n / 1e6:,.0f} M", in_words(memory.room)
     if memory.fits and n < _ADAPTER_FROM:
         why = f"all {millions} weights take {in_words(memory.total)} of {room}; this, less"
-        return f"# {_LORA}   # {why}", []
+        return f"# {_LORA}   # {why}", [], whole.tokens_per_second()
     why = f"all {millions} weights would take {in_words(memory.total)} of {room}"
     changes: dict[str, Any] = {"adapter": {"kind": "lora"}}
-    _, smaller = memory_to_train(configure(config, **changes))
+    adapted = outlook_of(configure(config, **changes))
+    smaller = adapted.memory
     short = (
         f"Training takes {in_words(smaller.total)} of {room} even with an adapter: `toque plan` "
         "says what takes less, or start from a smaller model."
     )
-    return f"{_LORA}   # {why}", [] if smaller.fits else [short]
+    return f"{_LORA}   # {why}", [] if smaller.fits else [short], adapted.tokens_per_second()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -107,12 +107,30 @@ def planned(config: RunConfig, hardware: str | None, utilisation: float | None, 
     )
 
 
-def memory_to_train(config: RunConfig) -> tuple[int, Memory]:
-    """Parameters of a run's model, and the memory that training takes on this machine."""
+class Outlook(NamedTuple):
+    """Training of a model on this machine, before anything is allocated."""
+
+    estimator: Estimator
+    model: PreTrainedModel
+    memory: Memory
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the model, an adapter's included."""
+        return parameter_counts(self.model).total
+
+    def tokens_per_second(self) -> float:
+        """Estimated rate, for which a CPU's operations are timed."""
+        seconds = self.estimator.time(self.model, self.memory).update_seconds
+        return self.estimator.work.tokens_per_update / seconds
+
+
+def outlook_of(config: RunConfig) -> Outlook:
+    """The model of a run, and the memory that training takes on this machine."""
     of_all, model_of, _ = ahead(config, None)
     with outlining():
         model, memory, _ = memory_of_rank(of_all.of_rank(), model_of)
-    return parameter_counts(model).total, memory
+    return Outlook(of_all, model, memory)
 
 
 def outlined_optimizer(
