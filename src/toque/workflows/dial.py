@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -298,7 +299,7 @@ def rate_of(size: Size, characters: float) -> float:
             float(run.trainer.step(step).loss)  # waits for the device
             rates.append(step.n_tokens / (time.perf_counter() - began))
             cursor = step.cursor
-        return max(rates)  # the first ones make the optimizer's state, and others may disturb
+        return statistics.median(rates[1:])  # the first makes the optimizer's state
 
 
 def _random_texts(characters: float) -> list[str]:
