@@ -7,6 +7,8 @@ Sides: `dial` is the configuration that init writes; `before` the one that it wr
 2026 (6 M parameters, or 1 M for a small collection, AdamW at 1e-3 or 3e-3 with a cosine); `hand`
 are hand-made variations of size, rate and optimizer. With a base, all sides continue from it (the
 folder $SMOLLM2, or one of the shared models), and the variations are of adapter, rate and batch.
+`trainer` is transformers.Trainer with the dial's shape, tokens and minutes, its usual settings and
+three rates; the dial's own run is made before.
 Every side trains on a store that is prepared beforehand, for so many minutes of the clock,
 evaluations not counted, and its model is then scored over so many held-out prompts. A line of the
 result is one run. Runs that the file holds are not made again, and one that was killed continues.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,10 +28,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import harness
 import peers
+import torch
+import trainer_for_minutes
 from short_runs import BASES, COLLECTIONS, base_folder, of_run, source_of
 
 import toque
 from toque.config import load_config
+from toque.data.store.token_store import TokenStore
+from toque.models.onednn import has_fast_bf16
 from toque.workflows.dial import SIZES
 
 ADAMW = {"name": "adamw", "schedule": "cosine"}
@@ -48,6 +55,8 @@ HAND = {
     "3m muon 2e-2": ("3m", MUON | {"peak_lr": 2e-2}, 2048),
     "6m muon 1e-2": ("6m", MUON | {"peak_lr": 1e-2}, 4096),
 }
+TRAINER = {f"trainer {lr:g}": lr for lr in (5e-4, 1e-3, 3e-3)}
+TRAINER_BATCH = 16  # examples of an update, padded to the longest
 SCRATCH = "scratch"
 ALL_WEIGHTS = 0  # the rank where no adapter is trained
 BASE_BEFORE = (ALL_WEIGHTS, 1e-4, 16_384)
@@ -88,39 +97,74 @@ def configured(side: str, a: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def run_of(side: str, a: argparse.Namespace) -> dict[str, Any]:
-    """Train and score one side."""
+def _named(side: str, a: argparse.Namespace) -> Path:
+    """The run folder of a side; its configuration is beside it."""
     base = "" if a.base == SCRATCH else f" {a.base}"
     name = f"{side}{base} {a.data} {a.minutes:g}".replace(" ", "_").replace(",", "")
-    file, folder = a.work / f"{name}.yaml", a.work / name
+    return Path(a.work / name)
+
+
+def by_trainer(side: str, a: argparse.Namespace) -> dict[str, Any]:
+    """Train with transformers.Trainer on the store of the dial's run, and score as the others."""
+    dial, folder = _named("dial", a), _named(side, a)
+    config = load_config(f"{dial}.yaml").config
+    run = trainer_for_minutes.train(
+        dial / "model",
+        TokenStore.open(Path(config.data.store)),
+        folder,
+        minutes=a.minutes,
+        lr=TRAINER[side],
+        batch=TRAINER_BATCH,
+        bf16=has_fast_bf16(torch.device("cpu")),
+        seed=config.seed,
+    )
+    for file in (dial / "model").iterdir():
+        if not (folder / file.name).exists():
+            shutil.copy(file, folder)  # its tokenizer
+    found = toque.evaluate(folder, config)
+    return _line(side, a, run, json.loads(found.to_json()), [run["lr"], TRAINER_BATCH])
+
+
+def run_of(side: str, a: argparse.Namespace) -> dict[str, Any]:
+    """Train and score one side."""
+    if side in TRAINER:
+        return by_trainer(side, a)
+    folder = _named(side, a)
+    file = Path(f"{folder}.yaml")
     if not file.exists():
         settings = configured(side, a)
         tokenizer = settings["model"].get("tokenizer", f":{a.base}").partition(":")[2]
         settings["run_dir"] = str(folder)
         settings["data"]["store"] = str(a.work / f"{a.data.replace(' ', '_')}_{tokenizer}")
-        settings["train"] |= {"stop_after": f"{a.minutes:g} minutes"}
-        settings.setdefault("evaluation", {}).update(
-            {"generate": a.prompts, "texts": 0, "max_examples": 512}
-        )
-        (a.work / f"{name}.expected").write_text(settings.pop("expected", ""))
+        settings["train"]["stop_after"] = f"{a.minutes:g} minutes"
+        settings["evaluation"] = {
+            "generate": a.prompts,
+            "texts": 0,
+            "max_examples": a.held_out,
+        }
+        Path(f"{folder}.expected").write_text(settings.pop("expected", ""))
         file.write_text(json.dumps(settings))
     config = load_config(file).config
     peers.toque("prepare", file)
     peers.toque("train", file)
     peers.toque("evaluate", folder)
     found = json.loads((folder / "evaluation.json").read_text())
+    optim = [config.optim.name, config.optim.peak_lr]
+    expected = Path(f"{folder}.expected").read_text()
+    return _line(side, a, of_run(folder), found, optim) | {"expected": expected}
+
+
+def _line(
+    side: str, a: argparse.Namespace, run: dict[str, Any], found: dict[str, Any], optim: list[Any]
+) -> dict[str, Any]:
     return {
         "side": side,
         "data": a.data,
         "base": a.base,
         "minutes": a.minutes,
-        "expected": (a.work / f"{name}.expected").read_text(),
-        "shape": dict(config.model.shape),
-        "optim": [config.optim.name, config.optim.peak_lr],
-        "run": of_run(folder),
-        "heldout": found["heldout"],
-        "generated": found["generated"],
-        "intervals": found["intervals"],
+        "optim": optim,
+        "run": run,
+        **{name: found[name] for name in ("heldout", "generated", "intervals", "memorisation")},
         "machine": harness.machine(),
     }
 
@@ -133,7 +177,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
     lines = a.out.read_text().splitlines() if a.out.exists() else []
     held = [json.loads(line) for line in lines]
     hand = HAND if a.base == SCRATCH else BASE_HAND
-    sides = [one for side in a.sides for one in (hand if side == "hand" else [side])]
+    several = {"hand": hand, "trainer": TRAINER}
+    sides = [one for side in a.sides for one in several.get(side, [side])]
     known = {(one["side"], _of(one)) for one in held}
     for side in sides:
         if (side, (a.data, a.base, a.minutes)) in known:
@@ -165,6 +210,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--minutes", type=float, default=15)
     p.add_argument("--sides", nargs="+", default=["dial", "before"])
     p.add_argument("--prompts", type=int, default=200)
+    p.add_argument("--held-out", type=int, default=512, help="examples that give the loss")
     p.add_argument("--out", type=Path, default=Path("long.jsonl"))
     p.add_argument("--work", type=Path, required=True, help="folder for stores and runs")
 
