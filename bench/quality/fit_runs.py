@@ -6,8 +6,8 @@ The form is that of `toque.workflows.dial.Fit`, E + A / N^a + B / D^b, N paramet
 embeddings, D bytes of text that were read. E is what the options say, for runs of an hour cannot
 tell it; a and b are searched on a grid, A and B are least squares of the relative error. Every run
 is then left out once and foreseen by the others: the worst of these errors is the fit's own. Runs
-at a rate or batch that was not the best of its size are no part of it, nor those of fewer than four
-million tokens, in which a model does not yet copy what the prompt lists and the loss falls by
+at a rate or batch that was not the best of its size are no part of it, nor those of fewer than
+eight million tokens, in which a model hardly copies what the prompt lists and the loss falls by
 another law. Another collection has the same form times a number of its own; where it was read more
 than once, the runs also tell what a repeat is worth.
 """
@@ -146,8 +146,8 @@ def options(p: argparse.ArgumentParser) -> None:
     """The command line."""
     p.add_argument("--runs", type=Path, required=True)
     p.add_argument("--data", default="two magazines and a site")
-    p.add_argument("--least-tokens", type=int, default=4_000_000)
-    p.add_argument("--floor", type=float, default=0.35, help="E, bits a byte")
+    p.add_argument("--least-tokens", type=int, default=8_000_000)
+    p.add_argument("--floor", type=float, default=0.25, help="E, bits a byte")
     p.add_argument("--vocabulary", type=int, default=2048)
 
 
