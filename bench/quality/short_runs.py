@@ -89,8 +89,13 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         ),
         "vocabularies": _product([tiny], [{"vocabulary": n} for n in (1024, 4096, 8192)]),
         "few": _product(
-            [small | {"data": "one magazine", "tokens": n} for n in (4_000_000, 8_000_000)]
-            + [tiny | {"data": "one magazine", "tokens": n} for n in (4_000_000, 8_000_000)]
+            [small | {"tokens": n} for n in (4_000_000, 8_000_000, 16_000_000)]
+            + [tiny | {"tokens": n} for n in (2_000_000, 4_000_000, 8_000_000)],
+            [{"data": "one magazine"}],
+        ),
+        "fewer": _product(
+            [small | {"tokens": n} for n in (2_000_000, 4_000_000, 8_000_000)],
+            [{"data": "500 of them"}],
         ),
         "init's": _product(
             [tiny | {"tokens": 500_000}, large | {"vocabulary": 4096, "tokens": 300_000}],
@@ -118,10 +123,11 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             usual=BASE | {"start": "smollm2"},
         ),
         "helps": _product(
-            [tiny | {"data": "one magazine", "tokens": 2_000_000}],
+            [tiny | {"data": "one magazine", "tokens": 8_000_000}],
             [
                 {"label_smoothing": 0.1},
                 {"weight_decay": 0.1},
+                {"weight_decay": 1.0},
                 {"more": {"augmentation": {"prompt_formats": True, "substitute": 0.3}}},
                 {"more": {"curriculum": {"stages": CURRICULUM}}},
             ],
