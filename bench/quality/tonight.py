@@ -119,7 +119,7 @@ def by_trainer(side: str, a: argparse.Namespace) -> dict[str, Any]:
         seed=config.seed,
     )
     for file in (dial / "model").iterdir():
-        if not (folder / file.name).exists():
+        if file.is_file() and not (folder / file.name).exists():
             shutil.copy(file, folder)  # its tokenizer
     found = toque.evaluate(folder, config)
     return _line(side, a, run, json.loads(found.to_json()), [run["lr"], TRAINER_BATCH])
