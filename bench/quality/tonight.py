@@ -74,12 +74,11 @@ BASE_HAND = {
 def configured(side: str, a: argparse.Namespace) -> dict[str, Any]:
     """The settings of a side, and what is expected of it where it is the dial's."""
     source, small = source_of(a.data, a.work), COLLECTIONS[a.data][1] is not None
-    start = SCRATCH if a.base == SCRATCH else base_folder(a.base)
     made = toque.init(
         source,
         to=a.work / "dial.yaml",
         for_=f"{a.minutes} minutes",
-        start_from=start,
+        start_from=SCRATCH if a.base == SCRATCH else base_folder(a.base),
         replace=True,
     )
     settings: dict[str, Any] = made.config.model_dump(mode="json", exclude_unset=True)
@@ -176,6 +175,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
     a.work.mkdir(parents=True, exist_ok=True)
     lines = a.out.read_text().splitlines() if a.out.exists() else []
     held = [json.loads(line) for line in lines]
+    if a.base != SCRATCH and "trainer" in a.sides:
+        raise harness.Skipped("the Trainer's side begins from random weights: leave the base out")
     hand = HAND if a.base == SCRATCH else BASE_HAND
     several = {"hand": hand, "trainer": TRAINER}
     sides = [one for side in a.sides for one in several.get(side, [side])]

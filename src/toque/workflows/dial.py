@@ -115,7 +115,7 @@ MOST_PASSES: Final = 4.0
 as fresh text (Muennighoff et al. 2023)."""
 _TUNED_UPDATES: Final = 300  # fewest updates that larger ones are made for
 _TUNED_BATCH: Final = (1024, 16_384)  # fewest and most tokens of an update
-_FEWEST_EXAMPLES: Final = 4  # of an update where texts are few
+FEWEST_EXAMPLES: Final = 4  # of an update where texts are few
 TUNED_LR: Final[Mapping[bool, float]] = {False: 1e-4, True: 1e-3}
 """AdamW's peak rate for all weights (False) and for an adapter (True)."""
 
@@ -135,13 +135,12 @@ class Choice(NamedTuple):
 
     def forecast(self, whole: Duration) -> str:
         """The sentence on what a run from scratch will reach."""
-        said = replace(whole, total=False).in_words()
         loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN[self.size.vocabulary]
         return (
-            f"Expected after {said}: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss "
-            f"of {loss:.2f}, by a model of {self.name} parameters that reads "
-            f"{float(f'{self.tokens:.2g}'):,.0f} tokens, {self.rate:,.0f} a second as measured "
-            "just now. That is for recipes in English: docs/explanation/what-to-expect.md."
+            f"Expected after {_without_total(whole)}: {self.bits_per_byte:.2f} bits a byte of "
+            f"held-out text, a loss of {loss:.2f}, by a model of {self.name} parameters that reads "
+            f"{_about(self.tokens)} tokens, {self.rate:,.0f} a second as measured just now. That "
+            "is for recipes in English: docs/explanation/what-to-expect.md."
         )
 
 
@@ -173,16 +172,26 @@ class Tuning(NamedTuple):
 
     def forecast(self, whole: Duration) -> str:
         """Sentences on what the run reads."""
-        read = float(f"{self.rate:.2g}")
-        said = f"This machine trains about {read:,.0f} tokens a second of this model: "
-        said += f"{float(f'{self.tokens:.2g}'):,.0f} after "
-        said += replace(whole, total=False).in_words()
+        tokens, passes = _about(self.tokens), f", {self.passes:.2g} passes over the texts"
+        read = f"{tokens} after {_without_total(whole)}{passes if self.passes else ''}"
         if self.ends_early:
-            said = f"{said.rpartition(' after ')[0]} are {MOST_PASSES:g} passes over the texts"
-            said += f", where the run ends, for the time is enough for {self.passes:,.0f}"
-        elif self.passes:
-            said += f", {self.passes:.2g} passes over the texts"
-        return f"{said}. What loss that gives depends on the model, and is not foreseen."
+            read = (
+                f"{tokens} are {MOST_PASSES:g} passes over the texts, where the run ends, for the "
+                f"time is enough for {self.passes:,.0f}"
+            )
+        return (
+            f"This machine trains about {_about(self.rate)} tokens a second of this model: {read}. "
+            "What loss that gives depends on the model, and is not foreseen."
+        )
+
+
+def _without_total(whole: Duration) -> str:
+    return replace(whole, total=False).in_words()
+
+
+def _about(number: float) -> str:
+    """A number of which two digits are known."""
+    return f"{float(f'{number:.2g}'):,.0f}"
 
 
 def tuning_for(texts: float, records: int, seconds: float, rate: float, *, longest: int) -> Tuning:
@@ -200,7 +209,7 @@ def tuning_for(texts: float, records: int, seconds: float, rate: float, *, longe
     wanted, (fewest, most) = read / _TUNED_UPDATES, _TUNED_BATCH
     batch = f"{max(longest, min(most, 2 ** math.floor(math.log2(max(fewest, wanted)))))} tokens"
     if records and wanted < fewest:
-        batch = f"{max(_FEWEST_EXAMPLES, round(wanted * records / texts))} examples"
+        batch = f"{max(FEWEST_EXAMPLES, round(wanted * records / texts))} examples"
     return Tuning(batch, read, tokens / texts if texts else 0.0, rate)
 
 

@@ -37,6 +37,7 @@ from toque.units import Duration
 from toque.workflows.configure import configure
 from toque.workflows.dial import (
     EVALUATING,
+    FEWEST_EXAMPLES,
     MOST_PASSES,
     POSITIONS,
     SIZES,
@@ -58,9 +59,9 @@ _LOOK_BYTES: Final = 4 << 20
 """Bytes of every source that are read: some thousand recipes, in about a second."""
 _CHARACTERS_A_TOKEN: Final = 4.0
 """Guess, for English recipes and tokenizers of some thousand entries."""
-_UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
-"""Guesses: fewest updates of a run, its epochs, fewest examples of an update, and tokens of an
-example where long ones are split."""
+_UPDATES, _EPOCHS, _LONG_EXAMPLE = 100, 12, 512
+"""Guesses: fewest updates of a run, its epochs, and tokens of an example where long ones are
+split."""
 
 _EVALUATIONS: Final = 10
 _MOST_HELD_OUT, _FEWEST_HELD_OUT = 512, 32  # examples of an evaluation
@@ -198,7 +199,7 @@ def _settled(
     size: str | None,
     reporter: Reporter,
 ) -> tuple[SeenBase, Choice | Tuning | None, str]:
-    """What a model to start from asks for; what the time is best used for; and `train.batch`."""
+    """Settle what the base asks for, what the time is best used for, and `train.batch`."""
     tokens, records = _amount(found)
     text = tokens * _CHARACTERS_A_TOKEN
     if wanted.model.start_from == "scratch":
@@ -362,7 +363,7 @@ def _batch_for(found: Sequence[FoundSource], usual: int) -> str:
     if not all(one.tokens for one in found) or wanted >= usual:
         return f"{usual} tokens"
     each = min(_LONG_EXAMPLE, tokens / records)
-    return f"{max(_FEWEST_EXAMPLES, round(wanted / each))} examples"
+    return f"{max(FEWEST_EXAMPLES, round(wanted / each))} examples"
 
 
 def _held_out(found: Sequence[FoundSource], how: Choice | Tuning | None) -> str:
@@ -404,22 +405,6 @@ def _written(
     if wanted.data.validation:
         held = "".join(f"\n    - path: {flow(v.path)}{named}" for v in wanted.data.validation)
         held_out = f"  validation:   # held out from training, to measure by{held}\n"
-    extras = "  # dedup: near   # drop nearly equal texts too, not only equal ones\n"
-    if kinds <= {RECIPES, ""}:
-        extras = f"""\
-  # min_quality: 0.6   # leave out recipes whose quality score is lower
-{extras}  # tasks: [write, difficulty, nutrition]   # learn to judge recipes, too
-"""
-    elif CONVERSATIONS in kinds:
-        extras += "  # loss_on: last_answer   # learn the last answer of each conversation alone\n"
-        if not base.data:
-            extras += (
-                "  # chat_template: chatml   # how it is written; the tokenizer's own without\n"
-            )
-    elif PAIRS in kinds:
-        extras += (
-            "  # on_overlong: drop   # leave out pairs that are too long, instead of cutting them\n"
-        )
     scores = "  generate: 0   # plain texts have no prompt to write for"
     if kinds - {DOCUMENTS, TOKENS}:
         dish = '"Lentil soup: red lentils, carrots, cumin"'
@@ -442,7 +427,7 @@ data:
   sources:{paths}
 {written}\
   store: {flow(f"stores/{file.stem}")}   # the prepared data; runs with equal settings can share it
-{held_out}{base.data}{extras}
+{held_out}{base.data}{_more_of_data(kinds, base)}
 optim:
 {name}  peak_lr: {peak_lr}   # lower it if the loss jumps; raise it if it hardly moves
   schedule: {schedule}   # warms up for 3 % of the run, then falls to nothing by its end
@@ -458,6 +443,27 @@ evaluation:
 {_held_out(found, how)}{scores}
 """
     return "".join(f"{_aligned(line)}\n" for line in text.splitlines())
+
+
+def _more_of_data(kinds: set[str], base: SeenBase) -> str:
+    """Lines of the data section that a user may want, each commented out."""
+    extras = "  # dedup: near   # drop nearly equal texts too, not only equal ones\n"
+    if kinds <= {RECIPES, ""}:
+        extras = f"""\
+  # min_quality: 0.6   # leave out recipes whose quality score is lower
+{extras}  # tasks: [write, difficulty, nutrition]   # learn to judge recipes, too
+"""
+    elif CONVERSATIONS in kinds:
+        extras += "  # loss_on: last_answer   # learn the last answer of each conversation alone\n"
+        if not base.data:
+            extras += (
+                "  # chat_template: chatml   # how it is written; the tokenizer's own without\n"
+            )
+    elif PAIRS in kinds:
+        extras += (
+            "  # on_overlong: drop   # leave out pairs that are too long, instead of cutting them\n"
+        )
+    return extras
 
 
 def _scratch(choice: Choice, tokenizer: str) -> str:
