@@ -125,10 +125,10 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         "helps": _product(
             [tiny | {"data": "one magazine", "tokens": 8_000_000}],
             [
-                {"label_smoothing": 0.1},
-                {"weight_decay": 0.1},
-                {"weight_decay": 1.0},
                 {"more": {"augmentation": {"prompt_formats": True, "substitute": 0.3}}},
+                {"weight_decay": 0.1},
+                {"label_smoothing": 0.1},
+                {"weight_decay": 1.0},
                 {"more": {"curriculum": {"stages": CURRICULUM}}},
             ],
         ),

@@ -46,8 +46,23 @@ def test_a_size_that_cannot_be_the_best_is_not_measured():
     assert asked == [SIZES["6m"]]
 
 
+def test_few_texts_are_read_a_few_times_however_long_the_time_is():
+    short, long = (best_for(2.8e6, seconds, by_parameters) for seconds in (60.0, 1e6))
+    assert not short.passes.ends_early
+    assert long.passes.ends_early
+    assert long == best_for(2.8e6, 1e7, by_parameters)._replace(passes=long.passes)
+    of_small, of_large = (
+        best_for(2.8e6, 1e6, by_parameters, only=name).passes.most for name in ("300k", "6m")
+    )
+    assert of_small > of_large >= MOST_PASSES
+    assert "the time is enough for" in long.forecast(Duration.parse("1 hours total"))
+    unseen = best_for(math.inf, 1e6, by_parameters)
+    assert not unseen.passes.ends_early
+    assert "passes" not in unseen.forecast(Duration.parse("1 hours total"))
+
+
 def test_little_text_has_a_small_model_however_long_it_takes():
-    assert best_for(60_000, 1e9, by_parameters).name == next(iter(SIZES))
+    assert best_for(500_000, 1e9, by_parameters).name == next(iter(SIZES))
 
 
 def test_the_rate_is_that_of_real_updates():
@@ -58,12 +73,12 @@ def test_a_pretrained_model_stops_where_texts_would_be_learnt_by_heart():
     hour = Duration.parse("1 hours total")
     many = tuning_for(1e7, 40_000, 3000.0, 200.0, longest=400)
     assert (many.tokens, many.batch) == (600_000.0, "1024 tokens")
-    assert "600,000 after 1 hour, 0.06 passes" in many.forecast(hour)
-    assert not many.ends_early
+    assert "600,000 tokens in 1 hour, 0.06 passes" in many.forecast(hour)
+    assert not many.passes.ends_early
     few = tuning_for(100_000, 400, 3000.0, 1000.0, longest=400)
     assert few.tokens == MOST_PASSES * 100_000
-    assert few.ends_early
-    assert "4 passes over the texts, where the run ends, for the time is enough for 30." in (
+    assert few.passes.ends_early
+    assert "4 passes over the texts, where the run ends: the time is enough for 30," in (
         few.forecast(hour)
     )
 

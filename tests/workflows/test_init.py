@@ -57,9 +57,12 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert "    - path: a.jsonl           # json-lines, 80 recipes" in text
     resolved = load_config("my.yaml")
     assert resolved.config.run_dir == "runs/my"
-    assert str(resolved.config.train.stop_after) == "1 hours total"
+    assert str(resolved.config.train.stop_after) == "6 epochs"  # more would be learnt by heart
+    assert "6 passes over the texts, where the run ends: the time is enough for " in said
     assert resolved.config.optim.name == "muon"
-    assert "Expected after 1 hour: " in said
+    assert "Expected: " in said
+    assert main(["init", "a.jsonl", "--for", "16 seconds", "--replace"]) == 0
+    assert str(load_config("my.yaml").config.train.stop_after) == "16 seconds total"
     assert main(["train", "my.yaml", *SHORT]) == 0
     assert Path("runs/my/model/config.json").exists()
 
@@ -76,11 +79,11 @@ def test_few_texts_get_an_update_of_few(capsys: pytest.CaptureFixture[str]) -> N
 
     words = ["--start-from", "some/folder", "--replace"]
     assert main(["init", pairs(50), *words]) == 0
-    assert str(load_config("my.yaml").config.train.batch) == "6 examples"
-    assert main(["init", pairs(900), *words]) == 0
+    assert str(load_config("my.yaml").config.train.batch) == "4 examples"
+    assert main(["init", pairs(500), *words]) == 0
     examples = load_config("my.yaml").config.train.batch
-    assert (examples.unit, 80 < 12 * 900 / examples.amount < 120) == ("examples", True)
-    assert main(["init", pairs(6000), *words]) == 0
+    assert (examples.unit, 280 < 4 * 500 / examples.amount < 320) == ("examples", True)
+    assert main(["init", pairs(20_000), *words]) == 0
     assert str(load_config("my.yaml").config.train.batch) == "16384 tokens"
     capsys.readouterr()
 

@@ -100,8 +100,15 @@ FIT: Final = Fit(0.25, 208.08, 0.6, 57.559, 0.325, 12.0)
 """The fit of `fit_runs.py` through four runs of 0.3 and 1 M parameters of 8 and 16 million tokens.
 Four runs cannot tell the floor, 0.25, which is a guess with plausible exponents; with 0.3 to 0.4
 forecasts up to an hour move by 0.02. Repeats are those of 2,277 recipes, read 5 and 11 times."""
-_PARAMETERS_A_BYTE: Final = 0.5
-"""Most parameters for a byte of text: a guess, for a larger model would learn it by heart."""
+MOST_PASSES: Final = 4.0
+"""Passes over its texts after which a pretrained model stops: up to four are worth nearly as much
+as fresh text (Muennighoff et al. 2023). No size from scratch is tried that could make fewer."""
+_BY_HEART: Final = 1.75
+"""Most passes times parameters for a byte of text, from scratch: 1.5 still gained on held-out
+texts, 3.0 and 3.7 lost (lab/tonight)."""
+_FEWEST_PASSES: Final = 6.0
+"""Passes from scratch where that would be fewer: of 50 real and of 80 synthetic recipes, 4 and 16
+passes gave a higher loss than 8 (lab/notes.md)."""
 
 TONIGHT: Final = "8 hours"
 EVALUATING: Final = 0.05  # share of the time that evaluations may take
@@ -110,23 +117,59 @@ _PREPARED_A_SECOND: Final = 740_000
 _ENDING_SECONDS: Final = 15.0  # start, last scores and the finished model of a small run
 _LONG_EXAMPLE: Final = 2048  # characters of an example where longer ones are split
 
-MOST_PASSES: Final = 4.0
-"""Passes over its texts after which a pretrained model stops: up to four are worth nearly as much
-as fresh text (Muennighoff et al. 2023)."""
-_TUNED_UPDATES: Final = 300  # fewest updates that larger ones are made for
-_TUNED_BATCH: Final = (1024, 16_384)  # fewest and most tokens of an update
-FEWEST_EXAMPLES: Final = 4  # of an update where texts are few
+_UPDATES: Final = 300  # fewest updates that larger ones are made for
+_FEWEST_TOKENS, MOST_TOKENS = 1024, 16_384  # of an update of a pretrained model
+_FEWEST_EXAMPLES: Final = 4  # of an update where texts are few
 TUNED_LR: Final[Mapping[bool, float]] = {False: 1e-4, True: 1e-3}
 """AdamW's peak rate for all weights (False) and for an adapter (True)."""
+
+
+def batch_for(read: float, texts: float, records: int, *, most: int, longest: int) -> str:
+    """`train.batch` of a run that reads `read` tokens: enough updates, of few examples if need be.
+
+    Args:
+        read: tokens that the run reads.
+        texts: tokens of all texts, 0 where nobody has looked.
+        records: texts.
+        most: tokens of an update where much is read.
+        longest: tokens of the longest text, which an update must hold.
+    """
+    wanted = min(most, read / _UPDATES)
+    if records and wanted < _FEWEST_TOKENS:
+        return f"{max(_FEWEST_EXAMPLES, round(wanted * records / texts))} examples"
+    return f"{max(longest, 2 ** math.floor(math.log2(max(_FEWEST_TOKENS, wanted))))} tokens"
+
+
+class Passes(NamedTuple):
+    """How often a run may read all of its texts, and how often there is time for."""
+
+    most: float
+    of_time: float  # 0 where nobody has looked at the texts
+
+    @property
+    def ends_early(self) -> bool:
+        """True if the run ends after `most`, before the time is over."""
+        return self.of_time > self.most
+
+    def in_words(self, tokens: str, whole: Duration) -> str:
+        """What the run reads: `tokens`, in so much time or fewer passes."""
+        if self.ends_early:
+            return (
+                f"{tokens} tokens, {self.most:g} passes over the texts, where the run ends: the "
+                f"time is enough for {self.of_time:,.0f}, but more would be learnt by heart"
+            )
+        passes = f", {self.of_time:.2g} passes over the texts" if self.of_time else ""
+        return f"{tokens} tokens in {_without_total(whole)}{passes}"
 
 
 class Choice(NamedTuple):
     """The size that the forecast is best for."""
 
     name: str
-    tokens: float  # that are read in the time
+    tokens: float  # that are read
     rate: float  # tokens a second
     bits_per_byte: float  # expected of held-out texts
+    passes: Passes
 
     @property
     def size(self) -> Size:
@@ -137,10 +180,11 @@ class Choice(NamedTuple):
         """The sentence on what a run from scratch will reach."""
         loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN[self.size.vocabulary]
         return (
-            f"Expected after {_without_total(whole)}: {self.bits_per_byte:.2f} bits a byte of "
-            f"held-out text, a loss of {loss:.2f}, by a model of {self.name} parameters that reads "
-            f"{_about(self.tokens)} tokens, {self.rate:,.0f} a second as measured just now. That "
-            "is for recipes in English: docs/explanation/what-to-expect.md."
+            f"Expected: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss of "
+            f"{loss:.2f}, by a model of {self.name} parameters, of which this machine just trained "
+            f"{self.rate:,.0f} tokens a second. It reads "
+            f"{self.passes.in_words(_about(self.tokens), whole)}. The loss is that of recipes in "
+            "English: docs/explanation/what-to-expect.md."
         )
 
 
@@ -161,27 +205,16 @@ class Tuning(NamedTuple):
     """Further training of a pretrained model in some time."""
 
     batch: str
-    tokens: float  # that are read, fewer than in the time where the texts are few
-    passes: float  # over all texts that the time is enough for; 0 where nobody has looked
+    tokens: float  # that are read
     rate: float  # tokens a second
-
-    @property
-    def ends_early(self) -> bool:
-        """True if the run ends after `MOST_PASSES`, before the time is over."""
-        return self.passes > MOST_PASSES
+    passes: Passes
 
     def forecast(self, whole: Duration) -> str:
         """Sentences on what the run reads."""
-        tokens, passes = _about(self.tokens), f", {self.passes:.2g} passes over the texts"
-        read = f"{tokens} after {_without_total(whole)}{passes if self.passes else ''}"
-        if self.ends_early:
-            read = (
-                f"{tokens} are {MOST_PASSES:g} passes over the texts, where the run ends, for the "
-                f"time is enough for {self.passes:,.0f}"
-            )
         return (
-            f"This machine trains about {_about(self.rate)} tokens a second of this model: {read}. "
-            "What loss that gives depends on the model, and is not foreseen."
+            f"This machine trains about {_about(self.rate)} tokens a second of this model. It "
+            f"reads {self.passes.in_words(_about(self.tokens), whole)}. What loss that gives "
+            "depends on the model, and is not foreseen."
         )
 
 
@@ -206,11 +239,8 @@ def tuning_for(texts: float, records: int, seconds: float, rate: float, *, longe
     """
     tokens = rate * seconds
     read = min(tokens, MOST_PASSES * texts) if texts else tokens
-    wanted, (fewest, most) = read / _TUNED_UPDATES, _TUNED_BATCH
-    batch = f"{max(longest, min(most, 2 ** math.floor(math.log2(max(fewest, wanted)))))} tokens"
-    if records and wanted < fewest:
-        batch = f"{max(FEWEST_EXAMPLES, round(wanted * records / texts))} examples"
-    return Tuning(batch, read, tokens / texts if texts else 0.0, rate)
+    batch = batch_for(read, texts, records, most=MOST_TOKENS, longest=longest)
+    return Tuning(batch, read, rate, Passes(MOST_PASSES, tokens / texts if texts else 0.0))
 
 
 def choice_for(text: float, records: int, whole: Duration, *, only: str | None = None) -> Choice:
@@ -246,14 +276,18 @@ def best_for(
     best: Choice | None = None
     for name in [only] if only else SIZES:
         size = SIZES[name]
-        if best is not None and size.parameters > text * _PARAMETERS_A_BYTE:
+        by_heart = _BY_HEART * text / size.parameters
+        if best is not None and by_heart < MOST_PASSES:
             break
         tokens = seconds * (measured := rate(size))
-        read = tokens * BYTES_A_TOKEN[size.vocabulary]
-        bits = FIT.bits_per_byte(size.parameters, read, text)
+        most = by_heart if math.isinf(text) else max(_FEWEST_PASSES, math.floor(by_heart))
+        each = BYTES_A_TOKEN[size.vocabulary]
+        passes = Passes(most, tokens * each / text)
+        tokens = min(tokens, most * text / each)
+        bits = FIT.bits_per_byte(size.parameters, tokens * each, text)
         if best is not None and bits >= best.bits_per_byte:
             break
-        best = Choice(name, tokens, measured, bits)
+        best = Choice(name, tokens, measured, bits, passes)
     assert best is not None  # there are sizes
     return best
 

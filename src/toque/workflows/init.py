@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,19 +38,20 @@ from toque.units import Duration
 from toque.workflows.configure import configure
 from toque.workflows.dial import (
     EVALUATING,
-    FEWEST_EXAMPLES,
     MOST_PASSES,
+    MOST_TOKENS,
     POSITIONS,
     SIZES,
     TUNED_LR,
     Choice,
     Tuning,
+    batch_for,
     choice_for,
     time_of,
     training_seconds,
     tuning_for,
 )
-from toque.workflows.init_base import USUAL_BATCH, SeenBase, base_seen
+from toque.workflows.init_base import SeenBase, base_seen
 from toque.workflows.prepared_store import sources_of
 
 RECIPES, DOCUMENTS = "recipes", "documents"
@@ -59,10 +61,6 @@ _LOOK_BYTES: Final = 4 << 20
 """Bytes of every source that are read: some thousand recipes, in about a second."""
 _CHARACTERS_A_TOKEN: Final = 4.0
 """Guess, for English recipes and tokenizers of some thousand entries."""
-_UPDATES, _EPOCHS, _LONG_EXAMPLE = 100, 12, 512
-"""Guesses: fewest updates of a run, its epochs, and tokens of an example where long ones are
-split."""
-
 _EVALUATIONS: Final = 10
 _MOST_HELD_OUT, _FEWEST_HELD_OUT = 512, 32  # examples of an evaluation
 _MANY_REPEATS: Final = 0.8  # share of different records from which on no repeat is told
@@ -205,12 +203,15 @@ def _settled(
     if wanted.model.start_from == "scratch":
         with reporter.working("measuring how fast this machine trains"):
             choice = choice_for(text, records, whole, only=size)
-        return SeenBase(), choice, _batch_for(found, choice.size.batch_tokens)
+        read = choice.passes.most * tokens if tokens else math.inf
+        most = choice.size.batch_tokens
+        return SeenBase(), choice, batch_for(read, tokens, records, most=most, longest=POSITIONS)
     seconds = training_seconds(text, whole)
     with reporter.working("looking at the model, and how fast this machine trains it"):
         base = base_seen(wanted, here)
     if base.rate is None:
-        return base, None, _batch_for(found, USUAL_BATCH)
+        read = MOST_PASSES * tokens if tokens else math.inf
+        return base, None, batch_for(read, tokens, records, most=MOST_TOKENS, longest=1)
     tuning = tuning_for(tokens, records, seconds, base.rate, longest=base.longest)
     return base, tuning, tuning.batch
 
@@ -356,16 +357,6 @@ def _amount(found: Sequence[FoundSource]) -> tuple[int, int]:
     return sum(one.tokens for one in found), sum(one.different for one in found)
 
 
-def _batch_for(found: Sequence[FoundSource], usual: int) -> str:
-    """`train.batch`, of few examples where texts are few."""
-    tokens, records = _amount(found)
-    wanted = tokens * _EPOCHS / _UPDATES
-    if not all(one.tokens for one in found) or wanted >= usual:
-        return f"{usual} tokens"
-    each = min(_LONG_EXAMPLE, tokens / records)
-    return f"{max(FEWEST_EXAMPLES, round(wanted / each))} examples"
-
-
 def _held_out(found: Sequence[FoundSource], how: Choice | Tuning | None) -> str:
     """`evaluation.max_examples`, so many that evaluations take their share of the time."""
     if how is None:
@@ -389,14 +380,15 @@ def _written(
     """The text of the file, each setting that a user would turn with a comment."""
     kinds, model, encoding = {one.kind for one in found}, wanted.model, wanted.data.encoding
     length, why = str(wanted.train.stop_after), "with preparing and scoring; or 3 epochs"
+    if how is not None and how.passes.ends_early:
+        length = f"{how.passes.most:g} epochs"
+        why = f"of {how.passes.of_time:,.0f} that there is time for; more would be learnt by heart"
     if isinstance(how, Choice):
         of_model, peak_lr = _scratch(how, model.tokenizer), how.size.peak_lr
         name, schedule = "  name: muon   # for matrices, AdamW for the rest\n", "linear"
     else:
         peak_lr = TUNED_LR[base.is_adapted]
         of_model, name, schedule = _pretrained(model, base.adapter), "", "cosine"
-        if how is not None and how.ends_early:
-            length, why = f"{MOST_PASSES:g} epochs", f"of {how.passes:.0f} that there is time for"
     columns = wanted.data.sources[0].model_dump(mode="json")["columns"]
     named = f"\n      columns: {flow(columns)}   # as you said" if columns else ""
     paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{named}" for one in found)

@@ -19,13 +19,12 @@ from toque.sources.conversations import ConversationReader
 from toque.sources.records import Source, examples_in
 from toque.sources.source_files import blocks_of, find_files
 from toque.workflows.configure import configure
+from toque.workflows.dial import MOST_TOKENS
 from toque.workflows.prepared_store import prepare_settings
 
 _ADAPTER_FROM: Final = 1_000_000_000
 """Parameters from which on an adapter is proposed even where all weights fit. A guess: few data
 move a larger model as far through an adapter, and its checkpoints stay small."""
-USUAL_BATCH: Final = 16_384
-"""Tokens of an update that continues from a model of which no rate is known."""
 _LETTERS: Final = 20_000
 """Characters that are enough to see whether a tokenizer knows their script."""
 _LORA: Final = "adapter: {kind: lora}"
@@ -78,7 +77,7 @@ def base_seen(config: RunConfig, sources: Sequence[Source]) -> SeenBase:
         ]
         longest = sum(limits.values())
         config = configure(config, data=limits)
-    largest = max(longest, USUAL_BATCH)
+    largest = max(longest, MOST_TOKENS)
     line, short, rate = _adapter(configure(config, train={"batch": f"{largest} tokens"}))
     return SeenBase(longest, line, "".join(data), (*remarks, *short), rate)
 
