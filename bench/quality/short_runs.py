@@ -97,6 +97,11 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             [small | {"tokens": n} for n in (2_000_000, 4_000_000, 8_000_000)],
             [{"data": "500 of them"}],
         ),
+        "small": _product(
+            [small | {"data": "cuisines", "tokens": n} for n in (4_000_000, 8_000_000)]
+            + [small | {"data": "5000 of them", "tokens": 8_000_000}]
+            + [tiny | {"data": "cuisines", "tokens": 4_000_000}],
+        ),
         "init's": _product(
             [tiny | {"tokens": 500_000}, large | {"vocabulary": 4096, "tokens": 300_000}],
             [

@@ -10,7 +10,8 @@ folder $SMOLLM2, or one of the shared models), and the variations are of adapter
 `trainer` is transformers.Trainer with the dial's shape, tokens and minutes, its usual settings and
 three rates; the dial's own run is made before.
 Every side trains on a store that is prepared beforehand, for so many minutes of the clock,
-evaluations not counted, and its model is then scored over so many held-out prompts. A line of the
+evaluations not counted, or for as many passes as the dial allows where texts are few; its model is
+then scored over so many held-out prompts. A line of the
 result is one run. Runs that the file holds are not made again, and one that was killed continues.
 Nothing may compute beside it.
 """
@@ -135,7 +136,8 @@ def run_of(side: str, a: argparse.Namespace) -> dict[str, Any]:
         tokenizer = settings["model"].get("tokenizer", f":{a.base}").partition(":")[2]
         settings["run_dir"] = str(folder)
         settings["data"]["store"] = str(a.work / f"{a.data.replace(' ', '_')}_{tokenizer}")
-        settings["train"]["stop_after"] = f"{a.minutes:g} minutes"
+        if side != "dial" or "epochs" not in str(settings["train"]["stop_after"]):
+            settings["train"]["stop_after"] = f"{a.minutes:g} minutes"
         settings["evaluation"] = {
             "generate": a.prompts,
             "texts": 0,

@@ -5,7 +5,17 @@ import math
 import pytest
 
 from toque.units import Duration
-from toque.workflows.dial import FIT, MOST_PASSES, SIZES, best_for, rate_of, tuning_for
+from toque.workflows.dial import (
+    BYTES_A_TOKEN,
+    FIT,
+    MEASURED,
+    MOST_PASSES,
+    SIZES,
+    best_for,
+    expected_of,
+    rate_of,
+    tuning_for,
+)
 
 
 def by_parameters(size):
@@ -14,12 +24,28 @@ def by_parameters(size):
 
 
 def test_the_fit_rewards_text_and_size_and_repeats_ever_less():
-    small, large = (FIT.bits_per_byte(n, 1e7, math.inf) for n in (1e5, 1e6))
+    small, large = (FIT.bits_per_byte(n, 1e7) for n in (1e5, 1e6))
     assert large < small
-    once, twice, often = (FIT.bits_per_byte(1e6, n * 1e6, 1e6) for n in (1, 2, 100))
-    fresh = FIT.bits_per_byte(1e6, 2e6, 1e9)
-    assert fresh < twice < once
-    assert FIT.bits_per_byte(1e6, 1e9, 1e6) == pytest.approx(often, rel=0.05)
+    assert FIT.bits_per_byte(1e6, 2e7) < FIT.bits_per_byte(1e6, 1e7)
+    once, twice, often = (FIT.fresh(n * 1e6, 1e6) for n in (1, 2, 100))
+    assert once == 1e6 < twice < FIT.fresh(2e6, 1e9) == 2e6
+    assert FIT.fresh(1e9, 1e6) == pytest.approx(often, rel=0.05)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_forecast_is_what_was_measured_where_something_was(name):
+    for tokens, bits in MEASURED[name].items():
+        assert expected_of(name, tokens, math.inf) == pytest.approx(bits)
+    between = expected_of(name, 6e6, math.inf)
+    assert MEASURED[name][8e6] < between < MEASURED[name][4e6]
+    assert expected_of(name, 1e9, math.inf) < MEASURED[name][1.6e7]
+
+
+def test_a_size_that_was_never_trained_learns_to_copy_as_the_largest_that_was():
+    few, many = (expected_of("6m", tokens, math.inf) for tokens in (1e6, 1e8))
+    far = SIZES["6m"].parameters
+    assert few > 1.1 * FIT.bits_per_byte(far, 1e6 * BYTES_A_TOKEN[4096])
+    assert many == pytest.approx(FIT.bits_per_byte(far, 1e8 * BYTES_A_TOKEN[4096]), rel=0.02)
 
 
 def test_more_time_takes_a_larger_model():
