@@ -111,7 +111,7 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             ],
         ),
         "wide rates": _product(
-            [middle], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)], [{"tokens": 500_000}]
+            [tiny, middle], [{"peak_lr": lr} for lr in (5e-3, 2.5e-3)], [{"tokens": 8_000_000}]
         ),
         "others": _product(
             [tiny], [{"data": name, "tokens": 500_000} for name in ("cuisines", "plays")]
