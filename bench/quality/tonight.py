@@ -48,13 +48,13 @@ BEFORE = {
 """Size, optimizer and batch of init before, by whether the collection is small."""
 HAND = {
     "300k muon 2e-2": ("300k", MUON | {"peak_lr": 2e-2}, 2048),
+    "300k muon 5e-3": ("300k", MUON | {"peak_lr": 5e-3}, 2048),
     "1m muon 1e-2": ("1m", MUON | {"peak_lr": 1e-2}, 2048),
-    "1m muon 2e-2": ("1m", MUON | {"peak_lr": 2e-2}, 2048),
     "1m muon 2e-2, batch 4096": ("1m", MUON | {"peak_lr": 2e-2}, 4096),
     "1m adamw 3e-3": ("1m", ADAMW | {"peak_lr": 3e-3}, 2048),
-    "3m muon 1e-2": ("3m", MUON | {"peak_lr": 1e-2}, 2048),
-    "3m muon 2e-2": ("3m", MUON | {"peak_lr": 2e-2}, 2048),
-    "6m muon 1e-2": ("6m", MUON | {"peak_lr": 1e-2}, 4096),
+    "3m muon 5e-3": ("3m", MUON | {"peak_lr": 5e-3}, 2048),
+    "1m muon 5e-3": ("1m", MUON | {"peak_lr": 5e-3}, 2048),
+    "6m muon 4e-3": ("6m", MUON | {"peak_lr": 4e-3}, 4096),
 }
 TRAINER = {f"trainer {lr:g}": lr for lr in (5e-4, 1e-3, 3e-3)}
 TRAINER_BATCH = 16  # examples of an update, padded to the longest
