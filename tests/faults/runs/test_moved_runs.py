@@ -141,6 +141,36 @@ def test_a_run_moved_during_an_evaluation_keeps_its_best_model_and_texts_out_of_
     assert [p.name for p in tmp_path.glob("away/best/*")] == ["step-00000003"]
 
 
+@pytest.mark.parametrize("stage", ["mkdir", "write state.json", "fsync folder", "rename"])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_run_moved_during_a_save_is_saved_where_it_lies(
+    make_run, tmp_path: Path, stage: str, *, background: bool
+) -> None:
+    """The writer's thread saw the move first, and its error ended the run without a last save."""
+    other = make_run(folder=tmp_path / "other", steps=9, evaluate_every="3 steps")
+    other.trainer.fit()
+    before = everything(tmp_path / "other")
+    run, away = tmp_path / "run", tmp_path / "away"
+
+    def moving(done: str) -> None:
+        saved = max((path.name for path in run.glob("checkpoints/step-*")), default="")
+        if done == stage and saved >= "step-00000003" and not away.exists():
+            run.rename(away)
+            (tmp_path / "other").rename(run)
+
+    store = CheckpointStore(run / "checkpoints", keep_last=1, after=moving)
+    began = make_run(folder=run, steps=100, store=store, background_saves=background)
+    with (
+        run_lock(run / "checkpoints"),
+        pytest.raises(CheckpointError, match="is not the folder that this run began in"),
+    ):
+        began.trainer.fit()
+    assert everything(run) == before
+    found = CheckpointStore(away / "checkpoints").newest_valid()
+    assert found is not None
+    assert 4 <= found.step == began.recorder.steps[-1].progress.step < 100
+
+
 def test_a_link_to_the_moved_folder_is_the_same_folder(tmp_path: Path) -> None:
     from toque.storage.atomic import atomic_write
 

@@ -225,6 +225,11 @@ class CheckpointStore:
                 raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
             with atomic_folder(parent / step_name(step), after=self.after) as writer:
                 yield writer
+        except CheckpointError as error:
+            if self.here == self.folder:
+                raise
+            # The run was moved meanwhile: the loop sees that next, and saves in the new place.
+            raise SaveError(str(error)) from error
         except OSError as error:
             raise SaveError(
                 f"Step {step} could not be saved in {parent}: {error.strerror or error}. What was "
@@ -267,6 +272,6 @@ class CheckpointStore:
             present = [path for path in step_folders(self.here) if step_of(path) <= step]
             doomed = present[max(1, self.keep_last) :]
         for path in doomed:
-            # An old checkpoint that cannot be deleted is no reason to stop.
-            with contextlib.suppress(OSError):
+            # An old checkpoint that cannot be deleted, or was moved, is no reason to stop.
+            with contextlib.suppress(OSError, CheckpointError):
                 remove_folder(path, after=self.after)
