@@ -11,9 +11,8 @@ folder $SMOLLM2, or one of the shared models), and the variations are of adapter
 three rates; the dial's own run is made before.
 Every side trains on a store that is prepared beforehand, for so many minutes of the clock,
 evaluations not counted, or for as many passes as the dial allows where texts are few; its model is
-then scored over so many held-out prompts. A line of the
-result is one run. Runs that the file holds are not made again, and one that was killed continues.
-Nothing may compute beside it.
+then scored over so many held-out prompts. A line of the result is one run. Runs that the file holds
+are not made again, and one that was killed continues. Nothing may compute beside it.
 """
 
 from __future__ import annotations

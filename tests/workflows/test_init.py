@@ -89,6 +89,16 @@ def test_few_texts_get_an_update_of_few(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.usefixtures("kitchen")
+def test_few_texts_beside_a_bucket_are_not_taken_for_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["init", "a.jsonl", "s3://nowhere/more.jsonl", "--for", "5 minutes"]) == 0
+    assert "passes over the texts" not in capsys.readouterr().out
+    train = load_config("my.yaml").config.train
+    assert (str(train.stop_after), str(train.batch)) == ("5 minutes total", "2048 tokens")
+
+
+@pytest.mark.usefixtures("kitchen")
 def test_a_run_of_few_updates_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     toque.init("a.jsonl")
     few = [*SHORT[1:], "train.stop_after=1 epochs", "train.batch=16384 tokens"]

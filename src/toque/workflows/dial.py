@@ -131,7 +131,8 @@ _ENDING_SECONDS: Final = 15.0  # start, last scores and the finished model of a 
 _LONG_EXAMPLE: Final = 2048  # characters of an example where longer ones are split
 
 _UPDATES: Final = 300  # fewest updates that larger ones are made for
-_FEWEST_TOKENS, MOST_TOKENS = 1024, 16_384  # of an update of a pretrained model
+MOST_TOKENS: Final = 16_384  # of an update of a pretrained model
+_FEWEST_TOKENS: Final = 1024  # of an update; below it examples are counted
 _FEWEST_EXAMPLES: Final = 4  # of an update where texts are few
 TUNED_LR: Final[Mapping[bool, float]] = {False: 1e-4, True: 1e-3}
 """AdamW's peak rate for all weights (False) and for an adapter (True)."""
@@ -165,7 +166,7 @@ class Passes(NamedTuple):
         return self.of_time > self.most
 
     def in_words(self, tokens: str, whole: Duration) -> str:
-        """What the run reads: `tokens`, in so much time or fewer passes."""
+        """Say what the run reads: `tokens`, in so much time or fewer passes."""
         if self.ends_early:
             return (
                 f"{tokens} tokens, {self.most:g} passes over the texts, where the run ends: the "

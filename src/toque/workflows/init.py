@@ -198,19 +198,20 @@ def _settled(
     reporter: Reporter,
 ) -> tuple[SeenBase, Choice | Tuning | None, str]:
     """Settle what the base asks for, what the time is best used for, and `train.batch`."""
-    tokens, records = _amount(found)
+    # A bucket that nobody looked at may hold far more than the files that are here.
+    tokens, records = _amount(found) if all(one.tokens for one in found) else (0, 0)
     text = tokens * _CHARACTERS_A_TOKEN
     if wanted.model.start_from == "scratch":
         with reporter.working("measuring how fast this machine trains"):
             choice = choice_for(text, records, whole, only=size)
-        read = choice.passes.most * tokens if tokens else math.inf
+        read = choice.passes.most * (tokens or math.inf)
         most = choice.size.batch_tokens
         return SeenBase(), choice, batch_for(read, tokens, records, most=most, longest=POSITIONS)
     seconds = training_seconds(text, whole)
     with reporter.working("looking at the model, and how fast this machine trains it"):
         base = base_seen(wanted, here)
     if base.rate is None:
-        read = MOST_PASSES * tokens if tokens else math.inf
+        read = MOST_PASSES * (tokens or math.inf)
         return base, None, batch_for(read, tokens, records, most=MOST_TOKENS, longest=1)
     tuning = tuning_for(tokens, records, seconds, base.rate, longest=base.longest)
     return base, tuning, tuning.batch
