@@ -111,7 +111,8 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             ],
         ),
         "wide rates": _product(
-            [tiny, middle], [{"peak_lr": lr} for lr in (5e-3, 2.5e-3)], [{"tokens": 8_000_000}]
+            [middle | {"tokens": 4_000_000}, tiny | {"tokens": 8_000_000}],
+            [{"peak_lr": lr} for lr in (5e-3, 2.5e-3)],
         ),
         "others": _product(
             [tiny], [{"data": name, "tokens": 500_000} for name in ("cuisines", "plays")]

@@ -790,7 +790,7 @@ def _(k: Kitchen) -> str:
         "3",
         seconds=600,
     )
-    drilled = k.toque("drill", "runs/gpt2", "--kills", "1", "--steps", "6", seconds=900)
+    drilled = k.toque("drill", "runs/gpt2", "--kills", "1", "--steps", "8", seconds=900)
     return found(ablated, r"[^\n]*smoothing[^\n]*") + "; " + found(drilled, r"[^\n]*(?:kill)[^\n]*")
 
 
