@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from toque.errors import ConfigError
 from toque.units import Duration
 from toque.workflows.dial import (
     BYTES_A_TOKEN,
@@ -93,6 +94,12 @@ def test_little_text_has_a_small_model_however_long_it_takes():
 
 def test_the_rate_is_that_of_real_updates():
     assert rate_of(SIZES["300k"], 400.0) > 10.0
+
+
+def test_without_a_folder_for_temporary_files_it_says_how_to_name_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=r"name a folder .* TMPDIR"):
+        rate_of(SIZES["300k"], 400.0)
 
 
 def test_a_pretrained_model_stops_where_texts_would_be_learnt_by_heart():

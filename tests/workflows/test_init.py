@@ -14,6 +14,7 @@ from toque.config import load_config
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import ConfigError, DataError
+from toque.hardware.processor import ProcessorUse
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.workflows.dial import SIZES, Size
@@ -423,3 +424,15 @@ def test_splits_of_a_saved_dataset_are_trained_on_and_held_out(tmp_path, monkeyp
     assert "Splits of data that are not read: 'test'." in str(made)
     report = toque.prepare("a.yaml").report
     assert (report.train, report.validation) == (40, 10)
+
+
+@pytest.mark.usefixtures("kitchen")
+@pytest.mark.parametrize(
+    ("seconds", "busy", "named"), [(2.0, 3.0, True), (2.0, 1.6, False), (0.1, 3.0, False)]
+)
+def test_other_programs_are_named_that_computed_while_the_speed_was_measured(
+    seconds: float, busy: float, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = iter([ProcessorUse(0.0, 0.0, 0.0), ProcessorUse(seconds, busy, 1.4)])
+    monkeypatch.setattr(ProcessorUse, "now", lambda: next(read))
+    assert ("Other programs kept" in str(toque.init("a.jsonl"))) is named

@@ -345,7 +345,7 @@ def rate_of(size: Size, characters: float) -> float:
     from toque.workflows.prepare import prepare
 
     batch = min(size.batch_tokens, _TRIED_BATCH)
-    with tempfile.TemporaryDirectory() as folder:
+    with _scratch() as folder:
         config = configure(
             run_dir=f"{folder}/run",
             model={
@@ -376,6 +376,16 @@ def rate_of(size: Size, characters: float) -> float:
             rates.append(step.n_tokens / (time.perf_counter() - began))
             cursor = step.cursor
         return statistics.median(rates[1:])  # the first makes the optimizer's state
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="toque-init-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"There is no folder for temporary files: {error.strerror}. How fast this machine "
+            "trains is measured in one; name a folder with some megabytes in the variable TMPDIR."
+        ) from error
 
 
 def _random_texts(characters: float) -> list[str]:

@@ -23,6 +23,7 @@ from toque.data.prepare.data_report import (
     unused_in_words,
 )
 from toque.errors import ConfigError, DataError, argument, in_shell
+from toque.hardware.processor import WORTH_WHILE, ProcessorUse, usable_cores
 from toque.reporter import SILENT, Reporter
 from toque.sources.conversations import ConversationReader
 from toque.sources.decompress import UTF_8
@@ -61,6 +62,7 @@ _LOOK_BYTES: Final = 4 << 20
 """Bytes of every source that are read: some thousand recipes, in about a second."""
 _CHARACTERS_A_TOKEN: Final = 4.0
 """Guess, for English recipes and tokenizers of some thousand entries."""
+_MEASURED_SECONDS: Final = 0.5  # below it the processor's counters, in hundredths, tell nothing
 _EVALUATIONS: Final = 10
 _MOST_HELD_OUT, _FEWEST_HELD_OUT = 512, 32  # examples of an evaluation
 _MANY_REPEATS: Final = 0.8  # share of different records from which on no repeat is told
@@ -200,21 +202,37 @@ def _settled(
     """Settle what the base asks for, what the time is best used for, and `train.batch`."""
     # A bucket that nobody looked at may hold far more than the files that are here.
     tokens, records = _amount(found) if all(one.tokens for one in found) else (0, 0)
-    text = tokens * _CHARACTERS_A_TOKEN
+    text, before = tokens * _CHARACTERS_A_TOKEN, ProcessorUse.now()
     if wanted.model.start_from == "scratch":
         with reporter.working("measuring how fast this machine trains"):
             choice = choice_for(text, records, whole, only=size)
         read = choice.passes.most * (tokens or math.inf)
         most = choice.size.batch_tokens
-        return SeenBase(), choice, batch_for(read, tokens, records, most=most, longest=POSITIONS)
+        batch = batch_for(read, tokens, records, most=most, longest=POSITIONS)
+        return SeenBase(remarks=_disturbed(before)), choice, batch
     seconds = training_seconds(text, whole)
     with reporter.working("looking at the model, and how fast this machine trains it"):
         base = base_seen(wanted, here)
     if base.rate is None:
         read = MOST_PASSES * (tokens or math.inf)
         return base, None, batch_for(read, tokens, records, most=MOST_TOKENS, longest=1)
+    base = base._replace(remarks=(*base.remarks, *_disturbed(before)))
     tuning = tuning_for(tokens, records, seconds, base.rate, longest=base.longest)
     return base, tuning, tuning.batch
+
+
+def _disturbed(before: ProcessorUse) -> tuple[str, ...]:
+    """Say that other programs computed since `before`, while a speed was measured."""
+    now = ProcessorUse.now()
+    others = now.others_since(before)
+    if now.at - before.at < _MEASURED_SECONDS or others <= WORTH_WHILE:
+        return ()
+    said = (
+        f"Other programs kept {others:.1f} of {len(usable_cores())} cores busy while the speed of "
+        "this machine was measured: the choice is for a machine that stays so busy. To measure "
+        f"again when they have ended, add {argument('replace=True')}."
+    )
+    return (said,)
 
 
 def _refuse_early(
