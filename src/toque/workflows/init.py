@@ -216,9 +216,8 @@ def _settled(
     if base.rate is None:
         read = MOST_PASSES * (tokens or math.inf)
         return base, None, batch_for(read, tokens, records, most=MOST_TOKENS, longest=1)
-    base = base._replace(remarks=(*base.remarks, *_disturbed(before)))
     tuning = tuning_for(tokens, records, seconds, base.rate, longest=base.longest)
-    return base, tuning, tuning.batch
+    return base._replace(remarks=(*base.remarks, *_disturbed(before))), tuning, tuning.batch
 
 
 def _disturbed(before: ProcessorUse) -> tuple[str, ...]:
