@@ -131,7 +131,7 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         "helps": _product(
             [tiny | {"data": "one magazine", "tokens": 8_000_000}],
             [
-                {"more": {"augmentation": {"prompt_formats": True, "substitute": 0.3}}},
+                {"more": {"augmentation": {"substitute": 0.5, "paraphrase": 0.5}}},
                 {"weight_decay": 0.1},
                 {"label_smoothing": 0.1},
                 {"weight_decay": 1.0},
