@@ -60,6 +60,7 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 """Of runs that continue from a model; of rank 0 all weights are trained, else an adapter."""
 HELD_OUT = 300  # recipes that none of these runs trains on, the same for all
+REST = "rest.jsonl"  # the recipes of one magazine that follow those of the collection
 
 
 CURRICULUM = [{"from": "0 %", "max_difficulty": "easy"}, {"from": "30 %"}]
@@ -169,6 +170,7 @@ def _cut(data: str, name: str, most: int, work: Path) -> Path:
                 (work / "held_out.jsonl").write_text("".join(every[at] for at in held))
             else:
                 chosen = list(itertools.islice(lines, most))
+                (work / REST).write_text("".join(itertools.islice(lines, HELD_OUT)))
         cut.write_text("".join(chosen), encoding="utf-8")
     return cut
 
