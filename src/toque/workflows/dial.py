@@ -200,8 +200,8 @@ class Choice(NamedTuple):
         margin = ", each a tenth more or less," if self.passes.of_time > 2.0 else ","
         return (
             f"Expected: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss of "
-            f"{loss:.2f}{margin} by a model of {self.name} parameters, of which this machine just trained "
-            f"{self.rate:,.0f} tokens a second. It reads "
+            f"{loss:.2f}{margin} by a model of {self.name} parameters, of which this machine just "
+            f"trained {self.rate:,.0f} tokens a second. It reads "
             f"{self.passes.in_words(_about(self.tokens), whole)}. The loss is that of recipes in "
             "English: docs/explanation/what-to-expect.md."
         )
