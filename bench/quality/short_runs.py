@@ -60,7 +60,6 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 """Of runs that continue from a model; of rank 0 all weights are trained, else an adapter."""
 HELD_OUT = 300  # recipes that none of these runs trains on, the same for all
-REST = "rest.jsonl"  # the recipes of one magazine that follow those of the collection
 
 
 CURRICULUM = [{"from": "0 %", "max_difficulty": "easy"}, {"from": "30 %"}]
@@ -159,20 +158,26 @@ def source_of(data: str, work: Path) -> Path:
 
 
 def _cut(data: str, name: str, most: int, work: Path) -> Path:
-    cut = work / f"{data.replace(' ', '_')}.jsonl"
-    if not cut.exists():
+    cut, held_out = work / f"{data.replace(' ', '_')}.jsonl", held_out_of(data, work)
+    if not held_out.exists():
         with gzip.open(peers.shared(name), "rt", encoding="utf-8") as lines:
             if name == peers.RECIPES:
                 every = list(lines)
                 held = range(0, len(every), len(every) // HELD_OUT)
                 rest = [line for at, line in enumerate(every) if at not in held]
                 chosen = [rest[at * len(rest) // most] for at in range(most)]
-                (work / "held_out.jsonl").write_text("".join(every[at] for at in held))
+                kept = [every[at] for at in held]
             else:
                 chosen = list(itertools.islice(lines, most))
-                (work / REST).write_text("".join(itertools.islice(lines, HELD_OUT)))
+                kept = list(itertools.islice(lines, HELD_OUT))
         cut.write_text("".join(chosen), encoding="utf-8")
+        held_out.write_text("".join(kept), encoding="utf-8")
     return cut
+
+
+def held_out_of(data: str, work: Path) -> Path:
+    """Recipes held out from a cut collection: of one magazine the next, else the same for all."""
+    return work / f"{data.replace(' ', '_')}_held_out.jsonl"
 
 
 def config_of(run: Mapping[str, Any], work: Path) -> dict[str, Any]:
@@ -181,7 +186,7 @@ def config_of(run: Mapping[str, Any], work: Path) -> dict[str, Any]:
     store, model = _base_of(run) if "start" in run else _model_of(run)
     data = {"sources": [{"path": source}], "store": str(work / store), "validation_fraction": 0.05}
     if "start" in run:
-        data |= {"validation": [{"path": str(work / "held_out.jsonl")}]}
+        data |= {"validation": [{"path": str(held_out_of(run["data"], work))}]}
     length = f"{run['tokens']} tokens" if "tokens" in run else f"{run['epochs']} epochs"
     return {
         "seed": run["seed"],

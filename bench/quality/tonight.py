@@ -11,7 +11,7 @@ folder $SMOLLM2, or one of the shared models), and the variations are of adapter
 three rates; the dial's own run is made before.
 Every side trains on a store that is prepared beforehand, for so many minutes of the clock,
 evaluations not counted, or for as many passes as the dial allows where texts are few; its model is
-then scored over so many held-out prompts, those of one magazine by the recipes that follow. A line
+then scored over so many held-out prompts, a part of a collection by recipes beside it. A line
 of the result is one run. Runs that the file holds are not made again, and one that was killed
 continues. Nothing may compute beside it.
 """
@@ -31,7 +31,7 @@ import harness
 import peers
 import torch
 import trainer_for_minutes
-from short_runs import BASES, COLLECTIONS, REST, base_folder, of_run, source_of
+from short_runs import BASES, COLLECTIONS, base_folder, held_out_of, of_run, source_of
 
 import toque
 from toque.config import load_config
@@ -83,8 +83,8 @@ def configured(side: str, a: argparse.Namespace) -> dict[str, Any]:
         replace=True,
     )
     settings: dict[str, Any] = made.config.model_dump(mode="json", exclude_unset=True)
-    if a.data == "one magazine":  # a twentieth of it would be too few prompts
-        settings["data"]["validation"] = [{"path": str(a.work / REST)}]
+    if small:  # a twentieth of it would be too few prompts
+        settings["data"]["validation"] = [{"path": str(held_out_of(a.data, a.work))}]
     if side == "dial":
         return settings | {"expected": made.forecast}
     if a.base != SCRATCH:
@@ -137,7 +137,7 @@ def run_of(side: str, a: argparse.Namespace) -> dict[str, Any]:
         settings = configured(side, a)
         tokenizer = settings["model"].get("tokenizer", f":{a.base}").partition(":")[2]
         settings["run_dir"] = str(folder)
-        held = "_rest" if "validation" in settings["data"] else ""
+        held = "_held_out" if "validation" in settings["data"] else ""
         settings["data"]["store"] = str(a.work / f"{a.data.replace(' ', '_')}_{tokenizer}{held}")
         if side != "dial" or "epochs" not in str(settings["train"]["stop_after"]):
             settings["train"]["stop_after"] = f"{a.minutes:g} minutes"

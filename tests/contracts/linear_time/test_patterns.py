@@ -118,6 +118,24 @@ def test_the_texts_find_what_is_not_linear() -> None:
     assert missed == []
 
 
+@pytest.mark.parametrize(
+    ("seconds", "is_linear"),
+    [
+        (lambda n: 9e-6 * n, True),  # seconds for a megabyte, but in proportion
+        (lambda n: (4e-6 if n > 100_000 else 3e-7) * n, True),  # from there on read another way
+        (lambda n: 4e-12 * n**2, False),
+        (lambda n: 2e-7 * n**1.5, False),
+        (lambda n: 60.0 if n > 100_000 else 1e-7 * n, False),  # from nothing to a minute
+    ],
+)
+def test_growth_is_told_from_slowness_up_to_a_megabyte(
+    seconds: Callable[[int], float], is_linear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fixtures.hostile_texts._seconds", lambda _, text: seconds(len(text)))
+    found = superlinear(len, lambda size: "a" * size, largest=HUGE, noise_seconds=0.02)
+    assert (found == "") is is_linear
+
+
 BUILT_AT_RUN_TIME = {
     "toque.cooking.recipe_form": "an ingredient line that this very pattern has just let through",
     "toque.data.tokenizer.char_fallbacks": "one character, or one of a vocabulary's special tokens",
