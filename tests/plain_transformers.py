@@ -45,7 +45,7 @@ def model_folder(
     card = with_usage(
         "# Soup\n", prompt=PROMPTS[0], encoder=family == "t5", max_new_tokens=40, portable=True
     )
-    save_model(model.eval(), None, to / family, card=card, files=files, max_new_tokens=40)
+    save_model(model.eval(), None, to / family, card=card, files=files, record=record)
     return to / family
 
 

@@ -150,8 +150,7 @@ def run_of(side: str, a: argparse.Namespace) -> dict[str, Any]:
         file.write_text(json.dumps(settings))
     config = load_config(file).config
     peers.toque("prepare", file)
-    peers.toque("train", file)
-    peers.toque("evaluate", folder)
+    peers.toque("train", file)  # which scores the finished model as `evaluate` does
     found = json.loads((folder / "evaluation.json").read_text())
     optim = [config.optim.name, config.optim.peak_lr]
     expected = Path(f"{folder}.expected").read_text()

@@ -106,7 +106,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, codecs: dict[str, Codec]) 
     root, codec = tmp_path_factory.mktemp("served"), codecs["gpt2"]
     files = codec.files()
     model = build(codec)
-    save_model(model, None, root / "base", card="", files=files, max_new_tokens=24)
+    save_model(model, None, root / "base", card="", files=files)
     base = base_sha256(model)
     for number, name in enumerate(("one", "two", "stranger")):
         adapted = build(codec)

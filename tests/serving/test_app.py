@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from serving.alone import alone, client_of, metric, sent
-from serving.conftest import served_as
+from serving.conftest import build, served_as
 from toque.data.tokenizer.codec import TextStream
 from toque.evaluation import best_of
 from toque.models.generation import engine
 from toque.models.generation.options import GenerationOptions
+from toque.models.loading.provenance import RECIPE_RUN_TOKENS, Provenance
 from toque.serving.batcher import ServedModels
 
 openai = pytest.importorskip("openai")
@@ -123,6 +124,25 @@ def test_settings_of_draws_have_their_effect(setting, value, client, gpt2):
     free = client.completions.create(model="tiny", prompt="rice", seed=3).choices[0].text
     found = client.completions.create(model="tiny", prompt="rice", seed=3, **{setting: value})
     assert found.choices[0].text == greedy != free
+
+
+@pytest.mark.parametrize("form", ["recipes", "pairs"])
+def test_texts_of_recipes_repeat_no_run_unless_asked(form, codecs, serving):
+    """A model whose likeliest text is one token over and over."""
+    record = Provenance(form=form, max_new_tokens=60)
+    model = served_as("tiny", codecs["t5"], "t5")
+    circling = replace(model, record=record, model=build(codecs["t5"], "t5"))
+    with serving(ServedModels([circling])) as where, client_of(where) as client:
+
+        def write(**more):
+            how = {"model": "tiny", "prompt": "rice", "temperature": 0, "extra_body": more}
+            return client.completions.create(**how).choices[0].text
+
+        free, ruled = write(no_repeat_ngram_size=0), write(no_repeat_ngram_size=RECIPE_RUN_TOKENS)
+        assert free != ruled
+        assert write() == (ruled if form == "recipes" else free)
+        with pytest.raises(openai.BadRequestError, match="no_repeat_ngram_size"):
+            write(no_repeat_ngram_size=-1)
 
 
 @pytest.mark.parametrize("by", [None, "likelihood", "form"])

@@ -284,7 +284,7 @@ def base(kitchen: Path, writers_of_json: dict[str, Codec]) -> Path:
         family="llama", shape=shape_of("llama", positions=128), vocab_size=codec.vocab_size,
         pad_id=codec.pad_id, eos_id=codec.eos_id, bos_id=codec.bos_id, seed=0,
     )  # fmt: skip
-    save_model(model, None, kitchen / "base", card="", files=codec.files(), max_new_tokens=24)
+    save_model(model, None, kitchen / "base", card="", files=codec.files())
     return kitchen / "base"
 
 

@@ -146,6 +146,7 @@ def generate(
     max_new_tokens: int | None = None,
     temperature: float = 0.7,
     top_p: float = 0.95,
+    no_repeat_ngram_size: int | None = None,
     seed: int = 0,
     raw: bool = False,
     device: str = "auto",
@@ -174,6 +175,8 @@ def generate(
         max_new_tokens: longest text; what the model was trained on when left out.
         temperature: 0 takes the likeliest token every time.
         top_p: sample from the likeliest tokens that together have this probability.
+        no_repeat_ngram_size: tokens of the shortest run that a text may not hold twice; 0 for no
+            such rule. 16 for recipes as text when left out, else 0.
         seed: the same seed writes the same texts.
         raw: send the prompt as it is, not in the form the model was trained on.
         device: auto takes the GPU where there is one; or cpu, cuda, cuda:N.
@@ -220,6 +223,7 @@ def generate(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_p=top_p,
+            no_repeat_ngram_size=no_repeat_ngram_size,
             seed=seed,
             precision=precision,
             **asked,

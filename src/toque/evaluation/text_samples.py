@@ -22,6 +22,7 @@ from toque.data.tokenizer.codec import Codec
 from toque.evaluation.heldout_loss import subset
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
+from toque.models.loading.provenance import Provenance
 from toque.reporter import Count, uncounted
 from toque.sources.records import TaskTemplate, attempted
 from toque.storage.json_files import append_json_lines
@@ -77,12 +78,13 @@ class Sampler:
 
     prompts: Sequence[Prompt]
     codec: Codec
-    max_new_tokens: int
+    record: Provenance  # of the model, which says how long its texts are and what repeats in them
     on_notice: Callable[[str], object] = lambda _: None
 
     def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> list[Sample]:
         """One sample for each prompt, in their order; `on_progress` is `generate`'s."""
-        limits = [min(p.most or self.max_new_tokens, self.max_new_tokens) for p in self.prompts]
+        longest = self.record.max_new_tokens
+        limits = [min(p.most or longest, longest) for p in self.prompts]
         written: dict[int, list[int]] = {}
         for most in dict.fromkeys(limits):  # short answers apart from long ones
             rows = [row for row, limit in enumerate(limits) if limit == most]
@@ -110,7 +112,9 @@ class Sampler:
         return generate(
             model,
             prompts,
-            GenerationOptions(max_new_tokens=most),
+            GenerationOptions(
+                max_new_tokens=most, no_repeat_ngram_size=self.record.no_repeat_ngram_size
+            ),
             eos_id=self.codec.eos_id,
             pad_id=self.codec.pad_id,
             on_progress=on_progress,

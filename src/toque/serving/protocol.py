@@ -129,7 +129,9 @@ class TextRequest(_Part, ABC):
     model: str
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None  # 1 when left out
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None  # other servers' addition to the protocol
+    # Other servers' additions to the protocol.
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    no_repeat_ngram_size: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     best_of: Annotated[int, Field(ge=0)] | None = None  # 0 and 1 choose nothing
     best_by: str | None = None  # our own addition: the score; likelihood when left out
@@ -185,12 +187,20 @@ class TextRequest(_Part, ABC):
         """True where a stream shall end with what it cost."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def options(self) -> GenerationOptions:
-        """The choice of tokens; without a seed, every request draws another."""
+    def options(self, *, ngram_size: int) -> GenerationOptions:
+        """The choice of tokens; without a seed, every request draws another.
+
+        `ngram_size` is `no_repeat_ngram_size` where the request names none.
+        """
         temperature = 1.0 if self.temperature is None else self.temperature
         seed = secrets.randbits(63) if self.seed is None else self.seed
+        asked = self.no_repeat_ngram_size
         return GenerationOptions(
-            temperature=temperature, top_k=self.top_k, top_p=self.top_p or 1.0, seed=seed
+            temperature=temperature,
+            top_k=self.top_k,
+            top_p=self.top_p or 1.0,
+            no_repeat_ngram_size=ngram_size if asked is None else asked,
+            seed=seed,
         )
 
     @abstractmethod

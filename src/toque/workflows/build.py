@@ -59,7 +59,7 @@ from toque.training.runtime import Runtime
 from toque.training.stopping import CommandClock, Interrupt, Patience
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep, UpdateGuard
-from toque.workflows.asking import own_prompts, target_limit
+from toque.workflows.asking import own_prompts, provenance_of_run
 from toque.workflows.run_length import Length, banner, length_of, time_left_of
 
 
@@ -190,9 +190,9 @@ def build_heldout(
 def build_sampler(
     config: RunConfig, store: TokenStore, prompts: Sequence[Prompt], reporter: Reporter = SILENT
 ) -> Sampler:
-    """Greedy texts for `prompts`, scored; as long as the store's targets."""
-    limit = target_limit(config, store.manifest)
-    return Sampler(prompts, store.codec(), limit, reporter.notice)
+    """The likeliest texts for `prompts`, scored; as long as the store's targets."""
+    record = provenance_of_run(config, store.manifest)
+    return Sampler(prompts, store.codec(), record, reporter.notice)
 
 
 def _evaluator(

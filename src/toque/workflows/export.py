@@ -128,7 +128,7 @@ def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance
     asked = example_prompt(record)
     card = with_usage(card, prompt=asked, encoder=encoder, max_new_tokens=most, portable=portable)
     made = export_model(
-        source, to, card=card, dtype=dtype, files=files, max_new_tokens=most, eos_id=codec.eos_id
+        source, to, card=card, dtype=dtype, files=files, record=record, eos_id=codec.eos_id
     )
     return _compared(source, made)
 

@@ -142,7 +142,7 @@ def keep_model(
             card, prompt=prompt, encoder=encoder, max_new_tokens=most, portable=portable
         )
         save_model(
-            model, None, folder, card=card, files=files, max_new_tokens=most, eos_id=codec.eos_id
+            model, None, folder, card=card, files=files, record=record, eos_id=codec.eos_id
         )
         return f"The model is in {folder}"
     card = adapter_usage(card)

@@ -38,6 +38,7 @@ def generate(
     n: int = 1,
     temperature: float = 0.7,
     top_p: float = 0.95,
+    no_repeat_ngram_size: int | None = None,
     max_new_tokens: int | None = None,
     seed: int = 0,
     raw: bool = False,
@@ -61,6 +62,8 @@ def generate(
         n: texts for each prompt; they follow each other.
         temperature: 0 takes the likeliest token every time.
         top_p: sample from the likeliest tokens that together have this probability.
+        no_repeat_ngram_size: tokens of the shortest run that a text may not hold twice, 0 for no
+            such rule. None: 16 for recipes as text, else 0.
         max_new_tokens: longest text; what the model was trained on when None.
         seed: the same seed writes the same texts.
         raw: send prompts as they are, not in the form the model was trained on.
@@ -97,6 +100,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_p=top_p,
+        no_repeat_ngram_size=no_repeat_ngram_size,
         seed=seed,
         precision=precision,
     )
@@ -162,12 +166,11 @@ def _written(
         watch, logprobs = None, [list[float]() for _ in typed]
         if on_text is not None and not chooses:
             watch = InOrder(on_text, typed, codec.decode, adapter=adapter, first=len(texts))
-        longest = options.max_new_tokens or record.max_new_tokens
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
                 [opened.prompt_ids(text, record.form) for text in typed],
-                replace(options, max_new_tokens=longest),
+                _as_trained(options, record, in_json=in_json),
                 eos_id=codec.eos_id,
                 pad_id=codec.pad_id,
                 held=held_texts(codec, typed, record, schema) if must_use or in_json else (),
@@ -189,6 +192,17 @@ def _written(
             "whole. Let them have more tokens, or bounds in the schema."
         )
     return texts
+
+
+def _as_trained(
+    options: GenerationOptions, record: Provenance, *, in_json: bool
+) -> GenerationOptions:
+    """The options with the model's own values where a person left them out."""
+    size = options.no_repeat_ngram_size
+    if size is None:
+        size = 0 if in_json else record.no_repeat_ngram_size
+    most = options.max_new_tokens or record.max_new_tokens
+    return replace(options, max_new_tokens=most, no_repeat_ngram_size=size)
 
 
 def _note(logprobs: Sequence[list[float]], number: int, logprob: float) -> None:

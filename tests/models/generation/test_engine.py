@@ -1,6 +1,7 @@
 """Generation: the ids of transformers' generate, whatever shares the batch."""
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def make_eager_to_end(model):
         head.weight[EOS] *= 2.2 * size / head.weight[EOS].norm()
 
 
-def stock(model, prompt, max_new_tokens):
+def stock(model, prompt, max_new_tokens, **more):
     """One prompt alone through transformers, every step computed anew.
 
     Its own cache fails for a T5 whose decoder is deeper than its encoder.
@@ -47,6 +48,7 @@ def stock(model, prompt, max_new_tokens):
         use_cache=False,
         pad_token_id=PAD,
         eos_token_id=EOS,
+        **more,
     )[0].tolist()
     new = output[1:] if model.config.is_encoder_decoder else output[len(prompt) :]
     return new[: new.index(EOS)] if EOS in new else new
@@ -118,6 +120,57 @@ def test_a_draw_depends_on_seed_prompt_and_position_alone(kind, settings, tiny):
     # The neighbours change, the first prompt's text does not.
     given = [given[0], [9, 9, 9]]
     assert draw()[0] == first[0]
+
+
+def twice(answer, n):
+    """The runs of n tokens that an answer holds more than once."""
+    runs = [tuple(answer[i : i + n]) for i in range(len(answer) - n + 1)]
+    return {run for run in runs if runs.count(run) > 1}
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_no_answer_repeats_a_run_whatever_shares_the_batch(family, n):
+    """With a vocabulary whose largest logits are looked for by int8 bounds, where no run is due."""
+    model = model_of(family, vocab=5000, seed=3)
+    given = prompts(9, seed=4)
+    how = {"max_new_tokens": WORTHWHILE_STEPS, **IDS}
+    plain = generate(model, given, **how)
+    assert sum(bool(twice(answer, n)) for answer in plain) > 3, "these should write runs twice"
+    expected = [generate(model, [one], no_repeat_ngram_size=n, **how)[0] for one in given]
+    for rows in (3, 9):
+        found = generate(model, given, no_repeat_ngram_size=n, batch_rows=rows, **how)
+        assert found == expected
+    assert not any(twice(answer, n) for answer in expected)
+    for before, after in zip(plain, expected, strict=True):
+        until = next((i for i in range(len(before)) if twice(before[: i + 1], n)), len(before))
+        assert after[:until] == before[:until]
+    assert generate(model, given, no_repeat_ngram_size=0, **how) == plain
+    if family == "t5":  # of a decoder's answers transformers counts the prompt a part
+        assert expected == [
+            stock(model, one, WORTHWHILE_STEPS, no_repeat_ngram_size=n) for one in given
+        ]
+
+
+def test_a_run_of_the_prompt_may_be_written_once(tiny):
+    model = tiny("gpt2")
+    first = generate(model, [[5, 6]], max_new_tokens=8, **IDS)[0]
+    asked = [[5, 6, *first, 5, 6]]
+    answer = generate(model, asked, max_new_tokens=30, no_repeat_ngram_size=2, **IDS)[0]
+    assert {*pairwise(asked[0])} & {*pairwise(answer)}
+    assert not twice(answer, 2)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_drawn_answers_repeat_no_run_either(kind, n, tiny):
+    how = {"max_new_tokens": 20, "temperature": 0.3, "top_p": 0.9, "seed": 2, **IDS}
+    plain = generate(tiny(kind), prompts(), **how)
+    assert any(twice(answer, n) for answer in plain)
+    assert not any(
+        twice(answer, n)
+        for answer in generate(tiny(kind), prompts(), no_repeat_ngram_size=n, **how)
+    )
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
@@ -194,13 +247,17 @@ def test_wrong_settings_are_refused_and_no_prompts_are_none(tiny):
         ({}, "max_new_tokens is missing"),
         ({"max_new_tokens": 1, "temperature": -1.0}, "temperature is -1"),
         ({"max_new_tokens": 1, "top_p": 0.0}, "top_p is 0"),
+        ({"max_new_tokens": 1, "top_k": -1}, "top_k is -1"),
+        ({"max_new_tokens": 1, "no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2"),
     ):
         with pytest.raises(ConfigError, match=said):
             generate(model, [[5]], **wrong, **IDS)
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 1.0, "seed": 3}, {"no_repeat_ngram_size": 2}]
+)
 def test_where_memory_runs_out_fewer_rows_write_the_same(kind, settings, tiny):
     """Its embedding takes 3 rows at most, from the 3rd look on: in the middle of answers."""
     model = tiny(kind)

@@ -42,7 +42,7 @@ class Order:
 
     prompt: Sequence[int]  # token ids, at least one
     most_tokens: int  # the longest answer, which the caller has bounded by the model's positions
-    options: GenerationOptions  # choice of its tokens: temperature, top_k, top_p and seed are read
+    options: GenerationOptions  # its choice of tokens; lengths, precision and rows are not read
     number: int = 0  # number that, with the seed and the position, decides the draws
     n_likeliest: int | None = None  # tokens to tell logprobs of besides; None for none at all
     begun: Sequence[int] = ()  # the answer's first tokens, where known: read, and told to nobody
@@ -56,8 +56,25 @@ class NewToken(NamedTuple):
     token: int
     end: End | None
     """Set with the last one; the token of "stop" is the end token, no part of the answer."""
-    logprob: float | None  # before temperature and filters, of what the form allows; in nats
+    logprob: float | None  # before temperature and filters, of what form and runs allow; in nats
     likeliest: Sequence[tuple[int, float]]  # the likeliest tokens with theirs, best first
+
+
+class Runs:
+    """The runs of n tokens that one answer holds."""
+
+    def __init__(self, n: int | None) -> None:
+        self.barred: Sequence[int] = ()
+        """Tokens that would write a run for the second time if they were next."""
+        self._n, self._next = n, defaultdict[tuple[int, ...], list[int]](list)
+
+    def add(self, answer: Sequence[int]) -> None:
+        """Learn the run that ends an answer; call it after each of its tokens."""
+        if not self._n or len(answer) < self._n:
+            return
+        *before, last = answer[-self._n :]
+        self._next[tuple(before)].append(last)
+        self.barred = self._next.get((*before[1:], last)[: self._n - 1], ())
 
 
 class LiveRows:
@@ -89,6 +106,7 @@ class LiveRows:
         self.orders: list[Order] = []  # orders of the live rows, one each
         self._tokens: list[int] = []
         self._answers: list[list[int]] = []
+        self._runs: list[Runs] = []
 
     @torch.inference_mode()
     def admit(self, orders: Sequence[Order]) -> None:
@@ -100,6 +118,7 @@ class LiveRows:
         self._tokens += self._decoding.admit([order.prompt for order in orders])
         self.orders += orders
         self._answers += [[] for _ in orders]
+        self._runs += [Runs(order.options.no_repeat_ngram_size) for order in orders]
 
     @torch.inference_mode()
     def read(self, order: Order) -> list[NewToken]:
@@ -132,6 +151,7 @@ class LiveRows:
             zip(self.orders, self._answers, self._tokens, strict=True)
         ):
             answer.append(token)
+            self._runs[row].add(answer)
             if len(answer) <= len(order.begun):
                 continue
             is_last = len(answer) >= order.most_tokens
@@ -153,8 +173,8 @@ class LiveRows:
     def _drop(self, row: int) -> None:
         self._decoding.drop(row)
         self.orders[row], self._tokens[row] = self.orders[-1], self._tokens[-1]
-        self._answers[row] = self._answers[-1]
-        for column in (self.orders, self._tokens, self._answers):
+        self._answers[row], self._runs[row] = self._answers[-1], self._runs[-1]
+        for column in (self.orders, self._tokens, self._answers, self._runs):
             column.pop()
 
     def _choose(self, hidden: Tensor) -> tuple[list[int], dict[int, Share]]:
@@ -165,7 +185,7 @@ class LiveRows:
             options = order.options
             if len(answer) < len(order.begun):
                 tokens[row] = order.begun[len(answer)]
-            elif self._bounds and _is_bounded(order) and order.n_likeliest is None:
+            elif self._can_bound_row(row):
                 alike[None].append(row)
             else:
                 alike[options.temperature, options.top_k, options.top_p].append(row)
@@ -182,11 +202,30 @@ class LiveRows:
                 ]
                 if texts:
                     hold(logits, texts)
+                self._bar_runs(logits, rows)
                 chosen = self._chosen(logits, rows)
                 shares |= self._shares(logits, rows, chosen)
             for row, token in zip(rows, chosen, strict=True):
                 tokens[row] = token
         return tokens, shares
+
+    def _can_bound_row(self, row: int) -> bool:
+        """True where the largest logit of all is looked for, and no other one."""
+        order = self.orders[row]
+        is_bounded = _is_bounded(order) and order.n_likeliest is None
+        return self._bounds is not None and is_bounded and not self._runs[row].barred
+
+    def _bar_runs(self, logits: Tensor, rows: Sequence[int]) -> None:
+        """Write minus infinity into logits [n, V] of tokens that would repeat a run.
+
+        A row keeps its logits where nothing else may be next: a form leaves it no other token.
+        """
+        for place, row in enumerate(rows):
+            if barred := self._runs[row].barred:
+                rest = logits[place].clone()
+                rest[list(barred)] = -torch.inf
+                if rest.max() > -torch.inf:
+                    logits[place] = rest
 
     def _shares(
         self, logits: Tensor, rows: Sequence[int], chosen: Sequence[int]

@@ -22,6 +22,9 @@ class GenerationOptions:
     """Number of likeliest tokens to draw from; None or 0 keeps all."""
     top_p: float = 1.0
     """Nucleus: draw from the fewest tokens whose probabilities reach p (Holtzman et al. 2020)."""
+    no_repeat_ngram_size: int | None = None
+    """Tokens of the shortest run that an answer may not hold twice, its prompt apart; None or 0 for
+    none. Transformers' option of this name bans the prompt's runs as well."""
     seed: int = 0
     """Seed that, with a prompt's number and the position, decides the draws."""
     precision: Precision = "float32"
@@ -44,8 +47,12 @@ class GenerationOptions:
             raise ConfigError(f"{argument('precision')} is {self.precision!r}; use one of {known}.")
         if self.temperature < 0.0:
             raise ConfigError(f"{argument('temperature')} is {self.temperature:g}; use 0 or more.")
-        if self.top_k is not None and self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k}; use a count of tokens, or 0 to keep all.")
+        for name, none in (("top_k", "to keep all"), ("no_repeat_ngram_size", "for no such rule")):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(
+                    f"{argument(name)} is {value}; use a count of tokens, or 0 {none}."
+                )
         if not 0.0 < self.top_p <= 1.0:
             raise ConfigError(
                 f"{argument('top_p')} is {self.top_p:g}; use a share above 0, up to 1."

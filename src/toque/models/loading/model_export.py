@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, argument
 from toque.models.loading.pretrained import load_model, load_with_adapter
-from toque.models.loading.provenance import FOLDER, RECORD
+from toque.models.loading.provenance import FOLDER, RECORD, Provenance
 from toque.models.lora.adapter_files import (
     CONFIG,
     WEIGHTS,
@@ -45,7 +45,7 @@ def save_model(
     *,
     card: str,
     files: Mapping[str, str] = MappingProxyType({}),
-    max_new_tokens: int | None = None,
+    record: Provenance | None = None,
     eos_id: int | None = None,
 ) -> None:
     """Write model, adapters merged, tokenizer and card; the folder is whole or as it was before.
@@ -53,11 +53,11 @@ def save_model(
     For a T5 whose outputs are not scaled (v1.1, FLAN) the config says `tie_word_embeddings: false`,
     and the head is in the file even when it equals the embedding: by that flag every version of
     transformers decides the scaling. `files`, texts by their place, replace those of
-    `codec_folder`; `max_new_tokens` is what `model.generate` writes when not told, and `eos_id`
-    ends its texts, too. A model that is already there is replaced at the last moment;
+    `codec_folder`; `record` tells `model.generate` its defaults, and `eos_id` ends its texts,
+    too. A model that is already there is replaced at the last moment;
     CheckpointError where that fails, or `folder` holds something else.
     """
-    write = partial(_write_model, model, max_new_tokens=max_new_tokens, eos_id=eos_id)
+    write = partial(_write_model, model, record=record, eos_id=eos_id)
     _write_folder(folder, write, codec_folder, {**files, "README.md": card})
 
 
@@ -103,7 +103,7 @@ def _write_folder(
 
 
 def _write_model(
-    model: PreTrainedModel, folder: Path, *, max_new_tokens: int | None, eos_id: int | None
+    model: PreTrainedModel, folder: Path, *, record: Provenance | None, eos_id: int | None
 ) -> None:
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
@@ -116,8 +116,11 @@ def _write_model(
     config.save_pretrained(folder)
     if model.generation_config is not None:
         generation = copy.deepcopy(model.generation_config)
-        if max_new_tokens is not None:
-            generation.max_new_tokens = max_new_tokens
+        if record is not None:
+            generation.max_new_tokens = record.max_new_tokens
+            if size := record.no_repeat_ngram_size:
+                # For a decoder transformers bans the prompt's runs, too, as our engine does not.
+                generation.no_repeat_ngram_size = size
         known = generation.eos_token_id
         known = known if isinstance(known, list) else [known]
         if eos_id is not None and eos_id not in known:
@@ -168,7 +171,7 @@ def export_model(
     card: str,
     dtype: str = "f32",
     files: Mapping[str, str] = MappingProxyType({}),
-    max_new_tokens: int | None = None,
+    record: Provenance | None = None,
     eos_id: int | None = None,
 ) -> Exported:
     """Write the model or adapter of `source` as a whole model, read it back and compare.
@@ -183,7 +186,7 @@ def export_model(
     whole = merged(model)
     whole.to(DTYPES[dtype])  # type: ignore[arg-type]  # transformers annotates it away
     save_model(
-        whole, source, to, card=card, files=files, max_new_tokens=max_new_tokens, eos_id=eos_id
+        whole, source, to, card=card, files=files, record=record, eos_id=eos_id
     )
     whole.to(torch.float32)  # type: ignore[arg-type]
     expected = before if dtype == "f32" else sample_logits(whole)

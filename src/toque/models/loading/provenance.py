@@ -20,6 +20,11 @@ conversations by a chat template; the beginning of a text, which it continues; o
 which it fills."""
 FOLDER: Final = "toque"
 RECORD: Final = "model.json"
+RECIPE_RUN_TOKENS: Final = 16
+"""Tokens of the shortest run that a recipe is not let write twice. The likeliest text of a model
+may never end: 19 of 122 of SmolLM2's after an hour on one magazine did not, which 16 took from a
+recipe score of .848 to .914 (24: .884), and models from scratch from .762 to .794 and .954 to .970.
+Of 2,400 recipes that people wrote 4.5 % hold such a run twice, 35 % one of 8 tokens."""
 _MOST_BYTES: Final = 1 << 16
 
 
@@ -32,6 +37,11 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[str] = []  # tasks about recipes that it was trained on; see `data.tasks`
     tokenizer_json_sha256: str = ""
     """Hash of plain transformers' file. Once it is another, `toque/` no longer describes it."""
+
+    @property
+    def no_repeat_ngram_size(self) -> int:
+        """The option of this name where a person leaves it out, for texts that are not JSON."""
+        return RECIPE_RUN_TOKENS if self.form == "recipes" else 0
 
     def files(self) -> dict[str, str]:
         """The record's own file, by its place in the model folder."""
