@@ -36,6 +36,7 @@ from short_runs import BASES, COLLECTIONS, base_folder, held_out_of, of_run, sou
 import toque
 from toque.config import load_config
 from toque.data.store.token_store import TokenStore
+from toque.models.loading.provenance import RECIPE_RUN_TOKENS
 from toque.models.onednn import has_fast_bf16
 from toque.workflows.dial import SIZES
 
@@ -166,6 +167,7 @@ def _line(
         "base": a.base,
         "minutes": a.minutes,
         "optim": optim,
+        "no_repeat_ngram_size": RECIPE_RUN_TOKENS,  # lines before the rule of November 2026 lack it
         "run": run,
         **{name: found[name] for name in ("heldout", "generated", "intervals", "memorisation")},
         "machine": harness.machine(),

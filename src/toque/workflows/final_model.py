@@ -141,9 +141,7 @@ def keep_model(
         card = with_usage(
             card, prompt=prompt, encoder=encoder, max_new_tokens=most, portable=portable
         )
-        save_model(
-            model, None, folder, card=card, files=files, record=record, eos_id=codec.eos_id
-        )
+        save_model(model, None, folder, card=card, files=files, record=record, eos_id=codec.eos_id)
         return f"The model is in {folder}"
     card = adapter_usage(card)
     save_adapter(model, folder, card=card, base_hash=base_hash or "", files=files)
@@ -205,7 +203,7 @@ Trained with Toque {__version__} from {config.model.start_from} on {sources}; we
 """
     sections = {
         "Data": _data(config, manifest),
-        "Scores": _scores(run.evaluation),
+        "Scores": _scores(run.evaluation, record),
         "Intended use and limits": _limits(config, record, manifest, run.evaluation),
         "Training": _training(config, run),
         "Cost": _cost(run),
@@ -239,7 +237,7 @@ def _data(config: RunConfig, manifest: StoreManifest) -> str:
     )
 
 
-def _scores(evaluation: Evaluation) -> str:
+def _scores(evaluation: Evaluation, record: Provenance) -> str:
     texts = evaluation.texts
     rows = [(name, f"{value:.4g}", "", "") for name, value in evaluation.of_examples.items()]
     for name, e in texts.overall.items():
@@ -248,10 +246,12 @@ def _scores(evaluation: Evaluation) -> str:
     table = _table(("held-out metric", "value", "95 % interval", "texts"), rows)
     if not texts.overall:
         return table + "\nNo text was written and scored: quality of texts is not measured.\n"
+    size = record.no_repeat_ngram_size
+    rule = f" that writes no run of {size} tokens twice" if size else ""
     return table + (
         f"\n{texts.n_texts:,} texts were written for held-out prompts, the likeliest token each "
-        "time. Intervals are percentiles of 1,000 bootstrap resamples of the texts. Of the losses "
-        f"no interval was measured.\n\n{evaluation.memorisation or _COPIES}\n"
+        f"time{rule}. Intervals are percentiles of 1,000 bootstrap resamples of the texts. Of the "
+        f"losses no interval was measured.\n\n{evaluation.memorisation or _COPIES}\n"
     )
 
 

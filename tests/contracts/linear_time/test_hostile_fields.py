@@ -145,6 +145,7 @@ def test_fault_55_every_file_takes_linear_time(form: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # 104 texts, some eight seconds each
 @pytest.mark.parametrize("form", FILES)
 def test_fault_55_every_file_takes_linear_time_when_it_is_long(form: str, tmp_path: Path) -> None:
     def work(text: str) -> None:

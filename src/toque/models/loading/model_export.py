@@ -185,9 +185,7 @@ def export_model(
     before = sample_logits(model)
     whole = merged(model)
     whole.to(DTYPES[dtype])  # type: ignore[arg-type]  # transformers annotates it away
-    save_model(
-        whole, source, to, card=card, files=files, record=record, eos_id=eos_id
-    )
+    save_model(whole, source, to, card=card, files=files, record=record, eos_id=eos_id)
     whole.to(torch.float32)  # type: ignore[arg-type]
     expected = before if dtype == "f32" else sample_logits(whole)
     del model, whole  # one model is in memory at a time
