@@ -55,17 +55,17 @@ def test_a_text_in_json_is_free_to_repeat_its_names(
         "additionalProperties": False,
     }
     schema = {"type": "array", "items": one, "minItems": 3, "maxItems": 3}
-    [text] = toque.generate(folder, PROMPT, schema=schema, **GREEDY | {"max_new_tokens": 200})
-    [free] = toque.generate(
-        folder, PROMPT, schema=schema, no_repeat_ngram_size=0, **GREEDY | {"max_new_tokens": 200}
-    )
-    assert text == free
-    assert len(json.loads(text.text)) == 3
+
+    def write(**more: object) -> str:
+        how = GREEDY | {"max_new_tokens": 200, "schema": schema} | more
+        [text] = toque.generate(folder, PROMPT, **how)
+        return text.text
+
+    usual = write()
+    assert usual == write(no_repeat_ngram_size=0)
+    assert len(json.loads(usual)) == 3
     # Where a person asks for the rule all the same, the form goes first.
-    [ruled] = toque.generate(
-        folder, PROMPT, schema=schema, no_repeat_ngram_size=4, **GREEDY | {"max_new_tokens": 200}
-    )
-    assert len(json.loads(ruled.text)) == 3
+    assert len(json.loads(write(no_repeat_ngram_size=4))) == 3
 
 
 def test_evaluation_and_chat_write_as_generate_does(folder: Path) -> None:

@@ -112,9 +112,7 @@ class Sampler:
         return generate(
             model,
             prompts,
-            GenerationOptions(
-                max_new_tokens=most, no_repeat_ngram_size=self.record.no_repeat_ngram_size
-            ),
+            self.record.completed(GenerationOptions(max_new_tokens=most)),
             eos_id=self.codec.eos_id,
             pad_id=self.codec.pad_id,
             on_progress=on_progress,

@@ -187,19 +187,15 @@ class TextRequest(_Part, ABC):
         """True where a stream shall end with what it cost."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def options(self, *, ngram_size: int) -> GenerationOptions:
-        """The choice of tokens; without a seed, every request draws another.
-
-        `ngram_size` is `no_repeat_ngram_size` where the request names none.
-        """
+    def options(self) -> GenerationOptions:
+        """The choice of tokens; without a seed, every request draws another."""
         temperature = 1.0 if self.temperature is None else self.temperature
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        asked = self.no_repeat_ngram_size
         return GenerationOptions(
             temperature=temperature,
             top_k=self.top_k,
             top_p=self.top_p or 1.0,
-            no_repeat_ngram_size=ngram_size if asked is None else asked,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
             seed=seed,
         )
 

@@ -116,8 +116,7 @@ class Reply(Response):
         held: HeldText | None = None,
     ) -> None:
         param, most = request.prompt_field, request.most_tokens
-        size = served.record.no_repeat_ngram_size if held is None else 0
-        options = request.options(ngram_size=size)
+        options = served.record.completed(request.options(), in_json=held is not None)
         self._n, self._best = request.n or 1, _best_of(request, options)
         n = max(self._n, self._best.n)
         if n * len(prompts) > limits.texts:

@@ -170,7 +170,7 @@ def _written(
             written = generate_ids(
                 opened.model,
                 [opened.prompt_ids(text, record.form) for text in typed],
-                _as_trained(options, record, in_json=in_json),
+                record.completed(options, in_json=in_json),
                 eos_id=codec.eos_id,
                 pad_id=codec.pad_id,
                 held=held_texts(codec, typed, record, schema) if must_use or in_json else (),
@@ -192,17 +192,6 @@ def _written(
             "whole. Let them have more tokens, or bounds in the schema."
         )
     return texts
-
-
-def _as_trained(
-    options: GenerationOptions, record: Provenance, *, in_json: bool
-) -> GenerationOptions:
-    """The options with the model's own values where a person left them out."""
-    size = options.no_repeat_ngram_size
-    if size is None:
-        size = 0 if in_json else record.no_repeat_ngram_size
-    most = options.max_new_tokens or record.max_new_tokens
-    return replace(options, max_new_tokens=most, no_repeat_ngram_size=size)
 
 
 def _note(logprobs: Sequence[list[float]], number: int, logprob: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,8 +54,7 @@ class Talk:
         model, codec = self.opened.model, self.opened.codec
         asked = [*self.turns, {"role": "user", "content": question}]
         prompt = self.prompt_ids(asked, notice)
-        size = self.opened.provenance.no_repeat_ngram_size
-        options = replace(options, no_repeat_ngram_size=size)
+        options = self.opened.provenance.completed(options)
         stream, pieces = TextStream(codec), list[str]()
 
         def tell(_: int, token: int | None) -> None:

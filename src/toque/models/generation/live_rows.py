@@ -74,7 +74,7 @@ class Runs:
             return
         *before, last = answer[-self._n :]
         self._next[tuple(before)].append(last)
-        self.barred = self._next.get((*before[1:], last)[: self._n - 1], ())
+        self.barred = self._next.get(tuple(answer[len(answer) - self._n + 1 :]), ())
 
 
 class LiveRows:

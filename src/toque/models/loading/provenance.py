@@ -6,12 +6,14 @@ in the store, beside the files that transformers reads.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 from toque.errors import CheckpointError
+from toque.models.generation.options import GenerationOptions
 from toque.storage.atomic import sha256_of
 
 Form = Literal["recipes", "pairs", "conversations", "documents", "gaps"]
@@ -42,6 +44,14 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     def no_repeat_ngram_size(self) -> int:
         """The option of this name where a person leaves it out, for texts that are not JSON."""
         return RECIPE_RUN_TOKENS if self.form == "recipes" else 0
+
+    def completed(self, options: GenerationOptions, *, in_json: bool = False) -> GenerationOptions:
+        """The options with the model's own values where they have none; JSON repeats its names."""
+        size = options.no_repeat_ngram_size
+        if size is None:
+            size = 0 if in_json else self.no_repeat_ngram_size
+        most = options.max_new_tokens or self.max_new_tokens
+        return replace(options, max_new_tokens=most, no_repeat_ngram_size=size)
 
     def files(self) -> dict[str, str]:
         """The record's own file, by its place in the model folder."""
