@@ -42,12 +42,14 @@ COLLECTIONS = {
     "public domain": ("data/recipes/public_domain_recipes.jsonl", None),
     "plays": ("data/text/tinyshakespeare.txt", None),
     "healthy": ("data/recipes/RecipeNLG_healthy50pct_no_link_source.csv", None),
+    "foodista": ("data/recipes/foodista_cc_by_3_0.jsonl", None),
+    "spoonacular": ("data/recipes/spoonacular.parquet", None),
     "500 of them": (peers.RECIPES, 500),
     "5000 of them": (peers.RECIPES, 5000),
     "50000 of them": (peers.RECIPES, 50_000),
 }
 """File of the shared data and how many of its records: of one magazine the first, of all recipes
-evenly. The collection "healthy" is kept away from every fit."""
+evenly. "healthy" was kept away from every fit until 27 November 2026, "spoonacular" is since."""
 BASES = ("stories15m", "smollm2")
 USUAL: dict[str, Any] = {
     "data": "two magazines and a site", "family": "llama", "width": 128, "layers": 4,
@@ -109,6 +111,46 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
                 {"optimizer": "adamw", "peak_lr": 3e-3, "schedule": "cosine"},
                 {"peak_lr": 1e-2},
             ],
+        ),
+        "few rates": _product(
+            [
+                small | {"tokens": 8_000_000},
+                tiny | {"tokens": 4_000_000},
+                middle | {"tokens": 2_000_000},
+            ],
+            [{"data": "one magazine", "peak_lr": lr} for lr in (5e-3, 2.5e-3)],
+        ),
+        "fewer rates": _product(
+            [small | {"tokens": 1_000_000}]
+            + [tiny | {"tokens": n} for n in (500_000, 1_000_000)]
+            + [middle | {"tokens": 500_000}],
+            [{"data": "500 of them", "peak_lr": lr} for lr in (1e-2, 5e-3, 2.5e-3)],
+        ),
+        "fewer's decay": _product(
+            [tiny | {"tokens": 1_000_000, "data": "500 of them", "peak_lr": 5e-3}],
+            [{"weight_decay": decay} for decay in (0.1, 1.0)],
+        ),
+        "other texts": _product(
+            [small],
+            [
+                {"data": "foodista", "tokens": 1_000_000},
+                {"data": "public domain", "tokens": 1_000_000},
+                {"data": "cuisines", "tokens": 4_000_000, "peak_lr": 5e-3},
+                {"data": "healthy", "tokens": 4_000_000, "peak_lr": 5e-3},
+                {"data": "healthy", "tokens": 4_000_000},
+            ],
+        ),
+        "other texts, wider": _product(
+            [tiny | {"data": "healthy"}],
+            [{"tokens": 2_000_000, "peak_lr": 5e-3}, {"tokens": 2_000_000}],
+        ),
+        "another seed": _product(
+            [tiny | {"seed": 18}], [{"tokens": 4_000_000}, {"tokens": 2_000_000}]
+        ),
+        "long at half": _product([small | {"tokens": 8_000_000, "peak_lr": 5e-3}]),
+        "few and wide": _product(
+            [middle | {"data": "one magazine", "peak_lr": 5e-3}],
+            [{"tokens": n} for n in (3_000_000, 4_000_000)],
         ),
         "wide rates": _product(
             [middle | {"tokens": 4_000_000}, tiny | {"tokens": 8_000_000}],

@@ -1,6 +1,7 @@
 """The dial: which size the best use of some text and time is."""
 
 import math
+import random
 
 import pytest
 
@@ -13,6 +14,7 @@ from toque.workflows.dial import (
     MOST_PASSES,
     SIZES,
     best_for,
+    difficulty_of,
     expected_of,
     rate_of,
     tuning_for,
@@ -89,6 +91,34 @@ def test_few_texts_are_read_a_few_times_however_long_the_time_is():
     unseen = best_for(math.inf, 1e6, by_parameters)
     assert not unseen.passes.ends_early
     assert "passes" not in unseen.forecast(Duration.parse("1 hours total"))
+
+
+def test_texts_that_are_read_often_have_half_the_rate():
+    size = SIZES["300k"]
+    once, few, often, short = (
+        best_for(text, seconds, by_parameters, only="300k")
+        for text, seconds in ((1e15, 1e8), (5e5, 1e8), (2.8e6, 1e8), (2.8e6, 30.0))
+    )
+    assert once.passes.of_time < 1.0
+    assert few.passes.most == 6.0
+    assert short.passes.of_time < 6.0 < often.passes.most
+    assert [one.peak_lr for one in (once, few, often, short)] == [
+        *[size.peak_lr] * 2, size.peak_lr / 2, size.peak_lr
+    ]  # fmt: skip
+
+
+def test_texts_that_compress_less_than_what_was_measured_are_harder():
+    draw = random.Random(17)
+    words = ["".join(draw.choices("etaoinshrdlu", k=6)) for _ in range(2000)]
+
+    def text(n, known):
+        return " ".join(draw.choices(words[:known], k=n)).encode()
+
+    repeated, few, many = (text(40_000, known) for known in (2, 40, 2000))
+    assert difficulty_of(repeated) < 0.2 < difficulty_of(few) < 1.0 < difficulty_of(many) < 3.0
+    # A sample of a tenth compresses less, as those that were measured do.
+    assert difficulty_of(many[:30_000]) == pytest.approx(difficulty_of(many), rel=0.35)
+    assert difficulty_of(b"too short to tell") == difficulty_of(b"") == 1.0
 
 
 def test_little_text_has_a_small_model_however_long_it_takes():

@@ -176,7 +176,7 @@ def generate(
         temperature: 0 takes the likeliest token every time.
         top_p: sample from the likeliest tokens that together have this probability.
         no_repeat_ngram_size: tokens of the shortest run that a text may not hold twice; 0 for no
-            such rule. 16 for recipes as text when left out, else 0.
+            such rule. 12 for recipes as text when left out, else 0.
         seed: the same seed writes the same texts.
         raw: send the prompt as it is, not in the form the model was trained on.
         device: auto takes the GPU where there is one; or cpu, cuda, cuda:N.

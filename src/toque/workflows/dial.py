@@ -6,6 +6,7 @@ The table and the fit come from short runs on 68,004 real recipes (`bench/qualit
 
 from __future__ import annotations
 
+import bz2
 import math
 import random
 import statistics
@@ -119,12 +120,23 @@ MEASURED: Final[Mapping[str, Mapping[float, float]]] = {
 """Held-out bits a byte by tokens read; of 3m after two million at four times its rate. Below eight
 million a model still learns to copy what the prompt lists, and no fit holds: there these are the
 forecast, in proportion to the fit."""
-_BY_HEART: Final = 1.2
-"""Most passes times parameters for a byte of text, from scratch. Held-out loss turned at about 0.8,
-1.4, 1.7 and 1.8 on small collections (lab/notes.md)."""
+SAMPLE_BYTES: Final = 300_000
+"""Bytes of texts by which they are compared with those that were measured."""
+_COMPRESSED: Final[Mapping[int, float]] = {30_000: 2.203, 100_000: 1.757, SAMPLE_BYTES: 1.496}
+"""Bits a byte to which bz2 compresses so many bytes of the recipes that were measured."""
+_OF_COMPRESSION: Final = 1.4
+"""Power of a collection's compressed size, relative to that of as much measured text, that its
+held-out loss goes with: 1.25, 1.37 and 0.94 had 1.33, 1.58 and 0.92 of the loss (lab/notes.md)."""
+_PASSES: Final = (4.0, 0.4)
+"""k and a of the passes from scratch that few texts are best read in: k (T / N)^a, by their bytes T
+and the parameters N. Measured best: 6 of 64 wide at T / N = 3, 9 to 10 at 10 and 13, 11 to 21 at
+18; of 128 wide 3.5 at 0.7, 5 at 2 and at 3.5 (lab/notes.md)."""
 _FEWEST_PASSES: Final = 6.0
-"""Passes from scratch where that would be fewer: of 50 real and of 80 synthetic recipes, 4 and 16
-passes gave a higher loss than 8 (lab/notes.md)."""
+"""Passes of the smallest size where that would be fewer: of 50 real and of 80 synthetic recipes, 4
+and 16 passes gave a higher loss than 8 (lab/notes.md)."""
+_OFTEN: Final = 8.0
+"""Passes from which on half of a size's rate is better: 64 wide, 1e-2 and 5e-3 had 1.044 and 1.054
+after 7.0 passes, 0.703 and 0.720 after 7.2, 1.149 and 1.137 after 9.2, 0.684 and 0.658 after 11."""
 
 TONIGHT: Final = "8 hours"
 EVALUATING: Final = 0.05  # share of the time that evaluations may take
@@ -193,6 +205,11 @@ class Choice(NamedTuple):
         """Shape, batch and rate of it."""
         return SIZES[self.name]
 
+    @property
+    def peak_lr(self) -> float:
+        """Peak rate of Muon."""
+        return self.size.peak_lr / (2 if min(self.passes) > _OFTEN else 1)
+
     def forecast(self, whole: Duration) -> str:
         """The sentence on what a run from scratch will reach."""
         loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN[self.size.vocabulary]
@@ -202,8 +219,9 @@ class Choice(NamedTuple):
             f"Expected: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss of "
             f"{loss:.2f}{margin} by a model of {self.name} parameters, of which this machine just "
             f"trained {self.rate:,.0f} tokens a second. It reads "
-            f"{self.passes.in_words(_about(self.tokens), whole)}. The loss is that of recipes in "
-            "English: docs/explanation/what-to-expect.md."
+            f"{self.passes.in_words(_about(self.tokens), whole)}. That is by runs over recipes in "
+            "English, and by how well your texts compress beside those: "
+            "docs/explanation/what-to-expect.md."
         )
 
 
@@ -233,7 +251,9 @@ class Tuning(NamedTuple):
         return (
             f"This machine trains about {_about(self.rate)} tokens a second of this model. It "
             f"reads {self.passes.in_words(_about(self.tokens), whole)}. What loss that gives "
-            "depends on the model, and is not foreseen."
+            "depends on the model, and is not foreseen; SmolLM2-135M had 0.50 bits a byte of "
+            "recipes after 360,000 tokens, 0.44 after 1,500,000: "
+            "docs/explanation/what-to-expect.md."
         )
 
 
@@ -262,14 +282,18 @@ def tuning_for(texts: float, records: int, seconds: float, rate: float, *, longe
     return Tuning(batch, read, rate, Passes(MOST_PASSES, tokens / texts if texts else 0.0))
 
 
-def choice_for(text: float, records: int, whole: Duration, *, only: str | None = None) -> Choice:
+def choice_for(
+    text: float, records: int, whole: Duration, *, sample: bytes = b"", only: str | None = None
+) -> Choice:
     """The best size for `text` bytes in so many records; 0 of both where nobody has looked.
 
-    `only`: forecast this size alone. A ConfigError where nothing of the time is left to train in.
+    `sample`: some of the texts. `only`: forecast this size alone. A ConfigError where nothing of
+    the time is left to train in.
     """
     each = min(text / max(1, records), _LONG_EXAMPLE) if text else _LONG_EXAMPLE
     training = training_seconds(text, whole)
-    return best_for(text or math.inf, training, lambda one: rate_of(one, each), only=only)
+    best = best_for(text or math.inf, training, lambda one: rate_of(one, each), only=only)
+    return best._replace(bits_per_byte=best.bits_per_byte * difficulty_of(sample))
 
 
 def training_seconds(text: float, whole: Duration) -> float:
@@ -302,6 +326,18 @@ def expected_of(name: str, tokens: float, text: float) -> float:
     return FIT.bits_per_byte(size.parameters, fresh) * float(ratio)
 
 
+def difficulty_of(sample: bytes) -> float:
+    """Held-out bits a byte of texts like `sample`, as a multiple of those that were measured.
+
+    1.0 for a sample that is too short to tell.
+    """
+    if len(sample) < min(_COMPRESSED):
+        return 1.0
+    sizes = [math.log(n) for n in _COMPRESSED]
+    usual = np.interp(math.log(len(sample)), sizes, list(_COMPRESSED.values()))
+    return float(8 * len(bz2.compress(sample)) / len(sample) / usual) ** _OF_COMPRESSION
+
+
 def best_for(
     text: float, seconds: float, rate: Callable[[Size], float], *, only: str | None = None
 ) -> Choice:
@@ -311,13 +347,15 @@ def best_for(
     larger one was worse, for the forecast has one minimum. `only`: forecast this size alone.
     """
     best: Choice | None = None
+    (factor, exponent), smallest = _PASSES, next(iter(SIZES))
     for name in [only] if only else SIZES:
         size = SIZES[name]
-        by_heart = _BY_HEART * text / size.parameters
-        if best is not None and by_heart < MOST_PASSES:
+        most = factor * (text / size.parameters) ** exponent
+        if best is not None and most < MOST_PASSES:
             break
         tokens = seconds * (measured := rate(size))
-        most = by_heart if math.isinf(text) else max(_FEWEST_PASSES, math.floor(by_heart))
+        if not math.isinf(text):
+            most = max(MOST_PASSES if name != smallest else _FEWEST_PASSES, math.floor(most))
         each = BYTES_A_TOKEN[size.vocabulary]
         passes = Passes(most, tokens * each / text)
         tokens = min(tokens, most * text / each)

@@ -63,7 +63,7 @@ def generate(
         temperature: 0 takes the likeliest token every time.
         top_p: sample from the likeliest tokens that together have this probability.
         no_repeat_ngram_size: tokens of the shortest run that a text may not hold twice, 0 for no
-            such rule. None: 16 for recipes as text, else 0.
+            such rule. None: 12 for recipes as text, else 0.
         max_new_tokens: longest text; what the model was trained on when None.
         seed: the same seed writes the same texts.
         raw: send prompts as they are, not in the form the model was trained on.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,7 @@ from toque.workflows.dial import (
     MOST_PASSES,
     MOST_TOKENS,
     POSITIONS,
+    SAMPLE_BYTES,
     SIZES,
     TUNED_LR,
     Choice,
@@ -88,6 +90,7 @@ class FoundSource:
     whole: bool = True  # false where a part was read, and `records` is scaled up by the bytes
     remarks: tuple[str, ...] = ()
     """Sentences on what no example holds, and on bytes that are not of the encoding."""
+    sample: bytes = field(default=b"", repr=False)  # texts drawn by lot, `SAMPLE_BYTES` at most
 
     def __str__(self) -> str:
         """The contents in a few words."""
@@ -205,7 +208,9 @@ def _settled(
     text, before = tokens * _CHARACTERS_A_TOKEN, ProcessorUse.now()
     if wanted.model.start_from == "scratch":
         with reporter.working("measuring how fast this machine trains"):
-            choice = choice_for(text, records, whole, only=size)
+            each = SAMPLE_BYTES // len(found)
+            sample = b"".join(one.sample[:each] for one in found)
+            choice = choice_for(text, records, whole, sample=sample, only=size)
         read = choice.passes.most * (tokens or math.inf)
         most = choice.size.batch_tokens
         batch = batch_for(read, tokens, records, most=most, longest=POSITIONS)
@@ -287,7 +292,7 @@ def _looked_at(source: Source) -> FoundSource:
     files = find_files([source])
     sizes = [float(plain_bytes(file)) for file in files]
     kept, tokens, looked, read = 0, 0.0, 0.0, 0
-    keys = set[int]()
+    keys, texts = set[int](), list[str]()
     unused, dropped, notes = Counter[str](), Counter[str](), Counter[str]()
     # Blocks may end beyond the size that was estimated for their file.
     blocks = ((file, size, block) for file, size in zip(files, sizes, strict=True)
@@ -300,6 +305,7 @@ def _looked_at(source: Source) -> FoundSource:
         dropped.update({reason: len(lines) for reason, lines in examples.dropped.items()})
         notes.update(examples.notes)
         keys.update(e.record_key for e in examples.examples)
+        texts += [e.target or "\n".join(t for _, t in e.turns) for e in examples.examples]
         tokens += sum(
             len(e.ids) / 4 if e.ids else (len(e.prompt) + len(e.target)) / _CHARACTERS_A_TOKEN
             for e in examples.examples
@@ -342,7 +348,15 @@ def _looked_at(source: Source) -> FoundSource:
             *repeated,
             *_no_data(source),
         ),
+        _drawn(texts),
     )
+
+
+def _drawn(texts: Sequence[str]) -> bytes:
+    """Some of the texts, drawn by lot, for a file may have equal ones side by side."""
+    texts = [text for text in texts if text]  # token ids have none
+    random.Random(17).shuffle(texts)  # no secret
+    return "\n".join(texts).encode(errors="replace")[:SAMPLE_BYTES]
 
 
 def _few_in_words(found: Sequence[FoundSource]) -> list[str]:
@@ -402,7 +416,7 @@ def _written(
         length = f"{how.passes.most:g} epochs"
         why = f"of {how.passes.of_time:,.0f} that there is time for; more would be learnt by heart"
     if isinstance(how, Choice):
-        of_model, peak_lr = _scratch(how, model.tokenizer), how.size.peak_lr
+        of_model, peak_lr = _scratch(how, model.tokenizer), how.peak_lr
         name, schedule = "  name: muon   # for matrices, AdamW for the rest\n", "linear"
     else:
         peak_lr = TUNED_LR[base.is_adapted]
