@@ -435,4 +435,8 @@ def test_other_programs_are_named_that_computed_while_the_speed_was_measured(
 ) -> None:
     read = iter([ProcessorUse(0.0, 0.0, 0.0), ProcessorUse(seconds, busy, 1.4)])
     monkeypatch.setattr(ProcessorUse, "now", lambda: next(read))
-    assert ("Other programs kept" in str(toque.init("a.jsonl"))) is named
+    said = str(toque.init("a.jsonl"))
+    assert ("Other programs kept" in said) is named
+    assert (
+        "\0" not in said
+    )  # what marks an argument in errors, whose texts name it as people write it

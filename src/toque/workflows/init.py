@@ -233,8 +233,8 @@ def _disturbed(before: ProcessorUse) -> tuple[str, ...]:
         return ()
     said = (
         f"Other programs kept {others:.1f} of {len(usable_cores())} cores busy while the speed of "
-        "this machine was measured: the choice is for a machine that stays so busy. To measure "
-        f"again when they have ended, add {argument('replace=True')}."
+        "this machine was measured: the choice is for a machine that stays so busy. Once they have "
+        "ended, another init over this file measures again."
     )
     return (said,)
 
