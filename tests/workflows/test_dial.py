@@ -88,9 +88,11 @@ def test_few_texts_are_read_a_few_times_however_long_the_time_is():
     )
     assert of_small > of_large >= MOST_PASSES
     assert "the time is enough for" in long.forecast(Duration.parse("1 hours total"))
+    assert "your texts compress" in long.forecast(Duration.parse("1 hours total"))
     unseen = best_for(math.inf, 1e6, by_parameters)
     assert not unseen.passes.ends_early
-    assert "passes" not in unseen.forecast(Duration.parse("1 hours total"))
+    for word in ("passes", "your texts"):
+        assert word not in unseen.forecast(Duration.parse("1 hours total"))
 
 
 def test_texts_that_are_read_often_have_half_the_rate():

@@ -218,6 +218,8 @@ class Choice(NamedTuple):
     def forecast(self, whole: Duration) -> str:
         """The sentence on what a run from scratch will reach."""
         loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN[self.size.vocabulary]
+        looked = self.passes.of_time > 0.0
+        beside = ", and by how well your texts compress beside those" if looked else ""
         # Nine runs that read a small collection often were foreseen within 9 % (lab/notes.md).
         margin = ", each a tenth more or less," if self.passes.of_time > 2.0 else ","
         return (
@@ -225,8 +227,7 @@ class Choice(NamedTuple):
             f"{loss:.2f}{margin} by a model of {self.name} parameters, of which this machine just "
             f"trained {self.rate:,.0f} tokens a second. It reads "
             f"{self.passes.in_words(_about(self.tokens), whole)}. That is by runs over recipes in "
-            "English, and by how well your texts compress beside those: "
-            "docs/explanation/what-to-expect.md."
+            f"English{beside}: docs/explanation/what-to-expect.md."
         )
 
 
