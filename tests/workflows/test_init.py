@@ -437,6 +437,4 @@ def test_other_programs_are_named_that_computed_while_the_speed_was_measured(
     monkeypatch.setattr(ProcessorUse, "now", lambda: next(read))
     said = str(toque.init("a.jsonl"))
     assert ("Other programs kept" in said) is named
-    assert (
-        "\0" not in said
-    )  # what marks an argument in errors, whose texts name it as people write it
+    assert "\0" not in said  # the mark of an argument, which errors alone put into words

@@ -88,6 +88,11 @@ class Example(msgspec.Struct, frozen=True):
     turns: tuple[Turn, ...] = ()
     """A conversation up to its last answer, which is the target; its text is its template's."""
 
+    @property
+    def text(self) -> str:
+        """The text to be learnt, a conversation's without its template; "" of token ids."""
+        return self.target or " ".join(text for _, text in self.turns)
+
 
 def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> Example:
     """The example of a document, which is a text or token ids; see `Example`."""

@@ -362,14 +362,15 @@ def best_for(
             break
         tokens = seconds * (measured := rate(size))
         if not math.isinf(text):
-            most = max(MOST_PASSES if name != smallest else _FEWEST_PASSES, math.floor(most))
+            fewest = _FEWEST_PASSES if name == smallest else MOST_PASSES
+            most = max(fewest, math.floor(most))
         each = BYTES_A_TOKEN[size.vocabulary]
         passes = Passes(most, tokens * each / text)
         tokens = min(tokens, most * text / each)
         bits = expected_of(name, tokens, text)
         if best is not None:
-            is_of_few = best.name == smallest and best.passes.ends_early
-            if bits >= best.bits_per_byte * (_OF_FEW if is_of_few else 1.0):
+            few = best.name == smallest and best.passes.ends_early
+            if bits >= best.bits_per_byte * (_OF_FEW if few else 1.0):
                 break
         best = Choice(name, tokens, measured, bits, passes)
     assert best is not None  # there are sizes

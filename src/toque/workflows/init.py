@@ -305,7 +305,7 @@ def _looked_at(source: Source) -> FoundSource:
         dropped.update({reason: len(lines) for reason, lines in examples.dropped.items()})
         notes.update(examples.notes)
         keys.update(e.record_key for e in examples.examples)
-        texts += [e.target or "\n".join(t for _, t in e.turns) for e in examples.examples]
+        texts += [e.text for e in examples.examples if e.text]
         tokens += sum(
             len(e.ids) / 4 if e.ids else (len(e.prompt) + len(e.target)) / _CHARACTERS_A_TOKEN
             for e in examples.examples
@@ -352,9 +352,8 @@ def _looked_at(source: Source) -> FoundSource:
     )
 
 
-def _drawn(texts: Sequence[str]) -> bytes:
-    """Some of the texts, drawn by lot, for a file may have equal ones side by side."""
-    texts = [text for text in texts if text]  # token ids have none
+def _drawn(texts: list[str]) -> bytes:
+    """Some of the texts, which are shuffled, for a file may have like ones side by side."""
     random.Random(17).shuffle(texts)  # no secret
     return "\n".join(texts).encode(errors="replace")[:SAMPLE_BYTES]
 

@@ -107,7 +107,7 @@ def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[
     texts, letters = list[str](), 0
     blocks = ((file, block) for file in find_files(sources) for block in blocks_of(file))
     for example in (e for file, block in blocks for e in examples_in(block, file.reader).examples):
-        texts.append(example.target or " ".join(text for _, text in example.turns))
+        texts.append(example.text)
         letters += len(texts[-1])
         if letters > _LETTERS:
             break
