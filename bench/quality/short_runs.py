@@ -61,6 +61,11 @@ BASE: dict[str, Any] = {
     "schedule": "cosine", "batch": 4096, "epochs": 1, "seed": 17,
 }  # fmt: skip
 """Of runs that continue from a model; of rank 0 all weights are trained, else an adapter."""
+HOW_HARD = (
+    "two magazines and a site", "one magazine", "cuisines", "public domain", "healthy", "foodista",
+    "spoonacular", "plays",
+)  # fmt: skip
+"""Collections of which the first updates are to tell what many will reach."""
 HELD_OUT = 300  # recipes that none of these runs trains on, the same for all
 
 
@@ -143,6 +148,17 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         "other texts, wider": _product(
             [tiny | {"data": "healthy"}],
             [{"tokens": 2_000_000, "peak_lr": 5e-3}, {"tokens": 2_000_000}],
+        ),
+        "fewest": _product(
+            [tiny | {"peak_lr": 5e-3, "tokens": n} for n in (430_000, 570_000, 720_000)]
+            + [tiny | {"tokens": 430_000}, middle | {"peak_lr": 5e-3, "tokens": 430_000}]
+            + [tiny | {"peak_lr": 5e-3, "tokens": 500_000, "vocabulary": 4096}]
+            + [small | {"tokens": n, "vocabulary": 4096} for n in (750_000,)],
+            [{"data": "spoonacular"}],
+        ),
+        "how hard": _product(
+            [small | {"data": name} for name in HOW_HARD],
+            [{"tokens": n} for n in (250_000, 500_000)],
         ),
         "another seed": _product(
             [tiny | {"seed": 18}], [{"tokens": 4_000_000}, {"tokens": 2_000_000}]

@@ -88,11 +88,20 @@ def test_few_texts_are_read_a_few_times_however_long_the_time_is():
     )
     assert of_small > of_large >= MOST_PASSES
     assert "the time is enough for" in long.forecast(Duration.parse("1 hours total"))
-    assert "your texts compress" in long.forecast(Duration.parse("1 hours total"))
     unseen = best_for(math.inf, 1e6, by_parameters)
     assert not unseen.passes.ends_early
-    for word in ("passes", "your texts"):
-        assert word not in unseen.forecast(Duration.parse("1 hours total"))
+    assert "passes" not in unseen.forecast(Duration.parse("1 hours total"))
+
+
+def test_only_texts_that_were_compared_are_told_of_and_unlike_ones_have_a_margin():
+    hour = Duration.parse("1 hours total")
+    once = best_for(1e12, 3600.0, by_parameters)
+    assert "your texts" not in once.forecast(hour)
+    assert "a tenth" not in once._replace(difficulty=1.05).forecast(hour)
+    for difficulty in (0.8, 1.3):
+        said = once._replace(difficulty=difficulty).forecast(hour)
+        assert "by how well your texts compress" in said
+        assert "each a tenth more or less" in said
 
 
 def test_texts_that_are_read_often_have_half_the_rate():

@@ -103,7 +103,7 @@ def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[
     if not start.strip():
         raise DataError(
             f"{path} is empty. Check that the download or export that wrote it has finished, or "
-            "take it out of data.sources."
+            "move it away, or name the other files alone."
         )
     return start[:size], len(start) <= size
 

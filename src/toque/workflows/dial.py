@@ -129,6 +129,8 @@ _COMPRESSED: Final[Mapping[int, float]] = {30_000: 2.203, 100_000: 1.757, SAMPLE
 _OF_COMPRESSION: Final = 1.4
 """Power of a collection's compressed size, relative to that of as much measured text, that its
 held-out loss goes with: 1.25, 1.37 and 0.94 had 1.37, 1.62 and 0.94 of the loss (lab/notes.md)."""
+_UNLIKE: Final = 0.1
+"""Difference in difficulty from which a forecast is called a rough one."""
 _PASSES: Final = (4.0, 0.4)
 """k and a of the passes from scratch that few texts are best read in: k (T / N)^a, by their bytes T
 and the parameters N. Measured best: 6 of 64 wide at T / N = 3, 9 to 10 at 10 and 13, 11 to 21 at
@@ -204,6 +206,7 @@ class Choice(NamedTuple):
     rate: float  # tokens a second
     bits_per_byte: float  # expected of held-out texts
     passes: Passes
+    difficulty: float = 1.0  # the factor of `difficulty_of`; 1.0 where texts were not compared
 
     @property
     def size(self) -> Size:
@@ -218,10 +221,12 @@ class Choice(NamedTuple):
     def forecast(self, whole: Duration) -> str:
         """The sentence on what a run from scratch will reach."""
         loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN[self.size.vocabulary]
-        looked = self.passes.of_time > 0.0
-        beside = ", and by how well your texts compress beside those" if looked else ""
-        # Nine runs that read a small collection often were foreseen within 9 % (lab/notes.md).
-        margin = ", each a tenth more or less," if self.passes.of_time > 2.0 else ","
+        compared = self.difficulty != 1.0
+        beside = ", and by how well your texts compress beside those" if compared else ""
+        # Nine runs that read a small collection often, and one of texts half as hard again as
+        # those measured, were foreseen within 9 % (lab/notes.md).
+        unlike = abs(self.difficulty - 1.0) > _UNLIKE
+        margin = ", each a tenth more or less," if self.passes.of_time > 2.0 or unlike else ","
         return (
             f"Expected: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss of "
             f"{loss:.2f}{margin} by a model of {self.name} parameters, of which this machine just "
@@ -299,7 +304,8 @@ def choice_for(
     each = min(text / max(1, records), _LONG_EXAMPLE) if text else _LONG_EXAMPLE
     training = training_seconds(text, whole)
     best = best_for(text or math.inf, training, lambda one: rate_of(one, each), only=only)
-    return best._replace(bits_per_byte=best.bits_per_byte * difficulty_of(sample))
+    difficulty = difficulty_of(sample)
+    return best._replace(bits_per_byte=best.bits_per_byte * difficulty, difficulty=difficulty)
 
 
 def training_seconds(text: float, whole: Duration) -> float:

@@ -273,7 +273,7 @@ def _render_requests() -> None:
         except MemoryError:
             answer = {"error": "it asks for more memory than a template may have"}
         except Exception as error:  # whatever a stranger's template does  # noqa: BLE001
-            answer = {"error": " ".join(str(error)[:2000].split())[:300]}
+            answer = {"error": " ".join(str(error)[:2000].split())[:300].rstrip(".")}
         signal.setitimer(signal.ITIMER_PROF, 0)
         os.write(1, json.dumps(answer).encode() + b"\n")
 
