@@ -95,6 +95,18 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             _product([middle], lengths[2:3]), _product([large], lengths[:2])
         ),
         "vocabularies": _product([tiny], [{"vocabulary": n} for n in (1024, 4096, 8192)]),
+        "small vocabularies": _product(
+            [small | {"vocabulary": n} for n in (2048, 4096, 8192)],
+            [
+                {"tokens": 1_000_000},
+                {"data": "spoonacular", "tokens": 1_000_000},
+                {"data": "one magazine", "tokens": 2_000_000},
+            ],
+        ),
+        "vocabularies, longer": _product(
+            [small | {"vocabulary": 4096}, tiny | {"vocabulary": 4096, "peak_lr": 5e-3}],
+            [{"tokens": 4_000_000}, {"data": "one magazine", "tokens": 4_000_000}],
+        ),
         "few": _product(
             [small | {"tokens": n} for n in (4_000_000, 8_000_000, 16_000_000)]
             + [tiny | {"tokens": n} for n in (2_000_000, 4_000_000, 8_000_000)],
@@ -150,10 +162,15 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             [{"tokens": 2_000_000, "peak_lr": 5e-3}, {"tokens": 2_000_000}],
         ),
         "fewest": _product(
-            [tiny | {"peak_lr": 5e-3, "tokens": n} for n in (430_000, 570_000, 720_000)]
+            [
+                tiny | {"peak_lr": 5e-3, "tokens": n}
+                for n in (430_000, 570_000, 720_000, 1_000_000, 1_200_000)
+            ]
+            + [middle | {"peak_lr": 5e-3, "tokens": 860_000}]
             + [tiny | {"tokens": 430_000}, middle | {"peak_lr": 5e-3, "tokens": 430_000}]
             + [tiny | {"peak_lr": 5e-3, "tokens": 500_000, "vocabulary": 4096}]
-            + [small | {"tokens": n, "vocabulary": 4096} for n in (750_000,)],
+            + [tiny | {"peak_lr": 5e-3, "tokens": 900_000, "vocabulary": 4096}]
+            + [small | {"tokens": 750_000, "vocabulary": 4096}],
             [{"data": "spoonacular"}],
         ),
         "how hard": _product(

@@ -1,5 +1,6 @@
 """`toque init`: what it finds, what it writes, and that the result trains."""
 
+import gzip
 import json
 import zipfile
 from pathlib import Path
@@ -118,6 +119,28 @@ def test_data_that_teach_little_are_named_before_anything_is_trained() -> None:
     same = str(toque.init("same.jsonl", replace=True))
     assert "39 of the 43 records of same.jsonl that were looked at repeat another one" in same
     assert "4 different records are few" in same
+
+
+@pytest.mark.usefixtures("kitchen")
+@pytest.mark.parametrize("name", ["many.jsonl", "many.jsonl.gz", "many.jsonl.zst", "many.parquet"])
+def test_of_a_compressed_file_all_records_are_estimated_from_the_first(name, monkeypatch):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    text = Path("a.jsonl").read_bytes() * 24
+    Path("many.jsonl").write_bytes(text)
+    if name.endswith("gz"):
+        Path(name).write_bytes(gzip.compress(text))
+    elif name.endswith("zst"):
+        Path(name).write_bytes(arrow.Codec("zstd").compress(text, asbytes=True))
+    elif name.endswith("parquet"):
+        rows = [json.loads(line) for line in text.splitlines()]
+        pictures = [bytes(1000)] * len(rows)  # as much again, which nobody reads
+        table = arrow.Table.from_pylist(rows).append_column("image", [pictures])
+        parquet.write_table(table, name, compression="zstd", use_dictionary=False)
+    monkeypatch.setattr("toque.workflows.init._LOOK_BYTES", 1 << 19)
+    (found,) = toque.init(name).sources
+    assert not found.whole
+    assert found.records == pytest.approx(24 * 80, rel=0.1)
 
 
 @pytest.mark.usefixtures("kitchen")

@@ -149,6 +149,26 @@ def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
         raise _damaged(path, "zstd", error) from error
 
 
+def plain_size(path: Path) -> int:
+    """Bytes that a compressed file says it holds: gzip modulo 4 GiB, zstd for its first frame.
+
+    0 where it says nothing, and for files that are not compressed.
+    """
+    with path.open("rb") as stream:
+        start = stream.read(18)  # a zstd frame's header, the smallest gzip file
+        if start.startswith(_GZIP) and len(start) == 18:
+            stream.seek(-4, 2)
+            return int.from_bytes(stream.read(4), "little")
+    if not start.startswith(_ZSTD) or len(start) < 18:
+        return 0
+    # RFC 8878, 3.1.1.1: descriptor, window unless of one segment, dictionary, size of the content.
+    descriptor = start[4]
+    flag, one_segment = descriptor >> 6, descriptor >> 5 & 1
+    at = 5 + (1 - one_segment) + (0, 1, 2, 4)[descriptor & 3]
+    width = 1 << flag if flag or one_segment else 0
+    return int.from_bytes(start[at : at + width], "little") + (256 if flag == 1 else 0)
+
+
 def _damaged(path: Path, program: str, error: Exception) -> DataError:
     return DataError(
         f"{path} is a damaged or truncated {program} file ({error}). Download or compress it "

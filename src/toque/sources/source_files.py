@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toque.errors import DataError
+from toque.sources.columnar import columnar_format, decompressed_bytes
+from toque.sources.decompress import plain_size
 from toque.sources.hub_datasets import PREFIX, dataset_files, names_a_folder, saved_files
 from toque.sources.records import Block, Located, RecordReader, Source
 from toque.storage.atomic import sha256_of
 from toque.storage.bucket import is_remote
 
 GROUP_BYTES = 8 << 20  # raw bytes per shard: about 6,000 recipes
-_GZIP = b"\x1f\x8b"
 _DOCUMENTATION = re.compile(
     r"(?:readme|licen[cs]e|copying|copyright|notice|change(?:s|log)|history|news|authors|credits"
     r"|contribut(?:ors|ing)|code[_-]of[_-]conduct|citation|security|install)"
@@ -139,9 +140,13 @@ def named(path: Path, name: str) -> Iterator[None]:
 
 
 def plain_bytes(file: SourceFile) -> int:
-    """Bytes of the uncompressed file; for gzip the size in its trailer (modulo 4 GiB)."""
+    """Bytes of a file's text once decompressed, as the file says; its own size where it does not.
+
+    Raises:
+        DataError: a damaged table.
+    """
     with file.path.open("rb") as stream:
-        if stream.read(2) != _GZIP or file.bytes < 18:
-            return file.bytes
-        stream.seek(-4, 2)
-        return max(file.bytes, int.from_bytes(stream.read(4), "little"))
+        is_table = bool(columnar_format(stream.read(8)))
+    with named(file.path, file.name):
+        said = decompressed_bytes(file.path) if is_table else plain_size(file.path)
+    return max(file.bytes, said)
