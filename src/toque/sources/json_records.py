@@ -258,7 +258,8 @@ class JsonSplitter:
     _start: int | None = None
     _start_line: int = 0
     _too_long: bool = False
-    _in_string: bool = False
+    _string: int | None = None  # how far a string without its end is known; None outside of one
+    _beheaded: bool = False  # True if that string is too long to hold, and its beginning is gone
 
     def pieces(self, chunks: Iterable[bytes]) -> Iterator[JsonPiece]:
         """The records of a file, in order; DamagedJsonError after those before the damage."""
@@ -272,14 +273,16 @@ class JsonSplitter:
 
     def _feed(self, chunk: bytes) -> Iterator[JsonPiece]:
         self._buffer += chunk
-        if self._in_string:  # it is too long to hold
-            rest = _STRING_REST.match(self._buffer)
-            self._scan = rest.end() if rest else 0
-            self._in_string = self._buffer[self._scan : self._scan + 1] != b'"'
-            if self._in_string:
+        if self._string is not None:
+            rest = _STRING_REST.match(self._buffer, self._string)
+            end = rest.end() if rest else self._string
+            ended = self._buffer[end : end + 1] == b'"'
+            self._string = None if ended else end
+            if self._beheaded:
+                self._scan, self._beheaded = end + ended, not ended
+            if not ended:
                 self._let_go()
                 return
-            self._scan += 1
         while not self.closed:
             if self._start is not None or self._too_long:
                 piece = self._finish_record()
@@ -299,7 +302,7 @@ class JsonSplitter:
         for match in _TOKEN.finditer(self._buffer, self._scan):
             kind, at = match.lastgroup, match.start()
             if kind == "cut" or (kind == "word" and match.end() == len(self._buffer)):
-                self._scan = at
+                self._scan, self._string = at, at + 1 if kind == "cut" else None
                 return None
             self._scan = match.end()
             inside = len(self._open) == self.depth and (self.depth < 2 or self._open[-1] == b"[")
@@ -332,7 +335,7 @@ class JsonSplitter:
             if kind is None:
                 continue
             if kind == "cut":
-                self._scan = match.start()
+                self._scan, self._string = match.start(), match.start() + 1
                 return None
             if kind == "open":
                 self._push(match[0])
@@ -367,7 +370,7 @@ class JsonSplitter:
         if self._start is None and len(rest) > self.max_bytes:
             if rest[:1] != b'"':
                 raise DamagedJsonError(f"a word of over {self.max_bytes:,} characters")
-            self._in_string = True  # one string longer than any record
+            self._beheaded = True  # one string longer than any record
             if not self._too_long:
                 self._begin(self._scan)
                 self._start, self._too_long = None, len(self._open) == self.depth
@@ -376,5 +379,7 @@ class JsonSplitter:
         self._buffer = self._buffer[keep:]
         self._counted = max(self._counted - keep, 0)
         self._scan = max(self._scan - keep, 0)
+        if self._string is not None:
+            self._string = max(self._string - keep, 0)
         if self._start is not None:
             self._start = 0
