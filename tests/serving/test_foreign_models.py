@@ -90,7 +90,7 @@ def user(text: str) -> dict[str, str]:
 
 
 REFUSED = {
-    "refuses": ("{{ raise_exception('roles must alternate.') }}", r"alternate\.(?!\.)"),
+    "refuses": ("{{ raise_exception('roles must alternate.') }}", r"roles must alternate\.(?!\.)"),
     "reaches-out": ("{{ ().__class__.__base__.__subclasses__() }}", "unsafe"),
     "changes": ("{{ messages.append(1) }}", "unsafe"),
     "unfinished": ("{% for", "template"),

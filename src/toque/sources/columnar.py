@@ -33,6 +33,8 @@ _ARROW_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _MAX_SCHEMA = 64 << 20
 _BATCH_ROWS = 512  # rows read from Parquet at a time, fewer where its pages are large
 _BATCH_BYTES = 512 << 20  # most that the rows of a batch take, each as large as the largest page
+_DAMAGE = (OSError, ValueError, LookupError, RecursionError)
+"""What pyarrow raises on a damaged file, besides its own exceptions."""
 _MOST_PAGE = 128 << 20  # largest page that is read; writers make pages of about a mebibyte
 
 
@@ -57,19 +59,25 @@ def columnar_format(start: bytes) -> str:
 def columns_of(path: Path) -> dict[str, bool]:
     """A file's column names, each with whether it holds bytes such as pictures."""
     with _opened(path) as (_, schema, _batches):
-        return {field.name: "binary" in str(field.type) for field in schema}
+        return _columns_in(schema)
+
+
+def _columns_in(schema: Any) -> dict[str, bool]:
+    return {field.name: "binary" in str(field.type) for field in schema}
 
 
 def decompressed_bytes(path: Path) -> int:
     """Bytes that a Parquet file says its columns take, those of pictures and the like left out.
 
-    0 for an Arrow file, of which nothing says it.
+    0 for a damaged file, which is refused where it is read.
     """
-    texts = [name for name, holds_bytes in columns_of(path).items() if not holds_bytes]
-    with path.open("rb") as file:
-        if file.read(len(_PARQUET)) != _PARQUET:
-            return 0
-    metadata = _pyarrow_for(str(path)).parquet.read_metadata(path)
+    arrow = _pyarrow_for(str(path))
+    try:
+        metadata = arrow.parquet.read_metadata(path)
+        schema = metadata.schema.to_arrow_schema()
+    except (arrow.ArrowException, *_DAMAGE):
+        return 0
+    texts = [name for name, holds_bytes in _columns_in(schema).items() if not holds_bytes]
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     return sum(
         chunk.total_uncompressed_size
@@ -121,7 +129,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterat
             else:
                 batches = reader = arrow.ipc.open_stream(source)
             yield arrow, reader.schema, lambda columns: (b.select(columns) for b in batches)
-    except (arrow.ArrowException, OSError, ValueError, LookupError, RecursionError) as error:
+    except (arrow.ArrowException, *_DAMAGE) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
         kind, to_do = "Arrow", "Save or fetch it again."
         if is_parquet:

@@ -140,13 +140,7 @@ def named(path: Path, name: str) -> Iterator[None]:
 
 
 def plain_bytes(file: SourceFile) -> int:
-    """Bytes of a file's text once decompressed, as the file says; its own size where it does not.
-
-    Raises:
-        DataError: a damaged table.
-    """
+    """Bytes of a file once decompressed, as the file says; its own size where it says nothing."""
     with file.path.open("rb") as stream:
-        is_table = bool(columnar_format(stream.read(8)))
-    with named(file.path, file.name):
-        said = decompressed_bytes(file.path) if is_table else plain_size(file.path)
-    return max(file.bytes, said)
+        is_parquet = columnar_format(stream.read(8)) == "parquet"
+    return max(file.bytes, (decompressed_bytes if is_parquet else plain_size)(file.path))
