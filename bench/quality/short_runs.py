@@ -66,6 +66,8 @@ HOW_HARD = (
     "spoonacular", "plays",
 )  # fmt: skip
 """Collections of which the first updates are to tell what many will reach."""
+WORDS: dict[str, Any] = {"vocabulary": 8192}
+"""The vocabulary of the dial since 27 November 2026, by the grid "small vocabularies"."""
 HELD_OUT = 300  # recipes that none of these runs trains on, the same for all
 
 
@@ -76,6 +78,7 @@ CURRICULUM = [{"from": "0 %", "max_difficulty": "easy"}, {"from": "30 %"}]
 def grids() -> dict[str, Iterator[dict[str, Any]]]:
     """Settings to be varied, by the question that they answer."""
     small, tiny = {"width": 64, "layers": 3}, {"width": 128, "layers": 4}
+    slower = tiny | {"peak_lr": 5e-3}
     middle, large = {"width": 192, "layers": 5}, {"width": 256, "layers": 6}
     rates = {"adamw": (1e-3, 3e-3, 1e-2), "muon": (5e-3, 1e-2, 2e-2, 4e-2)}
     named = [{"optimizer": name, "peak_lr": lr} for name, few in rates.items() for lr in few]
@@ -96,16 +99,31 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         ),
         "vocabularies": _product([tiny], [{"vocabulary": n} for n in (1024, 4096, 8192)]),
         "small vocabularies": _product(
-            [small | {"vocabulary": n} for n in (2048, 4096, 8192)],
+            [small | {"vocabulary": n} for n in (2048, 4096, 8192, 16_384)],
             [
                 {"tokens": 1_000_000},
                 {"data": "spoonacular", "tokens": 1_000_000},
                 {"data": "one magazine", "tokens": 2_000_000},
             ],
         ),
-        "vocabularies, longer": _product(
-            [small | {"vocabulary": 4096}, tiny | {"vocabulary": 4096, "peak_lr": 5e-3}],
-            [{"tokens": 4_000_000}, {"data": "one magazine", "tokens": 4_000_000}],
+        "whole words": itertools.chain(
+            _product([small | WORDS], lengths[:1] + lengths[2:] + [{"tokens": 8_000_000}]),
+            _product([slower | WORDS], lengths + [{"tokens": 8_000_000}]),
+            _product([middle | WORDS | {"peak_lr": 2.5e-3}], lengths[2:]),
+            _product([small | WORDS | {"peak_lr": 2e-2}], lengths[1:2]),
+            _product([small | WORDS], [{"tokens": 16_000_000}]),
+        ),
+        "whole words of few": itertools.chain(
+            _product(
+                [{"data": "one magazine"} | WORDS],
+                [small | {"tokens": 4_000_000}, slower | {"tokens": 2_000_000}]
+                + [slower | {"tokens": 4_000_000}, small | {"tokens": 8_000_000}],
+            ),
+            _product(
+                [{"data": "spoonacular"} | WORDS],
+                [slower | {"tokens": 700_000}, slower | {"tokens": 1_000_000}]
+                + [small | {"tokens": 1_400_000}, slower | {"tokens": 1_400_000}],
+            ),
         ),
         "few": _product(
             [small | {"tokens": n} for n in (4_000_000, 8_000_000, 16_000_000)]
