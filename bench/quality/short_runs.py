@@ -107,23 +107,26 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             ],
         ),
         "whole words": itertools.chain(
-            _product([small | WORDS], lengths[:1] + lengths[2:] + [{"tokens": 8_000_000}]),
-            _product([slower | WORDS], lengths + [{"tokens": 8_000_000}]),
+            _product([small | WORDS], [*lengths[:1], *lengths[2:], {"tokens": 8_000_000}]),
+            _product([slower | WORDS], [*lengths, {"tokens": 8_000_000}]),
             _product([middle | WORDS | {"peak_lr": 2.5e-3}], lengths[2:]),
             _product([small | WORDS | {"peak_lr": 2e-2}], lengths[1:2]),
             _product([small | WORDS], [{"tokens": 16_000_000}]),
         ),
         "whole words of few": itertools.chain(
             _product(
+                [shape | {"tokens": n} for n in (2_000_000, 4_000_000) for shape in (slower, small)]
+                + [small | {"tokens": 8_000_000}],
                 [{"data": "one magazine"} | WORDS],
-                [small | {"tokens": 4_000_000}, slower | {"tokens": 2_000_000}]
-                + [slower | {"tokens": 4_000_000}, small | {"tokens": 8_000_000}],
             ),
             _product(
+                [slower | {"tokens": n} for n in (700_000, 1_000_000)]
+                + [small | {"tokens": 1_400_000}],
                 [{"data": "spoonacular"} | WORDS],
-                [slower | {"tokens": 700_000}, slower | {"tokens": 1_000_000}]
-                + [small | {"tokens": 1_400_000}, slower | {"tokens": 1_400_000}],
             ),
+        ),
+        "whole words of others": _product(
+            [small | WORDS], [{"data": name, "tokens": 1_000_000} for name in HOW_HARD]
         ),
         "few": _product(
             [small | {"tokens": n} for n in (4_000_000, 8_000_000, 16_000_000)]
@@ -305,7 +308,7 @@ def config_of(run: Mapping[str, Any], work: Path) -> dict[str, Any]:
 
 def _model_of(run: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The store's name and the settings of a model from scratch."""
-    size = Size(run["width"], run["layers"], run["vocabulary"], run["batch"], run["peak_lr"])
+    size = Size(run["width"], run["layers"], run["batch"], run["peak_lr"])
     shape = size.shape
     if run["family"] == "t5":  # half the layers on each side, dropout as T5 has it
         shape = {
@@ -317,8 +320,8 @@ def _model_of(run: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             "num_heads": size.width // HEAD_WIDTH,
             "feed_forward_proj": "gated-gelu",
         }
-    tokenizer = f"trained:{size.vocabulary}"
-    store = f"{run['data'].replace(' ', '_')}_{size.vocabulary}"
+    tokenizer = f"trained:{run['vocabulary']}"
+    store = f"{run['data'].replace(' ', '_')}_{run['vocabulary']}"
     store += "" if run["family"] == "llama" else f"_{run['family']}"
     return store, {"model": {"family": run["family"], "shape": shape, "tokenizer": tokenizer}}
 

@@ -38,15 +38,15 @@ from toque.config import load_config
 from toque.data.store.token_store import TokenStore
 from toque.models.loading.provenance import RECIPE_RUN_TOKENS
 from toque.models.onednn import has_fast_bf16
-from toque.workflows.dial import SIZES
+from toque.workflows.dial import SIZES, VOCABULARY
 
 ADAMW = {"name": "adamw", "schedule": "cosine"}
 MUON = {"name": "muon", "schedule": "linear"}
 BEFORE = {
-    True: ("1m", ADAMW | {"peak_lr": 3e-3}, 2048),
-    False: ("6m", ADAMW | {"peak_lr": 1e-3}, 4096),
+    True: ("1m", ADAMW | {"peak_lr": 3e-3}, 2048, 2048),
+    False: ("6m", ADAMW | {"peak_lr": 1e-3}, 4096, 4096),
 }
-"""Size, optimizer and batch of init before, by whether the collection is small."""
+"""Size, optimizer, batch and vocabulary of init before, by whether the collection is small."""
 HAND = {
     "300k muon 2e-2": ("300k", MUON | {"peak_lr": 2e-2}, 2048),
     "300k muon 5e-3": ("300k", MUON | {"peak_lr": 5e-3}, 2048),
@@ -93,9 +93,10 @@ def configured(side: str, a: argparse.Namespace) -> dict[str, Any]:
         settings["optim"] = ADAMW | {"peak_lr": peak_lr}
         settings["adapter"] = {"kind": "lora", "r": rank} if rank else None
     else:
-        name, settings["optim"], batch = BEFORE[small] if side == "before" else HAND[side]
-        size = SIZES[name]
-        settings["model"] |= {"shape": size.shape, "tokenizer": f"trained:{size.vocabulary}"}
+        name, settings["optim"], batch, entries = (
+            BEFORE[small] if side == "before" else (*HAND[side], VOCABULARY)
+        )
+        settings["model"] |= {"shape": SIZES[name].shape, "tokenizer": f"trained:{entries}"}
     settings["train"]["batch"] = f"{batch} tokens"
     return settings
 

@@ -1,4 +1,5 @@
 import gzip
+import random
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 from fixtures.processes import python
 from toque.errors import DataError
 from toque.sources import decompress as opening
-from toque.sources.decompress import chunks, head
+from toque.sources.decompress import chunks, head, plain_size
 
 TEXT = b"".join(b'{"title": "Dish %d"}\n' % n for n in range(5000))
 
@@ -40,6 +41,25 @@ def test_plain_gzip_and_zstd_are_known_by_their_first_bytes(packed):
         assert joined(packed, size=1000) == TEXT
     pytest.importorskip("pyarrow")
     assert joined(zstd(packed, TEXT), size=1000) == TEXT
+
+
+@pytest.mark.parametrize("program", ["none", "gzip", "zstd"])
+@pytest.mark.parametrize("seen", [opening.SIZED_BYTES, 1 << 20])
+def test_a_size_is_counted_or_estimated_whatever_the_file_says_of_it(
+    packed, program, seen, monkeypatch
+):
+    monkeypatch.setattr(opening, "SIZED_BYTES", seen)
+    draw = random.Random(17)
+    text = b"".join(b'{"a": %d}\n' % draw.randrange(10**9) for _ in range(240_000))
+    packed.write_bytes(text)
+    if program == "gzip":  # the last of two members says its own size alone
+        members = (text[: 3 << 20], text[3 << 20 :])
+        packed.write_bytes(b"".join(gzip.compress(member, 1) for member in members))
+    elif program == "zstd":  # from a pipe, whose size nobody knew
+        pytest.importorskip("pyarrow")
+        zstd(packed, text)
+    exact = program == "none" or seen > len(text)
+    assert plain_size(packed) == pytest.approx(len(text), rel=0 if exact else 0.1)
 
 
 @pytest.mark.parametrize("program", ["gzip", "zstd"])

@@ -49,9 +49,9 @@ def test_a_size_that_was_never_trained_learns_to_copy_as_the_largest_that_was():
     few, many = (expected_of("6m", tokens, math.inf) for tokens in (1e6, 1e8))
     far, last = SIZES["6m"].parameters, list(MEASURED)[-1]
     tokens, bits = list(MEASURED[last].items())[-1]
-    most = bits / FIT.bits_per_byte(SIZES[last].parameters, tokens * BYTES_A_TOKEN[2048])
-    assert few > 1.1 * FIT.bits_per_byte(far, 1e6 * BYTES_A_TOKEN[4096])
-    assert many == pytest.approx(most * FIT.bits_per_byte(far, 1e8 * BYTES_A_TOKEN[4096]))
+    most = bits / FIT.bits_per_byte(SIZES[last].parameters, tokens * BYTES_A_TOKEN)
+    assert few > 1.1 * FIT.bits_per_byte(far, 1e6 * BYTES_A_TOKEN)
+    assert many == pytest.approx(most * FIT.bits_per_byte(far, 1e8 * BYTES_A_TOKEN))
 
 
 def test_more_time_takes_a_larger_model():
@@ -104,18 +104,15 @@ def test_only_texts_that_were_compared_are_told_of_and_unlike_ones_have_a_margin
         assert "each a tenth more or less" in said
 
 
-def test_texts_that_are_read_often_have_half_the_rate():
-    size = SIZES["300k"]
-    once, few, often, short = (
+def test_passes_and_vocabulary_go_by_the_texts():
+    fewest, few, more, short, once = (
         best_for(text, seconds, by_parameters, only="300k")
-        for text, seconds in ((1e15, 1e8), (5e5, 1e8), (2.8e6, 1e8), (2.8e6, 30.0))
+        for text, seconds in ((5e4, 1e8), (5e5, 1e8), (1.2e7, 1e8), (1.2e7, 30.0), (1e15, 1e8))
     )
+    assert [one.passes.most for one in (fewest, few, more)] == [5.0, 5.0, 9.0]
+    assert short.passes.of_time < 1.0
     assert once.passes.of_time < 1.0
-    assert few.passes.most == 6.0
-    assert short.passes.of_time < 6.0 < often.passes.most
-    assert [one.peak_lr for one in (once, few, often, short)] == [
-        *[size.peak_lr] * 2, size.peak_lr / 2, size.peak_lr
-    ]  # fmt: skip
+    assert [one.vocabulary for one in (fewest, few, once)] == [2048, 4096, 8192]
 
 
 def test_texts_that_compress_less_than_what_was_measured_are_harder():

@@ -20,6 +20,7 @@ from toque.errors import DataError, needing
 UTF_8 = "utf-8"
 CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 18  # decompressed bytes used for format detection
+SIZED_BYTES = 8 << 20  # decompressed bytes from which a file's size is estimated
 
 MAX_RECORD_BYTES = 8 << 20  # of a longer record, which is counted as dropped, none is held
 MAX_EXPANSION = 200  # highest compression ratio; recipes have ten, a bomb has a thousand
@@ -57,7 +58,7 @@ def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Ite
 
     Bytes that `encoding` does not know stay as they are, so that they are counted as not UTF-8.
     """
-    with opened(path) as (stream, packed_bytes):
+    with opened(path) as (stream, packed_bytes, _):
         plain = _bounded(path, stream, packed_bytes, size)
         start = next(plain, b"")
         if encoding == UTF_8 or start.startswith(_NO_TEXT):
@@ -109,8 +110,8 @@ def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """The stream of plain bytes and the size of the compressed file (0 when it is plain)."""
+def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
+    """The stream of plain bytes, the compressed file's size (0 if it is plain), and the file."""
     if path.is_dir():
         raise DataError(f"{path} is a folder where a file is expected. Name the files in it.")
     try:
@@ -118,12 +119,12 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
             magic = raw.peek(4)[:4]
             if magic.startswith(_GZIP):
                 with gzip.GzipFile(fileobj=raw) as plain:
-                    yield cast(IO[bytes], plain), path.stat().st_size
+                    yield cast(IO[bytes], plain), path.stat().st_size, raw
             elif magic.startswith(_ZSTD):
                 with _zstd(path, raw) as stream:
-                    yield stream, path.stat().st_size
+                    yield stream, path.stat().st_size, raw
             else:
-                yield raw, 0
+                yield raw, 0, raw
     except FileNotFoundError as error:
         raise DataError(
             f"{path} does not exist. Check data.sources: paths are relative to the folder the "
@@ -150,23 +151,17 @@ def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def plain_size(path: Path) -> int:
-    """Bytes that a compressed file says it holds: gzip modulo 4 GiB, zstd for its first frame.
+    """Bytes of a file once decompressed: counted if few, else as well packed as its beginning.
 
-    0 where it says nothing, and for files that are not compressed.
+    What a gzip or zstd file says of its size is of its last or first part alone, or nothing.
     """
-    with path.open("rb") as stream:
-        start = stream.read(18)  # a zstd frame's header, the smallest gzip file
-        if start.startswith(_GZIP) and len(start) == 18:
-            stream.seek(-4, 2)
-            return int.from_bytes(stream.read(4), "little")
-    if not start.startswith(_ZSTD) or len(start) < 18:
-        return 0
-    # RFC 8878, 3.1.1.1: descriptor, window unless of one segment, dictionary, size of the content.
-    descriptor = start[4]
-    flag, one_segment = descriptor >> 6, descriptor >> 5 & 1
-    at = 5 + (1 - one_segment) + (0, 1, 2, 4)[descriptor & 3]
-    width = 1 << flag if flag or one_segment else 0
-    return int.from_bytes(start[at : at + width], "little") + (256 if flag == 1 else 0)
+    with opened(path) as (stream, packed_bytes, packed):
+        if not packed_bytes:
+            return path.stat().st_size
+        plain = 0
+        while plain < SIZED_BYTES and (chunk := stream.read(CHUNK_BYTES)):
+            plain += len(chunk)
+        return plain if not chunk else round(plain * packed_bytes / packed.tell())
 
 
 def _damaged(path: Path, program: str, error: Exception) -> DataError:

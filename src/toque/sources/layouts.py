@@ -214,7 +214,7 @@ def is_binary(start: bytes) -> bool:
 
 def is_columnar(path: Path) -> bool:
     """True if the file is Parquet or Arrow, which cannot be read as plain text."""
-    with opened(path) as (stream, _):
+    with opened(path) as (stream, *_):
         return bool(columnar_format(stream.read(8)))
 
 

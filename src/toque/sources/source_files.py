@@ -140,7 +140,7 @@ def named(path: Path, name: str) -> Iterator[None]:
 
 
 def plain_bytes(file: SourceFile) -> int:
-    """Bytes of a file once decompressed, as the file says; its own size where it says nothing."""
+    """Bytes of a file once decompressed: as Parquet says, or as `plain_size` finds."""
     with file.path.open("rb") as stream:
         is_parquet = columnar_format(stream.read(8)) == "parquet"
     return max(file.bytes, (decompressed_bytes if is_parquet else plain_size)(file.path))

@@ -25,6 +25,16 @@ from toque.workflows.configure import configure
 
 HEAD_WIDTH: Final = 32
 POSITIONS: Final = 1024  # tokens of prompt and target together that a new model can read
+VOCABULARY: Final = 8192
+"""Most entries of a tokenizer that is learnt from the texts. After as many tokens, 64 wide, 68,004
+recipes had 0.965 bits a byte with 2,048 entries, 0.866 with 4,096, 0.816 with 8,192, 0.807 with
+16,384. An update takes 1 to 1.3 times as long with 8,192 as with 2,048, and longer yet with 16,384
+(lab/notes.md)."""
+_FEWEST_ENTRIES: Final = 2048
+_BYTES_AN_ENTRY: Final = 100.0
+"""Bytes of text for an entry. 2,048, 4,096 and 8,192 entries had 1.382, 1.404 and 1.439 bits a byte
+of 160,000 bytes, 1.088, 1.024 and 1.076 of 560,000, and 1.320, 1.238 and 1.210 of 830,000."""
+BYTES_A_TOKEN: Final = 4.17  # of recipes, by a tokenizer of 8,192 entries learnt from them
 
 
 class Size(NamedTuple):
@@ -32,7 +42,6 @@ class Size(NamedTuple):
 
     width: int
     layers: int
-    vocabulary: int
     batch_tokens: int
     peak_lr: float  # of Muon, falling to nothing in a straight line
 
@@ -63,19 +72,17 @@ class Size(NamedTuple):
 
 
 SIZES: Final[Mapping[str, Size]] = {
-    "300k": Size(64, 3, 2048, 2048, 1e-2),
-    "1m": Size(128, 4, 2048, 2048, 5e-3),
-    "3m": Size(192, 5, 2048, 2048, 2.5e-3),
-    "6m": Size(256, 6, 4096, 4096, 2e-3),
-    "14m": Size(384, 7, 4096, 8192, 1.5e-3),
-    "30m": Size(512, 8, 8192, 16384, 1e-3),
+    "300k": Size(64, 3, 2048, 1e-2),
+    "1m": Size(128, 4, 2048, 5e-3),
+    "3m": Size(192, 5, 2048, 2.5e-3),
+    "6m": Size(256, 6, 4096, 2e-3),
+    "14m": Size(384, 7, 8192, 1.5e-3),
+    "30m": Size(512, 8, 16384, 1e-3),
 }
 """A size is named by its parameters. The rates of the three largest, never trained, are guesses
 that go on as measured: of 4 million tokens 2.5e-3 is better than 5e-3 for 3m, and at 1e-2 it learns
 badly; 1m has as much from 1e-2 as from 5e-3 of many texts and less of few, 300k from 1e-2
 (lab/notes.md)."""
-BYTES_A_TOKEN: Final[Mapping[int, float]] = {2048: 3.72, 4096: 4.10, 8192: 4.40}
-"""Bytes of recipes in a token of a tokenizer that was learnt from them, by its entries."""
 
 
 class Fit(NamedTuple):
@@ -105,45 +112,36 @@ class Fit(NamedTuple):
         return text + text * self.repeats * (1.0 - math.exp(-again / self.repeats))
 
 
-FIT: Final = Fit(0.25, 208.08, 0.6, 57.559, 0.325, 8.0)
-"""The fit of `fit_runs.py` through four runs of 0.3 and 1 M parameters of 8 and 16 million tokens.
-Four runs cannot tell the floor, 0.25, which is a guess with plausible exponents; with 0.3 to 0.4
-forecasts up to an hour move by 0.02. By repeats of 8, eight runs over 1,775 to 5,000 recipes, 3 to
-21 times, are foreseen within 8 %, those of 0.3 M parameters within 5 %."""
+FIT: Final = Fit(0.25, 106.9, 0.55, 168.5, 0.4, 8.0)
+"""The fit of `fit_runs.py` through five runs of 0.2 to 2 M parameters of four and eight million
+tokens; the worst is foreseen by it within 2 %. So few cannot tell the floor, 0.25, which is a guess
+with plausible exponents: with 0.2 and 0.3 the forecast for an hour of 3m moves by 0.01."""
 MOST_PASSES: Final = 4.0
 """Passes over its texts after which a pretrained model stops: up to four are worth nearly as much
 as fresh text (Muennighoff et al. 2023). No size from scratch is tried that could make fewer."""
 MEASURED: Final[Mapping[str, Mapping[float, float]]] = {
-    "300k": {5e5: 1.1116, 1e6: 0.965, 2e6: 0.8401, 4e6: 0.6862, 8e6: 0.6205, 1.6e7: 0.5785},
-    "1m": {5e5: 1.0372, 1e6: 0.8944, 2e6: 0.7697, 4e6: 0.6366, 8e6: 0.5244, 1.6e7: 0.4803},
-    "3m": {2e6: 0.7238, 4e6: 0.5785, 2.07e7: 0.4295},
+    "300k": {5e5: 0.9559, 1e6: 0.8159, 2e6: 0.7079, 4e6: 0.6035, 8e6: 0.5712},
+    "1m": {5e5: 0.9167, 1e6: 0.7747, 2e6: 0.6290, 4e6: 0.5371, 8e6: 0.4691},
+    "3m": {2e6: 0.6146, 4e6: 0.5011},
 }
-"""Held-out bits a byte by tokens read; of 1m after four million the mean of two seeds, 0.649 and
-0.625, of 3m after two million at four times its rate. Below eight million a model still learns to
-copy what the prompt lists, and no fit holds: there these are the forecast, in proportion to the
-fit."""
+"""Held-out bits a byte by tokens read. Below four million a model still learns to copy what the
+prompt lists, and no fit holds: there these are the forecast, in proportion to the fit."""
 SAMPLE_BYTES: Final = 300_000
 """Bytes of texts by which they are compared with those that were measured."""
 _COMPRESSED: Final[Mapping[int, float]] = {30_000: 2.203, 100_000: 1.757, SAMPLE_BYTES: 1.496}
 """Bits a byte to which bz2 compresses so many bytes of the recipes that were measured."""
-_OF_COMPRESSION: Final = 1.4
+_OF_COMPRESSION: Final = 1.6
 """Power of a collection's compressed size, relative to that of as much measured text, that its
 held-out loss goes with: 1.25, 1.37 and 0.94 had 1.37, 1.62 and 0.94 of the loss (lab/notes.md)."""
 _UNLIKE: Final = 0.1
 """Difference in difficulty from which a forecast is called a rough one."""
-_PASSES: Final = (4.0, 0.4)
+_PASSES: Final = (4.0, 0.2)
 """k and a of the passes from scratch that few texts are best read in: k (T / N)^a, by their bytes T
-and the parameters N. Measured best: 6 of 64 wide at T / N = 3, 9 to 10 at 10 and 13, 11 to 21 at
-18; of 128 wide 3.5 at 0.7, 5 at 2 and at 3.5 (lab/notes.md)."""
-_FEWEST_PASSES: Final = 6.0
-"""Passes of the smallest size where that would be fewer: of 50 real and of 80 synthetic recipes, 4
-and 16 passes gave a higher loss than 8 (lab/notes.md)."""
-_OFTEN: Final = 8.0
-"""Passes from which on half of a size's rate is better: 64 wide, 1e-2 and 5e-3 had 1.044 and 1.054
-after 7.0 passes, 0.703 and 0.720 after 7.2, 1.149 and 1.137 after 9.2, 0.684 and 0.658 after 11."""
-_OF_FEW: Final = 1.05
-"""Factor by which 1m may be foreseen worse than 300k, where that ends early, and is taken: on two
-small collections it was 2 and 4 % better, and foreseen as equal and 3 % worse."""
+and the parameters N. Measured best: of 64 wide 4.9 at T / N = 5 (6.9 are worse), of 3, 6 and 12 at
+17 the 6; of 128 wide 4.9 of 3.5, 4.9 and 6.9 at 1.1, and of 3 and 6 at 3.5 the 6 (lab/notes.md)."""
+_FEWEST_PASSES: Final = 5.0
+"""Passes of the smallest size where that would be fewer: of 50 recipes, 4 and 12 passes gave a
+higher loss than 6 and 8 (lab/notes.md)."""
 
 TONIGHT: Final = "8 hours"
 EVALUATING: Final = 0.05  # share of the time that evaluations may take
@@ -202,6 +200,7 @@ class Choice(NamedTuple):
     """The size that the forecast is best for."""
 
     name: str
+    vocabulary: int
     tokens: float  # that are read
     rate: float  # tokens a second
     bits_per_byte: float  # expected of held-out texts
@@ -213,14 +212,9 @@ class Choice(NamedTuple):
         """Shape, batch and rate of it."""
         return SIZES[self.name]
 
-    @property
-    def peak_lr(self) -> float:
-        """Peak rate of Muon."""
-        return self.size.peak_lr / (2 if min(self.passes) > _OFTEN else 1)
-
     def forecast(self, whole: Duration) -> str:
         """The sentence on what a run from scratch will reach."""
-        loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN[self.size.vocabulary]
+        loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN
         compared = self.difficulty != 1.0
         beside = ", and by how well your texts compress beside those" if compared else ""
         # Nine runs that read a small collection often, and one of texts half as hard again as
@@ -328,12 +322,11 @@ def expected_of(name: str, tokens: float, text: float) -> float:
     """
     like = name if name in MEASURED else list(MEASURED)[-1]
     size, known, measured = SIZES[name], SIZES[like], MEASURED[like]
-    each, of_known = BYTES_A_TOKEN[size.vocabulary], BYTES_A_TOKEN[known.vocabulary]
-    fresh = FIT.fresh(tokens * each, text)
+    fresh = FIT.fresh(tokens * BYTES_A_TOKEN, text)
     ratio = np.interp(
-        math.log(fresh / each),
+        math.log(fresh / BYTES_A_TOKEN),
         [math.log(n) for n in measured],
-        [b / FIT.bits_per_byte(known.parameters, n * of_known) for n, b in measured.items()],
+        [b / FIT.bits_per_byte(known.parameters, n * BYTES_A_TOKEN) for n, b in measured.items()],
     )
     return FIT.bits_per_byte(size.parameters, fresh) * float(ratio)
 
@@ -360,6 +353,8 @@ def best_for(
     larger one was worse, for the forecast has one minimum. `only`: forecast this size alone.
     """
     best: Choice | None = None
+    entries = min(max(text / _BYTES_AN_ENTRY, _FEWEST_ENTRIES), VOCABULARY)
+    vocabulary = 2 ** math.floor(math.log2(entries))
     (factor, exponent), smallest = _PASSES, next(iter(SIZES))
     for name in [only] if only else SIZES:
         size = SIZES[name]
@@ -370,15 +365,12 @@ def best_for(
         if not math.isinf(text):
             fewest = _FEWEST_PASSES if name == smallest else MOST_PASSES
             most = max(fewest, math.floor(most))
-        each = BYTES_A_TOKEN[size.vocabulary]
-        passes = Passes(most, tokens * each / text)
-        tokens = min(tokens, most * text / each)
+        passes = Passes(most, tokens * BYTES_A_TOKEN / text)
+        tokens = min(tokens, most * text / BYTES_A_TOKEN)
         bits = expected_of(name, tokens, text)
-        if best is not None:
-            few = best.name == smallest and best.passes.ends_early
-            if bits >= best.bits_per_byte * (_OF_FEW if few else 1.0):
-                break
-        best = Choice(name, tokens, measured, bits, passes)
+        if best is not None and bits >= best.bits_per_byte:
+            break
+        best = Choice(name, vocabulary, tokens, measured, bits, passes)
     assert best is not None  # there are sizes
     return best
 
@@ -409,7 +401,7 @@ def rate_of(size: Size, characters: float) -> float:
             model={
                 "family": "llama",
                 "shape": size.shape,
-                "tokenizer": f"trained:{size.vocabulary}",
+                "tokenizer": f"trained:{VOCABULARY}",
             },
             data={"store": f"{folder}/store"},
             optim={"name": "muon", "peak_lr": size.peak_lr},

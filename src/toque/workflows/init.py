@@ -415,7 +415,7 @@ def _written(
         length = f"{how.passes.most:g} epochs"
         why = f"of {how.passes.of_time:,.0f} that there is time for; more would be learnt by heart"
     if isinstance(how, Choice):
-        of_model, peak_lr = _scratch(how, model.tokenizer), how.peak_lr
+        of_model, peak_lr = _scratch(how, model.tokenizer), how.size.peak_lr
         name, schedule = "  name: muon   # for matrices, AdamW for the rest\n", "linear"
     else:
         peak_lr = TUNED_LR[base.is_adapted]
@@ -491,7 +491,7 @@ def _more_of_data(kinds: set[str], base: SeenBase) -> str:
 
 def _scratch(choice: Choice, tokenizer: str) -> str:
     size = choice.size
-    own = f"trained:{size.vocabulary}" if tokenizer == "auto" else tokenizer
+    own = f"trained:{choice.vocabulary}" if tokenizer == "auto" else tokenizer
     origin = "learnt from your data" if own.startswith("trained:") else "as you said"
     heads = size.shape["num_attention_heads"]
     return f"""\
