@@ -102,3 +102,13 @@ def test_weights_are_those_of_each_source(tmp_path):
     assert f"{heldout['path']} (held out)" in card
     assert "grams" not in card.partition("## Data")[0]
     assert np.isfinite(toque.evaluate(run).metrics["loss"])
+
+
+def test_where_everything_is_held_out_it_says_so(tmp_path):
+    same = pairs(tmp_path, "cups", range(5))
+    config = tiny_config(
+        run_dir=str(tmp_path / "run"),
+        data={"store": str(tmp_path / "store"), "sources": [same], "validation": [same]},
+    )
+    with pytest.raises(ConfigError, match=r"every record of data\.sources is in data\.validation"):
+        toque.train(config)

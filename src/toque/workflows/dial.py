@@ -132,16 +132,17 @@ _COMPRESSED: Final[Mapping[int, float]] = {30_000: 2.203, 100_000: 1.757, SAMPLE
 """Bits a byte to which bz2 compresses so many bytes of the recipes that were measured."""
 _OF_COMPRESSION: Final = 1.6
 """Power of a collection's compressed size, relative to that of as much measured text, that its
-held-out loss goes with: 1.25, 1.37 and 0.94 had 1.37, 1.62 and 0.94 of the loss (lab/notes.md)."""
+held-out loss goes with: 0.94, 1.20 and 1.22 had 0.91, 1.37 and 1.42 of the loss, but 1.03 0.92
+(lab/notes.md)."""
 _UNLIKE: Final = 0.1
 """Difference in difficulty from which a forecast is called a rough one."""
 _PASSES: Final = (4.0, 0.2)
 """k and a of the passes from scratch that few texts are best read in: k (T / N)^a, by their bytes T
 and the parameters N. Measured best: of 64 wide 4.9 at T / N = 5 (6.9 are worse), of 3, 6 and 12 at
 17 the 6; of 128 wide 4.9 of 3.5, 4.9 and 6.9 at 1.1, and of 3 and 6 at 3.5 the 6 (lab/notes.md)."""
-_FEWEST_PASSES: Final = 5.0
-"""Passes of the smallest size where that would be fewer: of 50 recipes, 4 and 12 passes gave a
-higher loss than 6 and 8 (lab/notes.md)."""
+_FEWEST_PASSES: Final = 6.0
+"""Passes of the smallest size where that would be fewer: of 50 real and of 80 synthetic recipes, 4
+and 12 or 16 passes gave a higher loss than 8, of 500 5 and 8 the same (lab/notes.md)."""
 
 TONIGHT: Final = "8 hours"
 EVALUATING: Final = 0.05  # share of the time that evaluations may take
@@ -217,8 +218,7 @@ class Choice(NamedTuple):
         loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN
         compared = self.difficulty != 1.0
         beside = ", and by how well your texts compress beside those" if compared else ""
-        # Nine runs that read a small collection often, and one of texts half as hard again as
-        # those measured, were foreseen within 9 % (lab/notes.md).
+        # Runs that read a small collection often are foreseen within a tenth (lab/notes.md).
         unlike = abs(self.difficulty - 1.0) > _UNLIKE
         margin = ", each a tenth more or less," if self.passes.of_time > 2.0 or unlike else ","
         return (

@@ -257,8 +257,14 @@ def refuse_empty(store: TokenStore, split: Split) -> None:
     """Refuse a store without an example to train on, or to hold out, with the cause."""
     if getattr(store.manifest.splits, split):
         return
-    n, asked = store.manifest.examples, store.manifest.settings.get("validation_fraction")
-    if asked == 0 and "held_out_from" not in store.manifest.settings:
+    n, settings = store.manifest.examples, store.manifest.settings
+    if split == "train" and "held_out_from" in settings:
+        raise ConfigError(
+            f"The store {store.path} has no training example: every record of data.sources is in "
+            f"data.validation, too, of which it holds {n:,} examples, and such a record is held "
+            "out alone. Add others to data.sources, or take those away from data.validation."
+        )
+    if settings.get("validation_fraction") == 0 and "held_out_from" not in settings:
         raise ConfigError(
             f"The store {store.path} was prepared with data.validation_fraction=0: none of its "
             f"{n:,} examples is held out to be evaluated. Prepare it with a share such as 0.1."
