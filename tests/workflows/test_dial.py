@@ -50,7 +50,7 @@ def test_a_size_that_was_never_trained_learns_to_copy_as_the_largest_that_was():
     far, last = SIZES["6m"].parameters, list(MEASURED)[-1]
     tokens, bits = list(MEASURED[last].items())[-1]
     most = bits / FIT.bits_per_byte(SIZES[last].parameters, tokens * BYTES_A_TOKEN)
-    assert few > 1.1 * FIT.bits_per_byte(far, 1e6 * BYTES_A_TOKEN)
+    assert few > 1.05 * FIT.bits_per_byte(far, 1e6 * BYTES_A_TOKEN)
     assert many == pytest.approx(most * FIT.bits_per_byte(far, 1e8 * BYTES_A_TOKEN))
 
 
@@ -79,7 +79,7 @@ def test_a_size_that_cannot_be_the_best_is_not_measured():
 
 
 def test_few_texts_are_read_a_few_times_however_long_the_time_is():
-    short, long = (best_for(2.8e6, seconds, by_parameters) for seconds in (60.0, 1e6))
+    short, long = (best_for(2.8e6, seconds, by_parameters) for seconds in (10.0, 1e6))
     assert not short.passes.ends_early
     assert long.passes.ends_early
     assert long == best_for(2.8e6, 1e7, by_parameters)._replace(passes=long.passes)
@@ -107,7 +107,7 @@ def test_only_texts_that_were_compared_are_told_of_and_unlike_ones_have_a_margin
 def test_passes_and_vocabulary_go_by_the_texts():
     fewest, few, more, short, once = (
         best_for(text, seconds, by_parameters, only="300k")
-        for text, seconds in ((5e4, 1e8), (5e5, 1e8), (1.2e7, 1e8), (1.2e7, 30.0), (1e15, 1e8))
+        for text, seconds in ((5e4, 1e8), (5e5, 1e8), (1.2e7, 1e8), (1.2e7, 3.0), (1e15, 1e8))
     )
     assert [one.passes.most for one in (fewest, few, more)] == [6.0, 6.0, 9.0]
     assert short.passes.of_time < 1.0
