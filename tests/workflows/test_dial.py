@@ -13,12 +13,15 @@ from toque.workflows.dial import (
     MEASURED,
     MOST_PASSES,
     SIZES,
+    VOCABULARY,
     best_for,
     difficulty_of,
     expected_of,
     rate_of,
     tuning_for,
 )
+
+EACH = BYTES_A_TOKEN[VOCABULARY]
 
 
 def by_parameters(size):
@@ -38,20 +41,20 @@ def test_the_fit_rewards_text_and_size_and_repeats_ever_less():
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_forecast_is_what_was_measured_where_something_was(name):
     for tokens, bits in MEASURED[name].items():
-        assert expected_of(name, tokens, math.inf) == pytest.approx(bits)
+        assert expected_of(name, tokens * EACH, math.inf) == pytest.approx(bits)
     *_, less, most = MEASURED[name]
-    between = expected_of(name, math.sqrt(less * most), math.inf)
+    between = expected_of(name, math.sqrt(less * most) * EACH, math.inf)
     assert MEASURED[name][most] < between < MEASURED[name][less]
-    assert expected_of(name, 1e9, math.inf) < MEASURED[name][most]
+    assert expected_of(name, 1e9 * EACH, math.inf) < MEASURED[name][most]
 
 
 def test_a_size_that_was_never_trained_learns_to_copy_as_the_largest_that_was():
-    few, many = (expected_of("6m", tokens, math.inf) for tokens in (1e6, 1e8))
+    few, many = (expected_of("6m", tokens * EACH, math.inf) for tokens in (1e6, 1e8))
     far, last = SIZES["6m"].parameters, list(MEASURED)[-1]
     tokens, bits = list(MEASURED[last].items())[-1]
-    most = bits / FIT.bits_per_byte(SIZES[last].parameters, tokens * BYTES_A_TOKEN)
-    assert few > 1.05 * FIT.bits_per_byte(far, 1e6 * BYTES_A_TOKEN)
-    assert many == pytest.approx(most * FIT.bits_per_byte(far, 1e8 * BYTES_A_TOKEN))
+    most = bits / FIT.bits_per_byte(SIZES[last].parameters, tokens * EACH)
+    assert few > 1.05 * FIT.bits_per_byte(far, 1e6 * EACH)
+    assert many == pytest.approx(most * FIT.bits_per_byte(far, 1e8 * EACH))
 
 
 def test_more_time_takes_a_larger_model():

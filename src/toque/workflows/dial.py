@@ -28,13 +28,14 @@ POSITIONS: Final = 1024  # tokens of prompt and target together that a new model
 VOCABULARY: Final = 8192
 """Most entries of a tokenizer that is learnt from the texts. After as many tokens, 64 wide, 68,004
 recipes had 0.965 bits a byte with 2,048 entries, 0.866 with 4,096, 0.816 with 8,192, 0.807 with
-16,384. An update takes 1 to 1.3 times as long with 8,192 as with 2,048, and longer yet with 16,384
+16,384. An update takes 1.0 to 1.3 times as long with 8,192 as with 2,048, and longer with 16,384
 (lab/notes.md)."""
 _FEWEST_ENTRIES: Final = 2048
 _BYTES_AN_ENTRY: Final = 100.0
 """Bytes of text for an entry. 2,048, 4,096 and 8,192 entries had 1.382, 1.404 and 1.439 bits a byte
 of 160,000 bytes, 1.088, 1.024 and 1.076 of 560,000, and 1.320, 1.238 and 1.210 of 830,000."""
-BYTES_A_TOKEN: Final = 4.17  # of recipes, by a tokenizer of 8,192 entries learnt from them
+BYTES_A_TOKEN: Final[Mapping[int, float]] = {2048: 3.72, 4096: 4.05, VOCABULARY: 4.17}
+"""Bytes of recipes in a token of a tokenizer that was learnt from them, by its entries."""
 
 
 class Size(NamedTuple):
@@ -215,7 +216,7 @@ class Choice(NamedTuple):
 
     def forecast(self, whole: Duration) -> str:
         """The sentence on what a run from scratch will reach."""
-        loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN
+        loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN[self.vocabulary]
         compared = self.difficulty != 1.0
         beside = ", and by how well your texts compress beside those" if compared else ""
         # Runs that read a small collection often are foreseen within a tenth (lab/notes.md).
@@ -314,20 +315,20 @@ def training_seconds(text: float, whole: Duration) -> float:
     return (seconds - before) * (1.0 - EVALUATING)
 
 
-def expected_of(name: str, tokens: float, text: float) -> float:
-    """Held-out bits a byte of a size after so many tokens from `text` bytes.
+def expected_of(name: str, read: float, text: float) -> float:
+    """Held-out bits a byte of a size after reading so many bytes of a text of `text` bytes.
 
-    The fit, times what was measured at so many tokens relative to it; of a size that was never
-    trained, times what was measured of the largest that was.
+    The fit, times what was measured at as many relative to it; of a size that was never trained,
+    times what was measured of the largest that was.
     """
     like = name if name in MEASURED else list(MEASURED)[-1]
     size, known, measured = SIZES[name], SIZES[like], MEASURED[like]
-    fresh = FIT.fresh(tokens * BYTES_A_TOKEN, text)
-    ratio = np.interp(
-        math.log(fresh / BYTES_A_TOKEN),
-        [math.log(n) for n in measured],
-        [b / FIT.bits_per_byte(known.parameters, n * BYTES_A_TOKEN) for n, b in measured.items()],
-    )
+    fresh, at = FIT.fresh(read, text), [n * BYTES_A_TOKEN[VOCABULARY] for n in measured]
+    ratios = [
+        bits / FIT.bits_per_byte(known.parameters, n)
+        for n, bits in zip(at, measured.values(), strict=True)
+    ]
+    ratio = np.interp(math.log(fresh), np.log(at), ratios)
     return FIT.bits_per_byte(size.parameters, fresh) * float(ratio)
 
 
@@ -355,6 +356,7 @@ def best_for(
     best: Choice | None = None
     entries = min(max(text / _BYTES_AN_ENTRY, _FEWEST_ENTRIES), VOCABULARY)
     vocabulary = 2 ** math.floor(math.log2(entries))
+    each = BYTES_A_TOKEN[vocabulary]
     (factor, exponent), smallest = _PASSES, next(iter(SIZES))
     for name in [only] if only else SIZES:
         size = SIZES[name]
@@ -365,9 +367,9 @@ def best_for(
         if not math.isinf(text):
             fewest = _FEWEST_PASSES if name == smallest else MOST_PASSES
             most = max(fewest, math.floor(most))
-        passes = Passes(most, tokens * BYTES_A_TOKEN / text)
-        tokens = min(tokens, most * text / BYTES_A_TOKEN)
-        bits = expected_of(name, tokens, text)
+        passes = Passes(most, tokens * each / text)
+        tokens = min(tokens, most * text / each)
+        bits = expected_of(name, tokens * each, text)
         if best is not None and bits >= best.bits_per_byte:
             break
         best = Choice(name, vocabulary, tokens, measured, bits, passes)
