@@ -7,7 +7,7 @@ embeddings, D bytes of text that were read. E is what the options say, for runs 
 tell it; a and b are searched on a grid, A and B are least squares of the relative error. Every run
 is then left out once and foreseen by the others: the worst of these errors is the fit's own. Runs
 at a rate or batch that was not the best of its size are no part of it, nor those of fewer than
-eight million tokens, in which a model hardly copies what the prompt lists and the loss falls by
+four million tokens, in which a model hardly copies what the prompt lists and the loss falls by
 another law. Another collection has the same form times a number of its own; where it was read more
 than once, the runs also tell what a repeat is worth.
 """
@@ -27,7 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 
-from toque.workflows.dial import Fit
+from toque.workflows.dial import VOCABULARY, Fit
 
 EXPONENTS = np.arange(0.05, 1.01, 0.025)
 KEYS = ("width", "layers", "tokens", "vocabulary", "family")  # of runs that differ in their rates
@@ -67,7 +67,7 @@ def left_out(points: list[Point], floor: float) -> list[float]:
     """The relative error of each run as the others foresee it."""
     others = [points[:at] + points[at + 1 :] for at in range(len(points))]
     return [
-        fitted(rest, floor).bits_per_byte(*point[:2], math.inf) / point.bits_per_byte - 1
+        fitted(rest, floor).bits_per_byte(*point[:2]) / point.bits_per_byte - 1
         for rest, point in zip(others, points, strict=True)
     ]
 
@@ -77,7 +77,12 @@ def scaled(fit: Fit, points: list[Point]) -> dict[str, float]:
     best: tuple[float, float, float] | None = None
     for repeats in REPEATS:
         own = fit._replace(repeats=repeats)
-        expected = np.array([own.bits_per_byte(*point[:2], point.text) for point in points])
+        expected = np.array(
+            [
+                own.bits_per_byte(point.parameters, own.fresh(point.text_bytes, point.text))
+                for point in points
+            ]
+        )
         found = np.array([point.bits_per_byte for point in points])
         factor = float((found / expected).mean())
         error = float(np.abs(factor * expected / found - 1).max())
@@ -102,7 +107,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
     lines = [line for line in lines if "start" not in line["run"]]  # from scratch alone
     others = defaultdict(list)
     for line in lines:
-        if line["run"]["data"] != a.data and not VARIED & line["run"].keys():
+        usual = line["run"]["vocabulary"] == a.vocabulary and not VARIED & line["run"].keys()
+        if usual and line["run"]["data"] != a.data:
             others[line["run"]["data"]].append(of_line(line))
     lines = [line for line in lines if line["run"]["data"] == a.data]
     groups = defaultdict(list)
@@ -146,9 +152,9 @@ def options(p: argparse.ArgumentParser) -> None:
     """The command line."""
     p.add_argument("--runs", type=Path, required=True)
     p.add_argument("--data", default="two magazines and a site")
-    p.add_argument("--least-tokens", type=int, default=8_000_000)
+    p.add_argument("--least-tokens", type=int, default=4_000_000)
     p.add_argument("--floor", type=float, default=0.25, help="E, bits a byte")
-    p.add_argument("--vocabulary", type=int, default=2048)
+    p.add_argument("--vocabulary", type=int, default=VOCABULARY)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
-"""Scripts of bench/: each answers --help through the harness."""
+"""Scripts of bench/: each answers --help through the harness; the fit is what the product has."""
 
 import argparse
+import contextlib
+import json
+import math
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+
+from toque.workflows.dial import FIT
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 SCRIPTS = sorted(
@@ -46,3 +51,14 @@ def test_make_bench_can_start_every_script_without_arguments(script, monkeypatch
     parser = argparse.ArgumentParser()
     seen[0](parser)
     assert vars(parser.parse_args([]))
+
+
+def test_the_dial_has_the_fit_of_the_runs(monkeypatch, capsys):
+    runs = BENCH.parent / "lab" / "tonight" / "runs.jsonl"
+    script = BENCH / "quality" / "fit_runs.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "--runs", str(runs)])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with contextlib.suppress(SystemExit):  # its own check may fail: the runs are few
+        runpy.run_path(str(script), run_name="__main__")
+    found = json.loads(capsys.readouterr().out)["ours"]["fit"]
+    assert FIT._replace(repeats=math.inf) == pytest.approx(tuple(found.values()), rel=1e-3)
