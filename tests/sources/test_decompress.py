@@ -68,6 +68,7 @@ def test_a_cut_file_is_refused(packed, program):
         pytest.importorskip("pyarrow")
     whole = gzip.compress(TEXT, mtime=0) if program == "gzip" else zstd(packed, TEXT).read_bytes()
     packed.write_bytes(whole[:-200])
+    assert plain_size(packed) == len(whole) - 200
     with pytest.raises(DataError, match=f"damaged or truncated {program} file"):
         joined(packed)
 

@@ -10,7 +10,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import IO, cast
@@ -153,15 +153,16 @@ def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
 def plain_size(path: Path) -> int:
     """Bytes of a file once decompressed: counted if few, else as well packed as its beginning.
 
-    What a gzip or zstd file says of its size is of its last or first part alone, or nothing.
+    What a gzip or zstd file says of its size is of its last or first part alone, or nothing. A
+    damaged file, which its reader refuses, has its own size.
     """
-    with opened(path) as (stream, packed_bytes, packed):
-        if not packed_bytes:
-            return path.stat().st_size
-        plain = 0
-        while plain < SIZED_BYTES and (chunk := stream.read(CHUNK_BYTES)):
-            plain += len(chunk)
-        return plain if not chunk else round(plain * packed_bytes / packed.tell())
+    with suppress(DataError), opened(path) as (stream, packed_bytes, packed):
+        if packed_bytes:
+            plain = 0
+            while plain < SIZED_BYTES and (chunk := stream.read(CHUNK_BYTES)):
+                plain += len(chunk)
+            return plain if not chunk else round(plain * packed_bytes / packed.tell())
+    return path.stat().st_size
 
 
 def _damaged(path: Path, program: str, error: Exception) -> DataError:
