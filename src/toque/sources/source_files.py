@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from toque.errors import DataError
@@ -36,6 +37,13 @@ class SourceFile:
     reader: RecordReader
     sha256: str
     bytes: int
+
+    @cached_property
+    def plain_bytes(self) -> int:
+        """Bytes once decompressed: as Parquet says, or as `plain_size` finds."""
+        with self.path.open("rb") as stream:
+            is_parquet = columnar_format(stream.read(8)) == "parquet"
+        return max(self.bytes, (decompressed_bytes if is_parquet else plain_size)(self.path))
 
 
 def find_files(sources: Sequence[Source]) -> list[SourceFile]:
@@ -137,10 +145,3 @@ def named(path: Path, name: str) -> Iterator[None]:
         if str(path) == name:
             raise
         raise DataError(str(error).replace(str(path), name)) from error
-
-
-def plain_bytes(file: SourceFile) -> int:
-    """Bytes of a file once decompressed: as Parquet says, or as `plain_size` finds."""
-    with file.path.open("rb") as stream:
-        is_parquet = columnar_format(stream.read(8)) == "parquet"
-    return max(file.bytes, (decompressed_bytes if is_parquet else plain_size)(file.path))

@@ -32,7 +32,7 @@ from toque.sources.documents import PairReader, TextReader
 from toque.sources.hub_datasets import saved_splits
 from toque.sources.layouts import shown_names
 from toque.sources.records import Source, examples_in
-from toque.sources.source_files import blocks_of, find_files, is_documentation, plain_bytes
+from toque.sources.source_files import blocks_of, find_files, is_documentation
 from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import is_remote
@@ -290,7 +290,7 @@ def _survey(config: RunConfig, here: Sequence[Source]) -> list[FoundSource]:
 
 def _looked_at(source: Source) -> FoundSource:
     files = find_files([source])
-    sizes = [float(plain_bytes(file)) for file in files]
+    sizes = [float(file.plain_bytes) for file in files]
     kept, tokens, looked, read = 0, 0.0, 0.0, 0
     keys, texts = set[int](), list[str]()
     unused, dropped, notes = Counter[str](), Counter[str](), Counter[str]()

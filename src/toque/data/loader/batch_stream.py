@@ -261,8 +261,8 @@ def refuse_empty(store: TokenStore, split: Split) -> None:
     if split == "train" and "held_out_from" in settings:
         raise ConfigError(
             f"The store {store.path} has no training example: every record of data.sources is in "
-            f"data.validation, too, of which it holds {n:,} examples, and such a record is held "
-            "out alone. Add others to data.sources, or take those away from data.validation."
+            "data.validation, too, and so held out alone, or was dropped, which its report counts. "
+            "Add others to data.sources, or take those away from data.validation."
         )
     if settings.get("validation_fraction") == 0 and "held_out_from" not in settings:
         raise ConfigError(

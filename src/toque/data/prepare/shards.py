@@ -41,7 +41,7 @@ from toque.reporter import ProgressSink
 from toque.sources import source_files
 from toque.sources.conversations import CONVERSATIONS
 from toque.sources.records import Block, RecordReader
-from toque.sources.source_files import SourceFile, blocks_of, plain_bytes
+from toque.sources.source_files import SourceFile, blocks_of
 from toque.storage.atomic import atomic_folder, disk_faults, save_array, sha256_of, sync_folder
 from toque.storage.json_files import read_json
 
@@ -163,7 +163,8 @@ class ShardWriting:
         self, progress: ProgressSink, *, workers: int | None, engine: Engine
     ) -> list[ShardResult]:
         """Every shard the store needs, in group order."""
-        total, wanted = sum(map(plain_bytes, self.files)), self.writer.settings.max_examples
+        total = sum(file.plain_bytes for file in self.files)
+        wanted = self.writer.settings.max_examples
         if workers is None and engine == "local":
             # The one process that reads feeds no more than 16.
             workers = 1 if total <= _SMALL else min(16, len(os.sched_getaffinity(0)))

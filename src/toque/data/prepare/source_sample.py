@@ -22,7 +22,7 @@ from toque.data.tokenizer.tokenizer_training import Kind, train_codec
 from toque.errors import DataError
 from toque.sources.decompress import CHUNK_BYTES
 from toque.sources.records import NOT_UTF_8, Block, Example, examples_in
-from toque.sources.source_files import SourceFile, blocks_of, plain_bytes
+from toque.sources.source_files import SourceFile, blocks_of
 
 MAX_EXAMPLES = 20_000
 MAX_CHARACTERS = 8_000_000
@@ -86,7 +86,7 @@ def every_nth_record(examples: Sequence[Example], n: int) -> Iterator[Example]:
 
 def _spread_blocks(files: Sequence[SourceFile], n: int) -> Iterator[tuple[SourceFile, Block]]:
     """The blocks that hold one of `n` evenly spaced positions of all plain bytes."""
-    total = sum(map(plain_bytes, files))
+    total = sum(file.plain_bytes for file in files)
     at, wanted = 0, 0
     for file in files:
         for block in blocks_of(file):
@@ -132,7 +132,7 @@ def _measured(
     files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings
 ) -> tuple[Lengths, Lengths]:
     """Tokens of each sampled prompt and target, with what begins and ends them."""
-    total, places = sum(map(plain_bytes, files)), MOST_PLACES
+    total, places = sum(file.plain_bytes for file in files), MOST_PLACES
     if total > READ_BYTES:  # more of them where blocks are small, as pages are
         places = min(places, READ_BYTES // max(1, min(CHUNK_BYTES, total // len(files))))
     chosen = list(_spread_blocks(files, places))
