@@ -58,7 +58,7 @@ USUAL: dict[str, Any] = {
 }  # fmt: skip
 BASE: dict[str, Any] = {
     "data": "500 of them", "start": "stories15m", "rank": 0, "optimizer": "adamw", "peak_lr": 3e-4,
-    "schedule": "cosine", "batch": 4096, "epochs": 1, "seed": 17,
+    "schedule": "cosine", "batch": 1024, "epochs": 4, "seed": 17,
 }  # fmt: skip
 """Of runs that continue from a model; of rank 0 all weights are trained, else an adapter."""
 HOW_HARD = (
@@ -109,7 +109,11 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         "whole words": itertools.chain(
             _product([small | WORDS], [*lengths[:1], *lengths[2:], {"tokens": 8_000_000}]),
             _product([slower | WORDS], [*lengths, {"tokens": 8_000_000}]),
-            _product([middle | WORDS | {"peak_lr": 2.5e-3}], lengths[2:]),
+            _product([middle | WORDS | {"peak_lr": 2.5e-3}], [*lengths[2:], {"tokens": 8_000_000}]),
+            _product(
+                [large | WORDS | {"peak_lr": 2e-3}],
+                [{"batch": n, "tokens": 2_000_000} for n in (2048, 4096)],
+            ),
             _product([small | WORDS | {"peak_lr": 2e-2}], lengths[1:2]),
             _product([small | WORDS], [{"tokens": 16_000_000}]),
         ),
@@ -168,6 +172,44 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             [tiny | {"tokens": 1_000_000, "data": "500 of them", "peak_lr": 5e-3}],
             [{"weight_decay": decay} for decay in (0.1, 1.0)],
         ),
+        "whole words' decay": _product(
+            [slower | WORDS | {"data": "spoonacular", "tokens": n} for n in (1_000_000, 2_000_000)],
+            [{"weight_decay": decay} for decay in (1.0, 3.0, 0.3)],
+        ),
+        "decay": itertools.chain(
+            _product(
+                [small | WORDS, slower | WORDS | {"tokens": 2_000_000}],
+                [{"weight_decay": decay} for decay in (1.0, 0.3)],
+            ),
+            _product(
+                [slower | WORDS | {"data": "one magazine", "tokens": 4_000_000}],
+                [{"weight_decay": decay} for decay in (1.0, 0.3)],
+            ),
+        ),
+        "decay, longer": itertools.chain(
+            _product(
+                [slower | WORDS | {"tokens": 4_000_000}],
+                [{"weight_decay": decay} for decay in (0.3, 0.1)],
+            ),
+            _product(
+                [
+                    middle | {"data": "one magazine", "tokens": 4_000_000, "weight_decay": 2.0},
+                    middle | {"tokens": 2_000_000, "weight_decay": 0.6},
+                ],
+                [WORDS | {"peak_lr": 2.5e-3}],
+            ),
+            _product([small | WORDS | {"tokens": 8_000_000, "weight_decay": 0.3}]),
+        ),
+        "decay of few": _product(
+            [
+                slower | {"tokens": 2_000_000, "weight_decay": 0.5},
+                middle | {"tokens": 1_000_000, "weight_decay": 2.0, "peak_lr": 2.5e-3},
+                slower | {"tokens": 2_000_000, "weight_decay": 2.0},
+                middle | {"tokens": 2_000_000, "weight_decay": 2.0, "peak_lr": 2.5e-3},
+                small | {"tokens": 2_000_000, "weight_decay": 0.5},
+            ],
+            [{"data": "spoonacular"} | WORDS],
+        ),
         "other texts": _product(
             [small],
             [
@@ -214,15 +256,20 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             [tiny], [{"data": name, "tokens": 500_000} for name in ("cuisines", "plays")]
         ),
         "bases": _product(
+            [{"epochs": n} for n in (4, 2, 8)],
             [{"rank": 0, "peak_lr": lr} for lr in (1e-4, 3e-4, 1e-3)]
-            + [{"rank": 16, "peak_lr": lr} for lr in (3e-4, 1e-3, 3e-3)],
-            [{"epochs": n} for n in (1, 3)],
+            + [{"rank": 16, "peak_lr": lr} for lr in (1e-3, 3e-3)],
             usual=BASE,
         ),
+        "more for a base": _product(
+            [{"rank": 0, "peak_lr": lr} for lr in (3e-4, 1e-3)] + [{"rank": 16, "peak_lr": 3e-3}],
+            usual=BASE | {"data": "5000 of them", "batch": 4096, "epochs": 2},
+        ),
         "larger base": _product(
-            [{"rank": 0, "peak_lr": lr} for lr in (3e-5, 1e-4)]
-            + [{"rank": 16, "peak_lr": lr} for lr in (3e-4, 1e-3)],
-            usual=BASE | {"start": "smollm2"},
+            [{"rank": 0, "peak_lr": lr} for lr in (1e-4, 3e-4)]
+            + [{"rank": 16, "peak_lr": lr} for lr in (1e-3, 3e-4, 3e-3)]
+            + [{"rank": 0, "peak_lr": 3e-5}],
+            usual=BASE | {"start": "smollm2", "epochs": 1},
         ),
         "helps": _product(
             [tiny | {"data": "one magazine", "tokens": 8_000_000}],
