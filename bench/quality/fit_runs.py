@@ -33,7 +33,8 @@ EXPONENTS = np.arange(0.05, 1.01, 0.025)
 KEYS = ("width", "layers", "tokens", "vocabulary", "family")  # of runs that differ in their rates
 FEWEST = 4  # runs that a fit needs
 REPEATS = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)
-VARIED = {"label_smoothing", "weight_decay", "more"}  # settings that a usual run does not have
+VARIED = {"label_smoothing", "more"}  # settings that a usual run does not have
+DECAY = "weight_decay"  # without it few texts are learnt by heart, whatever a repeat is worth
 
 
 class Point(NamedTuple):
@@ -107,8 +108,9 @@ def measure(a: argparse.Namespace) -> harness.Result:
     lines = [line for line in lines if "start" not in line["run"]]  # from scratch alone
     others = defaultdict(list)
     for line in lines:
-        usual = line["run"]["vocabulary"] == a.vocabulary and not VARIED & line["run"].keys()
-        if usual and line["run"]["data"] != a.data:
+        run = line["run"]
+        usual = run["vocabulary"] == a.vocabulary and DECAY in run and not VARIED & run.keys()
+        if usual and run["data"] != a.data:
             others[line["run"]["data"]].append(of_line(line))
     lines = [line for line in lines if line["run"]["data"] == a.data]
     groups = defaultdict(list)
@@ -117,7 +119,9 @@ def measure(a: argparse.Namespace) -> harness.Result:
         groups[tuple(key)].append(line)
     rows = [
         {
-            "run": {name: line["run"][name] for name in ("optimizer", "peak_lr", "batch")},
+            "run": {
+                name: line["run"].get(name) for name in ("optimizer", "peak_lr", "batch", DECAY)
+            },
             "family": family,
             "width": width,
             "tokens": tokens,

@@ -24,7 +24,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,8 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
     small, tiny = {"width": 64, "layers": 3}, {"width": 128, "layers": 4}
     slower = tiny | {"peak_lr": 5e-3}
     middle, large = {"width": 192, "layers": 5}, {"width": 256, "layers": 6}
+    slow = middle | {"peak_lr": 2.5e-3}
+    magazine, spoonacular = {"data": "one magazine"}, {"data": "spoonacular"}
     rates = {"adamw": (1e-3, 3e-3, 1e-2), "muon": (5e-3, 1e-2, 2e-2, 4e-2)}
     named = [{"optimizer": name, "peak_lr": lr} for name, few in rates.items() for lr in few]
     batches = [{"batch": n} for n in (1024, 4096, 8192)]
@@ -186,20 +188,6 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
                 [{"weight_decay": decay} for decay in (1.0, 0.3)],
             ),
         ),
-        "decay, longer": itertools.chain(
-            _product(
-                [slower | WORDS | {"tokens": 4_000_000}],
-                [{"weight_decay": decay} for decay in (0.3, 0.1)],
-            ),
-            _product(
-                [
-                    middle | {"data": "one magazine", "tokens": 4_000_000, "weight_decay": 2.0},
-                    middle | {"tokens": 2_000_000, "weight_decay": 0.6},
-                ],
-                [WORDS | {"peak_lr": 2.5e-3}],
-            ),
-            _product([small | WORDS | {"tokens": 8_000_000, "weight_decay": 0.3}]),
-        ),
         "decay of few": _product(
             [
                 slower | {"tokens": 2_000_000, "weight_decay": 0.5},
@@ -209,6 +197,21 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
                 small | {"tokens": 2_000_000, "weight_decay": 0.5},
             ],
             [{"data": "spoonacular"} | WORDS],
+        ),
+        "decayed": itertools.chain(
+            _decayed([slower | {"tokens": 8_000_000}, slow | lengths[3], small | lengths[3]]),
+            _decayed(one | n for one in (small, slower) for n in lengths[:3]),
+            _decayed([slower | lengths[3], slow | lengths[2]]),
+            _decayed(one | {"tokens": 8_000_000} for one in (small, slow)),
+        ),
+        "decayed, of few": itertools.chain(
+            _decayed([slow | magazine | {"tokens": 4_000_000}], passes=6.1),
+            _decayed(
+                [one | spoonacular | {"tokens": 2_000_000} for one in (small, slow, slower)],
+                passes=9.9,
+            ),
+            _decayed([small | spoonacular | {"tokens": 4_000_000}], passes=19.7),
+            _decayed([small | magazine | {"tokens": 8_000_000}], passes=12.2),
         ),
         "other texts": _product(
             [small],
@@ -285,6 +288,13 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             [tiny | {"family": "t5"}], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)]
         ),
     }
+
+
+def _decayed(varied: Iterable[dict[str, Any]], passes: float = 0.0) -> Iterator[dict[str, Any]]:
+    """Runs with the dial's vocabulary and weight decay, over so many passes."""
+    for run in _product([one | WORDS for one in varied]):
+        size = Size(run["width"], run["layers"], run["batch"], run["peak_lr"])
+        yield run | {"weight_decay": size.decay(run["tokens"], passes)}
 
 
 def _product(

@@ -71,14 +71,26 @@ class Size(NamedTuple):
         layer = self.width * (4 * self.width + 3 * self.inner + 2)
         return self.layers * layer + self.width
 
+    def decay(self, tokens: float, passes: float) -> float:
+        """`optim.weight_decay` of a run that reads so many tokens, in so many passes.
+
+        What the weights forget by it in the whole run is the same for short and long ones (Wang &
+        Aitchison 2024, arXiv 2405.13698), and more where texts come again, which are learnt by
+        heart else (Kim et al. 2025, arXiv 2509.14786).
+        """
+        least, of_a_pass = _FORGOTTEN
+        an_update = min(self.batch_tokens, max(_FEWEST_TOKENS, tokens / _UPDATES))
+        forgotten = max(least, of_a_pass * passes)
+        return float(f"{forgotten / (self.peak_lr * tokens / an_update):.2g}")
+
 
 SIZES: Final[Mapping[str, Size]] = {
     "300k": Size(64, 3, 2048, 1e-2),
     "1m": Size(128, 4, 2048, 5e-3),
     "3m": Size(192, 5, 2048, 2.5e-3),
-    "6m": Size(256, 6, 4096, 2e-3),
-    "14m": Size(384, 7, 8192, 1.5e-3),
-    "30m": Size(512, 8, 16384, 1e-3),
+    "6m": Size(256, 6, 2048, 2e-3),
+    "14m": Size(384, 7, 4096, 1.5e-3),
+    "30m": Size(512, 8, 8192, 1e-3),
 }
 """A size is named by its parameters. The rates of the three largest, never trained, are guesses
 that go on as measured: of 4 million tokens 2.5e-3 is better than 5e-3 for 3m, and at 1e-2 it learns
@@ -121,7 +133,7 @@ hour of 3m moves by 0.01. Repeats of 8 are by eight runs over 1,775 to 5,000 rec
 with 2,048 entries."""
 MOST_PASSES: Final = 4.0
 """Passes over its texts after which a pretrained model stops: up to four are worth nearly as much
-as fresh text (Muennighoff et al. 2023). No size from scratch is tried that could make fewer."""
+as fresh text (Muennighoff et al. 2023)."""
 MEASURED: Final[Mapping[str, Mapping[float, float]]] = {
     "300k": {5e5: 0.9559, 1e6: 0.8159, 2e6: 0.7079, 4e6: 0.6035, 8e6: 0.5712},
     "1m": {5e5: 0.9167, 1e6: 0.7747, 2e6: 0.6290, 4e6: 0.5371, 8e6: 0.4691},
@@ -139,13 +151,19 @@ held-out loss goes with: 0.94, 1.20 and 1.22 had 0.91, 1.37 and 1.42 of the loss
 (lab/notes.md)."""
 _UNLIKE: Final = 0.1
 """Difference in difficulty from which a forecast is called a rough one."""
-_PASSES: Final = (4.0, 0.2)
-"""k and a of the passes from scratch that few texts are best read in: k (T / N)^a, by their bytes T
-and the parameters N. Measured best: of 64 wide 4.9 at T / N = 5 (6.9 are worse), of 3, 6 and 12 at
-17 the 6; of 128 wide 4.9 of 3.5, 4.9 and 6.9 at 1.1, and of 3 and 6 at 3.5 the 6 (lab/notes.md)."""
-_FEWEST_PASSES: Final = 6.0
-"""Passes of the smallest size where that would be fewer: of 50 real and of 80 synthetic recipes, 4
-and 12 or 16 passes gave a higher loss than 8, of 500 5 and 8 the same (lab/notes.md)."""
+_PASSES: Final = 10.0
+"""Passes over few texts after which a run from scratch ends. With weight decay 50 recipes have as
+much of 6 as of 10, 150 and 744 0.2 and 0.7 % less held-out loss of 10 than of 5 or 6, one magazine
+4 % less of 12 than of 6 (lab/notes.md)."""
+_FEWEST_BYTES: Final = 0.5
+"""Bytes of text for a parameter, below which no larger size is tried: 744 recipes have 0.36 for
+192 wide, which is worse than 128 wide, 500 have 0.7 for 128 wide, which is 5 % better than 64."""
+_FORGOTTEN: Final = (1.5, 0.5)
+"""What weight decay takes from weights in a whole run, least and for a pass: the sum of rate times
+decay over all updates but for the schedule. Held-out bits a byte at 0.1, 1.5 and 5: 68,004 recipes
+64 wide, a million tokens 0.816, 0.804, 0.844, 128 wide, two million 0.629, 0.613, 0.649. At 0.1,
+0.7, 2.4 and 7: 744 recipes in 4.9 passes 1.188, 1.168, 1.143, 1.254; in 9.9 at 2.4, 5 and 10 1.233,
+1.139, 1.135; one magazine in 6.1 at 0.1, 3 and 10 0.580, 0.518, 0.520 (lab/notes.md)."""
 
 TONIGHT: Final = "8 hours"
 EVALUATING: Final = 0.05  # share of the time that evaluations may take
@@ -215,6 +233,11 @@ class Choice(NamedTuple):
     def size(self) -> Size:
         """Shape, batch and rate of it."""
         return SIZES[self.name]
+
+    @property
+    def decay(self) -> float:
+        """Weight decay of the run."""
+        return self.size.decay(self.tokens, min(self.passes.of_time, self.passes.most))
 
     def forecast(self, whole: Duration) -> str:
         """The sentence on what a run from scratch will reach."""
@@ -359,18 +382,13 @@ def best_for(
     entries = min(max(text / _BYTES_AN_ENTRY, _FEWEST_ENTRIES), VOCABULARY)
     vocabulary = 2 ** math.floor(math.log2(entries))
     each = BYTES_A_TOKEN[vocabulary]
-    (factor, exponent), smallest = _PASSES, next(iter(SIZES))
     for name in [only] if only else SIZES:
         size = SIZES[name]
-        most = factor * (text / size.parameters) ** exponent
-        if best is not None and most < MOST_PASSES:
+        if best is not None and text < _FEWEST_BYTES * size.parameters:
             break
         tokens = seconds * (measured := rate(size))
-        if not math.isinf(text):
-            fewest = _FEWEST_PASSES if name == smallest else MOST_PASSES
-            most = max(fewest, math.floor(most))
-        passes = Passes(most, tokens * each / text)
-        tokens = min(tokens, most * text / each)
+        passes = Passes(_PASSES, tokens * each / text)
+        tokens = min(tokens, _PASSES * text / each)
         bits = expected_of(name, tokens * each, text)
         if best is not None and bits >= best.bits_per_byte:
             break

@@ -417,9 +417,11 @@ def _written(
     if isinstance(how, Choice):
         of_model, peak_lr = _scratch(how, model.tokenizer), how.size.peak_lr
         name, schedule = "  name: muon   # for matrices, AdamW for the rest\n", "linear"
+        more = f"  weight_decay: {how.decay:g}   # the oftener texts are read, the more of it\n"
     else:
         peak_lr = TUNED_LR[base.is_adapted]
         of_model, name, schedule = _pretrained(model, base.adapter), "", "cosine"
+        more = ""
     columns = wanted.data.sources[0].model_dump(mode="json")["columns"]
     named = f"\n      columns: {flow(columns)}   # as you said" if columns else ""
     paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{named}" for one in found)
@@ -454,7 +456,7 @@ data:
 optim:
 {name}  peak_lr: {peak_lr}   # lower it if the loss jumps; raise it if it hardly moves
   schedule: {schedule}   # warms up for 3 % of the run, then falls to nothing by its end
-
+{more}
 train:
   stop_after: {flow(length)}   # {why}
   batch: {batch}   # what one update sees
