@@ -90,6 +90,10 @@ def test_few_texts_are_read_a_few_times_however_long_the_time_is():
     assert long.passes.ends_early
     assert long == best_for(2.8e6, 1e7, by_parameters)._replace(passes=long.passes)
     assert long.tokens * EACH == pytest.approx(long.passes.most * 2.8e6)
+    of_small, of_large = (
+        best_for(2.8e6, 1e6, by_parameters, only=name).passes.most for name in ("300k", "6m")
+    )
+    assert of_small > of_large
     assert "the time is enough for" in long.forecast(Duration.parse("1 hours total"))
     unseen = best_for(math.inf, 1e6, by_parameters)
     assert not unseen.passes.ends_early
@@ -107,9 +111,10 @@ def test_only_texts_that_were_compared_are_told_of_and_unlike_ones_have_a_margin
         assert "each a tenth more or less" in said
 
 
-def test_the_vocabulary_goes_by_the_texts():
+def test_passes_and_vocabulary_go_by_the_texts():
     few, more, many = (best_for(text, 1e8, by_parameters, only="300k") for text in (5e4, 5e5, 1e7))
     assert [one.vocabulary for one in (few, more, many)] == [2048, 4096, 8192]
+    assert [one.passes.most for one in (few, more, many)] == [6.0, 10.0, 18.0]
 
 
 def test_weights_decay_more_where_a_text_comes_again_and_less_an_update_of_a_long_run():
@@ -144,8 +149,8 @@ def test_texts_that_compress_less_than_what_was_measured_are_harder():
 
 
 def test_little_text_has_a_small_model_however_long_it_takes():
-    names = [best_for(text, 1e9, by_parameters).name for text in (5e4, 5e5, 2.8e6)]
-    assert names == ["300k", "1m", "6m"]
+    names = [best_for(text, 1e9, by_parameters).name for text in (5e4, 8e5, 2.8e6)]
+    assert names == ["300k", "1m", "3m"]
 
 
 def test_the_rate_is_that_of_real_updates():

@@ -59,8 +59,8 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert "    - path: a.jsonl           # json-lines, 80 recipes" in text
     resolved = load_config("my.yaml")
     assert resolved.config.run_dir == "runs/my"
-    assert str(resolved.config.train.stop_after) == "10 epochs"  # more would be learnt by heart
-    assert "10 passes over the texts, where the run ends: the time is enough for " in said
+    assert str(resolved.config.train.stop_after) == "6 epochs"  # more would be learnt by heart
+    assert "6 passes over the texts, where the run ends: the time is enough for " in said
     assert resolved.config.optim.name == "muon"
     assert "Expected: " in said
     assert main(["init", "a.jsonl", "--for", "16 seconds", "--replace"]) == 0

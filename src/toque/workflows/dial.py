@@ -125,12 +125,12 @@ class Fit(NamedTuple):
         return text + text * self.repeats * (1.0 - math.exp(-again / self.repeats))
 
 
-FIT: Final = Fit(0.25, 106.9, 0.55, 168.5, 0.4, 8.0)
+FIT: Final = Fit(0.25, 106.9, 0.55, 168.5, 0.4, 4.0)
 """The fit of `fit_runs.py` through five runs of 0.2 to 2 M parameters of four and eight million
 tokens; each is within 2 % of it, and within 8 % of one through the four others. So few cannot tell
 the floor, 0.25, which is a guess with plausible exponents: with 0.2 and 0.3 the forecast for an
-hour of 3m moves by 0.01. Repeats of 8 are by eight runs over 1,775 to 5,000 recipes, 3 to 21 times,
-with 2,048 entries."""
+hour of 3m moves by 0.01. Repeats of 4 are by two runs with weight decay over one magazine, 6 and 12
+times; runs over 744 recipes, 5 and 10 times, and over 500, 8 times, are within 8 % of it."""
 MOST_PASSES: Final = 4.0
 """Passes over its texts after which a pretrained model stops: up to four are worth nearly as much
 as fresh text (Muennighoff et al. 2023)."""
@@ -151,11 +151,14 @@ held-out loss goes with: 0.94, 1.20 and 1.22 had 0.91, 1.37 and 1.42 of the loss
 (lab/notes.md)."""
 _UNLIKE: Final = 0.1
 """Difference in difficulty from which a forecast is called a rough one."""
-_PASSES: Final = 10.0
-"""Passes over few texts after which a run from scratch ends. With weight decay 50 recipes have as
-much of 6 as of 10, 150 and 744 0.2 and 0.7 % less held-out loss of 10 than of 5 or 6, one magazine
-4 % less of 12 than of 6 (lab/notes.md)."""
-_FEWEST_BYTES: Final = 0.5
+_PASSES: Final = (8.0, 0.2)
+"""k and a of the passes over few texts after which a run from scratch ends: k (T / N)^a, by their
+bytes T and the parameters N. With weight decay, of 128 wide at T / N = 0.7 8 passes are far better
+than 4 and than 16, at 1 those of 5 and 10 nearly alike, at 3.5 12 are 4 % better than 6; of 64 wide
+8 and 10 better than 5 and 6 at 1 and 3.5 (lab/notes.md)."""
+_FEWEST_PASSES: Final = 6.0
+"""Passes of the smallest size where that would be fewer: 50 recipes have as much of 6 as of 10."""
+_FEWEST_BYTES: Final = 0.6
 """Bytes of text for a parameter, below which no larger size is tried: 744 recipes have 0.36 for
 192 wide, which is worse than 128 wide, 500 have 0.7 for 128 wide, which is 5 % better than 64."""
 _FORGOTTEN: Final = (1.5, 0.5)
@@ -381,14 +384,17 @@ def best_for(
     best: Choice | None = None
     entries = min(max(text / _BYTES_AN_ENTRY, _FEWEST_ENTRIES), VOCABULARY)
     vocabulary = 2 ** math.floor(math.log2(entries))
-    each = BYTES_A_TOKEN[vocabulary]
+    each, (factor, exponent) = BYTES_A_TOKEN[vocabulary], _PASSES
     for name in [only] if only else SIZES:
         size = SIZES[name]
         if best is not None and text < _FEWEST_BYTES * size.parameters:
             break
         tokens = seconds * (measured := rate(size))
-        passes = Passes(_PASSES, tokens * each / text)
-        tokens = min(tokens, _PASSES * text / each)
+        most = factor * (text / size.parameters) ** exponent
+        if not math.isinf(text):
+            most = max(_FEWEST_PASSES, math.floor(most))
+        passes = Passes(most, tokens * each / text)
+        tokens = min(tokens, most * text / each)
         bits = expected_of(name, tokens * each, text)
         if best is not None and bits >= best.bits_per_byte:
             break
