@@ -199,10 +199,10 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             [{"data": "spoonacular"} | WORDS],
         ),
         "decayed": itertools.chain(
-            _decayed([slower | {"tokens": 8_000_000}, slow | lengths[3], small | lengths[3]]),
-            _decayed(one | n for one in (small, slower) for n in lengths[:3]),
-            _decayed([slower | lengths[3], slow | lengths[2]]),
-            _decayed(one | {"tokens": 8_000_000} for one in (small, slow)),
+            _decayed(one | n for one in (slower, small) for n in lengths[:3]),
+            _decayed(one | lengths[3] for one in (slower, small)),
+            _decayed(slow | n for n in lengths[2:]),
+            _decayed(one | {"tokens": 8_000_000} for one in (slower, small, slow)),
         ),
         "decayed, of few": itertools.chain(
             _decayed([slow | magazine | {"tokens": 4_000_000}], passes=6.1),

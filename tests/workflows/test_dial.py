@@ -104,11 +104,11 @@ def test_only_texts_that_were_compared_are_told_of_and_unlike_ones_have_a_margin
     hour = Duration.parse("1 hours total")
     once = best_for(1e12, 3600.0, by_parameters)
     assert "your texts" not in once.forecast(hour)
-    assert "a tenth" not in once._replace(difficulty=1.05).forecast(hour)
+    assert "a sixth" not in once._replace(difficulty=1.05).forecast(hour)
     for difficulty in (0.8, 1.3):
         said = once._replace(difficulty=difficulty).forecast(hour)
         assert "by how well your texts compress" in said
-        assert "each a tenth more or less" in said
+        assert "each a sixth more or less" in said
 
 
 def test_passes_and_vocabulary_go_by_the_texts():
