@@ -111,7 +111,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
         run = line["run"]
         usual = run["vocabulary"] == a.vocabulary and DECAY in run and not VARIED & run.keys()
         if usual and run["data"] != a.data:
-            others[line["run"]["data"]].append(of_line(line))
+            others[run["data"]].append(of_line(line))
     lines = [line for line in lines if line["run"]["data"] == a.data]
     groups = defaultdict(list)
     for line in lines:

@@ -111,7 +111,7 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         "whole words": itertools.chain(
             _product([small | WORDS], [*lengths[:1], *lengths[2:], {"tokens": 8_000_000}]),
             _product([slower | WORDS], [*lengths, {"tokens": 8_000_000}]),
-            _product([middle | WORDS | {"peak_lr": 2.5e-3}], [*lengths[2:], {"tokens": 8_000_000}]),
+            _product([slow | WORDS], [*lengths[2:], {"tokens": 8_000_000}]),
             _product(
                 [large | WORDS | {"peak_lr": 2e-3}],
                 [{"batch": n, "tokens": 2_000_000} for n in (2048, 4096)],
@@ -174,29 +174,21 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             [tiny | {"tokens": 1_000_000, "data": "500 of them", "peak_lr": 5e-3}],
             [{"weight_decay": decay} for decay in (0.1, 1.0)],
         ),
-        "whole words' decay": _product(
-            [slower | WORDS | {"data": "spoonacular", "tokens": n} for n in (1_000_000, 2_000_000)],
-            [{"weight_decay": decay} for decay in (1.0, 3.0, 0.3)],
-        ),
         "decay": itertools.chain(
-            _product(
-                [small | WORDS, slower | WORDS | {"tokens": 2_000_000}],
-                [{"weight_decay": decay} for decay in (1.0, 0.3)],
-            ),
-            _product(
-                [slower | WORDS | {"data": "one magazine", "tokens": 4_000_000}],
-                [{"weight_decay": decay} for decay in (1.0, 0.3)],
-            ),
+            _varied(small | WORDS, (1.0, 0.3)),
+            _varied(small | WORDS | {"tokens": 4_000_000}, (0.26,)),
+            _varied(slower | WORDS | {"tokens": 2_000_000}, (1.0, 0.3)),
+            _varied(slower | WORDS | {"tokens": 8_000_000}, (0.16,)),
+            _varied(slow | WORDS | {"tokens": 4_000_000}, (0.25,)),
         ),
-        "decay of few": _product(
-            [
-                slower | {"tokens": 2_000_000, "weight_decay": 0.5},
-                middle | {"tokens": 1_000_000, "weight_decay": 2.0, "peak_lr": 2.5e-3},
-                slower | {"tokens": 2_000_000, "weight_decay": 2.0},
-                middle | {"tokens": 2_000_000, "weight_decay": 2.0, "peak_lr": 2.5e-3},
-                small | {"tokens": 2_000_000, "weight_decay": 0.5},
-            ],
-            [{"data": "spoonacular"} | WORDS],
+        "decay, of few": itertools.chain(
+            _varied(slower | WORDS | magazine | {"tokens": 4_000_000}, (1.0, 0.3)),
+            _varied(slower | WORDS | magazine | {"tokens": 8_000_000}, (0.91,)),
+            _varied(slower | WORDS | spoonacular, (1.0, 3.0, 0.3)),
+            _varied(slower | WORDS | spoonacular | {"tokens": 2_000_000}, (1.0, 0.5, 2.0)),
+            _varied(slow | WORDS | spoonacular, (2.0,)),
+            _varied(slow | WORDS | spoonacular | {"tokens": 2_000_000}, (2.0,)),
+            _varied(small | WORDS | spoonacular | {"tokens": 2_000_000}, (0.5,)),
         ),
         "decayed": itertools.chain(
             _decayed(one | n for one in (slower, small) for n in lengths[:3]),
@@ -288,6 +280,10 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             [tiny | {"family": "t5"}], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)]
         ),
     }
+
+
+def _varied(run: dict[str, Any], decays: Iterable[float]) -> Iterator[dict[str, Any]]:
+    return _product([run], [{"weight_decay": decay} for decay in decays])
 
 
 def _decayed(varied: Iterable[dict[str, Any]], passes: float = 0.0) -> Iterator[dict[str, Any]]:

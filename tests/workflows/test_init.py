@@ -62,6 +62,7 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert str(resolved.config.train.stop_after) == "6 epochs"  # more would be learnt by heart
     assert "6 passes over the texts, where the run ends: the time is enough for " in said
     assert resolved.config.optim.name == "muon"
+    assert resolved.config.optim.weight_decay > 0.1  # which is ten times the usual one
     assert "Expected: " in said
     assert main(["init", "a.jsonl", "--for", "16 seconds", "--replace"]) == 0
     assert str(load_config("my.yaml").config.train.stop_after) == "16 seconds total"

@@ -79,7 +79,7 @@ class Size(NamedTuple):
         heart else (Kim et al. 2025, arXiv 2509.14786).
         """
         least, of_a_pass = _FORGOTTEN
-        an_update = min(self.batch_tokens, max(_FEWEST_TOKENS, tokens / _UPDATES))
+        an_update = max(_FEWEST_TOKENS, _an_update(tokens, self.batch_tokens))
         forgotten = max(least, of_a_pass * passes)
         return min(_MOST_DECAY, float(f"{forgotten / (self.peak_lr * tokens / an_update):.2g}"))
 
@@ -158,16 +158,15 @@ bytes T and the parameters N. With weight decay, of 128 wide at T / N = 0.7 8 pa
 than 4 and than 16, at 1 those of 5 and 10 nearly alike, at 3.5 12 are 4 % better than 6; of 64 wide
 8 and 10 better than 5 and 6 at 1 and 3.5 (lab/notes.md)."""
 _FEWEST_PASSES: Final = 6.0
-"""Passes of the smallest size where that would be fewer: 50 recipes have as much of 6 as of 10."""
-_FEWEST_BYTES: Final = 0.65
-"""Bytes of text for a parameter, below which no larger size is tried: 744 recipes have 0.36 for
+"""Passes of a size where that would be fewer: 50 recipes have as much of 6 as of 10."""
+_BYTES_A_PARAMETER: Final = 0.65
+"""Bytes of text for a parameter that a larger size must have to be tried: 744 recipes have 0.36 for
 192 wide, which is worse than 128 wide, 500 have 0.7 for 128 wide, which is 5 % better than 64."""
 _FORGOTTEN: Final = (1.5, 0.5)
-"""What weight decay takes from weights in a whole run, least and for a pass: the sum of rate times
-decay over all updates but for the schedule. Held-out bits a byte at 0.1, 1.5 and 5: 68,004 recipes
-64 wide, a million tokens 0.816, 0.804, 0.844, 128 wide, two million 0.629, 0.613, 0.649. At 0.1,
-0.7, 2.4 and 7: 744 recipes in 4.9 passes 1.188, 1.168, 1.143, 1.254; in 9.9 at 2.4, 5 and 10 1.233,
-1.139, 1.135; one magazine in 6.1 at 0.1, 3 and 10 0.580, 0.518, 0.520 (lab/notes.md)."""
+"""Sum of rate times decay over all updates of a run, were the rate constant: the least, and for a
+pass over the texts. Held-out bits a byte at 0.1, 1.5 and 5: 68,004 recipes 64 wide, a million
+tokens 0.816, 0.804, 0.844, 128 wide, two million 0.629, 0.613, 0.649. At 0.1, 0.7, 2.4 and
+7: 744 recipes in 4.9 passes 1.188, 1.168, 1.143, 1.254; in 9.9 at 2.4, 5 and 10 1.233, 1.139, 1.135; one magazine in 6.1 at 0.1, 3 and 10 0.580, 0.518, 0.520 (lab/notes.md)."""
 _MOST_DECAY: Final = 2.0
 """Most weight decay: at 2.0 and below the best runs over few texts were; at 3.0 six passes over 50
 and 150 recipes have 3 and 5 % more loss than without any."""
@@ -187,6 +186,11 @@ TUNED_LR: Final[Mapping[bool, float]] = {False: 1e-4, True: 1e-3}
 """AdamW's peak rate for all weights (False) and for an adapter (True)."""
 
 
+def _an_update(read: float, most: int) -> float:
+    """Tokens of an update of a run that reads `read`: `most`, or less for enough updates."""
+    return min(most, read / _UPDATES)
+
+
 def batch_for(read: float, texts: float, records: int, *, most: int, longest: int) -> str:
     """`train.batch` of a run that reads `read` tokens: enough updates, of few examples if need be.
 
@@ -197,7 +201,7 @@ def batch_for(read: float, texts: float, records: int, *, most: int, longest: in
         most: tokens of an update where much is read.
         longest: tokens of the longest text, which an update must hold.
     """
-    wanted = min(most, read / _UPDATES)
+    wanted = _an_update(read, most)
     if records and wanted < _FEWEST_TOKENS:
         return f"{max(_FEWEST_EXAMPLES, round(wanted * records / texts))} examples"
     return f"{max(longest, 2 ** math.floor(math.log2(max(_FEWEST_TOKENS, wanted))))} tokens"
@@ -391,7 +395,7 @@ def best_for(
     each, (factor, exponent) = BYTES_A_TOKEN[vocabulary], _PASSES
     for name in [only] if only else SIZES:
         size = SIZES[name]
-        if best is not None and text < _FEWEST_BYTES * size.parameters:
+        if best is not None and text < _BYTES_A_PARAMETER * size.parameters:
             break
         tokens = seconds * (measured := rate(size))
         most = factor * (text / size.parameters) ** exponent
