@@ -165,8 +165,9 @@ _BYTES_A_PARAMETER: Final = 0.65
 _FORGOTTEN: Final = (1.5, 0.5)
 """Sum of rate times decay over all updates of a run, were the rate constant: the least, and for a
 pass over the texts. Held-out bits a byte at 0.1, 1.5 and 5: 68,004 recipes 64 wide, a million
-tokens 0.816, 0.804, 0.844, 128 wide, two million 0.629, 0.613, 0.649. At 0.1, 0.7, 2.4 and
-7: 744 recipes in 4.9 passes 1.188, 1.168, 1.143, 1.254; in 9.9 at 2.4, 5 and 10 1.233, 1.139, 1.135; one magazine in 6.1 at 0.1, 3 and 10 0.580, 0.518, 0.520 (lab/notes.md)."""
+tokens 0.816, 0.804, 0.844, 128 wide, two million 0.629, 0.613, 0.649. At 0.1, 0.7, 2.4 and 7: 744
+recipes in 4.9 passes 1.188, 1.168, 1.143, 1.254; in 9.9 at 2.4, 5 and 10 1.233, 1.139, 1.135; one
+magazine in 6.1 at 0.1, 3 and 10 0.580, 0.518, 0.520 (lab/notes.md)."""
 _MOST_DECAY: Final = 2.0
 """Most weight decay: at 2.0 and below the best runs over few texts were; at 3.0 six passes over 50
 and 150 recipes have 3 and 5 % more loss than without any."""
