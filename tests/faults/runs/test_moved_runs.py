@@ -1,5 +1,6 @@
 """A run's folder is moved away while it trains: whatever is put in its place stays as it is."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -169,6 +170,28 @@ def test_a_run_moved_during_a_save_is_saved_where_it_lies(
     found = CheckpointStore(away / "checkpoints").newest_valid()
     assert found is not None
     assert 4 <= found.step == began.recorder.steps[-1].progress.step < 100
+
+
+def test_a_run_moved_while_its_checkpoints_are_listed_is_saved_where_it_lies(
+    make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once another process had the writer's thread stopped just there, and the run ended of it."""
+    run, away, listed = tmp_path / "run", tmp_path / "away", os.listdir
+
+    def moving(folder: Path) -> list[str]:
+        if Path(folder) == run / "checkpoints" and not away.exists():
+            run.rename(away)
+        return listed(folder)
+
+    store = CheckpointStore(run / "checkpoints", keep_last=1)
+    began = make_run(folder=run, steps=100, store=store, background_saves=False)
+    with run_lock(run / "checkpoints"), monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", moving)
+        with pytest.raises(CheckpointError, match="is not the folder that this run began in"):
+            began.trainer.fit()
+    found = CheckpointStore(away / "checkpoints").newest_valid()
+    assert found is not None
+    assert found.step == began.recorder.steps[-1].progress.step < 100
 
 
 def test_a_link_to_the_moved_folder_is_the_same_folder(tmp_path: Path) -> None:

@@ -228,8 +228,9 @@ def step_of(path: Path) -> int:
 
 def step_folders(folder: Path) -> list[Path]:
     """`step-*` folders, newest first; one set aside counts while its successor is not in place."""
-    if not folder.is_dir():
+    try:
+        names = {n for n in os.listdir(folder) if STEP_FOLDER.fullmatch(n)}  # noqa: PTH208
+    except (FileNotFoundError, NotADirectoryError):  # none yet, or the run was moved just now
         return []
-    names = {name for name in os.listdir(folder) if STEP_FOLDER.fullmatch(name)}  # noqa: PTH208
     names -= {name for name in names if name.removeprefix(ASIDE_PREFIX) in names - {name}}
     return sorted((folder / name for name in names), key=step_of, reverse=True)
