@@ -18,6 +18,7 @@ from toque.workflows.dial import (
     difficulty_of,
     expected_of,
     rate_of,
+    tuned_lr,
     tuning_for,
 )
 
@@ -189,3 +190,11 @@ def test_an_update_of_a_pretrained_model_grows_with_what_is_read():
     assert tuning_for(1e10, 10_000_000, 3000.0, 1000.0, longest=400).batch == "8192 tokens"
     assert tuning_for(0, 0, 3000.0, 100.0, longest=4000).batch == "4000 tokens"
     assert tuning_for(2_000, 20, 3000.0, 100.0, longest=400).batch == "4 examples"
+
+
+def test_a_larger_pretrained_model_has_a_smaller_rate():
+    assert [tuned_lr(n, adapted=False) for n in (15_191_712, 134_515_008)] == [3e-4, 1e-4]
+    assert 2e-5 <= tuned_lr(1_200_000_000, adapted=False) <= 5e-5
+    assert tuned_lr(100_000, adapted=False) <= 5e-4
+    assert tuned_lr(0, adapted=False) == 1e-4  # nobody has looked at it
+    assert tuned_lr(1_200_000_000, adapted=True) > 2e-4

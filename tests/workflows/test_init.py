@@ -341,6 +341,7 @@ def test_a_base_that_does_not_know_the_script_is_named(base: Path) -> None:
     )
     made = toque.init("chinese.jsonl", start_from=base)
     assert made.sources[0].records == 20
+    assert made.config.optim.peak_lr == 5e-4  # of the smallest models
     assert "tokens for each character of these texts: it hardly knows their script" in str(made)
 
 

@@ -45,13 +45,13 @@ from toque.workflows.dial import (
     POSITIONS,
     SAMPLE_BYTES,
     SIZES,
-    TUNED_LR,
     Choice,
     Tuning,
     batch_for,
     choice_for,
     time_of,
     training_seconds,
+    tuned_lr,
     tuning_for,
 )
 from toque.workflows.init_base import SeenBase, base_seen
@@ -419,7 +419,7 @@ def _written(
         name, schedule = "  name: muon   # for matrices, AdamW for the rest\n", "linear"
         more = f"  weight_decay: {how.decay:g}   # the oftener texts are read, the more of it\n"
     else:
-        peak_lr = TUNED_LR[base.is_adapted]
+        peak_lr = tuned_lr(base.parameters, adapted=base.is_adapted)
         of_model, name, schedule = _pretrained(model, base.adapter), "", "cosine"
         more = ""
     columns = wanted.data.sources[0].model_dump(mode="json")["columns"]

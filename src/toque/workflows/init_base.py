@@ -43,6 +43,7 @@ class SeenBase(NamedTuple):
     data: str = ""  # lines of the data section
     remarks: tuple[str, ...] = ()  # sentences on what is cut, memory that is short, or no look
     rate: float | None = None  # tokens a second that this machine trains; None: not looked at
+    parameters: int = 0  # of the model, 0: not looked at
 
     @property
     def is_adapted(self) -> bool:
@@ -78,8 +79,8 @@ def base_seen(config: RunConfig, sources: Sequence[Source]) -> SeenBase:
         longest = sum(limits.values())
         config = configure(config, data=limits)
     largest = max(longest, MOST_TOKENS)
-    line, short, rate = _adapter(configure(config, train={"batch": f"{largest} tokens"}))
-    return SeenBase(longest, line, "".join(data), (*remarks, *short), rate)
+    line, short, rate, n = _adapter(configure(config, train={"batch": f"{largest} tokens"}))
+    return SeenBase(longest, line, "".join(data), (*remarks, *short), rate, n)
 
 
 def _lengths(
@@ -122,8 +123,8 @@ def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[
     return [said]
 
 
-def _adapter(config: RunConfig) -> tuple[str, list[str], float]:
-    """The adapter's line, a sentence where a run with it does not fit either, and the rate."""
+def _adapter(config: RunConfig) -> tuple[str, list[str], float, int]:
+    """The adapter's line, what is said where that does not fit either, the rate, parameters."""
     # With torch, which a configuration from scratch does without.
     from toque.hardware.memory import in_words
     from toque.workflows.plan.planned import outlook_of
@@ -133,7 +134,7 @@ def _adapter(config: RunConfig) -> tuple[str, list[str], float]:
     millions, room = f"{n / 1e6:,.0f} M", in_words(memory.room)
     if memory.fits and n < _ADAPTER_FROM:
         why = f"all {millions} weights take {in_words(memory.total)} of {room}; this, less"
-        return f"# {_LORA}   # {why}", [], whole.tokens_per_second()
+        return f"# {_LORA}   # {why}", [], whole.tokens_per_second(), n
     why = f"all {millions} weights would take {in_words(memory.total)} of {room}"
     changes: dict[str, Any] = {"adapter": {"kind": "lora"}}
     adapted = outlook_of(configure(config, **changes))
@@ -142,4 +143,4 @@ def _adapter(config: RunConfig) -> tuple[str, list[str], float]:
         f"Training takes {in_words(smaller.total)} of {room} even with an adapter: `toque plan` "
         "says what takes less, or start from a smaller model."
     )
-    return f"{_LORA}   # {why}", [] if smaller.fits else [short], adapted.tokens_per_second()
+    return f"{_LORA}   # {why}", [] if smaller.fits else [short], adapted.tokens_per_second(), n
