@@ -266,6 +266,15 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             + [{"rank": 0, "peak_lr": 3e-5}],
             usual=BASE | {"start": "smollm2", "epochs": 1},
         ),
+        "adapted layers": itertools.chain(
+            *(
+                _product(
+                    [base | {"rank": 16, "targets": "all", "peak_lr": lr} for lr in (1e-3, 3e-3)],
+                    usual=BASE,
+                )
+                for base in ({"epochs": 4}, {"start": "smollm2", "epochs": 1})
+            )
+        ),
         "helps": _product(
             [tiny | {"data": "one magazine", "tokens": 8_000_000}],
             [
@@ -383,7 +392,8 @@ def _base_of(run: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The store's name and the settings of a model that a run continues from."""
     start = run["start"]
     folder = base_folder(start)
-    adapter = {"adapter": {"kind": "lora", "r": run["rank"]}} if run["rank"] else {}
+    lora = {"kind": "lora", "r": run["rank"], "target_modules": run.get("targets", "auto")}
+    adapter = {"adapter": lora} if run["rank"] else {}
     store = f"{run['data'].replace(' ', '_')}_{start}"
     return store, {"model": {"family": "auto", "start_from": folder}, **adapter}
 

@@ -217,7 +217,7 @@ def test_from_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert str(made.config.train.stop_after) == "10 minutes total"
     assert made.config.optim.name == "adamw"
     assert not made.forecast
-    assert "# adapter: {kind: lora}" in made.file.read_text()
+    assert "# adapter: {kind: lora, target_modules: all}" in made.file.read_text()
     assert made.remarks[-1] == NOT_SEEN.format(start="some/folder")
     assert main(["init", "a.jsonl", "--to", "b.yaml", "--start-from", "x", "--size", "1m"]) == 0
     capsys.readouterr()
@@ -378,7 +378,8 @@ def test_an_adapter_is_proposed_by_size_and_memory(
     assert "weights take" in Path("my.yaml").read_text()
     capsys.readouterr()
     monkeypatch.setattr("toque.workflows.init_base._ADAPTER_FROM", 1)
-    assert getattr(adapter(), "kind", None) == "lora"
+    found = adapter()
+    assert (getattr(found, "kind", None), getattr(found, "target_modules", None)) == ("lora", "all")
     assert "even with an adapter" not in capsys.readouterr().out
     monkeypatch.undo()
     monkeypatch.chdir(base.parent)
