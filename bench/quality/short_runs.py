@@ -266,14 +266,10 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             + [{"rank": 0, "peak_lr": 3e-5}],
             usual=BASE | {"start": "smollm2", "epochs": 1},
         ),
-        "adapted layers": itertools.chain(
-            *(
-                _product(
-                    [base | {"rank": 16, "targets": "all", "peak_lr": lr} for lr in (1e-3, 3e-3)],
-                    usual=BASE,
-                )
-                for base in ({"epochs": 4}, {"start": "smollm2", "epochs": 1})
-            )
+        "adapted layers": _product(
+            [{"epochs": 4}, {"start": "smollm2", "epochs": 1}],
+            [{"peak_lr": lr} for lr in (1e-3, 3e-3)],
+            usual=BASE | {"rank": 16, "targets": "all"},
         ),
         "helps": _product(
             [tiny | {"data": "one magazine", "tokens": 8_000_000}],

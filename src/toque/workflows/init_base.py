@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from toque.config import RunConfig
 from toque.config.dump import flow
@@ -83,8 +83,9 @@ def base_seen(config: RunConfig, sources: Sequence[Source]) -> SeenBase:
         longest = sum(limits.values())
         config = configure(config, data=limits)
     largest = max(longest, MOST_TOKENS)
-    line, short, rate, n = _adapter(configure(config, train={"batch": f"{largest} tokens"}))
-    return SeenBase(longest, line, "".join(data), (*remarks, *short), rate, n)
+    seen = _fitted(configure(config, train={"batch": f"{largest} tokens"}))
+    told = (*remarks, *seen.remarks)
+    return seen._replace(longest=longest, data="".join(data), remarks=told)
 
 
 def _lengths(
@@ -127,8 +128,8 @@ def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[
     return [said]
 
 
-def _adapter(config: RunConfig) -> tuple[str, list[str], float, int]:
-    """The adapter's line, what is said where that does not fit either, the rate, parameters."""
+def _fitted(config: RunConfig) -> SeenBase:
+    """The model's size and rate, and an adapter where its memory or size asks for one."""
     # With torch, which a configuration from scratch does without.
     from toque.hardware.memory import in_words
     from toque.workflows.plan.planned import outlook_of
@@ -138,13 +139,18 @@ def _adapter(config: RunConfig) -> tuple[str, list[str], float, int]:
     millions, room = f"{n / 1e6:,.0f} M", in_words(memory.room)
     if memory.fits and n < _ADAPTER_FROM:
         why = f"all {millions} weights take {in_words(memory.total)} of {room}; this, less"
-        return f"# {_LORA}   # {why}", [], whole.tokens_per_second(), n
+        adapter = f"# {_LORA}   # {why}"
+        return SeenBase(adapter=adapter, rate=whole.tokens_per_second(), parameters=n)
     why = f"all {millions} weights would take {in_words(memory.total)} of {room}"
-    changes: dict[str, Any] = {"adapter": dict(_ADAPTER)}
-    adapted = outlook_of(configure(config, **changes))
+    adapted = outlook_of(configure(config, adapter=_ADAPTER))
     smaller = adapted.memory
     short = (
         f"Training takes {in_words(smaller.total)} of {room} even with an adapter: `toque plan` "
         "says what takes less, or start from a smaller model."
     )
-    return f"{_LORA}   # {why}", [] if smaller.fits else [short], adapted.tokens_per_second(), n
+    return SeenBase(
+        adapter=f"{_LORA}   # {why}",
+        remarks=() if smaller.fits else (short,),
+        rate=adapted.tokens_per_second(),
+        parameters=n,
+    )

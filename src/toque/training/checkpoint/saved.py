@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -228,9 +229,9 @@ def step_of(path: Path) -> int:
 
 def step_folders(folder: Path) -> list[Path]:
     """`step-*` folders, newest first; one set aside counts while its successor is not in place."""
-    try:
-        names = {n for n in os.listdir(folder) if STEP_FOLDER.fullmatch(n)}  # noqa: PTH208
-    except (FileNotFoundError, NotADirectoryError):  # none yet, or the run was moved just now
-        return []
+    names = set[str]()
+    with suppress(FileNotFoundError, NotADirectoryError):  # where the run is moved just now
+        if folder.is_dir():
+            names = {n for n in os.listdir(folder) if STEP_FOLDER.fullmatch(n)}  # noqa: PTH208
     names -= {name for name in names if name.removeprefix(ASIDE_PREFIX) in names - {name}}
     return sorted((folder / name for name in names), key=step_of, reverse=True)
