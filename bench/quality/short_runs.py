@@ -47,9 +47,11 @@ COLLECTIONS = {
     "500 of them": (peers.RECIPES, 500),
     "5000 of them": (peers.RECIPES, 5000),
     "50000 of them": (peers.RECIPES, 50_000),
+    "cookbooks": ("data/text/[0-9]*.txt.gz", None),
 }
-"""File of the shared data and how many of its records: of one magazine the first, of all recipes
-evenly. "healthy" was kept away from every fit until 27 November 2026, "spoonacular" is since."""
+"""File of the shared data, or a pattern of several, and how many of its records: of one magazine
+the first, of all recipes evenly. "healthy" and "spoonacular" were kept away from every fit until
+27 November 2026; "cookbooks", ten whole books as plain text, is since."""
 BASES = ("stories15m", "smollm2")
 USUAL: dict[str, Any] = {
     "data": "two magazines and a site", "family": "llama", "width": 128, "layers": 4,
@@ -306,8 +308,10 @@ def _product(
 
 
 def source_of(data: str, work: Path) -> Path:
-    """The file of a collection; one that is cut is written to `work`."""
+    """The file of a collection, or its pattern; one that is cut is written to `work`."""
     name, most = COLLECTIONS[data]
+    if "*" in name:
+        return peers.shared(str(Path(name).parent)) / Path(name).name
     return peers.shared(name) if most is None else _cut(data, name, most, work)
 
 

@@ -60,6 +60,7 @@ HAND = {
 TRAINER = {f"trainer {lr:g}": lr for lr in (5e-4, 1e-3, 3e-3)}
 TRAINER_BATCH = 16  # examples of an update, padded to the longest
 SCRATCH = "scratch"
+SCORED = ("heldout", "generated", "intervals", "memorisation")  # texts without prompts: the first
 ALL_WEIGHTS = 0  # the rank where no adapter is trained
 BASE_BEFORE = (ALL_WEIGHTS, 1e-4, 16_384)
 BASE_HAND = {
@@ -170,7 +171,7 @@ def _line(
         "optim": optim,
         "no_repeat_ngram_size": RECIPE_RUN_TOKENS,  # lines before the rule of November 2026 lack it
         "run": run,
-        **{name: found[name] for name in ("heldout", "generated", "intervals", "memorisation")},
+        **{name: found[name] for name in SCORED if name in found},
         "machine": harness.machine(),
     }
 
@@ -199,7 +200,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
         {
             "side": one["side"],
             "bits_per_byte": round(one["heldout"]["bits_per_byte"], 4),
-            **{k: round(v, 4) for k, v in one["generated"].items() if isinstance(v, float)},
+            **{k: round(v, 4) for k, v in one.get("generated", {}).items() if isinstance(v, float)},
         }
         for one in held
         if _of(one) == (a.data, a.base, a.minutes)
