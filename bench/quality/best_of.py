@@ -77,12 +77,14 @@ def measure(a: argparse.Namespace) -> harness.Result:
         raise harness.Skipped("no model was named: --model RUN, a finished run over recipes")
     opened = open_model(a.model, device=a.device)
     prompts = asked(opened, a)
-    options = GenerationOptions(
-        max_new_tokens=a.max_new_tokens or opened.provenance.max_new_tokens,
-        temperature=a.temperature,
-        top_p=a.top_p,
-        seed=a.seed,
-        precision=a.precision,
+    options = opened.provenance.completed(
+        GenerationOptions(
+            max_new_tokens=a.max_new_tokens,
+            temperature=a.temperature,
+            top_p=a.top_p,
+            seed=a.seed,
+            precision=a.precision,
+        )
     )
     found: dict[str, Any] = {}
     for n in sorted(a.n):
