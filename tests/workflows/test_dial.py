@@ -14,6 +14,7 @@ from toque.workflows.dial import (
     MOST_PASSES,
     SIZES,
     VOCABULARY,
+    TextTokenizer,
     best_for,
     difficulty_of,
     expected_of,
@@ -110,6 +111,10 @@ def test_only_texts_that_were_compared_are_told_of_and_unlike_ones_have_a_margin
         said = once._replace(difficulty=difficulty).forecast(hour)
         assert "by how well your texts compress" in said
         assert "each a sixth more or less" in said
+    mine = TextTokenizer("folder", EACH / 2)
+    own = best_for(1e12, 3600.0, by_parameters, tokenizer=mine, only=once.name)
+    assert own.bits_per_byte > once.bits_per_byte  # as many tokens are half the text
+    assert "each a sixth more or less" in own.forecast(hour)
 
 
 def test_passes_and_vocabulary_go_by_the_texts():
@@ -120,7 +125,11 @@ def test_passes_and_vocabulary_go_by_the_texts():
     assert [one.passes.most for one in (fewest, few, more)] == [6.0, 10.0, 18.0]
     assert short.passes.of_time < 1.0
     assert once.passes.of_time < 1.0
-    assert [one.vocabulary for one in (fewest, few, once)] == [2048, 4096, 8192]
+    assert [one.tokenizer.setting for one in (fewest, few, once)] == [
+        "trained:2048",
+        "trained:4096",
+        "trained:8192",
+    ]
 
 
 def test_weights_decay_more_where_a_text_comes_again_and_less_an_update_of_a_long_run():
@@ -161,13 +170,13 @@ def test_little_text_has_a_small_model_however_long_it_takes():
 
 
 def test_the_rate_is_that_of_real_updates():
-    assert rate_of(SIZES["300k"], 400.0) > 10.0
+    assert rate_of(SIZES["300k"], 400.0, "trained:2048") > 10.0
 
 
 def test_without_a_folder_for_temporary_files_it_says_how_to_name_one(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     with pytest.raises(ConfigError, match=r"name a folder .* TMPDIR"):
-        rate_of(SIZES["300k"], 400.0)
+        rate_of(SIZES["300k"], 400.0, "trained:2048")
 
 
 def test_a_pretrained_model_stops_where_texts_would_be_learnt_by_heart():

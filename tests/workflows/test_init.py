@@ -23,9 +23,10 @@ from toque.workflows.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 from toque.workflows.init_base import NOT_SEEN
 
 
-def rate(size: Size, characters: float) -> float:
+def rate(size: Size, characters: float, tokenizer: str) -> float:
     """Tokens a second of a machine that is nobody's: one of the larger, the slower."""
     assert characters > 0
+    assert tokenizer
     return 6e9 / size.parameters
 
 
@@ -235,6 +236,34 @@ def test_any_name_is_written_as_yaml_reads_it(name: str) -> None:
     assert (made.config.model.start_from, made.config.model.tokenizer) == (
         f"{name}/model", f"{name}/t"
     )  # fmt: skip
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_the_speed_is_measured_with_the_tokenizer_that_was_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[str]()
+
+    def remembered(size: Size, characters: float, tokenizer: str) -> float:
+        asked.append(tokenizer)
+        return rate(size, characters, tokenizer)
+
+    monkeypatch.setattr("toque.workflows.dial.rate_of", remembered)
+    usual = toque.init("a.jsonl", size="300k")
+    assert asked == [usual.config.model.tokenizer] == ["trained:2048"]
+    assert main(["prepare", "my.yaml", "model.tokenizer=trained:512", "data.store=few"]) == 0
+    losses = list[str]()
+    for name in ("few/tokenizer", "trained:512"):
+        made = toque.init("a.jsonl", tokenizer=name, size="300k", replace=True)
+        assert made.config.model.tokenizer == name
+        losses.append(made.forecast.partition(" a loss of ")[2].partition(",")[0])
+    assert asked[1:] == ["few/tokenizer", "trained:512"]
+    # Its tokens are shorter than any that was measured, and each is surer.
+    assert float(losses[0]) < 0.95 * float(losses[1])
+    elsewhere = toque.init("a.jsonl", tokenizer="some/tokenizer", size="300k", replace=True)
+    assert elsewhere.config.model.tokenizer == "some/tokenizer"
+    assert asked[3:] == ["trained:2048"]
+    assert "some/tokenizer is not on this machine: the speed was measured with" in str(elsewhere)
 
 
 PAIRS_OF_FOUR = [

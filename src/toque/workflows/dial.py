@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from toque.data.prepare.store_plan import TRAINED
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT
 from toque.units import Cursor, Duration
@@ -36,6 +37,26 @@ _BYTES_AN_ENTRY: Final = 100.0
 of 160,000 bytes, 1.088, 1.024 and 1.076 of 560,000, and 1.320, 1.238 and 1.210 of 830,000."""
 BYTES_A_TOKEN: Final[Mapping[int, float]] = {2048: 3.72, 4096: 4.05, VOCABULARY: 4.17}
 """Bytes of recipes in a token of a tokenizer that was learnt from them, by its entries."""
+
+
+class TextTokenizer(NamedTuple):
+    """The tokenizer of a new model."""
+
+    setting: str  # of `model.tokenizer`
+    bytes_a_token: float  # of the texts to train on
+
+
+def learnt(entries: int) -> TextTokenizer:
+    """A tokenizer of so many entries that is learnt from the texts."""
+    known = np.log(list(BYTES_A_TOKEN))
+    each = float(np.interp(math.log(entries), known, list(BYTES_A_TOKEN.values())))
+    return TextTokenizer(f"{TRAINED}{entries}", each)
+
+
+def learnt_from(text: float) -> TextTokenizer:
+    """A tokenizer that is learnt from `text` bytes, with as many entries as they are enough for."""
+    entries = min(max(text / _BYTES_AN_ENTRY, _FEWEST_ENTRIES), VOCABULARY)
+    return learnt(2 ** math.floor(math.log2(entries)))
 
 
 class Size(NamedTuple):
@@ -246,7 +267,7 @@ class Choice(NamedTuple):
     """The size that the forecast is best for."""
 
     name: str
-    vocabulary: int
+    tokenizer: TextTokenizer
     tokens: float  # that are read
     rate: float  # tokens a second
     bits_per_byte: float  # expected of held-out texts
@@ -265,11 +286,12 @@ class Choice(NamedTuple):
 
     def forecast(self, whole: Duration) -> str:
         """The sentence on what a run from scratch will reach."""
-        loss = self.bits_per_byte * math.log(2.0) * BYTES_A_TOKEN[self.vocabulary]
+        loss = self.bits_per_byte * math.log(2.0) * self.tokenizer.bytes_a_token
         compared = self.difficulty != 1.0
         beside = ", and by how well your texts compress beside those" if compared else ""
         # Eight runs that read a small collection often are foreseen within 17 % (lab/notes.md).
-        unlike = abs(self.difficulty - 1.0) > _UNLIKE
+        is_learnt = self.tokenizer.setting.startswith(TRAINED)  # no other was measured
+        unlike = abs(self.difficulty - 1.0) > _UNLIKE or not is_learnt
         margin = ", each a sixth more or less," if self.passes.of_time > 2.0 or unlike else ","
         return (
             f"Expected: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss of "
@@ -338,16 +360,35 @@ def tuning_for(texts: float, records: int, seconds: float, rate: float, *, longe
 
 
 def choice_for(
-    text: float, records: int, whole: Duration, *, sample: bytes = b"", only: str | None = None
+    text: float,
+    records: int,
+    whole: Duration,
+    *,
+    sample: bytes = b"",
+    only: str | None = None,
+    tokenizer: TextTokenizer | None = None,
 ) -> Choice:
     """The best size for `text` bytes in so many records; 0 of both where nobody has looked.
 
-    `sample`: some of the texts. `only`: forecast this size alone. A ConfigError where nothing of
-    the time is left to train in.
+    Args:
+        text: bytes of all texts.
+        records: texts.
+        whole: time of the whole run.
+        sample: some of the texts.
+        only: forecast this size alone.
+        tokenizer: the user's own; None: one that is learnt from the texts.
+
+    Raises:
+        ConfigError: nothing of the time is left to train in.
     """
     each = min(text / max(1, records), _LONG_EXAMPLE) if text else _LONG_EXAMPLE
     training = training_seconds(text, whole)
-    best = best_for(text or math.inf, training, lambda one: rate_of(one, each), only=only)
+    chosen = tokenizer or learnt_from(text or math.inf)
+
+    def rate(size: Size) -> float:
+        return rate_of(size, each, chosen.setting)
+
+    best = best_for(text or math.inf, training, rate, only=only, tokenizer=chosen)
     difficulty = difficulty_of(sample)
     return best._replace(bits_per_byte=best.bits_per_byte * difficulty, difficulty=difficulty)
 
@@ -395,17 +436,22 @@ def difficulty_of(sample: bytes) -> float:
 
 
 def best_for(
-    text: float, seconds: float, rate: Callable[[Size], float], *, only: str | None = None
+    text: float,
+    seconds: float,
+    rate: Callable[[Size], float],
+    *,
+    only: str | None = None,
+    tokenizer: TextTokenizer | None = None,
 ) -> Choice:
     """The best size for `text` bytes to learn from in `seconds` of training.
 
     `rate` measures tokens a second of a size; larger ones than the best are not measured once a
     larger one was worse, for the forecast has one minimum. `only`: forecast this size alone.
+    `tokenizer`: None for one that is learnt from the texts.
     """
     best: Choice | None = None
-    entries = min(max(text / _BYTES_AN_ENTRY, _FEWEST_ENTRIES), VOCABULARY)
-    vocabulary = 2 ** math.floor(math.log2(entries))
-    each, (factor, exponent) = BYTES_A_TOKEN[vocabulary], _PASSES
+    tokenizer = tokenizer or learnt_from(text)
+    each, (factor, exponent) = tokenizer.bytes_a_token, _PASSES
     for name in [only] if only else SIZES:
         size = SIZES[name]
         if best is not None and text < _BYTES_A_PARAMETER * size.parameters:
@@ -419,7 +465,7 @@ def best_for(
         bits = expected_of(name, tokens * each, text)
         if best is not None and bits >= best.bits_per_byte:
             break
-        best = Choice(name, vocabulary, tokens, measured, bits, passes)
+        best = Choice(name, tokenizer, tokens, measured, bits, passes)
     assert best is not None  # there are sizes
     return best
 
@@ -431,11 +477,11 @@ _TRIED_TEXTS: Final = 200
 _WORDS, _LETTERS, _LETTERS_A_WORD = 4000, "etaoinshrdlu", 6.5
 
 
-def rate_of(size: Size, characters: float) -> float:
+def rate_of(size: Size, characters: float, tokenizer: str) -> float:
     """Tokens a second that this machine trains: prompts, targets and the optimizer's step.
 
-    Measured by a few updates of random texts of so many characters, as long as the user's: a rate
-    depends on nothing else of them.
+    Measured by a few updates of random texts of so many characters, as long as the user's, with
+    that `model.tokenizer`: a rate depends on nothing else of them.
     """
     # Here, for a configuration that needs no rate does without torch.
     from toque.training.distributed.collectives import Ranks
@@ -447,11 +493,7 @@ def rate_of(size: Size, characters: float) -> float:
     with _scratch() as folder:
         config = configure(
             run_dir=f"{folder}/run",
-            model={
-                "family": "llama",
-                "shape": size.shape,
-                "tokenizer": f"trained:{VOCABULARY}",
-            },
+            model={"family": "llama", "shape": size.shape, "tokenizer": tokenizer},
             data={"store": f"{folder}/store"},
             optim={"name": "muon", "peak_lr": size.peak_lr},
             # Compiling each size would take longer than what it tells.

@@ -23,6 +23,9 @@ from toque.data.prepare.data_report import (
     reasons_in_words,
     unused_in_words,
 )
+from toque.data.prepare.store_plan import TRAINED
+from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer, tokenizer_here
 from toque.errors import ConfigError, DataError, argument, in_shell
 from toque.hardware.processor import WORTH_WHILE, ProcessorUse, usable_cores
 from toque.reporter import SILENT, Reporter
@@ -46,9 +49,11 @@ from toque.workflows.dial import (
     SAMPLE_BYTES,
     SIZES,
     Choice,
+    TextTokenizer,
     Tuning,
     batch_for,
     choice_for,
+    learnt,
     time_of,
     training_seconds,
     tuned_lr,
@@ -210,11 +215,12 @@ def _settled(
         with reporter.working("measuring how fast this machine trains"):
             each = SAMPLE_BYTES // len(found)
             sample = b"".join(one.sample[:each] for one in found)
-            choice = choice_for(text, records, whole, sample=sample, only=size)
+            own, unseen = _own_tokenizer(wanted.model.tokenizer, sample)
+            choice = choice_for(text, records, whole, sample=sample, only=size, tokenizer=own)
         read = choice.passes.most * (tokens or math.inf)
         most = choice.size.batch_tokens
         batch = batch_for(read, tokens, records, most=most, longest=POSITIONS)
-        return SeenBase(remarks=_disturbed(before)), choice, batch
+        return SeenBase(remarks=(*unseen, *_disturbed(before))), choice, batch
     seconds = training_seconds(text, whole)
     with reporter.working("looking at the model, and how fast this machine trains it"):
         base = base_seen(wanted, here)
@@ -223,6 +229,24 @@ def _settled(
         return base, None, batch_for(read, tokens, records, most=MOST_TOKENS, longest=1)
     tuning = tuning_for(tokens, records, seconds, base.rate, longest=base.longest)
     return base._replace(remarks=(*base.remarks, *_disturbed(before))), tuning, tuning.batch
+
+
+def _own_tokenizer(name: str, sample: bytes) -> tuple[TextTokenizer | None, list[str]]:
+    """The tokenizer that the user named, None without one; a sentence where it was not found."""
+    if name.startswith(TRAINED):
+        return learnt(int(name.removeprefix(TRAINED))), []
+    if name == "auto":
+        return None, []
+    if tokenizer_here(name) is None:
+        said = (
+            f"{name} is not on this machine: the speed was measured with a tokenizer that is "
+            "learnt from the data, and one of more entries makes it slower."
+        )
+        return None, [said]
+    codec = load_codec(resolve_tokenizer(name))
+    tokens = len(codec.encode_flat([sample.decode(errors="ignore")]).flat)
+    each = len(sample) / tokens if tokens else _CHARACTERS_A_TOKEN
+    return TextTokenizer(name, each), []
 
 
 def _disturbed(before: ProcessorUse) -> tuple[str, ...]:
@@ -493,8 +517,8 @@ def _more_of_data(kinds: set[str], base: SeenBase) -> str:
 
 def _scratch(choice: Choice, tokenizer: str) -> str:
     size = choice.size
-    own = f"trained:{choice.vocabulary}" if tokenizer == "auto" else tokenizer
-    origin = "learnt from your data" if own.startswith("trained:") else "as you said"
+    own = choice.tokenizer.setting if tokenizer == "auto" else tokenizer
+    origin = "learnt from your data" if own.startswith(TRAINED) else "as you said"
     heads = size.shape["num_attention_heads"]
     return f"""\
 model:  # {choice.name} parameters, from random weights

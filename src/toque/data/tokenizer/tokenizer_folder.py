@@ -23,7 +23,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.normalizers import Replace
 
 from toque.errors import DataError
-from toque.models.loading.hub import resolve_folder
+from toque.models.loading.hub import folder_here, resolve_folder
 from toque.models.loading.provenance import FOLDER, tokenizer_files_in
 from toque.storage.atomic import sha256_of
 from toque.storage.json_files import json_object
@@ -32,6 +32,13 @@ _KEPT = ("model_max_length", "chat_template", "toque_words_cut")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""
 MOST_GAPS = 1 << 16  # ids without an entry, besides as many as the entries
 CHAT = "chat_template.jinja"  # where newer releases of transformers keep the template
+_NEEDED: Final = ("tokenizer.json",)
+_WORTH_HAVING: Final = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    CHAT,
+    f"{FOLDER}/*.json",
+)
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
 _MOST: Final = 1 << 16  # bytes that one byte may become; in T5's file for transformers 15,246
 _MOST_TEXT: Final = 256  # characters that a step puts in; usually a space or a mark
@@ -189,12 +196,13 @@ def hash_of_folder(folder: Path) -> str:
 def resolve_tokenizer(name: str) -> Path:
     """The folder of tokenizer `name`: a folder as it stands, else downloaded from the hub."""
     return resolve_folder(
-        name,
-        setting="model.tokenizer",
-        needs=("tokenizer.json",),
-        also=("tokenizer_config.json", "special_tokens_map.json", CHAT, f"{FOLDER}/*.json"),
-        error=DataError,
+        name, setting="model.tokenizer", needs=_NEEDED, also=_WORTH_HAVING, error=DataError
     )
+
+
+def tokenizer_here(name: str) -> Path | None:
+    """The folder of tokenizer `name` where nothing needs to be downloaded for it, else None."""
+    return folder_here(name, needs=_NEEDED, also=_WORTH_HAVING)
 
 
 def _specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> SpecialForms:
