@@ -48,6 +48,38 @@ def test_top_k_zero_keeps_all_and_impossible_tokens_are_never_drawn():
     assert got[[0, 1, 4]].sum() == 0
 
 
+def by_sorting_all(rows, draws, temperature, top_p):
+    """The definition of nucleus sampling: sort, keep the fewest, invert the running sum."""
+    sorted_rows, ids = (rows / temperature).sort(dim=-1, descending=True, stable=True)
+    shares = sorted_rows.softmax(-1).double()
+    before = shares.cumsum(-1) - shares
+    kept = shares.masked_fill(before >= top_p, 0.0).cumsum(-1)
+    goal = torch.tensor(draws, dtype=torch.float64)[:, None] * kept[:, -1:]
+    return ids.gather(-1, torch.searchsorted(kept, goal, right=True)).squeeze(-1)
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.95, 0.9999])
+@pytest.mark.parametrize(
+    ("kind", "scale"), [("peaked", 3.0), ("flat", 0.01), ("of few values", 1.0)]
+)
+def test_a_nucleus_that_few_tokens_hold_is_found_without_sorting_all(kind, scale, top_p):
+    """Rows whose nucleus is 1 to 3,000 tokens wide, together; equal logits go by their id."""
+    rows = logits(rows=300, vocabulary=3000, seed=4) * scale
+    rows = rows.round() if kind == "of few values" else rows
+    rows[::3] *= torch.linspace(0.1, 8.0, 100)[:, None]
+    draws = [uniform(1, row, 0) for row in range(len(rows))]
+    got = sampled(rows, draws, 0.7, None, top_p)
+    assert torch.equal(got, by_sorting_all(rows, draws, 0.7, top_p))
+    assert got[7] == sampled(rows[7:8], draws[7:8], 0.7, None, top_p)  # whatever is beside it
+
+
+def test_a_nucleus_holds_no_token_that_is_impossible():
+    rows = torch.full((2, 500), -torch.inf)
+    rows[:, [3, 499]] = torch.tensor([[1.0, 1.0], [30.0, 0.0]])
+    for draw, expected in ((0.0, [3, 3]), (0.999, [499, 3])):
+        assert sampled(rows, [draw, draw], 1.0, None, 0.95).tolist() == expected
+
+
 def test_uniform_is_uniform_and_fixed():
     """The pinned numbers hold a text that a seed once gave."""
     drawn = torch.tensor(
