@@ -41,24 +41,24 @@ def sampled(
     A row's token depends on its logits and its draw in [0, 1) (`uniform`) alone, so neither
     neighbours nor batch size change it. The other arguments are those of `GenerationOptions`.
     """
-    logits = logits.float() / temperature
+    logits, numbers = logits.float() / temperature, torch.tensor(draws, dtype=torch.float64)
     if not top_k and top_p < 1.0:
-        return _from_nucleus(logits, torch.tensor(draws, dtype=torch.float64), top_p)
+        return _from_nucleus(logits, numbers, top_p)
     ids: Tensor | None = None
     if top_k:
         logits, ids = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
     # On the CPU from here: running sums have no deterministic CUDA kernel. In float64: with a
     # large vocabulary, a float32 sum of small terms loses the tail.
     probabilities = logits.softmax(-1).cpu().double()
-    index = _drawn(probabilities, torch.tensor(draws, dtype=torch.float64), top_p)
+    index = _drawn(probabilities, numbers, top_p)
     return (index if ids is None else ids.cpu().gather(-1, index)).squeeze(-1)
 
 
 def _from_nucleus(logits: Tensor, draws: Tensor, top_p: float, likeliest: int = 64) -> Tensor:
     """Tokens [n] of the fewest that reach `top_p`, looked for among so many of the likeliest.
 
-    Of 8,192 tokens a text over recipes is drawn from a dozen, and to sort them all takes ten times
-    as long as a small model's products. Rows whose nucleus may be larger are looked through again.
+    To sort 8,192 of them for each token takes three times as long as all else that a small model
+    does to write it. Rows whose nucleus may be larger are looked through again.
     """
     some, ids = logits.topk(min(likeliest, logits.shape[-1]), sorted=False)
     ids, order = ids.sort(-1)  # of equal logits the smallest id is the first
