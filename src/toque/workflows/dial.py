@@ -364,9 +364,9 @@ def choice_for(
     records: int,
     whole: Duration,
     *,
+    tokenizer: TextTokenizer,
     sample: bytes = b"",
     only: str | None = None,
-    tokenizer: TextTokenizer | None = None,
 ) -> Choice:
     """The best size for `text` bytes in so many records; 0 of both where nobody has looked.
 
@@ -374,21 +374,22 @@ def choice_for(
         text: bytes of all texts.
         records: texts.
         whole: time of the whole run.
+        tokenizer: of the model.
         sample: some of the texts.
         only: forecast this size alone.
-        tokenizer: the user's own; None: one that is learnt from the texts.
 
     Raises:
         ConfigError: nothing of the time is left to train in.
     """
     each = min(text / max(1, records), _LONG_EXAMPLE) if text else _LONG_EXAMPLE
     training = training_seconds(text, whole)
-    chosen = tokenizer or learnt_from(text or math.inf)
-
-    def rate(size: Size) -> float:
-        return rate_of(size, each, chosen.setting)
-
-    best = best_for(text or math.inf, training, rate, only=only, tokenizer=chosen)
+    best = best_for(
+        text or math.inf,
+        training,
+        lambda size: rate_of(size, each, tokenizer.setting),
+        only=only,
+        tokenizer=tokenizer,
+    )
     difficulty = difficulty_of(sample)
     return best._replace(bits_per_byte=best.bits_per_byte * difficulty, difficulty=difficulty)
 

@@ -25,7 +25,7 @@ from toque.data.prepare.data_report import (
 )
 from toque.data.prepare.store_plan import TRAINED
 from toque.data.tokenizer.codec import load_codec
-from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer, tokenizer_here
+from toque.data.tokenizer.tokenizer_folder import tokenizer_here
 from toque.errors import ConfigError, DataError, argument, in_shell
 from toque.hardware.processor import WORTH_WHILE, ProcessorUse, usable_cores
 from toque.reporter import SILENT, Reporter
@@ -54,6 +54,7 @@ from toque.workflows.dial import (
     batch_for,
     choice_for,
     learnt,
+    learnt_from,
     time_of,
     training_seconds,
     tuned_lr,
@@ -215,8 +216,8 @@ def _settled(
         with reporter.working("measuring how fast this machine trains"):
             each = SAMPLE_BYTES // len(found)
             sample = b"".join(one.sample[:each] for one in found)
-            own, unseen = _own_tokenizer(wanted.model.tokenizer, sample)
-            choice = choice_for(text, records, whole, sample=sample, only=size, tokenizer=own)
+            tokenizer, unseen = _tokenizer_for(text or math.inf, wanted.model.tokenizer, sample)
+            choice = choice_for(text, records, whole, tokenizer=tokenizer, sample=sample, only=size)
         read = choice.passes.most * (tokens or math.inf)
         most = choice.size.batch_tokens
         batch = batch_for(read, tokens, records, most=most, longest=POSITIONS)
@@ -231,20 +232,19 @@ def _settled(
     return base._replace(remarks=(*base.remarks, *_disturbed(before))), tuning, tuning.batch
 
 
-def _own_tokenizer(name: str, sample: bytes) -> tuple[TextTokenizer | None, list[str]]:
-    """The tokenizer that the user named, None without one; a sentence where it was not found."""
+def _tokenizer_for(text: float, name: str, sample: bytes) -> tuple[TextTokenizer, list[str]]:
+    """The tokenizer that the user named, or one for `text` bytes; a sentence if that stands in."""
     if name.startswith(TRAINED):
         return learnt(int(name.removeprefix(TRAINED))), []
     if name == "auto":
-        return None, []
-    if tokenizer_here(name) is None:
+        return learnt_from(text), []
+    if (folder := tokenizer_here(name)) is None:
         said = (
             f"{name} is not on this machine: the speed was measured with a tokenizer that is "
             "learnt from the data, and one of more entries makes it slower."
         )
-        return None, [said]
-    codec = load_codec(resolve_tokenizer(name))
-    tokens = len(codec.encode_flat([sample.decode(errors="ignore")]).flat)
+        return learnt_from(text), [said]
+    tokens = len(load_codec(folder).encode_flat([sample.decode(errors="ignore")]).flat)
     each = len(sample) / tokens if tokens else _CHARACTERS_A_TOKEN
     return TextTokenizer(name, each), []
 

@@ -80,6 +80,16 @@ def test_a_nucleus_holds_no_token_that_is_impossible():
         assert sampled(rows, [draw, draw], 1.0, None, 0.95).tolist() == expected
 
 
+def test_a_model_that_broke_still_names_a_token_of_its_vocabulary():
+    """Logits that are no numbers, as of weights that training has ruined, in rows beside others."""
+    rows = logits(rows=3, vocabulary=500)
+    rows[1] = torch.nan
+    tokens = sampled(rows, [0.5] * 3, 0.7, None, 0.95).tolist()
+    assert 0 <= tokens[1] < 500
+    whole = sampled(rows[::2], [0.5] * 2, 0.7, None, 0.95).tolist()
+    assert [tokens[0], tokens[2]] == whole
+
+
 def test_uniform_is_uniform_and_fixed():
     """The pinned numbers hold a text that a seed once gave."""
     drawn = torch.tensor(

@@ -47,10 +47,7 @@ def sampled(
     ids: Tensor | None = None
     if top_k:
         logits, ids = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
-    # On the CPU from here: running sums have no deterministic CUDA kernel. In float64: with a
-    # large vocabulary, a float32 sum of small terms loses the tail.
-    probabilities = logits.softmax(-1).cpu().double()
-    index = _drawn(probabilities, numbers, top_p)
+    index = _drawn(logits.softmax(-1).cpu().double(), numbers, top_p)
     return (index if ids is None else ids.cpu().gather(-1, index)).squeeze(-1)
 
 
@@ -68,28 +65,34 @@ def _from_nucleus(logits: Tensor, draws: Tensor, top_p: float, likeliest: int = 
     tokens = ids.cpu().gather(-1, _drawn(probabilities, draws, top_p)).squeeze(-1)
     if likeliest >= logits.shape[-1]:
         return tokens
-    before = probabilities.cumsum(-1) - probabilities
-    n_inside = (before < top_p).sum(-1, keepdim=True)
-    some = some.cpu()
+    n_inside = _is_inside(probabilities, top_p).sum(-1, keepdim=True)
+    some, last = some.cpu(), (n_inside - 1).clamp(min=0)  # none is inside of NaN
     # No token that was left out is as likely as the nucleus's last.
-    is_whole = (n_inside < likeliest) & (some.gather(-1, n_inside - 1) > some[:, -1:])
+    is_whole = (n_inside < likeliest) & (some.gather(-1, last) > some[:, -1:])
     if rest := (~is_whole[:, 0]).nonzero()[:, 0].tolist():
         tokens[rest] = _from_nucleus(logits[rest], draws[rest], top_p, 16 * likeliest)
     return tokens
 
 
 def _drawn(probabilities: Tensor, draws: Tensor, top_p: float) -> Tensor:
-    """Places [n, 1] among probabilities [n, k] that their draws [n] fall on; sorted for a top_p."""
-    cumulative = probabilities.cumsum(-1)
+    """Places [n, 1] among probabilities [n, k] that their draws [n] fall on; sorted for a top_p.
+
+    They are on the CPU, for running sums have no deterministic CUDA kernel, and in float64: with a
+    large vocabulary, a float32 sum of small terms loses the tail.
+    """
     if top_p < 1.0:
-        before = cumulative - probabilities
-        probabilities = probabilities.masked_fill(before >= top_p, 0.0)
-        cumulative = probabilities.cumsum(-1)
+        probabilities = probabilities.masked_fill(~_is_inside(probabilities, top_p), 0.0)
+    cumulative = probabilities.cumsum(-1)
     goal = draws[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, goal, right=True)
     # Rounding may put the goal at the very end: the last token that has a probability.
     last = (probabilities > 0.0).int().cumsum(-1).argmax(-1, keepdim=True)
     return torch.minimum(index, last)
+
+
+def _is_inside(probabilities: Tensor, top_p: float) -> Tensor:
+    """True [n, k] for the fewest of sorted probabilities that reach `top_p` together."""
+    return probabilities.cumsum(-1) - probabilities < top_p
 
 
 def uniform(seed: int, prompt: int, position: int) -> float:
