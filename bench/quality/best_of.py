@@ -1,6 +1,6 @@
 """Best-of-n: what choosing the best of 1, 2, 4, 8 and 16 texts gains, and what it costs.
 
-    python bench/quality/best_of.py --model RUN [--prompts 200] [--by recipe_score]
+    python bench/quality/best_of.py --model RUN [--prompts 200] [--by ingredients_used]
     python bench/quality/best_of.py --model MODEL --file prompts.jsonl
 
 The first held-out prompts of RUN's own store, or those of a file, are written n times each and the
@@ -104,12 +104,13 @@ def measure(a: argparse.Namespace) -> harness.Result:
             },
         }
         harness.note(f"best of {n}: {found[str(n)]}")
+    by = a.by or "recipe_score"
     details = {"prompts": len(prompts), "by": a.by, "device": str(opened.model.device)}
     result = harness.Result(ours=found, details=details)
-    least, most = (found[str(pick(a.n))]["scores"].get(a.by) for pick in (min, max))
-    sign = -1 if metric_named(a.by).better == "lower" else 1
+    least, most = (found[str(pick(a.n))]["scores"].get(by) for pick in (min, max))
+    sign = -1 if metric_named(by).better == "lower" else 1
     if least and most and sign * (most["value"] - least["value"]) < 0:
-        result.void(f"{a.by} is worse for the most texts than for the fewest")
+        result.void(f"{by} is worse for the most texts than for the fewest")
     return result
 
 
@@ -118,7 +119,9 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--model", type=Path, help="a finished run over recipes, or a model's folder")
     p.add_argument("--file", type=Path, help="prompts: one a line, or JSON lines")
     p.add_argument("--prompts", type=int, default=200, help="the most prompts")
-    p.add_argument("--by", default="recipe_score", help=f"a recipe score, or {LIKELIHOOD}")
+    p.add_argument(
+        "--by", help=f"a recipe score, or {LIKELIHOOD}; what toque generate takes if left out"
+    )
     p.add_argument("--n", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="texts of a prompt")
     p.add_argument("--temperature", type=float, default=0.7)
     p.add_argument("--top-p", type=float, default=0.95)

@@ -22,6 +22,7 @@ from toque.cooking.recipe_scores import (
     hint,
     ingredient_coverage,
     ingredients_used,
+    oven_fits,
     quantity_sanity,
     sentences_once,
     steps_listed,
@@ -254,6 +255,21 @@ def test_times_and_the_heat_of_an_oven_are_there_and_sane(steps, score):
 def test_a_sentence_that_is_said_again(steps, score):
     recipe = ParsedRecipe((), tuple(steps))
     assert sentences_once(recipe) == score
+
+
+@pytest.mark.parametrize(
+    ("title", "step", "score"),
+    [
+        ("Carrot Soup", "Simmer for an hour.", 1.0), ("Carrot Soups II", "Bake it.", 0.0),
+        ("Soup with Cheese Biscuits", "Heat the oven to 350.", 0.0),
+        ("Carrot Soup", "Cook in a Dutch oven.", 1.0), ("Soup-Pot Bread", "Bake it.", None),
+        ("Carrot Cake", "Bake it.", None), ("Carrot Cake", "Stir.", None), ("", "Bake it.", None),
+        ("Vanilla Ice Cream", "Bake it.", 0.0), ("Whipped Cream Pie", "Bake it.", None),
+    ],
+)  # fmt: skip
+def test_an_oven_is_not_heated_for_what_is_made_without(title, step, score):
+    assert oven_fits(title, ParsedRecipe((), (step,))) == score
+    assert oven_fits(title, ParsedRecipe()) is None
 
 
 def test_one_sentence_again_is_too_little_for_variety():

@@ -47,6 +47,18 @@ def test_the_best_come_first(by, texts, order, used) -> None:
         assert chosen.mean == fmean(score for score in own if score is not None)
 
 
+def test_no_soup_is_baked_where_another_is_not() -> None:
+    baked = f"{GOOD}\n2. Preheat the oven to 350 degrees F.\n3. Bake for 20 minutes."
+    poor, texts = GOOD.replace("2 cups ", ""), [baked, GOOD.replace("2 cups ", "")]
+    baked_score, poor_score = (text_metrics(PROMPT, text)["recipe_score"] for text in texts)
+    assert baked_score > poor_score
+    assert text_metrics(PROMPT, baked)["oven_fits"] < text_metrics(PROMPT, poor)["oven_fits"]
+    of_a_pie = PROMPT.replace("Pea Soup", "Pea Pie")
+    for by, prompt, best in ((None, PROMPT, 1), ("recipe_score", PROMPT, 0), (None, of_a_pie, 0)):
+        ranked = BestOf(2, by).ranked(prompt, texts, [[-1.0], [-1.0]])
+        assert [number for number, _ in ranked] == [best, 1 - best]
+
+
 def test_equals_keep_their_order_and_other_texts_go_by_likelihood() -> None:
     numbers = [number for number, _ in BestOf(3).ranked(PROMPT, [GOOD] * 3, [[-1.0]] * 3)]
     assert numbers == [0, 1, 2]

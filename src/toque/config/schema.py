@@ -52,6 +52,8 @@ from toque.config.schema_methods import (
 )
 from toque.units import Duration
 
+TRAINED = "trained:"
+"""What `model.tokenizer` begins with, before a number of pieces, where it is learnt."""
 DEFAULT_VOCABULARY = 8192
 """Pieces learnt when a model from scratch names no tokenizer; small models spend little on them."""
 
@@ -81,7 +83,7 @@ class ModelConfig(Config):
         if self.tokenizer != "auto":
             return self.tokenizer
         scratch = self.start_from == "scratch"
-        return f"trained:{DEFAULT_VOCABULARY}" if scratch else self.start_from
+        return f"{TRAINED}{DEFAULT_VOCABULARY}" if scratch else self.start_from
 
 
 class FilesConfig(Config):

@@ -54,9 +54,9 @@ NAMES: Final = (  # of the scores in `text_metrics`; a text has those that apply
     "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
     "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
     "ingredient_coherence", "instruction_quality", "completeness", "format_correctness", "form",
-    "times_and_heat", "sentences_once",
+    "times_and_heat", "sentences_once", "oven_fits",
 )  # fmt: skip
-_APART: Final = ("variety", "title_kept", "form", "times_and_heat", "sentences_once")
+_APART: Final = ("variety", "title_kept", "form", "times_and_heat", "sentences_once", "oven_fits")
 """Scores that are no part of the mean: factors of it, and those that are younger than it."""
 
 RECIPE_SCORES: Final = frozenset(NAMES)
@@ -82,6 +82,7 @@ def text_metrics(prompt: str, text: str) -> dict[str, float]:
         **evaluate_recipe(text, recipe),
         "times_and_heat": times_and_heat(recipe),
         "sentences_once": sentences_once(recipe),
+        "oven_fits": oven_fits(title_of(prompt), recipe),
     }
     scores = {name: score for name, score in found.items() if score is not None}
     n_parts = bool(recipe.ingredients) + bool(recipe.steps)
@@ -348,6 +349,34 @@ def times_and_heat(recipe: ParsedRecipe) -> float | None:
         held += [_is_sane_time(*found) for found in _MEASURE.findall(step) if _is_time(found[1])]
     held += [states_heat] if needs_heat else []
     return sum(held) / len(held) if held else None
+
+
+_NUMERAL: Final = re.compile(r"[ivx]+")  # "Carrot Soup II"
+_NO_OVEN: Final = frozenset(
+    """
+    bisque brine ceviche chili chowder chutney cocktail coleslaw cooler curry daiquiri drink eggnog
+    fizz frosting fudge gazpacho goulash granita gravy guacamole gumbo icing jam jelly juice julep
+    latte lemonade limeade linguine liqueur margarita marinade martini mayonnaise mein milkshake
+    mojito noodle pickle popsicle preserve punch relish rub salad salsa sangria sauce seasoning
+    shake sherbet shot slaw slush slushy smoothie sorbet soup spritzer stir-fry stroganoff syrup
+    tabbouleh tea vinaigrette fried-rice hot-chocolate ice-cream whipped-cream
+    """.split()  # noqa: SIM905
+)
+"""Dishes that are made without an oven: of 12,014 such recipes among 68,004 5 % heat one, soups and
+salads most often, 8 %."""
+
+
+def oven_fits(title: str, recipe: ParsedRecipe) -> float | None:
+    """1.0 if a dish that is made without an oven heats none, 0.0 if it does; None for others.
+
+    The dish is the last word of the title, or of its part before "with", "in" and their like.
+    """
+    dish = _PARTING.split(title.replace("-", " "))[0]  # "Beef Stir-Fry"
+    words = [word for word in words_of(dish) if not _NUMERAL.fullmatch(word)]
+    last_two = "-".join(map(stem, words[-2:]))
+    if not recipe.steps or _NO_OVEN.isdisjoint({last_two.rpartition("-")[2], last_two}):
+        return None
+    return float(not any(map(_IN_OVEN.search, recipe.steps)))
 
 
 def structure_score(text: str, recipe: ParsedRecipe) -> float:

@@ -109,7 +109,8 @@ class BestOf:
         """Numbers of a prompt's texts, best first, and how each was judged.
 
         Equal scores go by likelihood, then by number. A text without the score comes after those
-        that have it; where none has it, likelihood decides.
+        that have it; where none has it, likelihood decides. Where no score is named, recipes whose
+        `oven_fits` is 0 come after the others.
 
         Args:
             prompt: as the model reads it.
@@ -121,16 +122,19 @@ class BestOf:
         is_recipe = asks_for_a_recipe(prompt) and not in_json
         by = self.by or ("recipe_score" if is_recipe else LIKELIHOOD)
         scores: list[float | None] = [*likelihoods]
+        misfit = [False] * len(texts)
         if by != LIKELIHOOD:
-            scores = [text_metrics(prompt, text).get(by) for text in texts]
+            judged = [text_metrics(prompt, text) for text in texts]
+            scores = [metrics.get(by) for metrics in judged]
+            misfit = [self.by is None and metrics.get("oven_fits") == 0.0 for metrics in judged]
         known = [score for score in scores if score is not None]
         if not known:
             by, scores, known = LIKELIHOOD, [*likelihoods], likelihoods
         sign = -1.0 if metric_named(by).better == "lower" else 1.0
 
-        def place(number: int) -> tuple[bool, float, float]:
+        def place(number: int) -> tuple[bool, bool, float, float]:
             score = scores[number]
-            return score is None, -sign * (score or 0.0), -likelihoods[number]
+            return score is None, misfit[number], -sign * (score or 0.0), -likelihoods[number]
 
         ranking, mean = sorted(range(len(texts)), key=place), fmean(known)
         return [(number, Chosen(by, scores[number], mean, len(texts))) for number in ranking]

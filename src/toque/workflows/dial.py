@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from toque.data.prepare.store_plan import TRAINED
+from toque.config.schema import TRAINED
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT
 from toque.units import Cursor, Duration
@@ -242,7 +242,7 @@ def batch_for(read: float, texts: float, records: int, *, most: int, longest: in
 
 
 class Passes(NamedTuple):
-    """How often a run may read all of its texts, and how often there is time for."""
+    """Passes over all texts: the most that a run makes, and those there is time for."""
 
     most: float
     of_time: float  # 0 where nobody has looked at the texts
@@ -328,8 +328,8 @@ class Tuning(NamedTuple):
         return (
             f"This machine trains about {_about(self.rate)} tokens a second of this model. It "
             f"reads {self.passes.in_words(_about(self.tokens), whole)}. What loss that gives "
-            "depends on the model, and is not foreseen; SmolLM2-135M had 0.50 bits a byte of "
-            "recipes after 360,000 tokens, 0.44 after 1,500,000: "
+            "depends on the model, and is not foreseen; SmolLM2-135M had 0.51 bits a byte of "
+            "recipes after 340,000 tokens, 0.44 after 2,300,000: "
             "docs/explanation/what-to-expect.md."
         )
 

@@ -13,7 +13,7 @@ from typing import Final
 from toque.config import RunConfig, resolve_values
 from toque.config.dump import flow
 from toque.config.json_schema import SCHEMA_FILE, schema_text
-from toque.config.schema import ModelConfig
+from toque.config.schema import TRAINED, ModelConfig
 from toque.config.yaml_reader import read_yaml
 from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.data_report import (
@@ -23,7 +23,6 @@ from toque.data.prepare.data_report import (
     reasons_in_words,
     unused_in_words,
 )
-from toque.data.prepare.store_plan import TRAINED
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.tokenizer_folder import tokenizer_here
 from toque.errors import ConfigError, DataError, argument, in_shell

@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 from toque.config import RunConfig
 from toque.config.dump import flow
+from toque.config.schema import TRAINED
 from toque.data.prepare.conversation_rows import with_template
 from toque.data.prepare.source_sample import choose_limits
-from toque.data.prepare.store_plan import TRAINED
 from toque.data.tokenizer.chat import template_text
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from toque.config import FilesConfig, RunConfig
+from toque.config.schema import TRAINED
 from toque.cooking.prompts import own_templates
 from toque.cooking.schemas.reader import reader_for
-from toque.data.prepare.store_plan import TRAINED, PrepareSettings, store_differences
+from toque.data.prepare.store_plan import PrepareSettings, store_differences
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import TEMPLATES
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer

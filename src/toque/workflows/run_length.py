@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from toque.config import RunConfig
 from toque.cooking.augmentation import Rewriting
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.curriculum import StagedPlan
+from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.evaluation.evaluator import Evaluator
@@ -233,6 +234,9 @@ def banner(
         f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
         f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens"
     )
+    # A batch in tokens is as many whole rows as it holds, which may be far fewer tokens.
+    n = _stages(stream)[0].update_rows
+    whole = "" if n is None else f": {n:,} row{'s' * (n > 1)} of {rows}"
     n = math.ceil(n_rows / resources.micro_batch_rows)
     at_once = f"{n} micro-batch{'es' * (n > 1)} in the first update"
     pairs = [
@@ -241,7 +245,7 @@ def banner(
         *(("", line) for line in _drawn(config, store, stream)),
         *zip(("length", "warning"), _length(config, stream, length).splitlines(), strict=False),
         *sharing,
-        ("batch", f"{config.train.batch} an update, over all micro-batches and ranks"),
+        ("batch", f"{config.train.batch} an update{whole}, over all micro-batches and ranks"),
         ("accumulation", f"{at_once}; {fitted.line}"),
         ("precision", f"{runtime.precision} on {runtime.device}"),
         ("attention", ", ".join(filter(None, (attention.name, attention.blocks)))),
@@ -253,10 +257,14 @@ def banner(
     return "\n".join([f"toque {__version__}", *lines])
 
 
+def _stages(stream: BatchStream) -> Sequence[EpochPlan]:
+    """Plans that follow each other; of a run without a curriculum, one."""
+    return stream.plan.stages if isinstance(stream.plan, StagedPlan) else [stream.plan]
+
+
 def _drawn(config: RunConfig, store: TokenStore, stream: BatchStream) -> list[str]:
     """Lines on the mixture, the stages and the augmentation of the examples."""
-    plan, rows = stream.plan, store.rows("train")
-    mixture = plan.stages[0].mixture if isinstance(plan, StagedPlan) else plan.mixture
+    plan, rows, mixture = stream.plan, store.rows("train"), _stages(stream)[0].mixture
     lines = [mixture.in_words(config.data)] if mixture is not None else []
     if config.curriculum is not None and isinstance(plan, StagedPlan):
         lines += plan.in_words(config.curriculum)

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from toque.config.schema import TRAINED
 from toque.data.store.store_manifest import FORMAT, SourceEntry, StoreManifest
 from toque.data.tokenizer.chat import TEMPLATES, template_text
 from toque.data.tokenizer.codec import FamilyKind, load_codec
@@ -24,7 +25,6 @@ from toque.sources.token_arrays import TokenReader
 
 OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
 Dedup = Literal["none", "exact", "near"]
-TRAINED = "trained:"
 USUAL_PROMPT, USUAL_TARGET = 256, 512  # limits where nothing else decides
 LIMITS = ("max_prompt_tokens", "max_target_tokens")
 CHAT = ("chat_template", "loss_on")  # settings of conversations

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
+from toque.config.schema import TRAINED
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.tokenizer_folder import SpecialForms, TokenizerFolder
 from toque.errors import DataError
@@ -53,7 +54,7 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
         with one_tokenizer_thread():
             tokenizer = interruptible(partial(_unigram, lines, vocab_size))
         specials = SpecialForms(eos="</s>", pad="<pad>", bos=None, unk="<unk>")
-    name, text = f"trained:{vocab_size}", tokenizer.to_str()
+    name, text = f"{TRAINED}{vocab_size}", tokenizer.to_str()
     settings: dict[str, Any] = {"toque_name": name}
     if cut:
         settings[WORDS_CUT] = cut.total()

@@ -12,6 +12,7 @@ const NAMES = {
   quantity_sanity: "Amounts a kitchen knows",
   times_and_heat: "Times and oven heat",
   sentences_once: "Sentences said once",
+  oven_fits: "No oven where none belongs",
   structure: "Structure",
   ingredient_coherence: "Ingredients with amounts",
   instruction_quality: "Steps with a cooking verb",

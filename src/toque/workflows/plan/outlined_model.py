@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
+from toque.config.schema import TRAINED
 from toque.errors import ConfigError
 from toque.models.families import DTYPES, exchange_parameters, vocabulary_rows
 from toque.models.forward.cpu_layers import use_cpu_layers
@@ -26,8 +27,6 @@ from toque.workflows.build import model_to_train
 
 if TYPE_CHECKING:
     from toque.data.store.token_store import TokenStore
-
-_TRAINED = "trained:"
 
 
 @dataclass
@@ -46,8 +45,8 @@ def vocabulary_of(config: RunConfig, store: TokenStore | None) -> SpecialTokens 
     if store is not None:
         return store.codec()
     source = config.model.tokenizer_source
-    if source.startswith(_TRAINED):
-        return Vocabulary(int(source.removeprefix(_TRAINED)))
+    if source.startswith(TRAINED):
+        return Vocabulary(int(source.removeprefix(TRAINED)))
     if config.model.start_from != "scratch":
         return None
     if source in KNOWN:
