@@ -49,7 +49,8 @@ def test_the_best_come_first(by, texts, order, used) -> None:
 
 def test_no_soup_is_baked_where_another_is_not() -> None:
     baked = f"{GOOD}\n2. Preheat the oven to 350 degrees F.\n3. Bake for 20 minutes."
-    poor, texts = GOOD.replace("2 cups ", ""), [baked, GOOD.replace("2 cups ", "")]
+    poor = GOOD.replace("2 cups ", "")
+    texts = [baked, poor]
     baked_score, poor_score = (text_metrics(PROMPT, text)["recipe_score"] for text in texts)
     assert baked_score > poor_score
     assert text_metrics(PROMPT, baked)["oven_fits"] < text_metrics(PROMPT, poor)["oven_fits"]

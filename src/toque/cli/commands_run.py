@@ -188,7 +188,8 @@ def generate(
         best_of: texts written for each prompt, of which the best is the answer, with its score and
             the mean of all; with --n, the n best.
         by: what the best is chosen by: recipe_score (where the prompt asks for a recipe), another
-            recipe score, or likelihood, the mean log-probability of a text's tokens.
+            recipe score, or likelihood, the mean log-probability of a text's tokens. Left out, a
+            soup or a drink for which an oven is heated comes last.
         json: one JSON object a line, for programs.
     """
     prompts, chosen, prints = prompt or [], choices or [], ConsoleReporter()

@@ -53,7 +53,7 @@ from toque.config.schema_methods import (
 from toque.units import Duration
 
 TRAINED = "trained:"
-"""What `model.tokenizer` begins with, before a number of pieces, where it is learnt."""
+"""Prefix of a `model.tokenizer` that is learnt, before its number of pieces."""
 DEFAULT_VOCABULARY = 8192
 """Pieces learnt when a model from scratch names no tokenizer; small models spend little on them."""
 

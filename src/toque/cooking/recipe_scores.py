@@ -369,12 +369,11 @@ salads most often, 8 %."""
 def oven_fits(title: str, recipe: ParsedRecipe) -> float | None:
     """1.0 if a dish that is made without an oven heats none, 0.0 if it does; None for others.
 
-    The dish is the last word of the title, or of its part before "with", "in" and their like.
+    The dish is the last word or two of the title, or of its part before "with", "in" and the like.
     """
     dish = _PARTING.split(title.replace("-", " "))[0]  # "Beef Stir-Fry"
-    words = [word for word in words_of(dish) if not _NUMERAL.fullmatch(word)]
-    last_two = "-".join(map(stem, words[-2:]))
-    if not recipe.steps or _NO_OVEN.isdisjoint({last_two.rpartition("-")[2], last_two}):
+    words = [stem(word) for word in words_of(dish) if not _NUMERAL.fullmatch(word)]
+    if not recipe.steps or _NO_OVEN.isdisjoint({*words[-1:], "-".join(words[-2:])}):
         return None
     return float(not any(map(_IN_OVEN.search, recipe.steps)))
 

@@ -49,7 +49,8 @@ class BestOf:
     n: int = 1
     """Texts to choose among; 1 chooses nothing."""
     by: str | None = None
-    """Name of a score; None: recipe_score where a recipe is asked for, else likelihood."""
+    """Name of a score; None: recipe_score where a recipe is asked for, those whose `oven_fits` is 0
+    behind all others, else likelihood."""
 
     def __post_init__(self) -> None:
         if self.by is not None and self.by not in (LIKELIHOOD, *NAMES):

@@ -78,8 +78,8 @@ def generate(
             schema.org's.
         best_of: texts to write for each prompt, of which the `n` best are returned, the best first.
         by: score that they are chosen by: a recipe score, or likelihood, the mean log-probability
-            of a text's tokens. None: recipe_score where the prompt asks for a recipe, else
-            likelihood.
+            of a text's tokens. None: recipe_score where the prompt asks for a recipe, those
+            whose `oven_fits` is 0 behind all others; else likelihood.
         reporter: hears of progress, where nobody hears of the texts themselves.
 
     Raises:

@@ -235,8 +235,8 @@ def banner(
         f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens"
     )
     # A batch in tokens is as many whole rows as it holds, which may be far fewer tokens.
-    n = _stages(stream)[0].update_rows
-    whole = "" if n is None else f": {n:,} row{'s' * (n > 1)} of {rows}"
+    asked = _stages(stream)[0].update_rows
+    whole = "" if asked is None else f": {asked:,} row{'s' * (asked > 1)} of {rows}"
     n = math.ceil(n_rows / resources.micro_batch_rows)
     at_once = f"{n} micro-batch{'es' * (n > 1)} in the first update"
     pairs = [

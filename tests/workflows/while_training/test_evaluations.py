@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,15 @@ def test_the_log_holds_what_was_told(kitchen) -> None:
         "The model is in plain/model", "highest distinct 1",
     ):  # fmt: skip
         assert text in log, text
+
+
+def test_a_batch_in_tokens_is_told_in_rows(kitchen) -> None:
+    log = (kitchen / "plain" / "training.log").read_text()
+    (told,) = re.findall(r"batch +2048 tokens an update: (\d+) rows? of (?:\d+ \+ )?\d+, over", log)
+    (start,), step = events("plain", "start"), events("plain", "step")[0]
+    row = sum(start["row"].values())
+    assert int(told) == 2048 // row
+    assert step["tokens"] <= int(told) * row <= 2048
 
 
 def test_the_best_by_a_score_of_texts_is_kept_and_finished(kitchen) -> None:
