@@ -119,7 +119,7 @@ def test_the_whole_job_from_python_prints_nothing(kitchen, capfd):
 
 def test_what_only_commands_show_is_a_value_too(run, capfd):
     from toque.config import load_config
-    from toque.workflows.show_batch import show_batch
+    from toque.workflows.diagnosis.show_batch import show_batch
 
     resolved = load_config(run.folder / "config.yaml")
     assert str(show_batch(resolved.config)).startswith("step 1: ")

@@ -30,7 +30,7 @@ from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.runs.history import metric_named
 from toque.workflows.asking import read_prompts, writes_recipes
-from toque.workflows.open_model import OpenedModel, open_model
+from toque.workflows.inference.open_model import OpenedModel, open_model
 
 
 def asked(opened: OpenedModel, a: argparse.Namespace) -> list[Prompt]:

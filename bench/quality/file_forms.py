@@ -24,7 +24,7 @@ import harness
 
 import toque
 from toque.errors import ToqueError
-from toque.workflows.show_batch import show_batch
+from toque.workflows.diagnosis.show_batch import show_batch
 
 Row = dict[str, Any]
 DATA = "data"

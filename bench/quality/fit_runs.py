@@ -2,12 +2,12 @@
 
     python bench/quality/fit_runs.py --runs lab/tonight/runs.jsonl
 
-The form is that of `toque.workflows.dial.Fit`, E + A / N^a + B / D^b, N parameters without
-embeddings, D bytes of text that were read. E is what the options say, for runs of an hour cannot
-tell it; a and b are searched on a grid, A and B are least squares of the relative error. Every run
-is then left out once and foreseen by the others: the worst of these errors is the fit's own. Runs
-at a rate or batch that was not the best of its size are no part of it, nor those of fewer than
-four million tokens, in which a model hardly copies what the prompt lists and the loss falls by
+The form is that of `toque.workflows.first_config.dial.Fit`, E + A / N^a + B / D^b, N parameters
+without embeddings, D bytes of text that were read. E is what the options say, for runs of an hour
+cannot tell it; a and b are searched on a grid, A and B are least squares of the relative error.
+Every run is then left out once and foreseen by the others: the worst of these errors is the fit's
+own. Runs at a rate or batch that was not the best of its size are no part of it, nor those of fewer
+than four million tokens, in which a model hardly copies what the prompt lists and the loss falls by
 another law. Another collection has the same form times a number of its own; where it was read more
 than once, the runs also tell what a repeat is worth.
 """
@@ -27,7 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 
-from toque.workflows.dial import VOCABULARY, Fit
+from toque.workflows.first_config.dial import VOCABULARY, Fit
 
 EXPONENTS = np.arange(0.05, 1.01, 0.025)
 KEYS = ("width", "layers", "tokens", "vocabulary", "family")  # of runs that differ in their rates

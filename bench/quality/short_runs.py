@@ -33,7 +33,7 @@ import harness
 import peers
 
 from toque.runs.history import METRICS, read_metrics
-from toque.workflows.dial import HEAD_WIDTH, Size
+from toque.workflows.first_config.dial import HEAD_WIDTH, Size
 
 COLLECTIONS = {
     "two magazines and a site": (peers.RECIPES, None),

@@ -24,8 +24,8 @@ from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import Prompt, held_out_prompts
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
-from toque.workflows.generate import held_texts
-from toque.workflows.open_model import OpenedModel, open_model
+from toque.workflows.inference.generate import held_texts
+from toque.workflows.inference.open_model import OpenedModel, open_model
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},

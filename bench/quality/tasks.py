@@ -37,7 +37,7 @@ from toque.evaluation.heldout_loss import subset
 from toque.evaluation.task_scores import choose_classes, classes_of
 from toque.training.runtime import Runtime
 from toque.workflows.build import build_heldout, build_stream
-from toque.workflows.open_model import OpenedModel, open_model
+from toque.workflows.inference.open_model import OpenedModel, open_model
 from toque.workflows.prepared_store import open_store
 
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)

@@ -38,7 +38,7 @@ from toque.config import load_config
 from toque.data.store.token_store import TokenStore
 from toque.models.loading.provenance import RECIPE_RUN_TOKENS
 from toque.models.onednn import has_fast_bf16
-from toque.workflows.dial import SIZES, VOCABULARY
+from toque.workflows.first_config.dial import SIZES, VOCABULARY
 
 ADAMW = {"name": "adamw", "schedule": "cosine"}
 MUON = {"name": "muon", "schedule": "linear"}

@@ -116,7 +116,8 @@ def _import_all() -> None:
     """What every forked process would otherwise import anew."""
     import importlib
 
-    for name in ("train", "prepare", "report", "generate", "show_batch", "open_model", "results"):
+    inference = ("inference.generate", "inference.open_model")
+    for name in ("train", "prepare", "report", "results", "diagnosis.show_batch", *inference):
         importlib.import_module(f"toque.workflows.{name}")
     importlib.import_module("transformers.models.gpt2.modeling_gpt2")
 

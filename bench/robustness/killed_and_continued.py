@@ -80,7 +80,7 @@ def ended(process: subprocess.Popen[bytes], run: Path) -> None:
 
 def killed(process: subprocess.Popen[bytes], run: Path, *, after: int) -> tuple[int, int]:
     """SIGKILL it once it has saved and reported `after` updates; newest step done, and saved."""
-    from toque.workflows.drill import newest_step, steps_done
+    from toque.workflows.diagnosis.drill import newest_step, steps_done
 
     while process.poll() is None and not (steps_done(run) > after and newest_step(run)):
         time.sleep(0.02)
@@ -99,7 +99,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
     if a.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from toque.runs.history import METRICS, read_metrics
-    from toque.workflows.drill import differing, facts_of
+    from toque.workflows.diagnosis.drill import differing, facts_of
 
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="killed-") as name:

@@ -34,7 +34,7 @@ import peers
 from s3_emulator import BUCKET, s3_emulator
 
 from toque.storage.atomic import sha256_of
-from toque.workflows.drill import Kills, Session, facts_of, kill_and_continue, preload
+from toque.workflows.diagnosis.drill import Kills, Session, facts_of, kill_and_continue, preload
 
 SAVE_EVERY = 3
 SHAPE = "{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_rate: 0.1}"

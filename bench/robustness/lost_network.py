@@ -28,7 +28,7 @@ import harness
 import peers
 from machines import Machine, ip, network
 
-from toque.workflows.drill import differing, facts_of
+from toque.workflows.diagnosis.drill import differing, facts_of
 
 PORT = 29400
 SAVE_EVERY = 2

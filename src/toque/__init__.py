@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from toque.cooking.recipe import Recipe
     from toque.reporter import Reporter
     from toque.workflows.ablate import ablate
-    from toque.workflows.check import check
     from toque.workflows.configure import configure
-    from toque.workflows.doctor import doctor
-    from toque.workflows.drill import drill
+    from toque.workflows.diagnosis.check import check
+    from toque.workflows.diagnosis.doctor import doctor
+    from toque.workflows.diagnosis.drill import drill
     from toque.workflows.evaluate import evaluate, score
     from toque.workflows.export import export
-    from toque.workflows.generate import classify, generate
-    from toque.workflows.init import init
+    from toque.workflows.first_config.init import init
+    from toque.workflows.inference.generate import classify, generate
+    from toque.workflows.inference.serve import serve, watch
     from toque.workflows.plan.planning import plan
     from toque.workflows.prepare import prepare
     from toque.workflows.report import compare, report, verify
     from toque.workflows.results import Answer, TrainedRun, Written
-    from toque.workflows.serve import serve, watch
 
 __all__ = [
     "Answer",
@@ -70,13 +70,15 @@ _HOME = {
     "Reporter": "toque.reporter",
     "RunConfig": "toque.config",
     **dict.fromkeys(("Answer", "TrainedRun", "Written"), "toque.workflows.results"),
-    "classify": "toque.workflows.generate",
+    **{one: f"toque.workflows.diagnosis.{one}" for one in ("check", "doctor", "drill")},
+    **dict.fromkeys(("classify", "generate"), "toque.workflows.inference.generate"),
     **dict.fromkeys(("compare", "verify"), "toque.workflows.report"),
+    "init": "toque.workflows.first_config.init",
     "plan": "toque.workflows.plan.planning",
     "score": "toque.workflows.evaluate",
     "train": "toque.api",
-    "watch": "toque.workflows.serve",
-}  # modules of the names that stand in no workflow of their own name
+    **dict.fromkeys(("serve", "watch"), "toque.workflows.inference.serve"),
+}  # modules of the names that stand in no module of their own name in the workflows' folder
 
 
 def __getattr__(name: str) -> Any:

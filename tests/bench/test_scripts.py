@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toque.workflows.dial import FIT
+from toque.workflows.first_config.dial import FIT
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 SCRIPTS = sorted(

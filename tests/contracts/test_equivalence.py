@@ -12,7 +12,12 @@ from toque.data.loader.batch_stream import Step
 from toque.models.forward.loss import loss_sum
 from toque.training.runtime import Runtime
 from toque.units import Cursor
-from toque.workflows.update_ways import FLOAT32, difference, reference_update, training_update
+from toque.workflows.diagnosis.update_ways import (
+    FLOAT32,
+    difference,
+    reference_update,
+    training_update,
+)
 
 
 def model(family: str) -> nn.Module:

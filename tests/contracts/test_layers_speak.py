@@ -13,7 +13,7 @@ OTHER_PROGRAMS = {
     "models/loading/card_usage.py": {"--temp", "--jinja", "--to"},  # llama.cpp's; to paste
     "workflows/final_model.py": {"--to"},  # of a whole command, to paste
     # nvidia-smi's, Docker's and pip's; and what the doctor calls this program with.
-    "workflows/machine_checks.py": {"--query-gpu", "--format", "--shm-size", "--upgrade"},
+    "workflows/diagnosis/machine_checks.py": {"--query-gpu", "--format", "--shm-size", "--upgrade"},
     "training/distributed/process_group.py": {"--cpu", "--num_processes"},
     "training/distributed/collectives.py": {"--max-restarts"},  # torchrun's, as those above
 }

@@ -15,7 +15,7 @@ from tiny import examples, pack
 from toque.models.forward import flex_attention as ours
 from toque.models.forward.flex_attention import Choice, attention_of, kernels_on, use_attention
 from toque.models.forward.loss import loss_sum
-from toque.workflows.machine_checks import attention_on
+from toque.workflows.diagnosis.machine_checks import attention_on
 
 CUDA = torch.device("cuda")
 

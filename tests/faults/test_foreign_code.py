@@ -119,7 +119,7 @@ def test_fault_57_the_module_of_the_report(theirs, monkeypatch, capsys):
 )
 def test_fault_57_what_needs_no_such_code_runs_without_it(theirs, words):
     if words.startswith("drill"):  # forks; its sessions train as `toque train` does
-        from toque.workflows.drill import QUIET
+        from toque.workflows.diagnosis.drill import QUIET
 
         settings = load_config(theirs / "config.yaml", QUIET).config
         assert (settings.evaluation.metrics, settings.observe.callbacks) == ("auto", ())

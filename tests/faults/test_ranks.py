@@ -24,7 +24,7 @@ from fixtures.ranks import (
     wait_for,
 )
 from toque.cooking.cookbook.recipes import write_cookbook
-from toque.workflows.drill import differing, facts_of
+from toque.workflows.diagnosis.drill import differing, facts_of
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 16

@@ -16,7 +16,7 @@ from toque.cli import main
 from toque.errors import ConfigError
 from toque.hardware import devices
 from toque.hardware.memory import free_in_words, held_by_others, is_out_of_memory
-from toque.workflows import machine_checks
+from toque.workflows.diagnosis import machine_checks
 
 SETTLED = ("CUBLAS_WORKSPACE_CONFIG", *devices._ALLOCATORS)
 TOO_OLD = (

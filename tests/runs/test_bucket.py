@@ -8,7 +8,7 @@ from toque.runs.run_record import RunRecord
 from toque.runs.run_state import state_of
 from toque.storage.bucket import open_bucket
 from toque.storage.bucket_lock import Owner
-from toque.workflows.serve import _WATCHED, watch
+from toque.workflows.inference.serve import _WATCHED, watch
 from watching.written_run import WrittenRun
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ import toque
 from serving.alone import client_of
 from tiny import model_of, shape_of
 from toque.serving.protocol import ChatRequest
-from toque.workflows.open_served import open_models
+from toque.workflows.inference.open_served import open_models
 
 openai = pytest.importorskip("openai")
 END = "<|endoftext|>"

@@ -12,7 +12,7 @@ import pytest
 import toque
 from serving.alone import sent
 from toque.errors import CheckpointError, ConfigError
-from toque.workflows.open_served import open_models
+from toque.workflows.inference.open_served import open_models
 
 DISH = "lentil soup"
 

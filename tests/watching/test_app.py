@@ -16,7 +16,7 @@ from toque.cli import main
 from toque.errors import ConfigError
 from toque.runs.places import RunFinder
 from toque.watching import Watcher
-from toque.workflows.serve import watch
+from toque.workflows.inference.serve import watch
 from watching.written_run import WrittenRun
 
 TAG = re.compile(r"<[^>]+>")

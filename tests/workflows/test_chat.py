@@ -13,7 +13,7 @@ import toque
 from toque.cli import main
 from toque.errors import ConfigError
 from toque.models.generation.options import GenerationOptions
-from toque.workflows import talk as chat
+from toque.workflows.inference import talk as chat
 from workflows.test_chat_bases import TEMPLATE, chat_base
 
 GREEDY = GenerationOptions(max_new_tokens=6)

@@ -11,7 +11,7 @@ from toque.config import load_config
 from toque.data.loader import collate as layout
 from toque.errors import CheckFailed
 from toque.training.trainer import Trainer
-from toque.workflows.check import check
+from toque.workflows.diagnosis.check import check
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from toque.errors import ConfigError, DataError
 from toque.units import Cursor
 from toque.workflows.asking import template_asked_by
 from toque.workflows.build import build_language_model, build_stream
-from toque.workflows.show_batch import show_batch
+from toque.workflows.diagnosis.show_batch import show_batch
 from workflows.test_chat_bases import TEMPLATE, chat_base
 
 FOODS = ("rice", "beans", "leeks", "eggs", "pears", "oats", "figs", "kale")
@@ -128,7 +128,7 @@ def test_a_model_is_asked_and_leaves_in_the_form_it_was_trained_in(base, tmp_pat
         assert ids == before.apply_chat_template(turns)["input_ids"]
         assert any(ids_of(store, row) == ids[: len(ids_of(store, row))] for row in range(40))
     [written] = toque.generate(run, asked[0]["content"], temperature=0.0, max_new_tokens=8)
-    model = toque.workflows.open_model.open_model(run.folder)
+    model = toque.workflows.inference.open_model.open_model(run.folder)
     prompt = before.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
     assert model.prompt_ids(asked[0]["content"]) == prompt
     theirs = model.model.generate(
@@ -162,7 +162,7 @@ def test_a_template_ends_turns_with_a_token_of_its_own(base, tmp_path):
     ends = json.loads((done.folder / "generation_config.json").read_text())["eos_token_id"]
     assert end in (ends if isinstance(ends, list) else [ends])
     # The base itself is talked to in the same form.
-    opened = toque.workflows.open_model.open_model(work)
+    opened = toque.workflows.inference.open_model.open_model(work)
     assert template_asked_by(opened.codec, opened.provenance) is not None
     assert opened.codec.eos_id == end
 

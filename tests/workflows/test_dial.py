@@ -7,7 +7,7 @@ import pytest
 
 from toque.errors import ConfigError
 from toque.units import Duration
-from toque.workflows.dial import (
+from toque.workflows.first_config.dial import (
     BYTES_A_TOKEN,
     FIT,
     MEASURED,

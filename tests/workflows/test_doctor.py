@@ -11,8 +11,8 @@ from toque.cli import main
 from toque.errors import CheckFailed
 from toque.reports.verdict import verdict_of
 from toque.runs.history import read_metrics
-from toque.workflows import machine_checks
-from toque.workflows.machine_checks import Checkup, MachineCheck, disk, tried
+from toque.workflows.diagnosis import machine_checks
+from toque.workflows.diagnosis.machine_checks import Checkup, MachineCheck, disk, tried
 
 
 @pytest.fixture(scope="module")

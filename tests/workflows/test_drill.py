@@ -7,12 +7,19 @@ import pytest
 
 from fixtures.processes import python, toque
 from toque.errors import ConfigError
-from toque.workflows.drill import differing, drill, events, facts_of, newest_step, steps_done
+from toque.workflows.diagnosis.drill import (
+    differing,
+    drill,
+    events,
+    facts_of,
+    newest_step,
+    steps_done,
+)
 
 KILLS = """
 import json, os, random, sys, time
 from pathlib import Path
-from toque.workflows.drill import Session, kill_and_continue
+from toque.workflows.diagnosis.drill import Session, kill_and_continue
 
 folder, lasting = Path(sys.argv[1]), sys.argv[2] == "exact"
 

@@ -18,9 +18,9 @@ from toque.errors import ConfigError, DataError
 from toque.hardware.processor import ProcessorUse
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
-from toque.workflows.dial import SIZES, Size
-from toque.workflows.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
-from toque.workflows.init_base import NOT_SEEN
+from toque.workflows.first_config.dial import SIZES, Size
+from toque.workflows.first_config.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
+from toque.workflows.first_config.init_base import NOT_SEEN
 
 
 def rate(size: Size, characters: float, tokenizer: str) -> float:
@@ -33,7 +33,7 @@ def rate(size: Size, characters: float, tokenizer: str) -> float:
 @pytest.fixture
 def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("toque.workflows.dial.rate_of", rate)
+    monkeypatch.setattr("toque.workflows.first_config.dial.rate_of", rate)
     write_cookbook(Path("a.jsonl"), n=80, seed=3)
     return tmp_path
 
@@ -139,7 +139,7 @@ def test_of_a_compressed_file_all_records_are_estimated_from_the_first(name, mon
         pictures = [bytes(1000)] * len(rows)  # as much again, which nobody reads
         table = arrow.Table.from_pylist(rows).append_column("image", [pictures])
         parquet.write_table(table, name, compression="zstd", use_dictionary=False)
-    monkeypatch.setattr("toque.workflows.init._LOOK_BYTES", 1 << 19)
+    monkeypatch.setattr("toque.workflows.first_config.init._LOOK_BYTES", 1 << 19)
     (found,) = toque.init(name).sources
     assert not found.whole
     assert found.records == pytest.approx(24 * 80, rel=0.1)
@@ -248,7 +248,7 @@ def test_the_speed_is_measured_with_the_tokenizer_that_was_named(
         asked.append(tokenizer)
         return rate(size, characters, tokenizer)
 
-    monkeypatch.setattr("toque.workflows.dial.rate_of", remembered)
+    monkeypatch.setattr("toque.workflows.first_config.dial.rate_of", remembered)
     usual = toque.init("a.jsonl", size="300k")
     assert asked == [usual.config.model.tokenizer] == ["trained:2048"]
     assert main(["prepare", "my.yaml", "model.tokenizer=trained:512", "data.store=few"]) == 0
@@ -406,7 +406,7 @@ def test_an_adapter_is_proposed_by_size_and_memory(
     assert adapter() is None
     assert "weights take" in Path("my.yaml").read_text()
     capsys.readouterr()
-    monkeypatch.setattr("toque.workflows.init_base._ADAPTER_FROM", 1)
+    monkeypatch.setattr("toque.workflows.first_config.init_base._ADAPTER_FROM", 1)
     found = adapter()
     assert (getattr(found, "kind", None), getattr(found, "target_modules", None)) == ("lora", "all")
     assert "even with an adapter" not in capsys.readouterr().out

@@ -12,8 +12,8 @@ from toque.data.tokenizer.codec import Codec, load_codec
 from toque.evaluation.text_samples import Prompt, Sampler
 from toque.models.generation.options import GenerationOptions
 from toque.models.loading.provenance import RECIPE_RUN_TOKENS
-from toque.workflows.open_model import open_model
-from toque.workflows.talk import opened
+from toque.workflows.inference.open_model import open_model
+from toque.workflows.inference.talk import opened
 
 PROMPT = "Generate recipe for: Pea Soup using ingredients: peas, onion"
 GREEDY = {"temperature": 0, "max_new_tokens": 120, "raw": True}

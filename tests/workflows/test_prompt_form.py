@@ -18,7 +18,7 @@ from toque.errors import ConfigError
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.workflows.asking import read_prompts
-from toque.workflows.open_model import open_model
+from toque.workflows.inference.open_model import open_model
 
 PAIRS = [{"question": f"What is {i} plus 1?", "answer": f"It is {i + 1}."} for i in range(40)]
 SOURCES: dict[str, dict[str, Any]] = {

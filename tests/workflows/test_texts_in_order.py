@@ -10,7 +10,7 @@ from plain_transformers import model_folder
 from toque.cli.console import TextsAsWritten
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
-from toque.workflows.generate import InOrder
+from toque.workflows.inference.generate import InOrder
 from toque.workflows.results import Answer, Written, hint_of
 
 BYTES = {1: b"a", 2: b"b", 3: "ü".encode()[:1], 4: "ü".encode()[1:]}

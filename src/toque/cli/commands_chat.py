@@ -13,7 +13,7 @@ from toque.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from toque.models.generation.options import GenerationOptions
-    from toque.workflows.talk import Talk
+    from toque.workflows.inference.talk import Talk
 
 _HELP: Final = """\
 /compare QUESTION  ask both models, whatever was said before to one alone
@@ -53,7 +53,7 @@ def chat(
         precision: of the products that write; auto is bf16 where the processor has it.
     """
     from toque.models.generation.options import GenerationOptions
-    from toque.workflows.talk import opened
+    from toque.workflows.inference.talk import opened
 
     options = GenerationOptions(
         max_new_tokens=max_new_tokens,

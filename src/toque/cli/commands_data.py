@@ -92,7 +92,7 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
     """
     settings = load(config, overrides).config
     with loading():
-        from toque.workflows.show_batch import show_batch as workflow
+        from toque.workflows.diagnosis.show_batch import show_batch as workflow
 
     with ConsoleReporter().working("reading the store"):
         shown = workflow(settings, step=step, most=most)
@@ -203,7 +203,7 @@ def init(
                 "once, e.g. --columns prompt=question --columns target=answer."
             )
         fields[part] = field.replace(r"\n", "\n")
-    from toque.workflows.init import init as workflow
+    from toque.workflows.first_config.init import init as workflow
 
     made = workflow(
         sources,

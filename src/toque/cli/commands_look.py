@@ -25,8 +25,8 @@ def doctor(run: Path | None = None, /, *, json: bool = False) -> None:
         run: run folder.
         json: print one JSON object, for programs.
     """
-    from toque.workflows.doctor import Diagnosis
-    from toque.workflows.doctor import doctor as workflow
+    from toque.workflows.diagnosis.doctor import Diagnosis
+    from toque.workflows.diagnosis.doctor import doctor as workflow
 
     with loading() if run is None else nullcontext():
         if run is None:
@@ -102,7 +102,7 @@ def watch(
         port: 0 takes any that is free.
         token: what readers must give; better in the environment, where `ps` does not show it.
     """
-    from toque.workflows.serve import watch as workflow
+    from toque.workflows.inference.serve import watch as workflow
 
     workflow(run_or_folder, host=host, port=port, token=token, reporter=ConsoleReporter())
 

@@ -210,11 +210,11 @@ def generate(
                     f"{word} is for texts, and --task and --choices weigh the answers of one model "
                     "in float32. Leave one of them out."
                 )
-        from toque.workflows.generate import classify
+        from toque.workflows.inference.generate import classify
 
         texts = classify(run_or_model, prompts, task=task, choices=chosen, **asked)
     else:
-        from toque.workflows.generate import generate as workflow
+        from toque.workflows.inference.generate import generate as workflow
 
         asked |= {"adapters": adapter or [], "n": n, "must_use": must_use, "on_text": shown}
         asked |= {"schema": schema, "best_of": best_of, "by": by}
@@ -261,7 +261,7 @@ def serve(
         seconds: longest time for one request.
         device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
     """
-    from toque.workflows.serve import serve as workflow
+    from toque.workflows.inference.serve import serve as workflow
 
     workflow(
         models,
@@ -319,7 +319,7 @@ def drill(
         seed: where random moments and bits come from.
         json: print one JSON object instead of a table.
     """
-    from toque.workflows.drill import drill as workflow
+    from toque.workflows.diagnosis.drill import drill as workflow
 
     result = workflow(run, kills=kills, steps=steps, seed=seed, reporter=ConsoleReporter())
     if json:
@@ -341,7 +341,7 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
         examples: examples in the update, from the shortest to the longest of the store.
     """
     settings = load(config, overrides).config
-    from toque.workflows.check import check as workflow
+    from toque.workflows.diagnosis.check import check as workflow
 
     with ConsoleReporter().working("computing one update in every way"):
         found = workflow(settings, examples=examples)

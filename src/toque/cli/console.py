@@ -29,8 +29,8 @@ from toque.reporter import Reporter, clock_text
 
 if TYPE_CHECKING:
     from toque.reports.page import Grid, Page
-    from toque.workflows.drill import DrillResult
-    from toque.workflows.machine_checks import Checkup
+    from toque.workflows.diagnosis.drill import DrillResult
+    from toque.workflows.diagnosis.machine_checks import Checkup
     from toque.workflows.results import Written
 
 WORKING_VERBS: Final = ("train", "demo", "ablate", "prepare")

@@ -38,7 +38,7 @@ def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> T
         f"2/4  {prepared} `toque report {in_shell(config.data.store)}` makes a page of it."
     )
     with reporter.working("loading torch"):  # after processes have been forked
-        from toque.workflows.generate import generate
+        from toque.workflows.inference.generate import generate
         from toque.workflows.train import train
 
     run = train(resolved, reporter=reporter)

@@ -197,7 +197,7 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         from toque.models.lora.frozen import PLAIN, computing, format_of
         from toque.training.runtime import Runtime
         from toque.workflows.build import build_heldout, build_sampler, build_stream
-        from toque.workflows.open_model import open_model
+        from toque.workflows.inference.open_model import open_model
         from toque.workflows.prepared_store import open_store
 
     # A metric that cannot be imported is refused now.

@@ -40,7 +40,7 @@ from toque.storage.atomic import atomic_write
 from toque.storage.bucket import is_remote
 from toque.units import Duration
 from toque.workflows.configure import configure
-from toque.workflows.dial import (
+from toque.workflows.first_config.dial import (
     EVALUATING,
     MOST_PASSES,
     MOST_TOKENS,
@@ -59,7 +59,7 @@ from toque.workflows.dial import (
     tuned_lr,
     tuning_for,
 )
-from toque.workflows.init_base import SeenBase, base_seen
+from toque.workflows.first_config.init_base import SeenBase, base_seen
 from toque.workflows.prepared_store import sources_of
 
 RECIPES, DOCUMENTS = "recipes", "documents"

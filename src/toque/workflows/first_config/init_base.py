@@ -20,7 +20,7 @@ from toque.sources.conversations import ConversationReader
 from toque.sources.records import Source, examples_in
 from toque.sources.source_files import blocks_of, find_files
 from toque.workflows.configure import configure
-from toque.workflows.dial import MOST_TOKENS
+from toque.workflows.first_config.dial import MOST_TOKENS
 from toque.workflows.prepared_store import prepare_settings
 
 _ADAPTER_FROM: Final = 1_000_000_000

@@ -18,7 +18,7 @@ from toque.workflows.asking import in_trained_form, template_asked_by
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
-    from toque.workflows.open_model import OpenedModel
+    from toque.workflows.inference.open_model import OpenedModel
 
 SINGLE = "this model was trained on single requests: it reads each question without those before it"
 FORGOTTEN = "the conversation is longer than the model reads; its oldest question is left out"
@@ -122,7 +122,7 @@ def opened(
     """
     folder = existing_folder(run_or_model)
     with reporter.working(f"reading {folder}"):
-        from toque.workflows.open_model import open_model
+        from toque.workflows.inference.open_model import open_model
 
         model = open_model(folder, device=device, reporter=reporter)
     record = model.provenance

@@ -61,7 +61,7 @@ def serve(
     for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
         if value < least:
             raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {least}.")
-    from toque.workflows.open_served import open_models
+    from toque.workflows.inference.open_served import open_models
 
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
     with listening(host, port) as sock:  # before the models, which take longer

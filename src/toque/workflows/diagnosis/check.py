@@ -8,7 +8,7 @@ from toque.errors import ConfigError, argument
 from toque.workflows.configure import Configured, configure
 
 if TYPE_CHECKING:
-    from toque.workflows.update_ways import UpdateCheck
+    from toque.workflows.diagnosis.update_ways import UpdateCheck
 
 
 def check(config: Configured, *, examples: int = 16) -> UpdateCheck:
@@ -30,6 +30,6 @@ def check(config: Configured, *, examples: int = 16) -> UpdateCheck:
             f"{argument('examples')} must be at least 2: rows are packed from several."
         )
     settings = configure(config)
-    from toque.workflows.update_ways import compare_ways  # with torch
+    from toque.workflows.diagnosis.update_ways import compare_ways  # with torch
 
     return compare_ways(settings, examples)

@@ -23,7 +23,7 @@ from toque.workflows.results import Answer, Model, Written, existing_folder
 
 if TYPE_CHECKING:
     from toque.models.generation.constraints import HeldText
-    from toque.workflows.open_model import OpenedModel
+    from toque.workflows.inference.open_model import OpenedModel
 
 OnText = Callable[[int, Written], object]  # (number of the text, the text so far)
 _UNFINISHED = "\ufffd"  # character that a decoder gives while bytes of one are still to come
@@ -121,7 +121,7 @@ def generate(
         from toque.models.generation.engine import emulates_bf16
         from toque.models.glibc_malloc import keep_freed_memory
         from toque.models.onednn import EMULATED_BF16
-        from toque.workflows.open_model import open_model
+        from toque.workflows.inference.open_model import open_model
 
         beside = [*map(Path, adapters)]
         opened = open_model(folder, device=device, adapters=beside, reporter=reporter)
@@ -330,7 +330,7 @@ def classify(
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.evaluation.constrained_choice import choose
-        from toque.workflows.open_model import open_model
+        from toque.workflows.inference.open_model import open_model
 
         opened = open_model(folder, device=device, reporter=reporter)
     learnt = None if opened.config is None else opened.config.data.tasks

@@ -31,7 +31,7 @@ from toque.workflows.asking import (
     trained_prompt,
     writes_recipes,
 )
-from toque.workflows.open_model import open_model
+from toque.workflows.inference.open_model import open_model
 
 
 def open_models(folders: Mapping[str, Path], *, device: str = "cpu") -> ServedModels:

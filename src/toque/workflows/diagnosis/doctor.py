@@ -15,7 +15,7 @@ from toque.storage.no_follow import refuse_links
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
-    from toque.workflows.machine_checks import Checkup
+    from toque.workflows.diagnosis.machine_checks import Checkup
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def doctor(run: Model | None = None, *, reporter: Reporter = SILENT) -> Checkup 
         CheckpointError: the run's folder holds a link.
     """
     if run is None:
-        from toque.workflows.machine_checks import check_machine  # loads torch
+        from toque.workflows.diagnosis.machine_checks import check_machine  # loads torch
 
         return check_machine(reporter=reporter)
     folder = existing_folder(run)
