@@ -25,7 +25,8 @@ from toque.models.loading.from_scratch import build_model
 from toque.runs.outlined_update import OutlinedUpdate, Peak, outline_update, outlining
 from toque.training.micro_batch import Probe, WorstBatch
 from toque.training.runtime import Runtime
-from toque.workflows.plan.planned import outlined_optimizer
+from toque.workflows.configure import configure
+from toque.workflows.plan.planned import outlined_optimizer, outlook_of
 
 SHAPES = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128},
@@ -146,6 +147,16 @@ def test_a_run_is_timed_by_its_operations_and_after_ten_updates_by_itself(tmp_pa
     assert time.update_seconds == pytest.approx(256 / 400, rel=0.10)
     metrics.write_text("".join(lines[:9]))
     assert "timed just now" in toque.plan(settings).time.how
+
+
+def test_rows_of_short_examples_attend_less_and_have_room_for_a_long_one(tmp_path: Path) -> None:
+    config = configure(**settings_of(tmp_path))
+    long, short = outlook_of(config), outlook_of(config, example=16.5)
+    assert (long.estimator.work.row.examples, short.estimator.work.row.examples) == (1, 4)
+    saved = long.estimator.work.flops_per_token - short.estimator.work.flops_per_token
+    scores_and_sums, backward_too = 4 * 32, 3  # products of a token with each that it attends to
+    assert saved == 3 * scores_and_sums * backward_too * (64 - 16) / 2
+    assert short.memory.parts == long.memory.parts
 
 
 def test_flops_and_hours_follow_from_the_utilisation(tmp_path: Path) -> None:

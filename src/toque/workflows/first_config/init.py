@@ -223,7 +223,7 @@ def _settled(
         return SeenBase(remarks=(*unseen, *_disturbed(before))), choice, batch
     seconds = training_seconds(text, whole)
     with reporter.working("looking at the model, and how fast this machine trains it"):
-        base = base_seen(wanted, here)
+        base = base_seen(wanted, here, tokens / records if records else None)
     if base.rate is None:
         read = MOST_PASSES * (tokens or math.inf)
         return base, None, batch_for(read, tokens, records, most=MOST_TOKENS, longest=1)

@@ -55,8 +55,12 @@ class SeenBase(NamedTuple):
         return not self.adapter.startswith("#")
 
 
-def base_seen(config: RunConfig, sources: Sequence[Source]) -> SeenBase:
+def base_seen(
+    config: RunConfig, sources: Sequence[Source], example: float | None = None
+) -> SeenBase:
     """Look at the model that `config` starts from, if it is on this machine, and the sources.
+
+    `example`: tokens of an example on average; None where nobody has looked.
 
     Raises:
         ConfigError: the model cannot be trained on these data, or cannot be read.
@@ -83,7 +87,7 @@ def base_seen(config: RunConfig, sources: Sequence[Source]) -> SeenBase:
         longest = sum(limits.values())
         config = configure(config, data=limits)
     largest = max(longest, MOST_TOKENS)
-    seen = _fitted(configure(config, train={"batch": f"{largest} tokens"}))
+    seen = _fitted(configure(config, train={"batch": f"{largest} tokens"}), example)
     told = (*remarks, *seen.remarks)
     return seen._replace(longest=longest, data="".join(data), remarks=told)
 
@@ -128,13 +132,13 @@ def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[
     return [said]
 
 
-def _fitted(config: RunConfig) -> SeenBase:
+def _fitted(config: RunConfig, example: float | None) -> SeenBase:
     """The model's size and rate, and an adapter where its memory or size asks for one."""
     # With torch, which a configuration from scratch does without.
     from toque.hardware.memory import in_words
     from toque.workflows.plan.planned import outlook_of
 
-    whole = outlook_of(config)
+    whole = outlook_of(config, example)
     n, memory = whole.parameters, whole.memory
     millions, room = f"{n / 1e6:,.0f} M", in_words(memory.room)
     if memory.fits and n < _ADAPTER_FROM:
@@ -142,7 +146,7 @@ def _fitted(config: RunConfig) -> SeenBase:
         adapter = f"# {_LORA}   # {why}"
         return SeenBase(adapter=adapter, rate=whole.tokens_per_second(), parameters=n)
     why = f"all {millions} weights would take {in_words(memory.total)} of {room}"
-    adapted = outlook_of(configure(config, adapter=_ADAPTER))
+    adapted = outlook_of(configure(config, adapter=_ADAPTER), example)
     smaller = adapted.memory
     short = (
         f"Training takes {in_words(smaller.total)} of {room} even with an adapter: `toque plan` "

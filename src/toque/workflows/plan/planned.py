@@ -48,8 +48,13 @@ _RANK: Final = 16  # rank of the adapter that is offered
 ModelOf = Callable[[RunConfig], PreTrainedModel]  # inside `outlining`
 
 
-def ahead(config: RunConfig, hardware: str | None, gpus: int = 1) -> tuple[Estimator, ModelOf, int]:
-    """The run's estimator, its outlined model for any settings, and bytes of its prepared data."""
+def ahead(
+    config: RunConfig, hardware: str | None, gpus: int = 1, *, example: float | None = None
+) -> tuple[Estimator, ModelOf, int]:
+    """The run's estimator, its outlined model for any settings, and bytes of its prepared data.
+
+    `example`: tokens of one on average, where nothing is prepared; None for the longest allowed.
+    """
     from toque.data.store.token_store import TokenStore
 
     folder, store, held = Path(config.data.store), None, 0
@@ -60,7 +65,7 @@ def ahead(config: RunConfig, hardware: str | None, gpus: int = 1) -> tuple[Estim
     with outlining():
         # The family decides the precision, and the precision the layers: so twice.
         plain = outlined_model(config, vocabulary, where="cuda", precision="float32")
-    work = _as_set(config, plain) if store is None else _from_store(config, plain, store)
+    work = _as_set(config, plain, example) if store is None else _from_store(config, plain, store)
     machine = _machine(config, hardware, family_of(plain.config), work.products, gpus)
     model_of = partial(
         outlined_model, known=vocabulary, where=machine.where, precision=machine.precision
@@ -125,9 +130,12 @@ class Outlook(NamedTuple):
         return self.estimator.work.tokens_per_update / seconds
 
 
-def outlook_of(config: RunConfig) -> Outlook:
-    """The model of a run, and the memory that training takes on this machine."""
-    of_all, model_of, _ = ahead(config, None)
+def outlook_of(config: RunConfig, example: float | None = None) -> Outlook:
+    """The model of a run, and the memory that training takes on this machine.
+
+    `example`: tokens of one on average, where that is known; the memory is for the longest.
+    """
+    of_all, model_of, _ = ahead(config, None, example=example)
     with outlining():
         model, memory, _ = memory_of_rank(of_all.of_rank(), model_of)
     return Outlook(of_all, model, memory)
@@ -218,8 +226,8 @@ def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) ->
     )
 
 
-def _as_set(config: RunConfig, model: PreTrainedModel) -> Work:
-    """Work with every example as long as the settings allow."""
+def _as_set(config: RunConfig, model: PreTrainedModel, example: float | None) -> Work:
+    """Work with every example as long as the settings allow, or as `example` tokens on average."""
     data, train = config.data, config.train
     encoder = family_of(model.config).is_encoder_decoder
     prompt = _PROMPT if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
@@ -230,6 +238,8 @@ def _as_set(config: RunConfig, model: PreTrainedModel) -> Work:
     limit = max_positions(model.config)
     length = length if limit is None else min(length, limit)
     row = OutlinedRows(1, prompt if encoder else 0, length)
+    if example is not None:  # attention costs what examples are long, not what rows are
+        row = replace(row, examples=max(1, round(row.tokens / example)))
     in_tokens = train.batch.unit == "tokens"
     rows = int(train.batch.amount // row.tokens) if in_tokens else int(train.batch.amount)
     if rows < 1:
@@ -238,7 +248,8 @@ def _as_set(config: RunConfig, model: PreTrainedModel) -> Work:
             f'tokens. Use at least train.batch="{row.tokens} tokens".'
         )
     shares: dict[str, Any] = {"source_share": row.source / row.tokens} if row.source else {}
-    across = {"source_context": float(row.source), "cross_context": float(row.source)}
+    read = row.source / row.examples
+    across = {"source_context": read, "cross_context": read}
     tokens = float(rows * row.tokens)
     examples = data.max_examples and data.max_examples * (1.0 - data.validation_fraction)
     steps_of_a_unit = {
@@ -257,7 +268,9 @@ def _as_set(config: RunConfig, model: PreTrainedModel) -> Work:
         update_rows=rows,
         usual_rows=usual_rows(row.tokens),
         tokens_per_update=tokens,
-        flops_per_token=flops_per_token(model, context=row.target / 2, **shares, **across),
+        flops_per_token=flops_per_token(
+            model, context=row.target / row.examples / 2, **shares, **across
+        ),
         products=products_of(model, **shares),
         totals=totals,
         seconds=train.stop_after.seconds,
