@@ -274,17 +274,16 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             usual=BASE | {"rank": 16, "targets": "all"},
         ),
         "helps": _product(
-            [tiny | {"data": "one magazine", "tokens": 8_000_000}],
+            [slower | WORDS | magazine | {"tokens": 4_000_000, "weight_decay": 1.0}],
             [
                 {"more": {"augmentation": {"substitute": 0.5, "paraphrase": 0.5}}},
-                {"weight_decay": 0.1},
                 {"label_smoothing": 0.1},
-                {"weight_decay": 1.0},
                 {"more": {"curriculum": {"stages": CURRICULUM}}},
             ],
         ),
         "families": _product(
-            [tiny | {"family": "t5"}], [{"peak_lr": lr} for lr in (5e-3, 1e-2, 2e-2)]
+            [tiny | WORDS | {"family": "t5", "tokens": 2_000_000}],
+            [{"peak_lr": lr} for lr in (2.5e-3, 5e-3, 1e-2)],
         ),
     }
 
