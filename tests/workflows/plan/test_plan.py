@@ -159,6 +159,15 @@ def test_rows_of_short_examples_attend_less_and_have_room_for_a_long_one(tmp_pat
     assert short.memory.parts == long.memory.parts
 
 
+def test_examples_of_a_row_have_a_token_of_either_side(tmp_path: Path) -> None:
+    model = {"family": "t5", "tokenizer": "trained:512", "shape": SHAPES["t5"]}
+    settings = {**settings_of(tmp_path), "model": model}
+    settings["data"] = settings["data"] | {"max_prompt_tokens": 8}
+    outlook = outlook_of(configure(**settings), example=5.0)
+    assert outlook.estimator.work.row.examples == 8
+    assert outlook.tokens_per_second() > 0.0
+
+
 def test_flops_and_hours_follow_from_the_utilisation(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, stop_after="10000 steps", evaluate_every="10000 steps")
     plan = toque.plan(settings, hardware="h100", utilisation=0.5)

@@ -239,7 +239,8 @@ def _as_set(config: RunConfig, model: PreTrainedModel, example: float | None) ->
     length = length if limit is None else min(length, limit)
     row = OutlinedRows(1, prompt if encoder else 0, length)
     if example is not None:  # attention costs what examples are long, not what rows are
-        row = replace(row, examples=max(1, round(row.tokens / example)))
+        most = min(row.source or row.target, row.target)  # each has a token of either side
+        row = replace(row, examples=max(1, min(most, round(row.tokens / example))))
     in_tokens = train.batch.unit == "tokens"
     rows = int(train.batch.amount // row.tokens) if in_tokens else int(train.batch.amount)
     if rows < 1:
