@@ -43,7 +43,8 @@ from toque.cooking.ingredients.names import (
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.recipe_scores import _is_sane, text_metrics
+from toque.cooking.plausible_amounts import is_sane_line
+from toque.cooking.recipe_scores import text_metrics
 from toque.evaluation.bootstrap import RESAMPLES, draws
 from toque.evaluation.rouge import NAMES, rouge_f1
 from toque.evaluation.text_samples import Sample
@@ -92,7 +93,7 @@ def real_pairs(n: int) -> list[Pair]:
 def forget_lines() -> None:
     """Empty what was remembered of ingredient lines: neither side may profit from the other."""
     names = (parse_line, ingredient_name, head_of_line, forms_in_line, has_quantity)
-    for remembered in (*names, _is_sane):
+    for remembered in (*names, is_sane_line):
         remembered.cache_clear()
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import zip_longest
 from typing import Final
 
 from toque.cooking.ingredients.names import (
@@ -26,9 +25,8 @@ from toque.cooking.ingredients.names import (
     ingredient_name,
     stem,
 )
-from toque.cooking.ingredients.parser import parse_line
-from toque.cooking.ingredients.vocabulary import UNITS
 from toque.cooking.labels.foods import find_food
+from toque.cooking.plausible_amounts import quantity_sanity
 from toque.cooking.prompts import (
     ASKS_FOR,
     MAX_PROMPT_INGREDIENTS,
@@ -37,7 +35,14 @@ from toque.cooking.prompts import (
     asks_for_a_recipe,
 )
 from toque.cooking.recipe import ParsedRecipe, parse_text
-from toque.cooking.text_keys import has_action_verb, share, share_different, words_of
+from toque.cooking.text_keys import (
+    has_action_verb,
+    parts_of_title,
+    share,
+    share_different,
+    words_of,
+)
+from toque.cooking.times_and_heat import oven_fits, times_and_heat
 
 _FIELD: Final = re.compile(r"\{\w+\}")
 _AROUND_TITLES: Final = sorted(
@@ -184,37 +189,6 @@ def sentences_once(recipe: ParsedRecipe) -> float | None:
 
 STAPLES: Final = frozenset({"water", "salt", "pepper"})  # head nouns never hallucinated
 
-MOST: Final[dict[str, float]] = {
-    "mass": 10_000.0,  # grams
-    "volume": 10_000.0,  # millilitres
-    "length": 100.0,  # centimetres
-    "count": 100.0,
-}  # largest plausible amounts of one ingredient; chosen by hand
-MOST_OF_A_SPOON: Final = 24.0  # largest plausible number of tea- or tablespoons
-MOST_OF_A_STRONG_ONE: Final = 60.0
-"""Millilitres (a quarter of a cup) of a leavening, an extract or a ground spice.
-
-Of 13,953 such lines in 20,000 recipes of allrecipes and epicurious 16 hold more.
-"""
-_STRONG: Final = re.compile(
-    r"\bbaking (?:soda|powder)\b|\bcream of tartar\b|\b(?:onion|garlic) powder\b"
-    r"|\b(?:vanilla|almond|lemon|orange|peppermint|rum) (?:extract|essence)\b|\bsaffron\b"
-    r"|\bground (?:cinnamon|nutmeg|allspice|cloves?|cardamom|ginger|cumin|coriander|turmeric|mace"
-    r"|anise|sage)\b|\bcayenne(?! pepper sauce| sauce)\b|\bnutmeg\b|\bcinnamon$",
-    re.IGNORECASE,
-)
-DEGREES: Final = (30.0, 600.0)
-MINUTES: Final = (0.0, 3 * 24 * 60.0)  # plausible temperatures and times in steps
-
-# A line without a number of two digits, a lone zero or the name of a large number is plausible,
-# unless it names something strong: every other bound above is over nine.
-_MAY_BE_MANY: Final = re.compile(
-    r"\d\d|(?<![\d.,/])0(?![\d.,/])|\bhundred|\bthousand|\bmillion|\bdozen", re.IGNORECASE
-)
-_MEASURE: Final = re.compile(
-    r"(\d(?<!\d\d)\d*+(?:\.\d++)?+)\s*+(°|degrees?\b|minutes?\b|mins?\b|hours?\b|hrs?\b)",
-    re.IGNORECASE,
-)
 _COLLECTIVE: Final = re.compile(
     r"\b(?:all|remaining|other|rest of|dry|wet)\b(?: \w+){0,2} ingredients\b|\beverything\b"
     r"|\bingredients (?:in|into|together)\b"
@@ -252,132 +226,6 @@ def ingredients_used(recipe: ParsedRecipe) -> float | None:
     return ingredient_coverage(recipe.ingredients, text)
 
 
-def quantity_sanity(recipe: ParsedRecipe) -> float | None:
-    """Share of plausible amounts, temperatures and times; None without any."""
-    sane = [_is_sane(line) for line in recipe.ingredients]
-    for step in recipe.steps:
-        for digits, unit in _MEASURE.findall(step):
-            if _is_time(unit):
-                sane.append(_is_sane_time(digits, unit))
-            else:
-                sane.append(DEGREES[0] <= float(digits) <= DEGREES[1])
-    return sum(sane) / len(sane) if sane else None
-
-
-def _is_time(unit: str) -> bool:
-    return unit[0] in "mMhH"
-
-
-def _is_sane_time(digits: str, unit: str) -> bool:
-    return MINUTES[0] < float(digits) * (60.0 if unit[0] in "hH" else 1.0) <= MINUTES[1]
-
-
-@lru_cache(maxsize=1 << 16)
-def _is_sane(line: str) -> bool:
-    strong = _STRONG.search(line) is not None
-    if not (strong or _MAY_BE_MANY.search(line)):
-        return True
-    for amount in parse_line(line).amounts:
-        if amount.quantity is None:
-            continue
-        high, unit = amount.quantity[1], UNITS.get(amount.unit or "")
-        if high <= 0.0:
-            return False
-        kind = unit.kind if unit is not None else "count"
-        most, size = MOST[kind], unit.size if unit is not None and kind != "count" else 1.0
-        if strong and kind == "volume":
-            most = MOST_OF_A_STRONG_ONE
-        elif unit is not None and unit.name in {"teaspoon", "tablespoon"}:
-            most, size = MOST_OF_A_SPOON, 1.0
-        if high * size > most:
-            return False
-    return True
-
-
-OVEN_CELSIUS: Final = (50.0, 300.0)
-OVEN_FAHRENHEIT: Final = (120.0, 575.0)  # bounds of what an oven is set to
-
-_TAKES_TIME: Final = re.compile(
-    r"(?:^|[.;:,!)]\s*+|\b(?:and|then|or|let)\s++)(?:bake|roast|simmer|boil|braise|poach|steam"
-    r"|chill|refrigerate|freeze|marinate|broil|microwave|soak)\b",
-    re.IGNORECASE,
-)  # "simmer the beans", but neither "a baking sheet" nor "bring to a boil"
-_SAYS_WHEN: Final = re.compile(
-    r"(?:\b|(?<=\d))(?:minutes?|mins?|hours?|hrs?|seconds?|secs?|days?|weeks?|moments?)\b"
-    r"|\b(?:overnight|night|until|till|immediately|when|while|before|if|ready|done|needed|desired"
-    r"|use|serving|package|box|label|directed|directions)\b",
-    re.IGNORECASE,
-)  # times, and words that say until when or where it is written
-_IN_OVEN: Final = re.compile(
-    r"(?<!microwave )(?<!dutch )(?<!toaster )\boven\b|(?:^|[.;:,!)]\s*+|\b(?:and|then)\s++)bake\b",
-    re.IGNORECASE,
-)
-_HEAT: Final = re.compile(
-    r"(?<!\d)(\d++)(?:\s?(?:°|º|degrees?\b|deg\b)\s?([fc])?|\s?([fc])\b)"
-    r"|\b(?:oven|bake|roast|preheat)\b[^.;\d]{0,40}?\b(?:to|at|oven) (\d{3})"
-    r"(?!\d| ?[°ºdmg]| ?[fc]\b)",  # "bake at 350"
-    re.IGNORECASE,
-)
-_OTHER_HEAT: Final = re.compile(
-    r"\bbroil|\bgas mark\b|\bas directed\b|\bdirections\b|\binstructions\b|\bpackage\b|\bbox\b"
-    r"|\b(?:moderate|hot|slow|warm|low|cool|medium|high)\b(?: \w+)? oven",
-    re.IGNORECASE,
-)  # heat of an oven in words
-
-
-def times_and_heat(recipe: ParsedRecipe) -> float | None:
-    """Share of times and temperatures that are there and sane; None where none is needed or said.
-
-    A step that bakes, simmers, chills ... needs a time, or says until when; the step after it may
-    say so. A recipe with an oven needs its heat. What is said must be sane: an oven's heat within
-    `OVEN_CELSIUS` or `OVEN_FAHRENHEIT` (in either, where no unit is named), times in `MINUTES`.
-    """
-    held: list[bool] = []
-    needs_heat = states_heat = False
-    for step, after in zip_longest(recipe.steps, recipe.steps[1:], fillvalue=""):
-        if _TAKES_TIME.search(step):
-            held.append(_SAYS_WHEN.search(f"{step} {after}") is not None)
-        in_oven = _IN_OVEN.search(step) is not None
-        needs_heat |= in_oven
-        states_heat |= _OTHER_HEAT.search(step) is not None
-        for degrees, sign, letter, bare in _HEAT.findall(step):
-            states_heat = True
-            scale = (sign or letter).lower()
-            low = OVEN_FAHRENHEIT[0] if scale == "f" else OVEN_CELSIUS[0]
-            high = OVEN_CELSIUS[1] if scale == "c" else OVEN_FAHRENHEIT[1]
-            held += [low <= float(degrees or bare) <= high] if in_oven else []
-        held += [_is_sane_time(*found) for found in _MEASURE.findall(step) if _is_time(found[1])]
-    held += [states_heat] if needs_heat else []
-    return sum(held) / len(held) if held else None
-
-
-_NUMERAL: Final = re.compile(r"[ivx]+")  # "Carrot Soup II"
-_NO_OVEN: Final = frozenset(
-    """
-    bisque brine ceviche chili chowder chutney cocktail coleslaw cooler curry daiquiri drink eggnog
-    fizz frosting fudge gazpacho goulash granita gravy guacamole gumbo icing jam jelly juice julep
-    latte lemonade limeade linguine liqueur margarita marinade martini mayonnaise mein milkshake
-    mojito noodle pickle popsicle preserve punch relish rub salad salsa sangria sauce seasoning
-    shake sherbet shot slaw slush slushy smoothie sorbet soup spritzer stir-fry stroganoff syrup
-    tabbouleh tea vinaigrette fried-rice hot-chocolate ice-cream whipped-cream
-    """.split()  # noqa: SIM905
-)
-"""Dishes that are made without an oven: of 12,014 such recipes among 68,004 5 % heat one, soups and
-salads most often, 8 %."""
-
-
-def oven_fits(title: str, recipe: ParsedRecipe) -> float | None:
-    """1.0 if a dish that is made without an oven heats none, 0.0 if it does; None for others.
-
-    The dish is the last word or two of the title, or of its part before "with", "in" and the like.
-    """
-    dish = _PARTING.split(title.replace("-", " "))[0]  # "Beef Stir-Fry"
-    words = [stem(word) for word in words_of(dish) if not _NUMERAL.fullmatch(word)]
-    if not recipe.steps or _NO_OVEN.isdisjoint({*words[-1:], "-".join(words[-2:])}):
-        return None
-    return float(not any(map(_IN_OVEN.search, recipe.steps)))
-
-
 def structure_score(text: str, recipe: ParsedRecipe) -> float:
     """Share of six things a well-formed recipe has; see the comments."""
     if not recipe.ingredients or not recipe.steps:
@@ -396,7 +244,6 @@ def structure_score(text: str, recipe: ParsedRecipe) -> float:
     return sum(held) / len(held)
 
 
-_PARTING: Final = re.compile(r"\b(?:with|and|in|on|over|of|for|from)\b|[&,:;(/-]", re.IGNORECASE)
 _NAMES_DISHES: Final = frozenset(
     """
     berry biscuit bread bun burger butter cake candy caramel cereal cheese chili chip chutney coffee
@@ -427,7 +274,7 @@ def title_kept(title: str, recipe: ParsedRecipe) -> float | None:
 @lru_cache(maxsize=1 << 14)
 def foods_of_title(title: str) -> frozenset[str]:
     """Words of foods that a dish of this title holds."""
-    first, *others = (words_of(part) for part in _PARTING.split(title))
+    first, *others = (words_of(part) for part in parts_of_title(title))
     named = {stem(word) for word in (*first[:-1], *(word for part in others for word in part))}
     return frozenset(word for word in named - _NAMES_DISHES if _is_food(word))
 

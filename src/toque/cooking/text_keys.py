@@ -17,6 +17,7 @@ _NOT_ALPHANUMERIC: Final = bytes(
 _SIGNS: Final = re.compile("[°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″]")
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
+_PARTING: Final = re.compile(r"\b(?:with|and|in|on|over|of|for|from)\b|[&,:;(/-]", re.IGNORECASE)
 
 
 def words_of(text: str) -> list[str]:
@@ -35,6 +36,15 @@ def normalised(text: str) -> bytes:
     if not text.isascii():
         text = _FOREIGN.sub(lambda run: "".join(filter(str.isalnum, run[0])), text.casefold())
     return text.encode().translate(_LOWER, _NOT_ALPHANUMERIC)
+
+
+def parts_of_title(title: str) -> list[str]:
+    """The dish of a title, then what it is with, in, on or from.
+
+    >>> parts_of_title("Soup of Beans")
+    ['Soup ', ' Beans']
+    """
+    return _PARTING.split(title)
 
 
 def share(good: Iterable[bool]) -> float:
