@@ -13,13 +13,16 @@ Every side trains on a store that is prepared beforehand, for so many minutes of
 evaluations not counted, or for as many passes as the dial allows where texts are few; its model is
 then scored over so many held-out prompts, a part of a collection by recipes beside it. A line
 of the result is one run. Runs that the file holds are not made again, and one that was killed
-continues. Nothing may compute beside it.
+continues. Nothing may compute beside it, but with --tokens, which is for nights that no session
+lasts: a run then ends after the tokens that init foresees for those minutes, for the loss goes by
+tokens, and the hours that it took beside other work say nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -144,6 +147,9 @@ def run_of(side: str, a: argparse.Namespace) -> dict[str, Any]:
         settings["data"]["store"] = str(a.work / f"{a.data.replace(' ', '_')}_{tokenizer}{held}")
         if side != "dial" or "epochs" not in str(settings["train"]["stop_after"]):
             settings["train"]["stop_after"] = f"{a.minutes:g} minutes"
+            if a.tokens:
+                foreseen = re.search(r"It reads ([\d,]+) tokens", settings["expected"])
+                settings["train"]["stop_after"] = f"{foreseen[1].replace(',', '')} tokens"
         settings["evaluation"] = {
             "generate": a.prompts,
             "texts": 0,
@@ -218,6 +224,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--base", choices=[SCRATCH, *BASES], default=SCRATCH)
     p.add_argument("--minutes", type=float, default=15)
     p.add_argument("--sides", nargs="+", default=["dial", "before"])
+    p.add_argument("--tokens", action="store_true", help="of the dial: end by tokens, not minutes")
     p.add_argument("--prompts", type=int, default=200)
     p.add_argument("--held-out", type=int, default=512, help="examples that give the loss")
     p.add_argument("--out", type=Path, default=Path("long.jsonl"))

@@ -103,6 +103,14 @@ def test_few_texts_beside_a_bucket_are_not_taken_for_all(
 
 
 @pytest.mark.usefixtures("kitchen")
+@pytest.mark.parametrize(
+    ("length", "often"), [("5 minutes", "10 %"), ("1 hour", "10 %"), ("tonight", "10 minutes")]
+)
+def test_a_run_that_is_killed_loses_ten_minutes_at_most(length: str, often: str) -> None:
+    assert str(toque.init("a.jsonl", for_=length).config.train.save_every) == often
+
+
+@pytest.mark.usefixtures("kitchen")
 def test_a_run_of_few_updates_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     toque.init("a.jsonl")
     few = [*SHORT[1:], "train.stop_after=1 epochs", "train.batch=16384 tokens"]
