@@ -268,6 +268,13 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             + [{"rank": 0, "peak_lr": 3e-5}],
             usual=BASE | {"start": "smollm2", "epochs": 1},
         ),
+        "rows for a base": _product(
+            [{"batch": n, "peak_lr": 1e-4} for n in (2048, 4096)],
+            usual=BASE | {"start": "smollm2", "epochs": 1},
+        ),
+        "muon for a base": _product(
+            [{"optimizer": "muon", "peak_lr": lr} for lr in (1e-4, 3e-4, 1e-3)], usual=BASE
+        ),
         "adapted layers": _product(
             [{"epochs": 4}, {"start": "smollm2", "epochs": 1}],
             [{"peak_lr": lr} for lr in (1e-3, 3e-3)],
