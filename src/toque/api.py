@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
-from toque.workflows.configure import Configured, configure, with_origins
+from toque.workflows.configure import Columns, Configured, configure, with_origins
 from toque.workflows.prepare import prepare_before_torch
 from toque.workflows.results import Model, TrainedRun
 
@@ -17,6 +17,7 @@ def train(
     *,
     data: object = None,
     validation: object = None,
+    columns: Columns | None = None,
     start: Model | None = None,
     resume: str | None = None,
     callbacks: Sequence[object] = (),
@@ -31,6 +32,7 @@ def train(
         config: what `configure` takes.
         data: rows to train on, as of `prepare`; the same rows find their store again.
         validation: rows to hold out, in place of data.validation.
+        columns: fields that hold a part of each row, as of `prepare`.
         start: a run or checkpoint whose weights a new run begins with.
         resume: continue exactly from this older checkpoint of the run, e.g. "step-00000200"; newer
             ones are set aside, and nothing is deleted.
@@ -53,9 +55,14 @@ def train(
         settings = settings.with_foreign_code({})
     if prepare:
         settings = prepare_before_torch(
-            settings, start=start, data=data, validation=validation, reporter=reporter
+            settings,
+            start=start,
+            data=data,
+            validation=validation,
+            columns=columns,
+            reporter=reporter,
         )
-    elif data is not None or validation is not None:
+    elif any(given is not None for given in (data, validation, columns)):
         raise ConfigError(
             f"{argument('prepare=False')} leaves rows as they are, and they are trained on from a "
             "store. Leave it out."

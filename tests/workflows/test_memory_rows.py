@@ -104,6 +104,27 @@ def test_training_takes_rows_and_finds_them_again(config):
         toque.verify(config.data.store)
 
 
+def test_columns_name_the_fields_of_rows_and_stay_with_the_run(config):
+    asked = [{"q": row["prompt"], "a": row["target"], "score": row["score"]} for row in ROWS]
+    held = [{"q": row["prompt"], "a": row["target"]} for row in HELD]
+    named = {"prompt": "Asked: {q}", "target": "a"}
+    run = toque.train(config, data=asked, validation=held, columns=named)
+    store = TokenStore.open(config.data.store)
+    for split, rows in (("train", asked), ("validation", held)):
+        texts = {
+            (store.codec().decode(store.prompt(row)), store.codec().decode(store.target(row)))
+            for row in store.rows(split)
+        }
+        assert texts == {(f"Asked: {row['q']}", row["a"]) for row in rows}
+    own = toque.configure(run.folder / "config.yaml", train={"stop_after": "4 steps"})
+    assert toque.train(own).step == 4  # without the program
+    assert toque.prepare(own, data=asked, validation=held).reused  # whose own columns they have
+    assert toque.prepare(config, data=asked, validation=held, columns=named).reused
+    others = named | {"prompt": "q"}
+    with pytest.raises(DataError, match="is new or has changed since"):
+        toque.prepare(config, data=asked, validation=held, columns=others)
+
+
 def kept_in(config: toque.RunConfig) -> set[str]:
     return {path.name for path in (Path(config.data.store) / "rows").iterdir()}
 
@@ -176,9 +197,10 @@ def test_one_way_is_named(config, tmp_path):
     for settings, more, words in (
         (listed, {}, r"data\.sources lists a\.jsonl, too"),
         (config, {"prepare": False}, "prepare=False leaves rows"),
+        (config, {"data": None, "columns": {"text": "a"}}, "columns names fields of rows, and"),
         (elsewhere, {}, "holds no token store"),
     ):
         with pytest.raises(ToqueError, match=words):
-            toque.train(settings, data=ROWS, **more)
+            toque.train(settings, **{"data": ROWS} | more)
     assert not (tmp_path / "store").exists()
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note.txt"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +18,8 @@ from toque.storage.download import cache_folder
 
 Configured = RunConfig | str | Path | Mapping[str, Any]
 """A configuration, a YAML file, a preset's name, or nested values."""
+Columns = Mapping[str, str | Sequence[str]]
+"""Fields that hold the parts of a record, by the part: {"prompt": "question", "target": "answer"}."""
 
 
 def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:

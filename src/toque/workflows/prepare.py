@@ -16,7 +16,7 @@ from toque.errors import ConfigError, argument, in_shell
 from toque.reporter import SILENT, Reporter
 from toque.sources.memory_rows import forget_rows, write_rows
 from toque.sources.own_tasks import refuse_absent
-from toque.workflows.configure import Configured, configure
+from toque.workflows.configure import Columns, Configured, configure
 from toque.workflows.prepared_store import is_prepared, prepare_settings, sources_of
 from toque.workflows.results import Model, refuse_absent_start
 
@@ -26,6 +26,7 @@ def prepare(
     *,
     data: object = None,
     validation: object = None,
+    columns: Columns | None = None,
     replace: bool = False,
     reporter: Reporter = SILENT,
 ) -> PrepareResult:
@@ -37,6 +38,8 @@ def prepare(
             texts, a datasets.Dataset, a frame of pandas or polars, or a pyarrow Table. They are
             kept beside the store, named by their content.
         validation: rows to hold out, in place of data.validation.
+        columns: fields that hold a part of each row, {"prompt": "question", "target": "answer"},
+            as `columns` of a source; None for those that are recognised.
         replace: delete a store made from other data or settings instead of refusing.
         reporter: hears of progress.
 
@@ -48,7 +51,7 @@ def prepare(
             on the store; the store is there then.
         DataError: sources that cannot be read, or a store of other data.
     """
-    with rows_kept(configure(config), data, validation, reporter=reporter) as settings:
+    with rows_kept(configure(config), data, validation, columns, reporter=reporter) as settings:
         result = prepared(settings, replace=replace, reporter=reporter)
     if not result.reused:
         refuse_untrainable(settings, result.store)
@@ -57,34 +60,47 @@ def prepare(
 
 @contextmanager
 def rows_kept(
-    settings: RunConfig, data: object, validation: object, *, reporter: Reporter = SILENT
+    settings: RunConfig,
+    data: object,
+    validation: object,
+    columns: Columns | None,
+    *,
+    reporter: Reporter = SILENT,
 ) -> Iterator[RunConfig]:
     """The settings with a program's rows as their sources, in files that stay if the store does.
 
     Raises:
-        ConfigError: the configuration names sources, too.
+        ConfigError: the configuration names sources, too, or columns are named of no rows.
         DataError: rows that cannot be read, or a folder that holds no store.
     """
     store, given = Path(settings.data.store), settings.data
     found = {"sources": ("data", data), "validation": ("validation", validation)}
     rows = {field: both for field, both in found.items() if both[1] is not None}
     if not rows:
+        if columns is not None:
+            raise ConfigError(
+                f"{argument('columns')} names fields of rows, and none are given: "
+                f"{argument('data')} takes them. Those of a file stand in data.sources, beside its "
+                "path."
+            )
         yield settings
         return
+    named = {} if columns is None else {"columns": dict(columns)}
     there = [source.path for source in (*given.sources, *given.validation)]
     before = {Path(path).name for path in there}
     if holds_a_store(store):
         before |= {Path(entry.path).name for entry in read_manifest(store).sources}
     try:
-        files: dict[str, list[dict[str, str]]] = {}
+        files: dict[str, list[dict[str, object]]] = {}
         for field, (name, held) in rows.items():
             path = write_rows(held, store, name=name, say=reporter.notice)
-            files[field] = [{"path": str(path)}]
             if (listed := getattr(given, field)) and [each.path for each in listed] != [str(path)]:
                 raise ConfigError(
                     f"{argument(name)} gives rows, and data.{field} lists {listed[0].path}, too. "
                     f"Leave one out, e.g. by configure(config, data={{'{field}': []}})."
                 )
+            if named or not listed:  # a run's own configuration lists these rows already
+                files[field] = [{"path": str(path), **named}]
         yield configure(settings, data=files)
     except BaseException:
         forget_rows(store, before)
@@ -163,6 +179,7 @@ def prepare_before_torch(
     start: Model | None = None,
     data: object = None,
     validation: object = None,
+    columns: Columns | None = None,
     reporter: Reporter = SILENT,
 ) -> RunConfig:
     """`prepare_if_absent` before torch is loaded: workers are then forked and begin at once.
@@ -172,7 +189,7 @@ def prepare_before_torch(
     """
     if start is not None:
         refuse_absent_start(start)
-    with rows_kept(config, data, validation, reporter=reporter) as settings:
+    with rows_kept(config, data, validation, columns, reporter=reporter) as settings:
         if is_alone() and settings is not config and is_prepared(settings):
             prepared(settings, reporter=reporter)  # refused where it holds other rows
         elif is_alone():

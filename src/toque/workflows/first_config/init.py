@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -39,7 +39,7 @@ from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import is_remote
 from toque.units import Duration
-from toque.workflows.configure import configure
+from toque.workflows.configure import Columns, configure
 from toque.workflows.first_config.dial import (
     EVALUATING,
     MOST_PASSES,
@@ -135,7 +135,7 @@ def init(
     for_: str = "1 hour",
     tokenizer: str = "auto",
     encoding: str = "utf-8",
-    columns: Mapping[str, str | Sequence[str]] | None = None,
+    columns: Columns | None = None,
     replace: bool = False,
     reporter: Reporter = SILENT,
 ) -> Initialised:
