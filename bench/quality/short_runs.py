@@ -233,6 +233,13 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
             + [small | {"tokens": 750_000, "vocabulary": 4096}],
             [{"data": "spoonacular"}],
         ),
+        "plain text": itertools.chain(
+            _product([small | WORDS | {"data": "cookbooks"}], lengths[:3]),
+            _product([slower | WORDS | {"data": "cookbooks"}], lengths[1:]),
+            _product(
+                [small | WORDS | {"data": "plays"}], [{"tokens": n} for n in (250_000, 1_000_000)]
+            ),
+        ),
         "how hard": _product(
             [small | {"data": name} for name in HOW_HARD],
             [{"tokens": n} for n in (250_000, 500_000)],
