@@ -41,9 +41,9 @@ from toque.cooking.ingredients.names import (
     ingredient_name,
 )
 from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.plausible_amounts import is_sane_line
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.plausible_amounts import is_sane_line
 from toque.cooking.recipe_scores import text_metrics
 from toque.evaluation.bootstrap import RESAMPLES, draws
 from toque.evaluation.rouge import NAMES, rouge_f1

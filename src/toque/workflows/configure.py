@@ -19,7 +19,7 @@ from toque.storage.download import cache_folder
 Configured = RunConfig | str | Path | Mapping[str, Any]
 """A configuration, a YAML file, a preset's name, or nested values."""
 Columns = Mapping[str, str | Sequence[str]]
-"""Fields that hold the parts of a record, by the part: {"prompt": "question", "target": "answer"}."""
+"""Fields that hold the parts of a record, e.g. {"prompt": "question", "target": "answer"}."""
 
 
 def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
