@@ -297,7 +297,7 @@ def grids() -> dict[str, Iterator[dict[str, Any]]]:
         ),
         "families": _product(
             [tiny | WORDS | {"family": "t5", "tokens": 2_000_000}],
-            [{"peak_lr": lr} for lr in (2.5e-3, 5e-3, 1e-2)],
+            [{"peak_lr": lr} for lr in (2.5e-3, 5e-3, 1e-2, 2e-2)],
         ),
     }
 

@@ -10,8 +10,9 @@ from toque.units import Duration
 from toque.workflows.first_config.dial import (
     BYTES_A_TOKEN,
     FIT,
-    MEASURED,
     MOST_PASSES,
+    OF_PLAIN_TEXT,
+    OF_RECIPES,
     SIZES,
     VOCABULARY,
     TextTokenizer,
@@ -40,22 +41,37 @@ def test_the_fit_rewards_text_and_size_and_repeats_ever_less():
     assert FIT.fresh(1e9, 1e6) == pytest.approx(often, rel=0.05)
 
 
-@pytest.mark.parametrize("name", MEASURED)
-def test_a_forecast_is_what_was_measured_where_something_was(name):
-    for tokens, bits in MEASURED[name].items():
-        assert expected_of(name, tokens * EACH, math.inf) == pytest.approx(bits)
-    *_, less, most = MEASURED[name]
-    between = expected_of(name, math.sqrt(less * most) * EACH, math.inf)
-    assert MEASURED[name][most] < between < MEASURED[name][less]
-    assert expected_of(name, 1e9 * EACH, math.inf) < MEASURED[name][most]
+@pytest.mark.parametrize(
+    ("like", "name"), [(like, name) for like in (OF_RECIPES, OF_PLAIN_TEXT) for name in like.bits]
+)
+def test_a_forecast_is_what_was_measured_where_something_was(like, name):
+    measured, each = like.bits[name], like.bytes_a_token
+    for tokens, bits in measured.items():
+        assert expected_of(name, tokens * each, math.inf, like) == pytest.approx(bits)
+    *_, less, most = measured
+    between = expected_of(name, math.sqrt(less * most) * each, math.inf, like)
+    assert measured[most] < between < measured[less]
+    assert expected_of(name, 1e9 * each, math.inf, like) < measured[most]
+
+
+def test_plain_text_is_foreseen_by_runs_over_plain_text():
+    hour, read = Duration.parse("1 hours total"), best_for(1e12, 3600.0, by_parameters)
+    plain = best_for(1e12, 3600.0, by_parameters, like=OF_PLAIN_TEXT, only=read.name)
+    assert plain.bits_per_byte > 1.5 * read.bits_per_byte
+    assert plain.tokenizer.bytes_a_token < read.tokenizer.bytes_a_token
+    assert "by runs over old cookbooks" in plain.forecast(hour)
+    assert "by runs over recipes" in read.forecast(hour)
+    own = TextTokenizer("folder", EACH)
+    mine = best_for(1e12, 3600.0, by_parameters, tokenizer=own, like=OF_PLAIN_TEXT)
+    assert mine.tokenizer == own
 
 
 def test_a_size_that_was_never_trained_learns_to_copy_as_the_largest_that_was():
     few, many = (expected_of("6m", tokens * EACH, math.inf) for tokens in (1e6, 1e8))
-    far, last = SIZES["6m"].parameters, list(MEASURED)[-1]
+    far, last = SIZES["6m"].parameters, list(OF_RECIPES.bits)[-1]
     least, *_, most = (
         bits / FIT.bits_per_byte(SIZES[last].parameters, tokens * EACH)
-        for tokens, bits in MEASURED[last].items()
+        for tokens, bits in OF_RECIPES.bits[last].items()
     )
     assert least > 1.05 * most
     assert few == pytest.approx(least * FIT.bits_per_byte(far, 1e6 * EACH))

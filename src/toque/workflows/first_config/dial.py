@@ -45,6 +45,13 @@ class TextTokenizer(NamedTuple):
     setting: str  # of `model.tokenizer`
     bytes_a_token: float  # of the texts to train on
 
+    def of(self, like: Measured) -> TextTokenizer:
+        """The same, which has tokens of other lengths where it is learnt from other texts."""
+        if not self.setting.startswith(TRAINED):
+            return self
+        as_long = like.bytes_a_token / OF_RECIPES.bytes_a_token
+        return self._replace(bytes_a_token=self.bytes_a_token * as_long)
+
 
 def learnt(entries: int) -> TextTokenizer:
     """A tokenizer of so many entries that is learnt from the texts."""
@@ -156,17 +163,39 @@ which 4 says and 5 does not."""
 MOST_PASSES: Final = 4.0
 """Passes over its texts after which a pretrained model stops: up to four are worth nearly as much
 as fresh text (Muennighoff et al. 2023)."""
-MEASURED: Final[Mapping[str, Mapping[float, float]]] = {
-    "300k": {5e5: 0.9559, 1e6: 0.8037, 2e6: 0.7079, 4e6: 0.6035, 8e6: 0.5712},
-    "1m": {5e5: 0.9167, 1e6: 0.7747, 2e6: 0.6128, 4e6: 0.5371, 8e6: 0.4684},
-    "3m": {2e6: 0.6146, 4e6: 0.4946, 8e6: 0.4426},
-}
-"""Held-out bits a byte by tokens read. Below four million a model still learns to copy what the
-prompt lists, and no fit holds: there these are the forecast, in proportion to the fit."""
 SAMPLE_BYTES: Final = 300_000
 """Bytes of texts by which they are compared with those that were measured."""
-_COMPRESSED: Final[Mapping[int, float]] = {30_000: 2.203, 100_000: 1.757, SAMPLE_BYTES: 1.496}
-"""Bits a byte to which bz2 compresses so many bytes of the recipes that were measured."""
+
+
+class Measured(NamedTuple):
+    """What short runs over one kind of text have reached."""
+
+    bits: Mapping[str, Mapping[float, float]]  # held-out bits a byte, by size and tokens read
+    bytes_a_token: float  # of a tokenizer of 8,192 entries that was learnt from them
+    compressed: Mapping[int, float]  # bits a byte to which bz2 compresses so many bytes of them
+    texts: str  # in words
+
+
+OF_RECIPES: Final = Measured(
+    {
+        "300k": {5e5: 0.9559, 1e6: 0.8037, 2e6: 0.7079, 4e6: 0.6035, 8e6: 0.5712},
+        "1m": {5e5: 0.9167, 1e6: 0.7747, 2e6: 0.6128, 4e6: 0.5371, 8e6: 0.4684},
+        "3m": {2e6: 0.6146, 4e6: 0.4946, 8e6: 0.4426},
+    },
+    bytes_a_token=BYTES_A_TOKEN[VOCABULARY],
+    compressed={30_000: 2.203, 100_000: 1.757, SAMPLE_BYTES: 1.496},
+    texts="recipes in English",
+)
+"""Below four million tokens a model still learns to copy what the prompt lists, and no fit holds:
+there these are the forecast, in proportion to the fit."""
+OF_PLAIN_TEXT: Final = Measured(
+    {"300k": {5e5: 1.8161, 1e6: 1.6414, 2e6: 1.4989}, "1m": {1e6: 1.5966, 2e6: 1.4150}},
+    bytes_a_token=3.75,
+    compressed={30_000: 2.682, 100_000: 2.337, SAMPLE_BYTES: 2.094},
+    texts="old cookbooks in English",
+)
+"""Ten books, whose sentences no prompt foretells: by the runs over recipes, and how well bz2
+compresses both, a run of four million tokens of them would have 0.93 bits a byte; it has 1.28."""
 _OF_COMPRESSION: Final = 1.6
 """Power of a collection's compressed size, relative to that of as much measured text, that its
 held-out loss goes with: 0.94, 1.20 and 1.22 had 0.91, 1.37 and 1.42 of the loss, but 1.03 0.92
@@ -272,6 +301,7 @@ class Choice(NamedTuple):
     rate: float  # tokens a second
     bits_per_byte: float  # expected of held-out texts
     passes: Passes
+    like: Measured
     difficulty: float = 1.0  # the factor of `difficulty_of`; 1.0 where texts were not compared
 
     @property
@@ -297,8 +327,8 @@ class Choice(NamedTuple):
             f"Expected: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss of "
             f"{loss:.2f}{margin} by a model of {self.name} parameters, of which this machine just "
             f"trained {self.rate:,.0f} tokens a second. It reads "
-            f"{self.passes.in_words(_about(self.tokens), whole)}. That is by runs over recipes in "
-            f"English{beside}: docs/explanation/what-to-expect.md."
+            f"{self.passes.in_words(_about(self.tokens), whole)}. That is by runs over "
+            f"{self.like.texts}{beside}: docs/explanation/what-to-expect.md."
         )
 
 
@@ -366,6 +396,7 @@ def choice_for(
     *,
     tokenizer: TextTokenizer,
     sample: bytes = b"",
+    like: Measured = OF_RECIPES,
     only: str | None = None,
 ) -> Choice:
     """The best size for `text` bytes in so many records; 0 of both where nobody has looked.
@@ -376,6 +407,7 @@ def choice_for(
         whole: time of the whole run.
         tokenizer: of the model.
         sample: some of the texts.
+        like: runs over such texts.
         only: forecast this size alone.
 
     Raises:
@@ -389,8 +421,9 @@ def choice_for(
         lambda size: rate_of(size, each, tokenizer.setting),
         only=only,
         tokenizer=tokenizer,
+        like=like,
     )
-    difficulty = difficulty_of(sample)
+    difficulty = difficulty_of(sample, like)
     return best._replace(bits_per_byte=best.bits_per_byte * difficulty, difficulty=difficulty)
 
 
@@ -406,15 +439,15 @@ def training_seconds(text: float, whole: Duration) -> float:
     return (seconds - before) * (1.0 - EVALUATING)
 
 
-def expected_of(name: str, read: float, text: float) -> float:
+def expected_of(name: str, read: float, text: float, like: Measured = OF_RECIPES) -> float:
     """Held-out bits a byte of a size after reading so many bytes of a text of `text` bytes.
 
     The fit, times what was measured at as many relative to it; of a size that was never trained,
     times what was measured of the largest that was.
     """
-    like = name if name in MEASURED else list(MEASURED)[-1]
-    size, known, measured = SIZES[name], SIZES[like], MEASURED[like]
-    fresh, at = FIT.fresh(read, text), [n * BYTES_A_TOKEN[VOCABULARY] for n in measured]
+    trained = name if name in like.bits else list(like.bits)[-1]
+    size, known, measured = SIZES[name], SIZES[trained], like.bits[trained]
+    fresh, at = FIT.fresh(read, text), [n * like.bytes_a_token for n in measured]
     ratios = [
         bits / FIT.bits_per_byte(known.parameters, n)
         for n, bits in zip(at, measured.values(), strict=True)
@@ -423,15 +456,15 @@ def expected_of(name: str, read: float, text: float) -> float:
     return FIT.bits_per_byte(size.parameters, fresh) * float(ratio)
 
 
-def difficulty_of(sample: bytes) -> float:
+def difficulty_of(sample: bytes, like: Measured = OF_RECIPES) -> float:
     """Held-out bits a byte of texts like `sample`, as a multiple of those that were measured.
 
     1.0 for a sample that is too short to tell.
     """
-    if len(sample) < min(_COMPRESSED):
+    if len(sample) < min(like.compressed):
         return 1.0
-    sizes = [math.log(n) for n in _COMPRESSED]
-    usual = np.interp(math.log(len(sample)), sizes, list(_COMPRESSED.values()))
+    sizes = [math.log(n) for n in like.compressed]
+    usual = np.interp(math.log(len(sample)), sizes, list(like.compressed.values()))
     compressed = 8 * len(bz2.compress(sample)) / len(sample)
     return math.pow(compressed / float(usual), _OF_COMPRESSION)
 
@@ -443,15 +476,16 @@ def best_for(
     *,
     only: str | None = None,
     tokenizer: TextTokenizer | None = None,
+    like: Measured = OF_RECIPES,
 ) -> Choice:
     """The best size for `text` bytes to learn from in `seconds` of training.
 
     `rate` measures tokens a second of a size; larger ones than the best are not measured once a
     larger one was worse, for the forecast has one minimum. `only`: forecast this size alone.
-    `tokenizer`: None for one that is learnt from the texts.
+    `tokenizer`: None for one that is learnt from the texts. `like`: runs over such texts.
     """
     best: Choice | None = None
-    tokenizer = tokenizer or learnt_from(text)
+    tokenizer = (tokenizer or learnt_from(text)).of(like)
     each, (factor, exponent) = tokenizer.bytes_a_token, _PASSES
     for name in [only] if only else SIZES:
         size = SIZES[name]
@@ -463,10 +497,10 @@ def best_for(
             most = max(_FEWEST_PASSES, math.floor(most))
         passes = Passes(most, tokens * each / text)
         tokens = min(tokens, most * text / each)
-        bits = expected_of(name, tokens * each, text)
+        bits = expected_of(name, tokens * each, text, like)
         if best is not None and bits >= best.bits_per_byte:
             break
-        best = Choice(name, tokenizer, tokens, measured, bits, passes)
+        best = Choice(name, tokenizer, tokens, measured, bits, passes, like)
     assert best is not None  # there are sizes
     return best
 

@@ -44,6 +44,8 @@ from toque.workflows.first_config.dial import (
     EVALUATING,
     MOST_PASSES,
     MOST_TOKENS,
+    OF_PLAIN_TEXT,
+    OF_RECIPES,
     POSITIONS,
     SAMPLE_BYTES,
     SIZES,
@@ -217,7 +219,17 @@ def _settled(
             each = SAMPLE_BYTES // len(found)
             sample = b"".join(one.sample[:each] for one in found)
             tokenizer, unseen = _tokenizer_for(text or math.inf, wanted.model.tokenizer, sample)
-            choice = choice_for(text, records, whole, tokenizer=tokenizer, sample=sample, only=size)
+            # Texts that nobody has looked at are taken for recipes.
+            plain = {one.kind for one in found}.isdisjoint({RECIPES, ""})
+            choice = choice_for(
+                text,
+                records,
+                whole,
+                tokenizer=tokenizer,
+                sample=sample,
+                like=OF_PLAIN_TEXT if plain else OF_RECIPES,
+                only=size,
+            )
         read = choice.passes.most * (tokens or math.inf)
         most = choice.size.batch_tokens
         batch = batch_for(read, tokens, records, most=most, longest=POSITIONS)
