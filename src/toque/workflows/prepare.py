@@ -79,9 +79,8 @@ def rows_kept(
     if not rows:
         if columns is not None:
             raise ConfigError(
-                f"{argument('columns')} names fields of rows, and none are given: "
-                f"{argument('data')} takes them. Those of a file stand in data.sources, beside its "
-                "path."
+                f"{argument('columns')} names fields of rows, and none are given, as by "
+                "train(config, data=rows). Those of a file stand in data.sources, beside its path."
             )
         yield settings
         return
