@@ -191,6 +191,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
     held = [json.loads(line) for line in lines]
     if a.base != SCRATCH and "trainer" in a.sides:
         raise harness.Skipped("the Trainer's side begins from random weights: leave the base out")
+    if a.tokens and a.sides != ["dial"]:
+        raise harness.Skipped("--tokens are those that init foresees of the dial's side alone")
     hand = HAND if a.base == SCRATCH else BASE_HAND
     several = {"hand": hand, "trainer": TRAINER}
     sides = [one for side in a.sides for one in several.get(side, [side])]

@@ -66,6 +66,13 @@ def test_plain_text_is_foreseen_by_runs_over_plain_text():
     assert mine.tokenizer == own
 
 
+def test_the_size_for_ten_cookbooks_is_the_best_of_nine_that_were_trained():
+    rates = {64: 35_500.0, 128: 19_200.0, 192: 9_000.0}  # of two Zen 5 cores
+    chosen = best_for(7.4e6, 270.0, lambda size: rates[size.width], like=OF_PLAIN_TEXT)
+    assert chosen.name == "1m"
+    assert chosen.bits_per_byte == pytest.approx(1.281, rel=0.03)  # what it had
+
+
 def test_a_size_that_was_never_trained_learns_to_copy_as_the_largest_that_was():
     few, many = (expected_of("6m", tokens * EACH, math.inf) for tokens in (1e6, 1e8))
     far, last = SIZES["6m"].parameters, list(OF_RECIPES.bits)[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
@@ -46,26 +47,24 @@ _MEASURE: Final = re.compile(
 def quantity_sanity(recipe: ParsedRecipe) -> float | None:
     """Share of plausible amounts, temperatures and times; None without any."""
     sane = [is_sane_line(line) for line in recipe.ingredients]
-    for step in recipe.steps:
-        for digits, unit in _MEASURE.findall(step):
-            if _is_time(unit):
-                sane.append(_is_sane_time(digits, unit))
-            else:
-                sane.append(DEGREES[0] <= float(digits) <= DEGREES[1])
+    sane += [plausible for step in recipe.steps for _, plausible in _measures(step)]
     return sum(sane) / len(sane) if sane else None
 
 
-def _is_time(unit: str) -> bool:
-    return unit[0] in "mMhH"
-
-
-def _is_sane_time(digits: str, unit: str) -> bool:
-    return MINUTES[0] < float(digits) * (60.0 if unit[0] in "hH" else 1.0) <= MINUTES[1]
-
-
 def sane_times(step: str) -> list[bool]:
-    """Whether each time that a step says is one that a kitchen can have."""
-    return [_is_sane_time(*found) for found in _MEASURE.findall(step) if _is_time(found[1])]
+    """True for each time in a step that a kitchen can have, False for each other."""
+    return [plausible for is_time, plausible in _measures(step) if is_time]
+
+
+def _measures(step: str) -> Iterator[tuple[bool, bool]]:
+    """For each time and temperature in a step: is it a time, and is it plausible?"""
+    for digits, unit in _MEASURE.findall(step):
+        amount = float(digits)
+        if unit[0] in "mMhH":
+            minutes = amount * (60.0 if unit[0] in "hH" else 1.0)
+            yield True, MINUTES[0] < minutes <= MINUTES[1]
+        else:
+            yield False, DEGREES[0] <= amount <= DEGREES[1]
 
 
 @lru_cache(maxsize=1 << 16)

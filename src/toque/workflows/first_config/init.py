@@ -73,7 +73,7 @@ _CHARACTERS_A_TOKEN: Final = 4.0
 """Guess, for English recipes and tokenizers of some thousand entries."""
 _MEASURED_SECONDS: Final = 0.5  # below it the processor's counters, in hundredths, tell nothing
 _EVALUATIONS: Final = 10
-_MOST_LOST: Final = Duration(10, "minutes")  # of a run that is killed without a warning
+_MOST_LOST: Final = 10  # minutes of a run that is killed without a warning
 _MOST_HELD_OUT, _FEWEST_HELD_OUT = 512, 32  # examples of an evaluation
 _MANY_REPEATS: Final = 0.8  # share of different records from which on no repeat is told
 _FEW_RECORDS: Final = 5000
@@ -508,9 +508,8 @@ evaluation:
 
 def _save_every(stop_after: Duration) -> str:
     """A tenth of the run, but `_MOST_LOST` where that is less."""
-    seconds, most = stop_after.seconds, _MOST_LOST.seconds
-    assert most is not None
-    return str(_MOST_LOST) if seconds is not None and seconds / 10 > most else "10 %"
+    tenth = (stop_after.seconds or 0.0) / 60 / 10
+    return f"{_MOST_LOST} minutes" if tenth > _MOST_LOST else "10 %"
 
 
 def _more_of_data(kinds: set[str], base: SeenBase) -> str:
