@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from toque import errors
 from toque.config.dump import flow
-from toque.config.error_messages import allowed_words, by_name, section_of
+from toque.config.error_messages import allowed_words, mapping_types, section_of
 from toque.config.schema import RunConfig
 
 _WRITTEN = "<!-- Written by `pytest --regenerate`; the words are the docstrings of the code. -->"
@@ -150,8 +150,8 @@ def _settings(section: type[BaseModel], prefix: str) -> Iterator[str]:
     yield ""
     for name, nested in inner.items():
         if nested is not None:
-            own = "NAME." if by_name(section.model_fields[name]) is not None else ""
-            yield from _settings(nested, f"{prefix}{name}.{own}")
+            named = mapping_types(section.model_fields[name].annotation)
+            yield from _settings(nested, f"{prefix}{name}.{'NAME.' if named else ''}")
 
 
 def _linked(text: str) -> str:

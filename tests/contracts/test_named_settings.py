@@ -1,15 +1,14 @@
 """Every setting that a page or a text of the program names is one that can be set."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import get_origin
 
 import pytest
 
 from fixtures.pages import literals
 from toque.config import RunConfig
-from toque.config.error_messages import GONE, by_name, find_field, section_of, setting_paths
+from toque.config.error_messages import GONE, find_field, mapping_types, section_of, setting_paths
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted(
@@ -43,8 +42,7 @@ def exists(name: str) -> bool:
     if name in setting_paths() or name in NOT_OURS:
         return True
     owner = find_field(parts[:-1])
-    own_names = get_origin(owner.annotation) in (dict, Mapping) if owner else False
-    return own_names or by_name(owner) is not None
+    return owner is not None and mapping_types(owner.annotation) is not None
 
 
 def code_in(page: str) -> str:

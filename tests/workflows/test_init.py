@@ -304,6 +304,8 @@ def test_columns_are_the_users_and_every_other_is_named(capsys: pytest.CaptureFi
     assert "no example holds: 'id'." in capsys.readouterr().out
     source = load_config("my.yaml").config.data.sources[0]
     assert source.columns["prompt"] == "{question}\n({hint})"
+    assert main([*words, "promt=hint"]) == 2
+    assert "--columns names 'promt'" in capsys.readouterr().err
     made = toque.init("four.jsonl", columns=source.columns, to="b.yaml")
     assert made.config.data.sources[0] == source
     assert main(["init", "a.jsonl", "--replace", "--columns", "text=title"]) == 0

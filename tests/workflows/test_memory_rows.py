@@ -16,7 +16,7 @@ import toque
 from fixtures.kitchens import tiny_config
 from toque.data.store.store_manifest import TokenCounts
 from toque.data.store.token_store import TokenStore
-from toque.errors import DataError, ToqueError
+from toque.errors import ConfigError, DataError, ToqueError
 from toque.reporter import Reporter
 from toque.workflows.prepared_store import open_store
 
@@ -124,6 +124,15 @@ def test_columns_name_the_fields_of_rows_and_stay_with_the_run(config):
     others = named | {"prompt": "q"}
     with pytest.raises(DataError, match=r"in another way \(format, encoding, columns"):
         toque.prepare(config, data=asked, validation=held, columns=others)
+
+
+def test_columns_that_rows_do_not_have_are_said_to_be_the_argument(config):
+    rows = [{"q": row["prompt"], "a": row["target"]} for row in ROWS]
+    with pytest.raises(ConfigError, match=r"columns names 'promt', .* Nearest: prompt"):
+        toque.prepare(config, data=rows, columns={"promt": "q", "target": "a"})
+    with pytest.raises(DataError, match=r"without the column named for prompt: x") as refused:
+        toque.prepare(config, data=rows, columns={"prompt": "x", "target": "a"})
+    assert "argument columns" in " ".join(refused.value.__notes__)
 
 
 def kept_in(config: toque.RunConfig) -> set[str]:

@@ -71,21 +71,27 @@ _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
     """The section a field holds, or holds a list of, or some by name; None for a plain value."""
-    for annotation in (field.annotation, *get_args(field.annotation), by_name(field)):
+    named = mapping_types(field.annotation) or ()
+    for annotation in (field.annotation, *get_args(field.annotation), *named):
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             return annotation
     return None
 
 
-def by_name(field: FieldInfo | None) -> type | None:
-    """The type of a field's values by names of the user's own; None where no branch has such."""
-    branches = get_args(field.annotation) if field is not None else ()
-    found = [b for branch in branches for b in get_args(branch)[:1] if get_origin(b) is dict]
-    return get_args(found[0])[1] if found else None
+def mapping_types(annotation: Any) -> tuple[Any, Any] | None:
+    """Types of the names and of the values of a mapping among an annotation's branches.
+
+    >>> mapping_types(dict[str, float] | None)
+    (<class 'str'>, <class 'float'>)
+    """
+    if get_origin(annotation) is dict:
+        names, values = get_args(annotation)
+        return names, values
+    return next(filter(None, map(mapping_types, get_args(annotation))), None)
 
 
 def find_field(path: Path) -> FieldInfo | None:
-    """The field at `path`; indices step into lists, and names of the user's into a mapping of them.
+    """The field at `path`; indices step into lists, and names into a mapping.
 
     None when the path leaves the tree.
     """
@@ -99,7 +105,7 @@ def find_field(path: Path) -> FieldInfo | None:
         if section is None or part not in section.model_fields:
             return None
         found = section.model_fields[part]
-        section, own = section_of(found), by_name(found) is not None
+        section, own = section_of(found), mapping_types(found.annotation) is not None
     return found
 
 
@@ -111,7 +117,7 @@ def setting_paths() -> tuple[str, ...]:
         for name, field in section.model_fields.items():
             yield prefix + name
             if (inner := section_of(field)) is not None:
-                own = "NAME." if by_name(field) is not None else ""
+                own = "NAME." if mapping_types(field.annotation) is not None else ""
                 yield from below(inner, f"{prefix}{name}.{own}")
 
     return tuple(below(RunConfig, ""))
@@ -131,7 +137,7 @@ def unknown_names(
                 yield (*path, key)
             elif (below := section_of(field)) is None:
                 continue
-            elif by_name(field) is not None and isinstance(inner, Mapping):
+            elif mapping_types(field.annotation) is not None and isinstance(inner, Mapping):
                 for name, one in inner.items():
                     yield from unknown_names(one, below, (*path, key, name))
             else:
@@ -187,22 +193,40 @@ def explain_combination(
 
 def _value(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> str:
     path = _setting(detail["loc"])
+    if detail["loc"][-1] == "[key]":
+        return _name(path, origin)
     name, field = dotted(path), find_field(path)
     text = field.description if field is not None else None
     meaning = f" It means: {' '.join(text.split())}" if text else ""
     if detail["type"] == "missing":
         return f"{origin(path[:-1])}: `{name}` is missing. Write it.{meaning}"
-    value = _at(given, path)
+    value, allowed = _at(given, path), "text"
+    if field is not None:
+        named, above = mapping_types(field.annotation), _at(given, path[:-1])
+        is_named = find_field(path[:-1]) is field and isinstance(above, Mapping)
+        kind = (named[1], ()) if named and is_named else (field.annotation, field.metadata)
+        allowed = allowed_words(*kind)
     found = _found(value)
     if field is not None and any(isinstance(item, Secret) for item in field.metadata):
         found = "not an address (it is a secret, so it is not shown)"
-    allowed = "text" if field is None else allowed_words(field.annotation, field.metadata)
     verdict = f"{origin(path)}: `{name}` is {found}"
     if isinstance(path[-1], int):
         return f"{verdict}, which does not fit in its list. Allowed there: {allowed}."
     is_text = allowed.startswith(("a folder", "a file", "text"))
     quote = " Quote it to make it text." if is_text and isinstance(value, int | float) else ""
     return f"{verdict}. Allowed: {allowed}.{quote}{meaning}"
+
+
+def _name(path: Path, origin: Origin) -> str:
+    """One paragraph about the last of `path`, a name that its mapping cannot have."""
+    field = find_field(path)
+    names, _ = (field and mapping_types(field.annotation)) or (str, None)
+    close = difflib.get_close_matches(str(path[-1]), map(str, get_args(names)), n=1)
+    hint = f" Nearest: `{close[0]}`." if close else ""
+    return (
+        f"{origin(path)}: `{dotted(path[:-1])}` has the name `{path[-1]}`.{hint} Allowed names: "
+        f"{allowed_words(names)}."
+    )
 
 
 def _setting(location: tuple[int | str, ...]) -> Path:

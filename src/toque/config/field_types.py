@@ -195,6 +195,7 @@ TaskName = Literal["write", "request", "nutrition", "difficulty", "cuisine", "ne
 OwnTaskName = Annotated[
     str,
     Predicate(lambda value: _WORD.fullmatch(value) and value not in get_args(TaskName)),
+    Allowed(f"a word that is none of {', '.join(get_args(TaskName))}"),
 ]
 """A task of the user's own."""
 DifficultyName = Literal["easy", "medium", "hard"]

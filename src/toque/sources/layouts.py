@@ -186,8 +186,9 @@ def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -
     if gone:
         raise DataError(
             f"{path} is {layout.described} without the column named for {', '.join(gone)}. "
-            f"Its columns are {shown_names(layout.fields) or 'none'}. Correct columns of this "
-            "source in data.sources, or the templates of data.tasks."
+            f"Its columns are {shown_names(layout.fields) or 'none'}. Correct the columns named "
+            "for this source (a configuration has them in data.sources), or the templates of "
+            "data.tasks."
         )
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 from toque.config import Resolved, RunConfig, load_config, resolve_values
+from toque.config.error_messages import mapping_types
 from toque.config.resolve import DEFAULT, leaves
+from toque.config.schema import FilesConfig
 from toque.config.user_code import names_of_code
 from toque.config.yaml_reader import dotted
-from toque.errors import ConfigError
+from toque.errors import ConfigError, argument
 from toque.storage.atomic import disk_faults, sha256_of
 from toque.storage.download import cache_folder
 
@@ -56,6 +59,28 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     given = names_of_code(sections)
     old = {s: names for s, names in base.foreign_code.items() if s not in given}
     return made.with_foreign_code({s: old[s] for s in names_of_code(made.model_dump()) if s in old})
+
+
+def source_columns(columns: Columns | None) -> dict[str, Any]:
+    """Settings of a source whose fields are named so: none for None.
+
+    Raises:
+        ConfigError: a part that records do not have.
+
+    >>> source_columns({"prompt": "question"})
+    {'columns': {'prompt': 'question'}}
+    """
+    types_inside = mapping_types(FilesConfig.model_fields["columns"].annotation)
+    parts = get_args(types_inside[0]) if types_inside else ()
+    for part in columns or ():
+        if part not in parts:
+            close = difflib.get_close_matches(str(part), parts, n=1)
+            hint = f" Nearest: {close[0]}." if close else ""
+            raise ConfigError(
+                f"{argument('columns')} names {part!r}, which is no part of a record.{hint} Parts "
+                f"are {', '.join(parts)}."
+            )
+    return {} if columns is None else {"columns": dict(columns)}
 
 
 def with_origins(settings: RunConfig) -> Resolved:

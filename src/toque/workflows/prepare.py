@@ -14,9 +14,9 @@ from toque.data.store.store_manifest import read_manifest
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, argument, in_shell
 from toque.reporter import SILENT, Reporter
-from toque.sources.memory_rows import forget_rows, write_rows
+from toque.sources.memory_rows import ROWS, forget_rows, write_rows
 from toque.sources.own_tasks import refuse_absent
-from toque.workflows.configure import Columns, Configured, configure
+from toque.workflows.configure import Columns, Configured, configure, source_columns
 from toque.workflows.prepared_store import is_prepared, prepare_settings, sources_of
 from toque.workflows.results import Model, refuse_absent_start
 
@@ -84,7 +84,7 @@ def rows_kept(
             )
         yield settings
         return
-    named = {} if columns is None else {"columns": dict(columns)}
+    named = source_columns(columns)
     there = [source.path for source in (*given.sources, *given.validation)]
     before = {Path(path).name for path in there}
     if holds_a_store(store):
@@ -101,8 +101,14 @@ def rows_kept(
             if named or not listed:  # a run's own configuration lists these rows already
                 files[field] = [{"path": str(path), **named}]
         yield configure(settings, data=files)
-    except BaseException:
+    except BaseException as error:
         forget_rows(store, before)
+        if str(store / ROWS) in str(error):
+            error.add_note(
+                "That file is made of the rows given as data or validation. Their columns are the "
+                "argument columns, e.g. train(config, data=rows, columns={'prompt': 'question', "
+                "'target': 'answer'})."
+            )
         raise
     if is_alone() and holds_a_store(store):
         forget_rows(store, {Path(entry.path).name for entry in read_manifest(store).sources})

@@ -39,7 +39,7 @@ from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import is_remote
 from toque.units import Duration
-from toque.workflows.configure import Columns, configure
+from toque.workflows.configure import Columns, configure, source_columns
 from toque.workflows.first_config.dial import (
     EVALUATING,
     MOST_PASSES,
@@ -170,7 +170,7 @@ def init(
     _refuse_early(given, size, file, replace=replace)
     whole = time_of(for_)
     paths, held_out, left = _by_split([str(path) for path in given])
-    named = {} if columns is None else {"columns": dict(columns)}
+    named = source_columns(columns)
     model = {"family": "auto", "start_from": start} if start != "scratch" else {}
     wanted = configure(
         data={
