@@ -400,7 +400,7 @@ def _few_in_words(found: Sequence[FoundSource]) -> list[str]:
     if n >= _FEW_RECORDS or any(one.kind in ("", DOCUMENTS, TOKENS) for one in found):
         return []
     told = f"{n:,} different {'record is' if n == 1 else 'records are'} few for a new model"
-    todo = "start from a pretrained one (model.start_from), or add more"
+    todo = "let init start from a pretrained one, e.g. HuggingFaceTB/SmolLM2-135M, or add more"
     return [f"{told}, which learns its language from them alone: {todo}."]
 
 
