@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from serving.alone import GREEDY, alone, prompts
+from toque.models.generation import engine
 from toque.models.generation.live_rows import Order
 from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import Batcher, ServedModels
@@ -38,11 +39,11 @@ async def news_of(ticket):
             yield new
 
 
-def within(models, work, *, rows=4, queue=100):
+def within(models, work, *, rows=4, queue=100, **settings):
     """Run `work(batcher)` in an event loop."""
 
     async def main():
-        batcher = Batcher(models, rows=rows, queue=queue)
+        batcher = Batcher(models, rows=rows, queue=queue, **settings)
         batcher.start()
         try:
             return await work(batcher)
@@ -95,6 +96,31 @@ def test_draws_are_those_of_generate_beside_greedy_neighbours(served):
     (drawn, _), (plain, _) = within(ServedModels([served]), work, rows=8)
     assert drawn == three
     assert plain == [alone(served, one) for one in prompts(served, 4)]
+
+
+def test_products_have_the_precision_that_was_asked_for(served):
+    (prompt,) = prompts(served, 1)
+    options = replace(GREEDY, max_new_tokens=6)
+
+    def of_generate(precision):
+        told = []
+        model, codec = served.model, served.codec
+        how = replace(options, precision=precision)
+        engine.generate(
+            model, [prompt], how, eos_id=codec.eos_id, pad_id=codec.pad_id,
+            on_logprob=lambda _, logprob: told.append(logprob),
+        )  # fmt: skip
+        return told
+
+    async def work(batcher):
+        order = Order(prompt, 6, options, n_likeliest=0)
+        with batcher.ticket(served, [order]) as ticket:
+            return [new.logprob async for new in news_of(ticket)]
+
+    found = {p: within(ServedModels([served]), work, precision=p) for p in ("float32", "bf16")}
+    for precision, logprobs in found.items():
+        assert logprobs == pytest.approx(of_generate(precision), abs=1e-5)
+    assert found["bf16"] != pytest.approx(found["float32"], abs=1e-4)
 
 
 def test_a_model_that_cannot_begin_again_fails_alone_and_recovers(gpt2):

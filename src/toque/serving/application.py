@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from toque.models.generation.options import Precision
 from toque.serving.batcher import Batcher, ServedModels, failure
 from toque.serving.page_routes import page_routes
 from toque.serving.protocol import ChatRequest, CompletionRequest, TextRequest, parsed
@@ -24,10 +25,11 @@ def build_app(
     limits: Limits | None = None,
     token: str | None = None,
     hosts: Collection[str] | None = None,
+    precision: Precision = "float32",
 ) -> Gate:
     """The ASGI application of a server; its batch computes from start-up to shutdown."""
     limits = limits or Limits()
-    batcher = Batcher(models, rows=limits.rows, queue=limits.queue)
+    batcher = Batcher(models, rows=limits.rows, queue=limits.queue, precision=precision)
 
     @asynccontextmanager
     async def running(_: Starlette) -> AsyncIterator[None]:

@@ -25,8 +25,10 @@ from toque.data.tokenizer.chat import ChatTemplate, prompt_ids
 from toque.data.tokenizer.codec import Codec, FamilyKind
 from toque.models.families import family_of, max_positions
 from toque.models.generation.constraints import HeldVocabulary
+from toque.models.generation.engine import precision_here
 from toque.models.generation.kv_cache import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
+from toque.models.generation.options import Precision
 from toque.models.generation.packed_products import Packs, with_packed_products
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import use_adapter
@@ -145,11 +147,15 @@ class Ticket:
 class Batcher:
     """Writes for all requests, between `start` and `close`; the event loop calls its methods.
 
-    At most `rows` orders are written at a time, over all models, and `queue` wait beside them.
+    At most `rows` orders are written at a time, over all models, and `queue` wait beside them;
+    `precision` is that of their products.
     """
 
-    def __init__(self, models: ServedModels, *, rows: int, queue: int) -> None:
+    def __init__(
+        self, models: ServedModels, *, rows: int, queue: int, precision: Precision = "float32"
+    ) -> None:
         self.rows, self.queue = rows, queue
+        self._precision = precision
         self.metrics = _Metrics(self)
         self._active: dict[PreTrainedModel, str | None] = {}
         self._models = models
@@ -325,7 +331,9 @@ class Batcher:
     def _made(self, served: ServedModel) -> LiveRows:
         """Rows of a model whose adapter is active."""
         return LiveRows(
-            with_packed_products(served.model, "float32", self._packs),
+            with_packed_products(
+                served.model, precision_here(self._precision, served.model), self._packs
+            ),
             rows=self.rows,
             columns=served.context_tokens + (0 if served.is_encoder_decoder else 1),
             eos_id=served.codec.eos_id,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from toque.errors import ConfigError, argument, needing
+from toque.models.generation.options import GenerationOptions, Precision
 from toque.reporter import SILENT, Reporter
 from toque.runs.places import RunFinder, is_in_a_bucket
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
@@ -32,6 +34,7 @@ def serve(
     queue: int = 256,
     seconds: float = 300.0,
     device: str = "auto",
+    precision: Precision = "float32",
     reporter: Reporter = SILENT,
 ) -> None:
     """Answer requests in the OpenAI protocol until SIGTERM or Ctrl-C.
@@ -46,6 +49,8 @@ def serve(
         queue: texts that wait beside them; more are refused with 429.
         seconds: longest time for one request.
         device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
+        precision: of the matrix products, as of `generate`. bf16 is faster where the processor has
+            it, and a text then depends more often on those that are written beside it.
         reporter: hears where the server is.
 
     Raises:
@@ -58,9 +63,12 @@ def serve(
         from toque.serving.server import Limits, Server, hosts_of, listening, url_of
     named = _named([models] if isinstance(models, TrainedRun | str | Path) else models)
     hosts = hosts_of(host, port=port, token=token, risk="use the models")
+    GenerationOptions(precision=precision)  # refuses another than the three
     for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
         if value < least:
             raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {least}.")
+    from toque.models.generation.engine import emulates_bf16
+    from toque.models.onednn import EMULATED_BF16
     from toque.workflows.inference.open_served import open_models
 
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
@@ -71,7 +79,11 @@ def serve(
         said = "reading " + ", ".join(map(str, named.values()))
         with reporter.working(said), ThreadPoolExecutor(1) as once:
             served = once.submit(open_models, named, device=device).result()
-            app = once.submit(build_app, served, limits=limits, token=token, hosts=hosts).result()
+            asked = partial(build_app, limits=limits, token=token, hosts=hosts, precision=precision)
+            app = once.submit(asked, served).result()
+        slow = [m for s in served.values() if emulates_bf16(precision, m := s.model)]
+        if slow:
+            reporter.notice(EMULATED_BF16.format(device=slow[0].device.type))
         reporter.line(f"{url_of(host, sock)} serves {', '.join(served)}.")
         reporter.notice("Programs ask below /v1, as they ask OpenAI. Ctrl-C stops.")
         with suppress(KeyboardInterrupt):
