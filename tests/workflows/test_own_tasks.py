@@ -14,6 +14,8 @@ from toque.cli import main
 from toque.config.dump import differences, to_yaml
 from toque.errors import ConfigError, DataError
 from toque.evaluation.bootstrap import FILE, from_json
+from toque.workflows.asking import OwnTask, read_prompts
+from toque.workflows.prepared_store import open_store
 
 ADJECTIVES = {"good": ("warm", "fresh", "crisp"), "bad": ("cold", "stale", "burnt")}
 ROWS = [
@@ -113,6 +115,46 @@ def test_evaluate_compare_the_report_and_the_card_show_them(
         text = page.read_text().replace("_", " ")
         assert "sentiment accuracy" in text, page
         assert "dish token f1" in text, page
+
+
+def test_classes_of_a_task_of_ones_own_are_chosen_among_as_evaluation_does(
+    tmp_path: Path, trained: toque.RunConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, store = trained.run_dir, open_store(trained)
+    decode, code = store.codec().decode, trained.data.task_names.index("sentiment")
+    rows = store.rows("validation")
+    rows = rows[store.column("task")[rows] == code].tolist()
+    whole = {f"Review: {row['text']}\nSentiment:": row for row in ROWS}
+    records = [whole[decode(store.prompt(row)).strip()] for row in rows]
+    found = toque.classify(run, records, task="sentiment")
+    scores = json.loads((Path(run) / "evaluation.json").read_bytes())["tasks"]["sentiment"]
+    right = [one.answer == row["label"] for one, row in zip(found, records, strict=True)]
+    assert sum(right) / len(right) == pytest.approx(scores["accuracy"], abs=1e-6)
+    asked = [one.prompt for one in found]
+    assert set(asked) < whole.keys()
+    file = tmp_path / "asked.jsonl"
+    lines = [records[0]["text"], json.dumps(records[0]), json.dumps({"prompt": asked[0]})]
+    file.write_text("\n".join(lines))
+    assert {one.prompt for one in toque.classify(run, file=file, task="sentiment")} == {asked[0]}
+    raw = toque.classify(run, asked[0], task="sentiment", raw=True)
+    assert raw == toque.classify(run, records[0]["text"], task="sentiment")
+    assert main(["generate", run, "--task", "sentiment", "--prompt", records[0]["text"]]) == 0
+    assert re.search(r"good 0\.\d+", capfd.readouterr().out)
+    for task, record, message in (
+        ("sentiment", {"txt": "Warm."}, r"no text in text, which .*sentiment asks by.*are txt"),
+        ("dish", {"text": "Warm."}, r"one of a few: .*, sentiment are, and tasks of its own"),
+        ("difficulty", "Soup", r"did not learn task=difficulty: its data.tasks is sentiment, dish"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=message):
+            toque.classify(run, [record], task=task)
+
+
+def test_a_text_does_not_stand_for_several_fields() -> None:
+    task = OwnTask("oven", "{context}: {question}")
+    with pytest.raises(ConfigError, match=r"asks by 2 fields, context, question\. Give records"):
+        read_prompts("How hot?", None, task=task, raw=False)
+    record = {"context": "Ovens", "question": "How hot?", "answer": "Hot."}
+    assert read_prompts([record], None, task=task, raw=False) == ["Ovens: How hot?"]
 
 
 def test_a_function_of_ones_own_scores_a_task(

@@ -166,8 +166,9 @@ def generate(
         prompt: what to write for, e.g. "lentil soup" or "lentil soup: lentils, carrots, cumin"; may
             be given several times.
         file: a prompt a line, or JSON lines with `prompt`, or with `title` and `ingredients`.
-        task: ask this instead of writing: nutrition, difficulty or cuisine. The answer is one of
-            its classes, with the model's probability of each.
+        task: ask this instead of writing: nutrition, difficulty, cuisine, or a task of the run's
+            own that has classes, by records with the fields that it asks by (--file), or by a text
+            if that is one field. The answer is one of its classes, with the probability of each.
         choices: an answer of your own to choose from, for prompts as they are; given twice or more.
         adapter: adapter folder to write with; may be given several times, and each writes every
             text: the model itself is read once.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from toque.config import RunConfig, load_config
 from toque.cooking.examples import question
@@ -31,6 +33,8 @@ from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
 from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import Provenance, provenance_of
+from toque.sources.documents import fields_in, text_of
+from toque.sources.records import is_filled
 
 if TYPE_CHECKING:
     from toque.evaluation.text_samples import Prompt
@@ -191,11 +195,44 @@ def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[
     ]
 
 
+class OwnTask(NamedTuple):
+    """A task of the user's own, as it is asked."""
+
+    name: str
+    prompt: str | tuple[str, ...]  # template over the fields of a record, or fields
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a record that the prompt is made of."""
+        return fields_in(self.prompt)
+
+    def asked_of(self, record: Mapping[str, Any], where: str) -> str:
+        """The prompt for a record; DataError where it fills none of the fields."""
+        text, unread = text_of(record, self.prompt, Counter())
+        if unread or not any(is_filled(record.get(field)) for field in self.fields):
+            raise DataError(
+                f"{where} has no text in {unread or ' or '.join(self.fields)}, which data.tasks."
+                f"{self.name} asks by. Its fields are {', '.join(record) or 'none'}; a prompt as "
+                'it is stands in {"prompt": "..."}.'
+            )
+        return text
+
+    def asked_by(self, typed: str, where: str) -> str:
+        """The prompt for a text, which fills the one field; ConfigError where there are several."""
+        if len(self.fields) > 1:
+            raise ConfigError(
+                f"{where} is one text, and data.tasks.{self.name} asks by {len(self.fields)} "
+                f"fields, {', '.join(self.fields)}. Give records that have them, each a line of "
+                f"JSON, with {argument('file=rows.jsonl')}."
+            )
+        return self.asked_of(dict.fromkeys(self.fields, typed), where) if typed.strip() else typed
+
+
 def read_prompts(
-    prompts: str | Sequence[str],
+    prompts: str | Sequence[str | Mapping[str, Any]],
     file: str | Path | None,
     *,
-    task: Task | None,
+    task: Task | OwnTask | None,
     raw: bool,
     recipes: bool = True,
     blanks: bool = False,
@@ -203,24 +240,31 @@ def read_prompts(
     """Prompts as a model reads them, those of a file after those of the call.
 
     A line of `file` is a prompt, or JSON with `prompt`, or for a task with `title`, `ingredients`
-    and `steps`. Prompts are put in the form of the `task`, unless it is None, `raw` is set, or the
-    model does not write `recipes`. With `blanks` a prompt of nothing passes: a text begins there.
-    Without any prompt it is a ConfigError, and a file that cannot be read is a DataError.
+    and `steps`, or with the fields of an own task; so is one of `prompts`. Texts are put in the
+    form of the `task`, unless it is None, `raw` is set, or the model does not write `recipes`. With
+    `blanks` a prompt of nothing passes: a text begins there. Without any prompt it is a
+    ConfigError, and a file that cannot be read is a DataError.
     """
     wish, example = "write for", 'prompts="lentil soup"'
     if task != "write":
         wish, example = "answer", 'prompts="lentil soup: 200 g lentils, 1 onion"'
+    own = None
+    if isinstance(task, OwnTask):
+        example, own, task = 'prompts="your text"', task, None
     if task == "write" and not recipes:
         task = None
     form = None if raw else task
     typed = [prompts] if isinstance(prompts, str) else prompts
-    found = [  # place, content and trained form of each
-        (f"{argument('prompts')}, number {n}", text, trained_prompt(text, form))
-        for n, text in enumerate(typed, start=1)
-    ]
-    for where, line in _lines(Path(file)) if file is not None else ():
+    given = ((f"{argument('prompts')}, number {n}", one) for n, one in enumerate(typed, start=1))
+    found = list[tuple[str, str, str]]()  # place, content and trained form of each
+    for where, line in chain(given, _lines(Path(file)) if file is not None else ()):
         if isinstance(line, str):
-            found.append((where, line, trained_prompt(line, form)))
+            asked = trained_prompt(line, form)
+            if own is not None and not raw:
+                asked = own.asked_by(line, where)
+            found.append((where, line, asked))
+        elif own is not None and ("prompt" not in line or not line.keys().isdisjoint(own.fields)):
+            found.append((where, asked := own.asked_of(line, where), asked))
         elif isinstance(line.get("prompt"), str):
             found.append((where, line["prompt"], prompt_of(line)))
         elif task is not None and isinstance(line.get("title"), str):

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from toque.config import load_config
+from toque.config.schema import TaskConfig
 from toque.cooking.answer_schemas import answer_schema
 from toque.cooking.prompts import CLASSES, Task
 from toque.cooking.recipe_form import recipe_form
@@ -18,7 +20,7 @@ from toque.evaluation.best_of import BestOf
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.loading.provenance import Provenance, provenance_of
 from toque.reporter import SILENT, Reporter, counting
-from toque.workflows.asking import provenance_in, read_prompts, writes_recipes
+from toque.workflows.asking import OwnTask, provenance_in, read_prompts, writes_recipes
 from toque.workflows.results import Answer, Model, Written, existing_folder
 
 if TYPE_CHECKING:
@@ -300,7 +302,7 @@ def _writable(name: str, codec: Codec) -> str:
 
 def classify(
     run_or_model: Model,
-    prompts: str | Sequence[str] = (),
+    prompts: str | Sequence[str | Mapping[str, Any]] = (),
     *,
     file: str | Path | None = None,
     task: str | None = None,
@@ -313,9 +315,10 @@ def classify(
 
     Args:
         run_or_model: what chooses.
-        prompts: "dish: a, b, c" for a task; a question as it is for choices.
+        prompts: "dish: a, b, c" for a task; a question as it is for choices. For a task of the
+            run's own the text that it asks about, or a record with the fields that it asks by.
         file: more prompts, one a line or as JSON lines.
-        task: nutrition, difficulty or cuisine.
+        task: nutrition, difficulty, cuisine, or a task of the run's own that has classes.
         choices: answers of your own instead, two or more.
         raw: send prompts as they are, not in the form the model was trained on.
         device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
@@ -325,8 +328,12 @@ def classify(
         ConfigError: no prompt, a task the run did not learn, or fewer than two choices.
         DataError: a file that cannot be read.
     """
-    answers, folder = _allowed(task, choices), existing_folder(run_or_model)
-    asked = read_prompts(prompts, file, task=cast("Task | None", task), raw=raw)
+    folder = existing_folder(run_or_model)
+    own = _own_tasks(folder)
+    answers = _allowed(task, choices, own)
+    of_recipes = cast("Task | None", task)
+    asks = OwnTask(task, own[task].prompt) if task is not None and task in own else of_recipes
+    asked = read_prompts(prompts, file, task=asks, raw=raw)
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.evaluation.constrained_choice import choose
@@ -350,13 +357,22 @@ def classify(
     ]
 
 
-def _allowed(task: str | None, choices: Sequence[str]) -> tuple[str, ...]:
+def _own_tasks(folder: Path) -> Mapping[str, TaskConfig]:
+    """The tasks of the user's own that a run was trained on; none of a model folder."""
+    file = folder / "config.yaml"
+    return load_config(file).config.data.own_tasks if file.is_file() else {}
+
+
+def _allowed(
+    task: str | None, choices: Sequence[str], own: Mapping[str, TaskConfig]
+) -> tuple[str, ...]:
     """The answers a model may give, or a ConfigError."""
-    if task is not None and task not in CLASSES:
+    classes = CLASSES | {name: one.classes for name, one in own.items() if one.classes}
+    if task is not None and task not in classes:
         raise ConfigError(
-            f"{argument('task')} is {task}. Its answer must be one of a few: {', '.join(CLASSES)} "
-            f"are. Texts are written without {argument('task')}; answers of your own are "
-            f"{argument('choices')}."
+            f"{argument('task')} is {task}. Its answer must be one of a few: {', '.join(classes)} "
+            f"are, and tasks of its own with classes that a run was trained on. Texts are written "
+            f"without {argument('task')}; answers of your own are {argument('choices')}."
         )
     if task is not None and choices:
         raise ConfigError(
@@ -364,7 +380,7 @@ def _allowed(task: str | None, choices: Sequence[str]) -> tuple[str, ...]:
             f"{argument('choices')} gives others. Leave one of them out."
         )
     if task is not None:
-        return CLASSES[task]
+        return classes[task]
     if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):
         raise ConfigError(
             f"{argument('choices')} are {', '.join(map(repr, choices))}. Give two answers or more, "
