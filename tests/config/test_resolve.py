@@ -93,6 +93,7 @@ def test_unknown_name_on_the_command_line():
          ["`data.task_weights.write` is 0", "a number above 0 to 100"]),
         ("data:\n  tasks:\n    a b: {prompt: q, target: a}\n", 3,
          ["`data.tasks` has the name `a b`", "a word that is none of write, request"]),
+        ("data: {tasks: {(a): {prompt: q, target: a}}}\n", 1, ["`data.tasks` has the name `(a)`"]),
         ("data:\n  tasks:\n    mood: 3\n", 3, ["`data.tasks.mood` is 3", "{prompt: ..., target:"]),
         ("data: [1]\n", 1, ["`data` is a list of 1"]),
         ("optim: null\n", 1, ["`optim` is null"]),

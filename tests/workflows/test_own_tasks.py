@@ -142,7 +142,7 @@ def test_classes_of_a_task_of_ones_own_are_chosen_among_as_evaluation_does(
     assert re.search(r"good 0\.\d+", capfd.readouterr().out)
     for task, record, message in (
         ("sentiment", {"txt": "Warm."}, r"no text in text, which .*sentiment asks by.*are txt"),
-        ("dish", {"text": "Warm."}, r"one of a few: .*, sentiment are, and tasks of its own"),
+        ("dish", {"text": "Warm."}, r"one of a few: those of .*, sentiment are, and of each task"),
         ("difficulty", "Soup", r"did not learn task=difficulty: its data.tasks is sentiment, dish"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):

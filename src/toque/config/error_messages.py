@@ -192,9 +192,10 @@ def explain_combination(
 
 
 def _value(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> str:
-    path = _setting(detail["loc"])
     if detail["loc"][-1] == "[key]":
-        return _name(path, origin)
+        *above, key, _ = detail["loc"]  # a key may look like a tag: "(a)"
+        return _name((*_setting(tuple(above)), key), origin)
+    path = _setting(detail["loc"])
     name, field = dotted(path), find_field(path)
     text = field.description if field is not None else None
     meaning = f" It means: {' '.join(text.split())}" if text else ""

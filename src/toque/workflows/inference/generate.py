@@ -370,9 +370,10 @@ def _allowed(
     classes = CLASSES | {name: one.classes for name, one in own.items() if one.classes}
     if task is not None and task not in classes:
         raise ConfigError(
-            f"{argument('task')} is {task}. Its answer must be one of a few: {', '.join(classes)} "
-            f"are, and tasks of its own with classes that a run was trained on. Texts are written "
-            f"without {argument('task')}; answers of your own are {argument('choices')}."
+            f"{argument('task')} is {task}. Its answer must be one of a few: those of "
+            f"{', '.join(classes)} are, and of each task of a run's own that has classes, which a "
+            f"model folder without its run does not know. Texts are written without "
+            f"{argument('task')}; answers of your own are {argument('choices')}."
         )
     if task is not None and choices:
         raise ConfigError(
