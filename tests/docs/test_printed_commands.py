@@ -97,8 +97,8 @@ def _filled(word: str, page: Path) -> str:
         return NAMES.get(word, word)
     if re.fullmatch(r"[\w/-]+\.yaml", word):
         return word if word == "runs/mine/config.yaml" else "my.yaml"
-    # Each run and store of the pages is the kitchen's, and the two adapters are.
-    place = re.fullmatch(r"(run|store|work)s?/(?!mine|my|other|a/|b/)\w+(/.+)?", word)
+    # Each run and store of the pages is the kitchen's but these, which are there.
+    place = re.fullmatch(r"(run|store|work)s?/(?!mine|my|other|reviews|a/|b/)\w+(/.+)?", word)
     return f"{place[1].replace('work', 'run')}s/mine{place[2] or ''}" if place else word
 
 
@@ -143,7 +143,7 @@ def places(words: tuple[str, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def pantry(kitchen: Path) -> Path:
-    """The kitchen with what else the pages name: a second run, two adapters, a file of prompts."""
+    """The kitchen with what else the pages name: other runs, two adapters, a file of prompts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(kitchen)
         adapter = ["model.family=auto", "model.shape={}", "model.start_from=runs/mine/model"]
@@ -158,6 +158,8 @@ def pantry(kitchen: Path) -> Path:
         Path("chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
         reviews = [f"It was {i},{'good' if i % 2 else 'bad'},day {i}\n" for i in range(20)]
         Path("reviews.csv").write_text("".join(["text,label,summary\n", *reviews]))
+        few = ["train.stop_after=2 steps", "evaluation.generate=2", "evaluation.texts=2"]
+        assert main(["train", "reviews.yaml", *few]) == 0
         shutil.copytree("runs/a", "runs/b")
         for copied in ("runs/mine", "stores/mine"):
             shutil.copytree(copied, f"{Path(copied).parent}/my own")
