@@ -192,6 +192,10 @@ SecretAddress = Annotated[
 
 TaskName = Literal["write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"]
 """Task that a recipe can be turned into; `toque.cooking.prompts` has a table of them."""
+ColumnPart = Literal[
+    "title", "ingredients", "steps", "text", "prompt", "target", "messages", "system"
+]
+"""Part of a record that a field of a source may be named for."""
 OwnTaskName = Annotated[
     str,
     Predicate(lambda value: _WORD.fullmatch(value) and value not in get_args(TaskName)),

@@ -20,6 +20,7 @@ from toque.config.field_types import (
     AsTuple,
     Auto,
     BatchSize,
+    ColumnPart,
     Config,
     EncodingName,
     FileName,
@@ -100,7 +101,7 @@ class FilesConfig(Config):
     documents; tokens: .npy or .npz files of token ids; auto: by what the file holds, never by its
     name."""
     columns: dict[
-        Literal["title", "ingredients", "steps", "text", "prompt", "target", "messages", "system"],
+        ColumnPart,
         str | Annotated[tuple[str, ...], AsTuple, Field(min_length=1)],
     ] = {}  # noqa: RUF012
     """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON

@@ -10,9 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from toque.config import Resolved, RunConfig, load_config, resolve_values
-from toque.config.error_messages import mapping_types
+from toque.config.field_types import ColumnPart
 from toque.config.resolve import DEFAULT, leaves
-from toque.config.schema import FilesConfig
 from toque.config.user_code import names_of_code
 from toque.config.yaml_reader import dotted
 from toque.errors import ConfigError, argument
@@ -70,8 +69,7 @@ def source_columns(columns: Columns | None) -> dict[str, Any]:
     >>> source_columns({"prompt": "question"})
     {'columns': {'prompt': 'question'}}
     """
-    types_inside = mapping_types(FilesConfig.model_fields["columns"].annotation)
-    parts = get_args(types_inside[0]) if types_inside else ()
+    parts = get_args(ColumnPart)
     for part in columns or ():
         if part not in parts:
             close = difflib.get_close_matches(str(part), parts, n=1)

@@ -22,7 +22,7 @@ from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.generation.packed_products import with_packed_products
 from toque.models.lora.frozen import computing, format_of
-from toque.models.onednn import has_fast_bf16
+from toque.models.onednn import EMULATED_BF16, has_fast_bf16
 from toque.reporter import Count, uncounted
 
 MOST_ROWS: Final = {"cpu": 160, "cuda": 256}
@@ -116,10 +116,12 @@ def precision_here(asked: Precision, model: PreTrainedModel) -> Literal["bf16", 
     return "bf16" if asked == "bf16" or has_fast_bf16(model.device) else "float32"
 
 
-def emulates_bf16(asked: Precision, model: PreTrainedModel) -> bool:
-    """True where a request means products in bf16 that are slower than those of float32."""
+def emulation_in_words(asked: Precision, model: PreTrainedModel) -> str:
+    """A notice where a request means products in bf16 that are slower than float32's, else ""."""
     held = format_of(model).dtype == torch.bfloat16
-    return (held or precision_here(asked, model) == "bf16") and not has_fast_bf16(model.device)
+    is_bf16 = held or precision_here(asked, model) == "bf16"
+    is_slow = is_bf16 and not has_fast_bf16(model.device)
+    return EMULATED_BF16.format(device=model.device.type) if is_slow else ""
 
 
 def _written(

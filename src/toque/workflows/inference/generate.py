@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from toque.config import load_config
-from toque.config.schema import TaskConfig
+from toque.config import RunConfig, load_config
 from toque.cooking.answer_schemas import answer_schema
-from toque.cooking.prompts import CLASSES, Task
+from toque.cooking.prompts import RECIPE_TASKS, Task, task_table
 from toque.cooking.recipe_form import recipe_form
 from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
@@ -20,6 +19,7 @@ from toque.evaluation.best_of import BestOf
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.loading.provenance import Provenance, provenance_of
 from toque.reporter import SILENT, Reporter, counting
+from toque.sources.records import TaskTemplate
 from toque.workflows.asking import OwnTask, provenance_in, read_prompts, writes_recipes
 from toque.workflows.results import Answer, Model, Written, existing_folder
 
@@ -120,18 +120,16 @@ def generate(
         asked.append(_Asked(named, record, [text for text in read for _ in range(max(n, best.n))]))
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
-        from toque.models.generation.engine import emulates_bf16
+        from toque.models.generation.engine import emulation_in_words
         from toque.models.glibc_malloc import keep_freed_memory
-        from toque.models.onednn import EMULATED_BF16
         from toque.workflows.inference.open_model import open_model
 
         beside = [*map(Path, adapters)]
         opened = open_model(folder, device=device, adapters=beside, reporter=reporter)
-        kind = opened.model.device.type
-        if kind == "cpu":
+        if opened.model.device.type == "cpu":
             keep_freed_memory()
-    if emulates_bf16(precision, opened.model):
-        reporter.notice(EMULATED_BF16.format(device=kind))
+    if said := emulation_in_words(precision, opened.model):
+        reporter.notice(said)
     how = partial(_written, must_use=must_use, schema=in_json, on_text=on_text, reporter=reporter)
     return how(opened, asked, options, best=best, wanted=n)
 
@@ -329,10 +327,10 @@ def classify(
         DataError: a file that cannot be read.
     """
     folder = existing_folder(run_or_model)
-    own = _own_tasks(folder)
-    answers = _allowed(task, choices, own)
-    of_recipes = cast("Task | None", task)
-    asks = OwnTask(task, own[task].prompt) if task is not None and task in own else of_recipes
+    tasks = _tasks_of(folder)
+    answers, asks = _allowed(task, choices, tasks), cast("Task | OwnTask | None", task)
+    if task is not None and task not in RECIPE_TASKS:
+        asks = OwnTask(task, tasks[task].prompt)
     asked = read_prompts(prompts, file, task=asks, raw=raw)
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
@@ -357,17 +355,17 @@ def classify(
     ]
 
 
-def _own_tasks(folder: Path) -> Mapping[str, TaskConfig]:
-    """The tasks of the user's own that a run was trained on; none of a model folder."""
+def _tasks_of(folder: Path) -> Mapping[str, TaskTemplate]:
+    """The tasks of recipes, and those of the user's own that a run was trained on."""
     file = folder / "config.yaml"
-    return load_config(file).config.data.own_tasks if file.is_file() else {}
+    return task_table((load_config(file).config if file.is_file() else RunConfig()).data)
 
 
 def _allowed(
-    task: str | None, choices: Sequence[str], own: Mapping[str, TaskConfig]
+    task: str | None, choices: Sequence[str], tasks: Mapping[str, TaskTemplate]
 ) -> tuple[str, ...]:
     """The answers a model may give, or a ConfigError."""
-    classes = CLASSES | {name: one.classes for name, one in own.items() if one.classes}
+    classes = {name: one.classes for name, one in tasks.items() if one.classes}
     if task is not None and task not in classes:
         raise ConfigError(
             f"{argument('task')} is {task}. Its answer must be one of a few: those of "

@@ -67,8 +67,7 @@ def serve(
     for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
         if value < least:
             raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {least}.")
-    from toque.models.generation.engine import emulates_bf16
-    from toque.models.onednn import EMULATED_BF16
+    from toque.models.generation.engine import emulation_in_words
     from toque.workflows.inference.open_served import open_models
 
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
@@ -81,9 +80,8 @@ def serve(
             served = once.submit(open_models, named, device=device).result()
             asked = partial(build_app, limits=limits, token=token, hosts=hosts, precision=precision)
             app = once.submit(asked, served).result()
-        slow = [m for s in served.values() if emulates_bf16(precision, m := s.model)]
-        if slow:
-            reporter.notice(EMULATED_BF16.format(device=slow[0].device.type))
+        for said in {emulation_in_words(precision, one.model) for one in served.values()} - {""}:
+            reporter.notice(said)
         reporter.line(f"{url_of(host, sock)} serves {', '.join(served)}.")
         reporter.notice("Programs ask below /v1, as they ask OpenAI. Ctrl-C stops.")
         with suppress(KeyboardInterrupt):
