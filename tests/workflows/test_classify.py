@@ -85,5 +85,15 @@ def test_questions_are_in_the_trained_form(tmp_path: Path) -> None:
         "as it is",
         f"{asks}Toast\nIngredients: bread\n1. Toast it.",
     ]
+    asks = "Name the dish of this recipe:\nIngredients: "
+    assert read_prompts(
+        ["2 eggs, salt", "Egg: 1 egg", {"ingredients": ["1 egg"], "steps": ["Boil."]}],
+        None, task="title", raw=False,
+    ) == [f"{asks}eggs, salt\n", f"{asks}egg\n", f"{asks}egg\n1. Boil."]  # fmt: skip
+    toast = {"title": "Toast", "ingredients": ["bread"], "steps": ["Cut.", "Toast.", "Eat."]}
+    assert read_prompts([toast], None, task="next_step", raw=False) == [
+        "Write the next step of this recipe: Toast\nIngredients: bread\n1. Cut.\n2. Toast.\n3. Eat."
+    ]
+    assert read_prompts(["How is it?"], None, task="request", raw=False) == ["How is it?"]
     assert read_prompts(["Egg: a"], None, task="nutrition", raw=False)[0].endswith(": Egg\n- a")
     assert read_prompts(["Egg: a"], None, task=None, raw=False) == ["Egg: a"]

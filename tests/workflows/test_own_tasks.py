@@ -14,7 +14,8 @@ from toque.cli import main
 from toque.config.dump import differences, to_yaml
 from toque.errors import ConfigError, DataError
 from toque.evaluation.bootstrap import FILE, from_json
-from toque.workflows.asking import OwnTask, read_prompts
+from toque.models.loading.provenance import OwnTask
+from toque.workflows.asking import read_prompts
 from toque.workflows.prepared_store import open_store
 
 ADJECTIVES = {"good": ("warm", "fresh", "crisp"), "bad": ("cold", "stale", "burnt")}
@@ -142,11 +143,45 @@ def test_classes_of_a_task_of_ones_own_are_chosen_among_as_evaluation_does(
     assert re.search(r"good 0\.\d+", capfd.readouterr().out)
     for task, record, message in (
         ("sentiment", {"txt": "Warm."}, r"no text in text, which .*sentiment asks by.*are txt"),
-        ("dish", {"text": "Warm."}, r"one of a few: those of .*, sentiment are, and of each task"),
+        ("dish", {"text": "Warm."}, r"task is dish, whose answers are texts: toque\.generate"),
         ("difficulty", "Soup", r"did not learn task=difficulty: its data.tasks is sentiment, dish"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             toque.classify(run, [record], task=task)
+
+
+def test_a_task_with_texts_is_asked_by_name_of_a_run_and_of_its_exported_model(
+    tmp_path: Path, trained: toque.RunConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, text, whole = trained.run_dir, "The soup was cold.", "Name the dish: The soup was cold."
+    (by_prompt,) = toque.generate(run, whole, temperature=0)
+    exported = toque.export(run, tmp_path / "exported").folder
+    for model in (run, exported):
+        asked = toque.generate(model, [text, {"text": text}], task="dish", temperature=0)
+        assert [(one.prompt, one.text) for one in asked] == [(whole, by_prompt.text)] * 2
+        assert toque.generate(model, whole, task="dish", raw=True, temperature=0)[0] == asked[0]
+        (chosen,) = toque.classify(model, text, task="sentiment")
+        assert chosen.prompt == f"Review: {text}\nSentiment:"
+        assert chosen.probabilities.keys() == {"good", "bad"}
+        with pytest.raises(ConfigError, match=r"answered by one of good, bad, which toque\.classi"):
+            toque.generate(model, text, task="sentiment")
+        with pytest.raises(ConfigError, match=r"did not learn task=title: its .* is sentiment, di"):
+            toque.generate(model, text, task="title")
+        capfd.readouterr()
+        asks = ["generate", str(model), "--task"]
+        assert main([*asks, "dish", "--prompt", text, "--best-of", "2"]) == 0
+        assert capfd.readouterr().out.startswith(whole)
+        assert main([*asks, "sentiment", "--prompt", text]) == 0
+        assert re.search(r"\((good|bad) 0\.\d+, (good|bad) 0\.\d+\)", capfd.readouterr().out)
+    card = (exported / "README.md").read_text()
+    assert "sentiment: `Review: {text}\\nSentiment:`, dish: `Name the dish: {text}`." in card
+    assert "prompt = 'Review: Your text\\nSentiment:'" in card
+    # A run of a version before the record named own tasks is asked by its config.yaml.
+    record = Path(run) / "model" / "toque" / "model.json"
+    old = {k: v for k, v in json.loads(record.read_bytes()).items() if k != "own_tasks"}
+    shutil.copytree(run, tmp_path / "old")
+    (tmp_path / "old" / "model" / "toque" / "model.json").write_text(json.dumps(old))
+    assert toque.generate(tmp_path / "old", text, task="dish", temperature=0)[0] == asked[0]
 
 
 def test_a_text_does_not_stand_for_several_fields() -> None:

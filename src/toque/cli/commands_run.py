@@ -166,9 +166,10 @@ def generate(
         prompt: what to write for, e.g. "lentil soup" or "lentil soup: lentils, carrots, cumin"; may
             be given several times.
         file: a prompt a line, or JSON lines with `prompt`, or with `title` and `ingredients`.
-        task: ask this instead of writing: nutrition, difficulty, cuisine, or a task of the run's
-            own that has classes, by records with the fields that it asks by (--file), or by a text
-            if that is one field. The answer is one of its classes, with the probability of each.
+        task: ask this, which the model learnt: nutrition, difficulty, cuisine, title, next_step, or
+            a task of the run's own, by records with the fields that it asks by (--file), or by a
+            text if that is one field. Of a task with classes the answer is one of them, with the
+            probability of each; of another a text.
         choices: an answer of your own to choose from, for prompts as they are; given twice or more.
         adapter: adapter folder to write with; may be given several times, and each writes every
             text: the model itself is read once.
@@ -195,9 +196,12 @@ def generate(
     """
     prompts, chosen, prints = prompt or [], choices or [], ConsoleReporter()
     shown = TextsAsWritten() if sys.stdout.isatty() and not json and best_of == 1 else None
-    asked: dict[str, Any] = {"file": file, "raw": raw, "device": device, "reporter": prints}
+    asked: dict[str, Any] = {"file": file, "task": task, "raw": raw, "device": device}
+    asked["reporter"] = prints
+    from toque.workflows.inference import generate as workflow
+
     texts: Sequence[Written | Answer]
-    if task is not None or chosen:
+    if chosen or (task is not None and workflow.has_classes(run_or_model, task, adapter or [])):
         for word, given in {
             "--adapter": bool(adapter),
             "--must-use": must_use,
@@ -208,18 +212,14 @@ def generate(
         }.items():
             if given:
                 raise ConfigError(
-                    f"{word} is for texts, and --task and --choices weigh the answers of one model "
-                    "in float32. Leave one of them out."
+                    f"{word} is for texts, and --choices, or a --task with classes, weighs the "
+                    "answers of one model in float32. Leave one of them out."
                 )
-        from toque.workflows.inference.generate import classify
-
-        texts = classify(run_or_model, prompts, task=task, choices=chosen, **asked)
+        texts = workflow.classify(run_or_model, prompts, choices=chosen, **asked)
     else:
-        from toque.workflows.inference.generate import generate as workflow
-
         asked |= {"adapters": adapter or [], "n": n, "must_use": must_use, "on_text": shown}
         asked |= {"schema": schema, "best_of": best_of, "by": by}
-        texts = workflow(
+        texts = workflow.generate(
             run_or_model,
             prompts,
             max_new_tokens=max_new_tokens,

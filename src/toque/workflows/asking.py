@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
 
 from toque.config import RunConfig, load_config
 from toque.cooking.examples import question
@@ -16,6 +18,7 @@ from toque.cooking.prompts import (
     ASKS_FOR,
     CLASSES,
     QUESTIONS,
+    RECIPE_TASKS,
     TASKS,
     Task,
     asks_for_a_recipe,
@@ -32,7 +35,7 @@ from toque.data.tokenizer.portable import files_of_model
 from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
 from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.models.loading.hub import resolve_folder
-from toque.models.loading.provenance import Provenance, provenance_of
+from toque.models.loading.provenance import OwnTask, Provenance, provenance_of
 from toque.sources.documents import fields_in, text_of
 from toque.sources.records import is_filled
 
@@ -58,7 +61,12 @@ def provenance_of_run(config: RunConfig, manifest: StoreManifest) -> Provenance:
         form="gaps" if config.span_corruption is not None else form,
         max_new_tokens=target_limit(config, manifest),
         tasks=[*config.data.tasks] if form == "recipes" else [],
+        own_tasks=_own_tasks(config),
     )
+
+
+def _own_tasks(config: RunConfig) -> list[OwnTask]:
+    return [OwnTask(name, one.prompt, one.classes) for name, one in config.data.own_tasks.items()]
 
 
 def target_limit(config: RunConfig, manifest: StoreManifest | None) -> int:
@@ -77,11 +85,11 @@ def provenance_in(folder: Path) -> Provenance:
             with suppress(ConfigError, DataError):  # opening it says what is wrong
                 folder = resolve_folder(str(folder))
         return provenance_of(folder) or (UNKNOWN if is_toques(folder) else FOREIGN)
-    record = provenance_of(folder / "model")
-    if record is not None:
-        return record
-    config = load_config(folder / "config.yaml").config
-    return provenance_of_run(config, read_manifest(Path(config.data.store)))
+    record, config = provenance_of(folder / "model"), load_config(folder / "config.yaml").config
+    if record is None:
+        return provenance_of_run(config, read_manifest(Path(config.data.store)))
+    # Records of earlier versions hold none.
+    return msgspec.structs.replace(record, own_tasks=_own_tasks(config))
 
 
 def codec_in(folder: Path, record: Provenance) -> Codec:
@@ -119,10 +127,43 @@ def writes_recipes(record: Provenance) -> bool:
     return record.form == "recipes" and (not record.tasks or "write" in record.tasks)
 
 
+def task_to_ask(name: str, record: Provenance, of: str | Path) -> Task | OwnTask:
+    """The task of this name; ConfigError where the model of the record did not learn it.
+
+    A model whose training is unknown may be asked any task of recipes.
+    """
+    own = {task.name: task for task in record.own_tasks}
+    known = [*own, *(record.tasks or ["write"] if record.form == "recipes" else [])]
+    if name not in known:
+        learnt = f"its data.tasks is {', '.join(known)}"
+        if record is FOREIGN or record is UNKNOWN:
+            if name in TASKS:
+                return name
+            learnt = (
+                f"nothing is known of its training, and tasks of recipes are {', '.join(TASKS)}"
+            )
+        elif not known:
+            learnt = f"it was trained on {record.form}, which have no tasks"
+        raise ConfigError(
+            f"{of} did not learn {argument(f'task={name}')}: {learnt}. An answer would be chance. "
+            "Train with it (docs/guides/tasks-and-curriculum.md), or ask in your own way, without "
+            f"{argument('task')} or with {argument('choices')}."
+        )
+    return own.get(name) or cast("Task", name)
+
+
+def classes_of(task: Task | OwnTask) -> tuple[str, ...]:
+    """The answers that a task has; () for any text."""
+    return task.classes if isinstance(task, OwnTask) else RECIPE_TASKS[task].classes
+
+
 def example_prompt(record: Provenance) -> str | None:
     """A prompt for the model card; None for a model that answers none."""
     if record.form == "gaps":
         return None
+    if record.own_tasks:
+        own = record.own_tasks[0]
+        return _asked_of(own, dict.fromkeys(fields_in(own.prompt), "Your text"), "")
     if record.form == "documents":
         return "Once upon a time"
     if record.form in ("pairs", "conversations"):
@@ -142,6 +183,9 @@ def form_in_words(record: Provenance) -> str:
             "It was trained to fill gaps in texts, as a start for further training: it answers no "
             "prompts and writes no texts yet."
         )
+    if record.own_tasks:
+        asked = [f"{one.name}: `{_template(one)}`" for one in record.own_tasks]
+        return _prompts_in_words(asked)
     if record.form == "documents":
         return (
             "It was trained on whole texts: a prompt is the beginning of a text, which it goes on "
@@ -156,7 +200,10 @@ def form_in_words(record: Provenance) -> str:
         return "It was trained on its maker's own prompts and answers: a prompt is sent as it is."
     shown = {"write": f"`{write_prompt('NAME', ('a', 'b', 'c'))}`", **_OTHER_PROMPTS}
     shown |= {task: f"`{QUESTIONS[task]}...`" for task in CLASSES}
-    prompts = [shown[task] for task in record.tasks or ["write"]]
+    return _prompts_in_words([shown[task] for task in record.tasks or ["write"]])
+
+
+def _prompts_in_words(prompts: Sequence[str]) -> str:
     several = len(prompts) > 1
     return f"The {'prompts' if several else 'prompt'} it was trained on: {', '.join(prompts)}."
 
@@ -195,37 +242,36 @@ def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[
     ]
 
 
-class OwnTask(NamedTuple):
-    """A task of the user's own, as it is asked."""
+def _template(task: OwnTask) -> str:
+    """The prompt of a task as one line of a template, whichever way it was given."""
+    if isinstance(task.prompt, str) and fields_in(task.prompt) != (task.prompt,):
+        return task.prompt.replace("\n", "\\n")
+    return "\\n\\n".join(f"{{{field}}}" for field in fields_in(task.prompt))
 
-    name: str
-    prompt: str | tuple[str, ...]  # template over the fields of a record, or fields
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields of a record that the prompt is made of."""
-        return fields_in(self.prompt)
+def _asked_of(task: OwnTask, record: Mapping[str, Any], where: str) -> str:
+    """The task's prompt for a record; DataError where it fills none of the fields."""
+    fields = fields_in(task.prompt)
+    text, unread = text_of(record, task.prompt, Counter())
+    if unread or not any(is_filled(record.get(field)) for field in fields):
+        raise DataError(
+            f"{where} has no text in {unread or ' or '.join(fields)}, which data.tasks."
+            f"{task.name} asks by. Its fields are {', '.join(record) or 'none'}; a prompt as "
+            'it is stands in {"prompt": "..."}.'
+        )
+    return text
 
-    def asked_of(self, record: Mapping[str, Any], where: str) -> str:
-        """The prompt for a record; DataError where it fills none of the fields."""
-        text, unread = text_of(record, self.prompt, Counter())
-        if unread or not any(is_filled(record.get(field)) for field in self.fields):
-            raise DataError(
-                f"{where} has no text in {unread or ' or '.join(self.fields)}, which data.tasks."
-                f"{self.name} asks by. Its fields are {', '.join(record) or 'none'}; a prompt as "
-                'it is stands in {"prompt": "..."}.'
-            )
-        return text
 
-    def asked_by(self, typed: str, where: str) -> str:
-        """The prompt for a text, which fills the one field; ConfigError where there are several."""
-        if len(self.fields) > 1:
-            raise ConfigError(
-                f"{where} is one text, and data.tasks.{self.name} asks by {len(self.fields)} "
-                f"fields, {', '.join(self.fields)}. Give records that have them, each a line of "
-                f"JSON, with {argument('file=rows.jsonl')}."
-            )
-        return self.asked_of(dict.fromkeys(self.fields, typed), where) if typed.strip() else typed
+def _asked_by(task: OwnTask, typed: str, where: str) -> str:
+    """The task's prompt for a text, which fills its one field; ConfigError where it has several."""
+    fields = fields_in(task.prompt)
+    if len(fields) > 1:
+        raise ConfigError(
+            f"{where} is one text, and data.tasks.{task.name} asks by {len(fields)} "
+            f"fields, {', '.join(fields)}. Give records that have them, each a line of "
+            f"JSON, with {argument('file=rows.jsonl')}."
+        )
+    return _asked_of(task, dict.fromkeys(fields, typed), where) if typed.strip() else typed
 
 
 def read_prompts(
@@ -261,15 +307,18 @@ def read_prompts(
         if isinstance(line, str):
             asked = trained_prompt(line, form)
             if own is not None and not raw:
-                asked = own.asked_by(line, where)
+                asked = _asked_by(own, line, where)
             found.append((where, line, asked))
-        elif own is not None and ("prompt" not in line or not line.keys().isdisjoint(own.fields)):
-            found.append((where, asked := own.asked_of(line, where), asked))
+        elif own is not None and (
+            "prompt" not in line or not line.keys().isdisjoint(fields_in(own.prompt))
+        ):
+            found.append((where, asked := _asked_of(own, line, where), asked))
         elif isinstance(line.get("prompt"), str):
             found.append((where, line["prompt"], prompt_of(line)))
-        elif task is not None and isinstance(line.get("title"), str):
+        elif task is not None and (isinstance(line.get("title"), str) or task == "title"):
             steps = line.get("steps", line.get("directions"))
-            recipe = Recipe(line["title"], _texts(line.get("ingredients")), _texts(steps))
+            title = str(line.get("title", ""))
+            recipe = Recipe(title, _texts(line.get("ingredients")), _texts(steps))
             said = " ".join((recipe.title, *recipe.ingredients))
             found.append((where, said, _trained_form(task, recipe)))
         else:
@@ -297,11 +346,13 @@ def trained_prompt(prompt: str, task: Task | None) -> str:
     >>> trained_prompt("lentil soup: lentils, cumin", "write")
     'Generate recipe for: lentil soup using ingredients: lentils, cumin'
     """
-    if task is None or (task == "write" and prompt.startswith(ASKS_FOR)):
+    if task in (None, "request") or (task == "write" and prompt.startswith(ASKS_FOR)):
         return prompt
     if task == "write":
         return write_prompt(*dish_and_foods(prompt))
-    title, _, listed = prompt.partition(":")
+    title, colon, listed = prompt.partition(":")
+    if task == "title" and not colon:
+        listed = title  # of a dish that is to be named
     lines = tuple(line.strip() for line in listed.split(",") if line.strip())
     return _trained_form(task, Recipe(title.strip(), lines, ()))
 

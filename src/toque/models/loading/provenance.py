@@ -28,7 +28,17 @@ may never end: 19 of 122 of SmolLM2's after an hour on one magazine did not, whi
 recipe score of .848 to .926 (16: .914, 24: .884), and models from scratch from .762 to .806 and
 from .954 to .969. Of 2,400 recipes that people wrote 11 % hold such a run twice, and 35 % one of 8
 tokens."""
-_MOST_BYTES: Final = 1 << 16
+_MOST_BYTES: Final = 1 << 20
+
+
+class OwnTask(msgspec.Struct, frozen=True):
+    """A task of its maker's own, as the model is asked."""
+
+    name: str
+    prompt: str | tuple[str, ...]
+    """Template over the fields of a record, or a field, or several."""
+    classes: tuple[str, ...] = ()
+    """Answers that there are; () for any text."""
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +48,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
     """Longest text it was trained to write."""
     tasks: list[str] = []  # tasks about recipes that it was trained on; see `data.tasks`
+    own_tasks: list[OwnTask] = []
     tokenizer_json_sha256: str = ""
     """Hash of plain transformers' file. Once it is another, `toque/` no longer describes it."""
 

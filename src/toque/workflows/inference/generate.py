@@ -6,21 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toque.config import RunConfig, load_config
 from toque.cooking.answer_schemas import answer_schema
-from toque.cooking.prompts import RECIPE_TASKS, Task, task_table
+from toque.cooking.prompts import Task
 from toque.cooking.recipe_form import recipe_form
 from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.evaluation.best_of import BestOf
 from toque.models.generation.options import GenerationOptions, Precision
-from toque.models.loading.provenance import Provenance, provenance_of
+from toque.models.loading.provenance import OwnTask, Provenance, provenance_of
 from toque.reporter import SILENT, Reporter, counting
-from toque.sources.records import TaskTemplate
-from toque.workflows.asking import OwnTask, provenance_in, read_prompts, writes_recipes
+from toque.workflows.asking import (
+    classes_of,
+    provenance_in,
+    read_prompts,
+    task_to_ask,
+    writes_recipes,
+)
 from toque.workflows.results import Answer, Model, Written, existing_folder
 
 if TYPE_CHECKING:
@@ -33,9 +37,10 @@ _UNFINISHED = "\ufffd"  # character that a decoder gives while bytes of one are 
 
 def generate(
     run_or_model: Model,
-    prompts: str | Sequence[str] = (),
+    prompts: str | Sequence[str | Mapping[str, Any]] = (),
     *,
     file: str | Path | None = None,
+    task: str | None = None,
     adapters: Sequence[str | Path] = (),
     n: int = 1,
     temperature: float = 0.7,
@@ -58,8 +63,11 @@ def generate(
     Args:
         run_or_model: what writes.
         prompts: "dish" or "dish: a, b, c" for a model of recipes; one trained on prompts, texts or
-            tokens of your own gets them as they are. One or several.
+            tokens of your own gets them as they are. One or several. For a task of the run's own
+            the text that it asks about, or a record with the fields that it asks by.
         file: more prompts, one a line or as JSON lines.
+        task: what to ask, a task that the model learnt: title, next_step, or one of the run's own.
+            None: a recipe, where the model writes recipes.
         adapters: adapter folders; each writes every text.
         n: texts for each prompt; they follow each other.
         temperature: 0 takes the likeliest token every time.
@@ -85,7 +93,8 @@ def generate(
         reporter: hears of progress, where nobody hears of the texts themselves.
 
     Raises:
-        ConfigError: no prompt, a number out of range, no such device or score, or `must_use`,
+        ConfigError: no prompt, a number out of range, no such device or score, a task that the
+            model did not learn or that has classes, for which `classify` is; or `must_use`,
             `schema` or `best_of` where it cannot be.
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
@@ -96,6 +105,11 @@ def generate(
         raise ConfigError(
             f"{argument('must_use')} and {argument('schema')} each hold texts to a form of their "
             "own. Leave one of them out."
+        )
+    if must_use and task not in (None, "write"):
+        raise ConfigError(
+            f"{argument('must_use')} holds texts to the form of a recipe, and "
+            f"{argument(f'task={task}')} asks for others. Leave one of them out."
         )
     in_json = None if schema is None else answer_schema(schema)
     options = GenerationOptions(
@@ -109,15 +123,21 @@ def generate(
     best = BestOf(best_of, by)
     best.check(options, wanted=n)
     folder = existing_folder(run_or_model)
-    own, asked = provenance_in(folder), []
-    for adapter in adapters or (None,):
-        # An adapter is asked in its own form, which its base may not know.
-        record = own if adapter is None else provenance_of(Path(adapter)) or own
+    asked = []
+    for adapter, record in _records(folder, adapters):
         recipes, blanks = writes_recipes(record), record.form == "documents"
-        read = read_prompts(prompts, file, task="write", raw=raw, recipes=recipes, blanks=blanks)
+        asks: Task | OwnTask = "write"
+        if task is not None:
+            asks = task_to_ask(task, record, adapter or folder)
+        if classes := classes_of(asks):
+            raise ConfigError(
+                f"{argument(f'task={task}')} is answered by one of {', '.join(classes)}, which "
+                "toque.classify chooses among. Leave it out to write texts."
+            )
+        read = read_prompts(prompts, file, task=asks, raw=raw, recipes=recipes, blanks=blanks)
         best.check_prompts(read, in_json=in_json is not None)
-        named = None if adapter is None else str(adapter)
-        asked.append(_Asked(named, record, [text for text in read for _ in range(max(n, best.n))]))
+        some = [text for text in read for _ in range(max(n, best.n))]
+        asked.append(_Asked(adapter, record, some))
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import emulation_in_words
@@ -132,6 +152,15 @@ def generate(
         reporter.notice(said)
     how = partial(_written, must_use=must_use, schema=in_json, on_text=on_text, reporter=reporter)
     return how(opened, asked, options, best=best, wanted=n)
+
+
+def _records(folder: Path, adapters: Sequence[str | Path]) -> list[tuple[str | None, Provenance]]:
+    """What writes, each adapter or the model itself, with its record.
+
+    An adapter is asked in its own form, which its base may not know.
+    """
+    own = provenance_in(folder)
+    return [(str(one), provenance_of(Path(one)) or own) for one in adapters] or [(None, own)]
 
 
 class _Asked(NamedTuple):
@@ -316,7 +345,8 @@ def classify(
         prompts: "dish: a, b, c" for a task; a question as it is for choices. For a task of the
             run's own the text that it asks about, or a record with the fields that it asks by.
         file: more prompts, one a line or as JSON lines.
-        task: nutrition, difficulty, cuisine, or a task of the run's own that has classes.
+        task: a task that the model learnt and that has classes: nutrition, difficulty, cuisine, or
+            one of the run's own.
         choices: answers of your own instead, two or more.
         raw: send prompts as they are, not in the form the model was trained on.
         device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
@@ -327,10 +357,8 @@ def classify(
         DataError: a file that cannot be read.
     """
     folder = existing_folder(run_or_model)
-    tasks = _tasks_of(folder)
-    answers, asks = _allowed(task, choices, tasks), cast("Task | OwnTask | None", task)
-    if task is not None and task not in RECIPE_TASKS:
-        asks = OwnTask(task, tasks[task].prompt)
+    asks = None if task is None else task_to_ask(task, provenance_in(folder), folder)
+    answers = _allowed(task, choices, () if asks is None else classes_of(asks))
     asked = read_prompts(prompts, file, task=asks, raw=raw)
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
@@ -338,14 +366,6 @@ def classify(
         from toque.workflows.inference.open_model import open_model
 
         opened = open_model(folder, device=device, reporter=reporter)
-    learnt = None if opened.config is None else opened.config.data.tasks
-    if task is not None and learnt is not None and task not in learnt:
-        raise ConfigError(
-            f"{folder} did not learn {argument(f'task={task}')}: its data.tasks "
-            f"is {', '.join(learnt)}. An answer would be chance. Train with it "
-            "(docs/guides/tasks-and-curriculum.md), or ask in your own way with "
-            f"{argument('choices')}."
-        )
     ids = [opened.prompt_ids(prompt) for prompt in asked]
     with counting(reporter, "choosing for", "prompts") as count:
         shares = choose(opened.model, opened.codec, ids, answers, count)
@@ -355,23 +375,23 @@ def classify(
     ]
 
 
-def _tasks_of(folder: Path) -> Mapping[str, TaskTemplate]:
-    """The tasks of recipes, and those of the user's own that a run was trained on."""
-    file = folder / "config.yaml"
-    return task_table((load_config(file).config if file.is_file() else RunConfig()).data)
+def has_classes(run_or_model: Model, task: str, adapters: Sequence[str | Path] = ()) -> bool:
+    """True if the answers to a task are chosen, by `classify`; else `generate` writes them.
+
+    Raises:
+        ConfigError: the model, or an adapter, did not learn the task.
+    """
+    folder = existing_folder(run_or_model)
+    asked = [task_to_ask(task, one, name or folder) for name, one in _records(folder, adapters)]
+    return any(map(classes_of, asked))
 
 
-def _allowed(
-    task: str | None, choices: Sequence[str], tasks: Mapping[str, TaskTemplate]
-) -> tuple[str, ...]:
+def _allowed(task: str | None, choices: Sequence[str], classes: tuple[str, ...]) -> tuple[str, ...]:
     """The answers a model may give, or a ConfigError."""
-    classes = {name: one.classes for name, one in tasks.items() if one.classes}
-    if task is not None and task not in classes:
+    if task is not None and not classes:
         raise ConfigError(
-            f"{argument('task')} is {task}. Its answer must be one of a few: those of "
-            f"{', '.join(classes)} are, and of each task of a run's own that has classes, which a "
-            f"model folder without its run does not know. Texts are written without "
-            f"{argument('task')}; answers of your own are {argument('choices')}."
+            f"{argument('task')} is {task}, whose answers are texts: toque.generate writes them. "
+            f"Answers of your own are {argument('choices')}."
         )
     if task is not None and choices:
         raise ConfigError(
@@ -379,7 +399,7 @@ def _allowed(
             f"{argument('choices')} gives others. Leave one of them out."
         )
     if task is not None:
-        return classes[task]
+        return classes
     if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):
         raise ConfigError(
             f"{argument('choices')} are {', '.join(map(repr, choices))}. Give two answers or more, "
