@@ -48,7 +48,7 @@ REFUSED = {
     "generate run --n 0 --prompt x": "--n is 0; it must be at least 1",
     "generate run": 'Give --prompt "lentil soup" or --file prompts.txt',
     "generate run --file none.txt": "--file none.txt cannot be read",
-    "generate run --task write --prompt x": "Texts are written without --task",
+    "generate run --task title --prompt x": "did not learn --task title: its data.tasks is write.",
     "generate run --choices a --prompt x": "--choices Healthy --choices Indulgent",
     "generate run --task difficulty --adapter x --prompt x": "--adapter is for texts",
     "generate run --task difficulty --precision bf16 --prompt x": "one model in float32",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toque.cooking.answer_schemas import answer_schema
-from toque.cooking.prompts import Task
+from toque.cooking.prompts import CLASSES, Task
 from toque.cooking.recipe_form import recipe_form
 from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
@@ -378,9 +378,13 @@ def classify(
 def has_classes(run_or_model: Model, task: str, adapters: Sequence[str | Path] = ()) -> bool:
     """True if the answers to a task are chosen, by `classify`; else `generate` writes them.
 
+    Of nutrition, difficulty and cuisine that is so whatever the model learnt.
+
     Raises:
-        ConfigError: the model, or an adapter, did not learn the task.
+        ConfigError: the model, or an adapter, did not learn a task that is none of these.
     """
+    if task in CLASSES:
+        return True
     folder = existing_folder(run_or_model)
     asked = [task_to_ask(task, one, name or folder) for name, one in _records(folder, adapters)]
     return any(map(classes_of, asked))
