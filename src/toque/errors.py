@@ -8,9 +8,10 @@ out, and so is a line break between two letters, as in a path; other line breaks
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 _MARKED = re.compile("\0([^\0]*)\0")
@@ -37,6 +38,16 @@ def in_shell(word: object) -> str:
     text = str(word)
     # The mark before it has repr take single quotes, as such a word needs them.
     return shlex.quote(text) if text.isprintable() else "$'" + repr(f'"{text}')[2:]
+
+
+def nearest_hint(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The part of a message that names the likeliest of `known`; "" where none is like `given`.
+
+    >>> nearest_hint("rougel", ["rougeL", "bleu"]), nearest_hint("soup", ["bleu"])
+    (' Nearest: rougeL.', '')
+    """
+    close = difflib.get_close_matches(given, [*known], n=1, cutoff=cutoff)
+    return f" Nearest: {close[0]}." if close else ""
 
 
 class ToqueError(Exception):

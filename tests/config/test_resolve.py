@@ -160,7 +160,7 @@ def test_text_that_is_no_configuration(tmp_path, text, words):
 def test_what_is_no_file_of_text_is_refused(tmp_path):
     message = refusal("recipes-t5-smal")
     assert "neither a file nor a preset" in message
-    assert "Nearest preset: recipe-t5-small" in message
+    assert "Nearest: recipe-t5-small" in message
     assert "cannot be read" in refusal(str(tmp_path))
     (tmp_path / "b.yaml").write_bytes(b"seed: \xff\n")
     assert "not UTF-8" in refusal(str(tmp_path / "b.yaml"))

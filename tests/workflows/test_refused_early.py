@@ -92,7 +92,7 @@ def test_a_folder_that_was_there_is_left_there(say, own_kitchen):
 UNFIT = [
     ("model.shape={n_embd: 16, n_layer: 1, n_head: 2, n_positions: 128}", "128 positions"),
     ("model.shape={n_embd: 16, n_layer: 1, n_head: 3}", "does not make a gpt2 model"),
-    ("model.shape={n_embd: 16, n_heads: 2}", "Did you mean"),
+    ("model.shape={n_embd: 16, n_heads: 2}", "Nearest: n_head."),
     ("train.row_tokens=64", "train.row_tokens gives rows of 64 tokens"),
     ("train.batch=64 tokens", 'Use at least train.batch="320 tokens"'),
 ]

@@ -6,7 +6,6 @@ A file may hold, beside its settings, what changes on a named card:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from toque.config.schema import RunConfig
 from toque.config.user_code import is_of_a_run, names_of_code
 from toque.config.yaml_reader import Document, dotted, read_yaml
 from toque.config.yaml_reader import Path as SettingPath
-from toque.errors import ConfigError, argument
+from toque.errors import ConfigError, argument, nearest_hint
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
@@ -83,10 +82,9 @@ class _Given:
                 f"with the card. Leave {argument('hardware')} out; `toque plan` takes it for any."
             )
         if name not in self._overlays:
-            close = difflib.get_close_matches(name, self._overlays, n=1, cutoff=0.0)
             raise ConfigError(
-                f"{asked}: {self._name} says what changes on {', '.join(self._overlays)}. "
-                f"Nearest: {close[0]}."
+                f"{asked}: {self._name} says what changes on {', '.join(self._overlays)}."
+                f"{nearest_hint(name, self._overlays, cutoff=0.0)}"
             )
         self.values = merged(self.values, self._overlays[name])
         for path, origin in list(self._origins.items()):
@@ -232,8 +230,7 @@ def _read(name: str) -> Document:
     try:
         text = Path(name).read_bytes().decode("utf-8-sig")
     except FileNotFoundError as error:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        hint = f" Nearest preset: {close[0]}." if close else ""
+        hint = nearest_hint(name, known, cutoff=0.4)
         raise ConfigError(
             f"{name} is neither a file nor a preset.{hint} Presets: {', '.join(known)}. "
             "Give one of them, or the path of a YAML file."

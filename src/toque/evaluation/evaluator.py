@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from torch import nn
 
 from toque.config.schema import DataConfig, EvaluationConfig, TrainConfig
 from toque.cooking.prompts import task_table
-from toque.errors import ConfigError, Interrupted
+from toque.errors import ConfigError, Interrupted, nearest_hint
 from toque.evaluation.heldout_loss import LEFT, HeldOut
 from toque.evaluation.text_samples import Prompt, Sample, Sampler, metrics_of
 from toque.evaluation.text_scores import NO_CLASS, ScoresByTask, groups_in, names_in
@@ -185,9 +184,8 @@ def watched_metrics(
     for setting, metric in asked.items():
         if metric in known or own:
             continue  # what functions of the user's give is known when they have been called
-        near = difflib.get_close_matches(metric, known, n=1)
         told = f"{setting} is {metric}, which the evaluations of this run do not measure."
-        told += f" Nearest: {near[0]}." if near else ""
+        told += nearest_hint(metric, known)
         told += f" Allowed: {', '.join(known)}."
         if not prompts:
             told += (

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from toque.errors import ConfigError, argument
+from toque.errors import ConfigError, argument, nearest_hint
 
 _TABLE: Final = Path(__file__).with_name("cards.tsv")
 _MAKERS: Final = frozenset({"NVIDIA", "Tesla", "GeForce"})
@@ -61,10 +60,9 @@ def card_named(name: str) -> Card:
     known, wanted = cards(), "-".join(name.lower().removeprefix("nvidia ").split())
     if wanted in known:
         return known[wanted]
-    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.0)
     raise ConfigError(
-        f"{name!r} is not a card that is known here. Nearest: {close[0]}. Known: "
-        f"{', '.join(known)}. For the machine you are on, leave {argument('hardware')} out."
+        f"{name!r} is not a card that is known here.{nearest_hint(wanted, known, cutoff=0.0)} "
+        f"Known: {', '.join(known)}. For the machine you are on, leave {argument('hardware')} out."
     )
 
 

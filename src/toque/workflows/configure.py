@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from toque.config.field_types import ColumnPart
 from toque.config.resolve import DEFAULT, leaves
 from toque.config.user_code import names_of_code
 from toque.config.yaml_reader import dotted
-from toque.errors import ConfigError, argument
+from toque.errors import ConfigError, argument, nearest_hint
 from toque.storage.atomic import disk_faults, sha256_of
 from toque.storage.download import cache_folder
 
@@ -72,11 +71,9 @@ def source_columns(columns: Columns | None) -> dict[str, Any]:
     parts = get_args(ColumnPart)
     for part in columns or ():
         if part not in parts:
-            close = difflib.get_close_matches(str(part), parts, n=1)
-            hint = f" Nearest: {close[0]}." if close else ""
             raise ConfigError(
-                f"{argument('columns')} names {part!r}, which is no part of a record.{hint} Parts "
-                f"are {', '.join(parts)}."
+                f"{argument('columns')} names {part!r}, which is no part of a record."
+                f"{nearest_hint(str(part), parts)} Parts are {', '.join(parts)}."
             )
     return {} if columns is None else {"columns": dict(columns)}
 

@@ -71,7 +71,7 @@ def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
 @pytest.mark.parametrize(
     ("family", "shape", "words"),
     [
-        ("t5", {"d_modell": 16}, r"model\.shape\.d_modell.*Did you mean d_model\?"),
+        ("t5", {"d_modell": 16}, r"model\.shape\.d_modell.*Nearest: d_model\."),
         ("gpt2", {"num_heads": 4}, r"model\.shape\.num_heads is not an argument of a gpt2"),
         ("llama", {"vocab_size": 9}, "vocab_size is set by the tokenizer"),
         ("t5", {**SMALL_T5, "d_model": "big"}, "does not make a t5 model.*d_model"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from transformers import (
 )
 from transformers.activations import NewGELUActivation
 
-from toque.errors import CheckpointError, ConfigError, ToqueError
+from toque.errors import CheckpointError, ConfigError, ToqueError, nearest_hint
 from toque.models.families import FAMILIES, Family, family_of, is_read
 from toque.models.loading.model_folder import check_config, read_config_json
 
@@ -179,11 +178,9 @@ def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
                 "choose the vocabulary with model.tokenizer."
             )
         if name not in own:
-            near = difflib.get_close_matches(name, own, n=1)
-            hint = f"Did you mean {near[0]}? " if near else ""
             raise ConfigError(
-                f"model.shape.{name} is not an argument of a {family.name} model. {hint}"
-                f"Allowed: {', '.join(sorted(own))}."
+                f"model.shape.{name} is not an argument of a {family.name} model."
+                f"{nearest_hint(name, own)} Allowed: {', '.join(sorted(own))}."
             )
         if _SIZE.fullmatch(name) and type(value) is int and value < 1:
             raise ConfigError(f"model.shape.{name} is {value}; it must be at least 1.")

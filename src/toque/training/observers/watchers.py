@@ -6,7 +6,6 @@ from Toque. If it raises, the run continues: a warning names the first error, th
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from torch import Tensor
 from toque.config.schema import ObserveConfig
 from toque.config.user_code import ForeignCode, imported
 from toque.data.store.token_store import TokenStore, refuse_replaced
-from toque.errors import ConfigError
+from toque.errors import ConfigError, nearest_hint
 from toque.training.bottlenecks import DATA_ADVICE, DATA_SHARE
 from toque.training.callbacks import Callback, Requests, RunEnd, RunStart, Saved, State, StepInfo
 from toque.training.observers.metrics_log import StepWindow
@@ -279,9 +278,8 @@ def _check(name: str, watcher: object) -> None:
     else:
         # "batch" and "validation" are what other trainers call these.
         word = unknown[0].replace("batch", "step").replace("validation", "evaluate")
-        nearest = difflib.get_close_matches(word, METHODS, n=1)
         found = f"a method {unknown[0]}, which nothing would call"
-        hint = f" Nearest: {nearest[0]}." if nearest else ""
+        hint = nearest_hint(word, METHODS)
     raise ConfigError(
         f"The callback {name} has {found}.{hint} The methods are {', '.join(METHODS)}; each takes "
         "the state of the run (docs/guides/callbacks-and-trackers.md)."
