@@ -85,11 +85,14 @@ def provenance_in(folder: Path) -> Provenance:
             with suppress(ConfigError, DataError):  # opening it says what is wrong
                 folder = resolve_folder(str(folder))
         return provenance_of(folder) or (UNKNOWN if is_toques(folder) else FOREIGN)
-    record, config = provenance_of(folder / "model"), load_config(folder / "config.yaml").config
-    if record is None:
-        return provenance_of_run(config, read_manifest(Path(config.data.store)))
-    # Records of earlier versions hold none.
-    return msgspec.structs.replace(record, own_tasks=_own_tasks(config))
+    record = provenance_of(folder / "model")
+    # A record that an earlier version wrote names no tasks of one's own; the configuration does.
+    if record is not None and (record.own_tasks or record.form != "pairs"):
+        return record
+    config = load_config(folder / "config.yaml").config
+    if record is not None:
+        return msgspec.structs.replace(record, own_tasks=_own_tasks(config))
+    return provenance_of_run(config, read_manifest(Path(config.data.store)))
 
 
 def codec_in(folder: Path, record: Provenance) -> Codec:
