@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.browser import MARKS, SIZES, look, pages, soon
 from serving.known_recipe import FOODS, TEXT, TITLE, served_models
+from toque.models.loading.provenance import OwnTask, Provenance
 from toque.serving.batcher import ServedModels
 from toque.workflows.asking import FOREIGN
 
@@ -161,6 +162,33 @@ def talks(serving) -> Iterator[str]:
     served = [replace(one, record=FOREIGN) for one in served_models(["one", "other"]).values()]
     with serving(ServedModels(served)) as address:
         yield address
+
+
+def test_a_task_of_ones_own_is_asked_by_its_prompt(opened, serving):
+    tasks = [
+        OwnTask("sentiment", "Review: {text}\nSentiment:", ("good", "bad")),
+        OwnTask("answer", ("context", "question")),
+    ]
+    record = Provenance(form="pairs", max_new_tokens=8, own_tasks=tasks)
+    first, other = served_models(["one", "other"]).values()
+    models = [replace(first, record=record), replace(other, record=FOREIGN)]
+    with serving(ServedModels(models)) as address:
+        page = opened(to=address)
+        offered = ["a question, as it is", "sentiment", "answer"]
+        soon(page.locator("#task option")).to_have_text(offered)
+        page.select_option("#task", label="answer")
+        assert page.input_value("#question") == "{context}\n\n{question}"
+        page.select_option("#task", label="sentiment")
+        page.keyboard.type("Cold.")  # over the field, which is selected
+        assert page.input_value("#question") == "Review: Cold.\nSentiment:"
+        look(page, "task")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".answer[aria-busy=false] .by:not([hidden])")
+        assert texts(page, ".asked") == ["Review: Cold.\nSentiment:"]
+        assert page.input_value("#question") == "Review: {text}\nSentiment:"
+        page.evaluate("document.getElementById('more').open = true")
+        page.select_option("#model", "other")
+        assert page.locator("#task-field").is_hidden()
 
 
 @pytest.mark.parametrize("size", SIZES)

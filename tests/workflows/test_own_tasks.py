@@ -182,6 +182,12 @@ def test_a_task_with_texts_is_asked_by_name_of_a_run_and_of_its_exported_model(
     shutil.copytree(run, tmp_path / "old")
     (tmp_path / "old" / "model" / "toque" / "model.json").write_text(json.dumps(old))
     assert toque.generate(tmp_path / "old", text, task="dish", temperature=0)[0] == asked[0]
+    # One that somebody damaged, or crafted, is refused before anything is asked or served.
+    damaged = record.read_text().replace("dish: {text}", "dish: {text")
+    (exported / "toque" / "model.json").write_text(damaged)
+    for command in (["generate", str(exported), "--prompt", "x"], ["serve", str(exported)]):
+        assert main(command) == 4
+        assert "the prompt 'Name the dish: {text' is no template" in capfd.readouterr().err
 
 
 def test_a_text_does_not_stand_for_several_fields() -> None:

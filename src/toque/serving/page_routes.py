@@ -25,9 +25,10 @@ from toque.cooking.recipe import Recipe, parse_text
 from toque.cooking.recipe_scores import asked_ingredients, hint, missed_ingredients, text_metrics
 from toque.cooking.shopping_list import MOST_SERVINGS, estimated_servings, shopping_list
 from toque.evaluation.constrained_choice import choose
-from toque.serving.batcher import Batcher, ServedModels
+from toque.serving.batcher import Batcher, ServedModel, ServedModels
 from toque.serving.protocol import parsed
 from toque.serving.server import PAGE, Limits, page_files, read_body
+from toque.sources.documents import blank_text
 
 Words = Annotated[str, Field(max_length=300)]
 Foods = Annotated[list[Words], Field(max_length=50)]
@@ -154,12 +155,19 @@ class _Classified(_WrittenRecipe):
         return {"classes": [{"task": task, **found[task]} for task in CLASSES if task in found]}
 
 
+def _described(served: ServedModel) -> Json:
+    """What the page knows of a model; a task's prompt has the names of its fields in braces."""
+    tasks = [
+        {"name": one.name, "prompt": blank_text(one.prompt)} for one in served.record.own_tasks
+    ]
+    return {"name": served.name, "form": served.record.form, "tasks": tasks}
+
+
 def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
     """The page's files, and the answers to its own questions."""
 
     async def names(_: Request) -> Response:
-        known = [{"name": served.name, "form": served.record.form} for served in models.values()]
-        return JSONResponse({"models": known})
+        return JSONResponse({"models": [_described(served) for served in models.values()]})
 
     def answering(path: str, kind: type[_PageRequest]) -> Route:
         async def answer(request: Request) -> Response:

@@ -265,6 +265,16 @@ def fields_in(column: str | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found)) or (column,)
 
 
+def blank_text(column: str | tuple[str, ...]) -> str:
+    r"""The text that a column makes of a record, with each field's name in braces in its place.
+
+    >>> blank_text("Summarise: {text}"), blank_text("text"), blank_text(("question", "hint"))
+    ('Summarise: {text}', '{text}', '{question}\n\n{hint}')
+    """
+    named = {field: f"{{{field}}}" for field in fields_in(column)}
+    return text_of(named, column, Counter())[0]
+
+
 @lru_cache(maxsize=256)
 def template_parts(template: str) -> tuple[tuple[str, str], ...]:
     """Texts of a template, each with the field that follows it, "" at its end.

@@ -36,7 +36,7 @@ from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
 from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import OwnTask, Provenance, provenance_of
-from toque.sources.documents import fields_in, text_of
+from toque.sources.documents import blank_text, fields_in, text_of
 from toque.sources.records import is_filled
 
 if TYPE_CHECKING:
@@ -187,8 +187,10 @@ def form_in_words(record: Provenance) -> str:
             "prompts and writes no texts yet."
         )
     if record.own_tasks:
-        asked = [f"{one.name}: `{_template(one)}`" for one in record.own_tasks]
-        return _prompts_in_words(asked)
+        blank = [
+            (one.name, blank_text(one.prompt).replace("\n", "\\n")) for one in record.own_tasks
+        ]
+        return _prompts_in_words([f"{name}: `{text}`" for name, text in blank])
     if record.form == "documents":
         return (
             "It was trained on whole texts: a prompt is the beginning of a text, which it goes on "
@@ -243,13 +245,6 @@ def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[
         )
         for typed, text in asked
     ]
-
-
-def _template(task: OwnTask) -> str:
-    """The prompt of a task as one line of a template, whichever way it was given."""
-    if isinstance(task.prompt, str) and fields_in(task.prompt) != (task.prompt,):
-        return task.prompt.replace("\n", "\\n")
-    return "\\n\\n".join(f"{{{field}}}" for field in fields_in(task.prompt))
 
 
 def _asked_of(task: OwnTask, record: Mapping[str, Any], where: str) -> str:

@@ -6,6 +6,7 @@ in the store, beside the files that transformers reads.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -29,6 +30,7 @@ recipe score of .848 to .926 (16: .914, 24: .884), and models from scratch from 
 from .954 to .969. Of 2,400 recipes that people wrote 11 % hold such a run twice, and 35 % one of 8
 tokens."""
 _MOST_BYTES: Final = 1 << 20
+_TEMPLATE: Final = re.compile(r"(?:[^{}]|\{\{|\}\}|\{[^{}:!]+:?\})*")
 
 
 class OwnTask(msgspec.Struct, frozen=True):
@@ -39,6 +41,11 @@ class OwnTask(msgspec.Struct, frozen=True):
     """Template over the fields of a record, or a field, or several."""
     classes: tuple[str, ...] = ()
     """Answers that there are; () for any text."""
+
+    def __post_init__(self) -> None:
+        """Raise a ValueError for a prompt that is no template: a record may be anyone's."""
+        if isinstance(self.prompt, str) and not _TEMPLATE.fullmatch(self.prompt):
+            raise ValueError(f"the prompt {self.prompt[:80]!r} is no template")
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):

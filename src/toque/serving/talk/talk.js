@@ -19,8 +19,9 @@ let models = []; // as the server describes them
 async function start() {
   at("request").addEventListener("submit", (event) => {
     event.preventDefault();
+    const typed = at("question").value;
     if (writing) writing.abort();
-    else void answer(at("question").value.trim());
+    else void answer(at("task").value ? typed : typed.trim()); // a task's prompt goes as it was trained
   });
   at("question").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -33,6 +34,10 @@ async function start() {
     void greet();
   });
   at("model").addEventListener("change", explain);
+  at("task").addEventListener("change", () => {
+    begin();
+    at("question").focus();
+  });
   at("undo").addEventListener("click", () => {
     at("question").value = turns.at(-1).question;
     change(turns.slice(0, -1));
@@ -53,21 +58,32 @@ async function greet() {
   if (models.length) explain();
 }
 
-/** Say what the chosen model makes of a question. */
+/** Say what the chosen model makes of a question, and offer the tasks that it learnt. */
 function explain() {
-  const { form } = models.find(({ name }) => name === at("model").value);
+  const { form, tasks } = models.find(({ name }) => name === at("model").value);
+  const offers = tasks.map(({ name, prompt }) => new Option(name, prompt));
+  at("task").replaceChildren(new Option("a question, as it is", ""), ...offers);
+  at("task-field").hidden = !tasks.length;
   say(at("model-hint"), FORMS[form] ?? "");
   at("system-field").hidden = form in FORMS;
 }
 
+/** Begin a question with the prompt of the chosen task; its first field is there to be typed over. */
+function begin() {
+  const question = at("question");
+  question.value = at("task").value;
+  const field = /\{[^}]*\}/.exec(question.value);
+  if (field) question.setSelectionRange(field.index, field.index + field[0].length);
+}
+
 /** Have each chosen model answer a question, after all that was said with it before. */
 async function answer(question) {
-  if (!question) return;
+  if (!question.trim()) return;
   const models = [...new Set([at("model").value, at("second").value].filter(Boolean))];
   const before = turns;
   const turn = { question, answers: {} };
   change([...before, turn]);
-  at("question").value = "";
+  begin(); // without the focus, which would open a phone's keyboard
   at("go").textContent = "Stop";
   at("status").textContent = "Writing an answer.";
   say(at("problem"), "");
@@ -78,7 +94,7 @@ async function answer(question) {
   at("go").textContent = "Ask";
   at("status").textContent = Object.values(turn.answers).join(" ");
   if (!Object.keys(turn.answers).length) {
-    at("question").value ||= question;
+    if (at("question").value === at("task").value) at("question").value = question;
     change(before);
   } else keep();
 }
