@@ -20,7 +20,7 @@ def untouched_kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         write_cookbook(folder / "my-recipes.jsonl.gz", n=60, seed=3)
         sources = {"sources": [{"path": "my-recipes.jsonl.gz"}], "store": "stores/mine"}
-        data = {**sources, "tasks": ["write", "nutrition", "difficulty"]}
+        data = {**sources, "tasks": ["write", "nutrition", "difficulty", "next_step", "title"]}
         mine = tiny_config(run_dir="runs/mine", data=data, evaluation={"generate": 1})
         (folder / "my.yaml").write_text(to_yaml(mine))
         for name, page in (
