@@ -1,8 +1,12 @@
 """Tasks of one's own: templates, classes and metrics in the configuration, from rows to scores."""
 
+import itertools
 import json
 import re
 import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from toque.config.dump import differences, to_yaml
 from toque.errors import ConfigError, DataError
 from toque.evaluation.bootstrap import FILE, from_json
 from toque.models.loading.provenance import OwnTask
+from toque.sources.documents import template_parts
 from toque.workflows.asking import read_prompts
 from toque.workflows.prepared_store import open_store
 
@@ -188,6 +193,22 @@ def test_a_task_with_texts_is_asked_by_name_of_a_run_and_of_its_exported_model(
     for command in (["generate", str(exported), "--prompt", "x"], ["serve", str(exported)]):
         assert main(command) == 4
         assert "the prompt 'Name the dish: {text' is no template" in capfd.readouterr().err
+
+
+def test_a_record_takes_the_templates_that_a_configuration_does() -> None:
+    def is_taken(read: Callable[[str], object], prompt: str) -> bool:
+        with suppress(ConfigError, ValueError):
+            read(prompt)
+            return True
+        return False
+
+    found = {True: 0, False: 0}
+    for length in range(1, 6):
+        for prompt in map("".join, itertools.product("{}a:!", repeat=length)):
+            taken = is_taken(template_parts, prompt)
+            assert is_taken(partial(OwnTask, "task"), prompt) is taken, prompt
+            found[taken] += 1
+    assert min(found.values()) > 100
 
 
 def test_a_text_does_not_stand_for_several_fields() -> None:

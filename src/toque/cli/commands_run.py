@@ -196,8 +196,8 @@ def generate(
     """
     prompts, chosen, prints = prompt or [], choices or [], ConsoleReporter()
     shown = TextsAsWritten() if sys.stdout.isatty() and not json and best_of == 1 else None
-    asked: dict[str, Any] = {"file": file, "task": task, "raw": raw, "device": device}
-    asked["reporter"] = prints
+    asked: dict[str, Any] = {"file": file, "task": task, "raw": raw}
+    asked |= {"device": device, "reporter": prints}
     from toque.workflows.inference import generate as workflow
 
     texts: Sequence[Written | Answer]

@@ -135,18 +135,17 @@ NEEDS: Final[dict[Task, str]] = {
 class _Fields:
     """Texts of a recipe by their names in `RECIPE_TASKS`; KeyError for one that it lacks.
 
-    `codes` are those of its classes; what is drawn is drawn by `key`. `n_before` is the number of
-    steps before the one to write; it is any but the first when left out, 0 where there is no other.
+    `codes` are those of its classes; what is drawn is drawn by `key`.
     """
 
-    def __init__(
-        self, reading: Reading, codes: Mapping[Task, int], key: int, *, n_before: int | None = None
-    ) -> None:
+    def __init__(self, reading: Reading, codes: Mapping[Task, int], key: int) -> None:
         self.reading, self.codes, self.key = reading, codes, key
-        if n_before is None:
-            n = len(reading.recipe.steps)
-            n_before = 1 + key_of(key, _NEXT_STEP) % (n - 1) if n > 1 else 0
-        self.n_before = n_before
+
+    @property
+    def n_before(self) -> int:
+        """Steps before the one to write, which is any but the first; 0 where there is no other."""
+        n = len(self.reading.recipe.steps)
+        return 1 + key_of(self.key, _NEXT_STEP) % (n - 1) if n > 1 else 0
 
     def __getitem__(self, name: str) -> str:
         return _FIELDS[name](self)
@@ -199,7 +198,14 @@ _FIELDS: Final[dict[str, Callable[[_Fields], str]]] = {
 }
 
 
+class _FieldsSoFar(_Fields):
+    """Texts of a recipe whose next step is not written yet, so that all its steps come before."""
+
+    @property
+    def n_before(self) -> int:
+        return len(self.reading.recipe.steps)
+
+
 def question(task: Task, recipe: Recipe) -> str:
     """The prompt of a task about a recipe, as in training; the next step is that after them all."""
-    fields = _Fields(read(recipe), {}, 0, n_before=len(recipe.steps))
-    return str(RECIPE_TASKS[task].prompt).format_map(fields)
+    return str(RECIPE_TASKS[task].prompt).format_map(_FieldsSoFar(read(recipe), {}, 0))

@@ -156,7 +156,7 @@ class _Classified(_WrittenRecipe):
 
 
 def _described(served: ServedModel) -> Json:
-    """What the page knows of a model; a task's prompt has the names of its fields in braces."""
+    """Description of a model for the page, its tasks' prompts with their fields in braces."""
     tasks = [
         {"name": one.name, "prompt": blank_text(one.prompt)} for one in served.record.own_tasks
     ]

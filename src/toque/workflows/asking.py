@@ -315,7 +315,8 @@ def read_prompts(
             found.append((where, line["prompt"], prompt_of(line)))
         elif task is not None and (isinstance(line.get("title"), str) or task == "title"):
             steps = line.get("steps", line.get("directions"))
-            title = str(line.get("title", ""))
+            title = line.get("title")
+            title = title if isinstance(title, str) else ""
             recipe = Recipe(title, _texts(line.get("ingredients")), _texts(steps))
             said = " ".join((recipe.title, *recipe.ingredients))
             found.append((where, said, _trained_form(task, recipe)))

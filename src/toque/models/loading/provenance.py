@@ -30,6 +30,7 @@ recipe score of .848 to .926 (16: .914, 24: .884), and models from scratch from 
 from .954 to .969. Of 2,400 recipes that people wrote 11 % hold such a run twice, and 35 % one of 8
 tokens."""
 _MOST_BYTES: Final = 1 << 20
+# What `toque.sources.documents.template_parts` reads, which stands no lower than this module.
 _TEMPLATE: Final = re.compile(r"(?:[^{}]|\{\{|\}\}|\{[^{}:!]+:?\})*")
 
 

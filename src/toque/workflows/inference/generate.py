@@ -126,14 +126,7 @@ def generate(
     asked = []
     for adapter, record in _records(folder, adapters):
         recipes, blanks = writes_recipes(record), record.form == "documents"
-        asks: Task | OwnTask = "write"
-        if task is not None:
-            asks = task_to_ask(task, record, adapter or folder)
-        if classes := classes_of(asks):
-            raise ConfigError(
-                f"{argument(f'task={task}')} is answered by one of {', '.join(classes)}, which "
-                "toque.classify chooses among. Leave it out to write texts."
-            )
+        asks = _task_to_write(task, record, adapter or folder)
         read = read_prompts(prompts, file, task=asks, raw=raw, recipes=recipes, blanks=blanks)
         best.check_prompts(read, in_json=in_json is not None)
         some = [text for text in read for _ in range(max(n, best.n))]
@@ -155,12 +148,23 @@ def generate(
 
 
 def _records(folder: Path, adapters: Sequence[str | Path]) -> list[tuple[str | None, Provenance]]:
-    """What writes, each adapter or the model itself, with its record.
+    """Names of the adapters, or None for the model itself, each with its record.
 
     An adapter is asked in its own form, which its base may not know.
     """
     own = provenance_in(folder)
     return [(str(one), provenance_of(Path(one)) or own) for one in adapters] or [(None, own)]
+
+
+def _task_to_write(task: str | None, record: Provenance, of: str | Path) -> Task | OwnTask:
+    """The task, or a recipe when left out; ConfigError for one whose answers are chosen."""
+    asks = "write" if task is None else task_to_ask(task, record, of)
+    if classes := classes_of(asks):
+        raise ConfigError(
+            f"{argument(f'task={task}')} is answered by one of {', '.join(classes)}, which "
+            "toque.classify chooses among. Leave it out to write texts."
+        )
+    return asks
 
 
 class _Asked(NamedTuple):
