@@ -31,6 +31,8 @@ LINES = [
     ("two large eggs, beaten", 2, None, "large", "eggs", "beaten"),
     ("half a dozen eggs", 6, None, "", "eggs", ""),
     ("a dozen oysters", 12, None, "", "oysters", ""),
+    ("2 dozen eggs", 24, None, "", "eggs", ""),
+    ("1 1/2 dozen eggs", 18, None, "", "eggs", ""),
     ("a pinch of salt", 1, "pinch", "", "salt", ""),
     ("pinch of salt", None, "pinch", "", "salt", ""),
     ("a few drops vanilla extract", 3, "drop", "", "vanilla extract", ""),

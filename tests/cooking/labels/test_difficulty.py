@@ -88,6 +88,8 @@ def test_techniques(text, techniques):
         (("Bake 20 to 25 minutes.", "Chill for 1 hour."), None, 85.0), (("Stir.",), None, None),
         (("Simmer 1.5 hours, then 10 more minutes.",), None, 100.0),
         (("Simmer for 3 hours.",), None, 180.0), (("x",), 20, 20.0),
+        (("Rest 1/2 hour.", "Bake 3 1/2 hours, 10–15 minutes under foil."), None, 255.0),
+        (("Braise for 1½ to 2 hours. It keeps for 3 days.",), None, 120.0),
     ],
 )  # fmt: skip
 def test_minutes(steps, given, minutes):

@@ -68,6 +68,13 @@ def test_common_field_names(fields, as_text):
         ({"prep_time": "10 min", "cook_time": "~30 minutes"}, 40), ({"cook_time": "1.5 hours"}, 90),
         ({"minutes": 0}, None), ({"total_time": "soon"}, None), ({"minutes": float("nan")}, None),
         ({"minutes": True}, None), ({"minutes": float("inf")}, None),
+        # Fractions, clocks, days, and what exporters write for ISO 8601.
+        ({"cook_time": "1½ hours"}, 90), ({"cook_time": "1 1/2 hours"}, 90),
+        ({"cook_time": "1h30"}, 90), ({"cook_time": "0:45"}, 45), ({"cook_time": "1:05:00"}, 65),
+        ({"cook_time": "3 days"}, 4320), ({"cook_time": "45–60 minutes"}, 60),
+        ({"total_time": "P0Y0M0DT0H45M0.000S"}, 45), ({"total_time": "PT1800S"}, 30),
+        ({"total_time": "P"}, None), ({"total_time": "9" * 400 + " hours"}, None),
+        ({"cook_time": "2 hours 4 servings"}, 120),
     ],
 )  # fmt: skip
 def test_times(fields, minutes):
@@ -80,6 +87,21 @@ def test_nutrition_flat_or_nested_with_units():
     figures = {"energy_kcal": 143.0, "fat_g": 12.0, "sodium_mg": 629.0}
     assert _recipe(nutrients=nested).nutrition == figures
     assert _recipe().nutrition is None
+
+
+@pytest.mark.parametrize(
+    ("written", "sodium_mg"),
+    [("1,200 mg", 1200.0), ("1 200 mg", 1200.0), ("1\u00a0200 mg", 1200.0), ("1,2 g", 1200.0),
+     ("0,125 g", 125.0), ("1,234.5 mg", 1234.5), ("1,2,3 mg", 1.2), ("12,345,678,901 mg", None)],
+)  # fmt: skip
+def test_separators_of_thousands_and_of_decimals(written, sodium_mg):
+    nutrition = _recipe(sodiumContent=written).nutrition
+    assert (nutrition or {}).get("sodium_mg") == sodium_mg
+
+
+def test_energy_in_kilojoules():
+    for unit in ("kJ", "kilojoules", "Kilojoule"):
+        assert _recipe(calories=f"2,000 {unit}").nutrition == {"energy_kcal": 478.0}
 
 
 @pytest.mark.parametrize(

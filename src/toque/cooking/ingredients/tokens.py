@@ -144,6 +144,13 @@ def read_number(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
 
 
 def _digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
+    (low, high), i = _range_in_digits(tokens, i, end)
+    if tokens.words[i] == "dozen":  # "2 dozen eggs", "1 to 2 dozen"
+        return (low * _DOZEN, high * _DOZEN), i + 1
+    return (low, high), i
+
+
+def _range_in_digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
     kinds, words = tokens.kinds, tokens.words
     low = number(words[i])
     i += 1

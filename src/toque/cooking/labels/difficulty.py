@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from toque.cooking.durations import minutes_in_step
 from toque.cooking.labels.features import Reading
 from toque.cooking.recipe import DIFFICULTIES, Difficulty, difficulty_of
 
@@ -72,12 +73,6 @@ _WORDS_OF_PHRASES: Final = frozenset(
     | {"pastry", "pipe", "rise", "roll", "simmering", "thermometer"}
 )  # each phrase holds one; most recipes hold none, and the search is a fifteenth of reading them
 
-# A set of characters first: a search then runs from one of them to the next.
-_TIME: Final = re.compile(
-    r"([0-9](?<![0-9][0-9])\d*+(?:\.\d++)?+)(?:\s*+(?:-|to|or)\s*+(\d++(?:\.\d++)?+))?"
-    r"\s*+(?:more |additional )?+(hours?|hrs?|minutes?|mins?)\b"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class DifficultyReport:
@@ -97,11 +92,8 @@ def judged_difficulty(reading: Reading) -> DifficultyReport:
     if not _WORDS_OF_PHRASES.isdisjoint(reading.different):
         named |= {name for name, phrase in _PHRASES if phrase.search(reading.text)}
     techniques = tuple(name for name in TECHNIQUES if name in named)
-    # Of a range in a step the longer end counts.
-    times = [] if recipe.minutes else _TIME.findall(reading.text)
-    minutes = float(recipe.minutes or 0) or sum(
-        float(high or low) * (60.0 if unit.startswith("h") else 1.0) for low, high, unit in times
-    )
+    times = [] if recipe.minutes else minutes_in_step(reading.text)
+    minutes = float(recipe.minutes or 0) or sum(times)
     work = max(1, len(recipe.ingredients)) * max(1, reading.n_tokens) * (minutes or UNSAID_MINUTES)
     level = DIFFICULTIES.index(bounds)
     if len(techniques) >= MANY_TECHNIQUES or (techniques and minutes > LONG_MINUTES):

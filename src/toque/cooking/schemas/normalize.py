@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal, TypeVar, get_args
 from unicodedata import east_asian_width
 
+from toque.cooking.durations import minutes_of
 from toque.cooking.ingredients.parser import MAX_CHARS
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
 from toque.cooking.recipe_scores import MIN_CHARS
@@ -29,9 +30,6 @@ REASONS: tuple[Reason, ...] = get_args(Reason)
 MIN_STEP_CHARS = 20  # fewest in all steps that do not tell how; less teaches nothing ("Mix.")
 MIN_STEP_WORDS = 3  # fewest of shorter steps that tell how: "Mix and bake." is all a cook needs
 
-_ISO_TIME = re.compile(r"P(?:(\d{1,9})D)?T?(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:\d+S)?", re.IGNORECASE)
-_HOURS = re.compile(r"((?<!\d)\d++(?:\.\d++)?+)\s*+h", re.IGNORECASE)
-_MINUTE = re.compile(r"((?<!\d)\d++(?:\.\d++)?+)\s*+m", re.IGNORECASE)
 _MOST_MINUTES = 1e9  # the bound of every other number of a record, too
 _T = TypeVar("_T", bound=str)
 
@@ -96,17 +94,11 @@ def _whole(value: Any) -> int | None:
 
 
 def _duration(value: Any) -> int | None:
-    """Minutes of a number, "1 hour 20 min" or ISO 8601 "PT1H20M"."""
-    if not isinstance(value, str):
+    """Minutes of a number, or of a text as `minutes_of` reads it; a bare number is minutes."""
+    minutes = minutes_of(value) if isinstance(value, str) else None
+    if minutes is None:
         return _whole(value)
-    if value.upper().startswith("P") and (iso := _ISO_TIME.fullmatch(value.strip())):
-        days, hours, minutes = (int(group or 0) for group in iso.groups())
-        return 1440 * days + 60 * hours + minutes or None
-    hour, minute = _HOURS.search(value), _MINUTE.search(value)
-    if hour or minute:
-        whole = 60 * float(hour[1] if hour else 0) + float(minute[1] if minute else 0)
-        return round(whole) or None if whole < _MOST_MINUTES else None
-    return _whole(value)
+    return round(minutes) or None if minutes < _MOST_MINUTES else None
 
 
 def _label(value: Any, allowed: tuple[_T, ...]) -> _T | None:
@@ -137,7 +129,12 @@ _MASS_IN_G: Final = dict.fromkeys(("g", "gram", "grams", "gr"), 1.0) | {
     "mg": 1e-3, "milligram": 1e-3, "milligrams": 1e-3, "µg": 1e-6, "mcg": 1e-6, "kg": 1e3,
     "oz": 28.35, "ounce": 28.35, "ounces": 28.35,
 }  # fmt: skip
-_AMOUNT: Final = re.compile(r"(\d+(?:[.,]\d+)?)\s*([a-zA-Zµ]*)")
+_AMOUNT: Final = re.compile(
+    r"(?:([1-9]\d{0,2}+(?:[, \xa0\u202f]\d{3})++(?:\.\d++)?+(?![\d,]))|(\d++(?:[.,]\d++)?+))"
+    r"\s*+([a-zA-Zµ]*+)"
+)  # "1,200 mg" and "1 200 mg" are thousands, "2,5 g" has a decimal
+_BETWEEN_THOUSANDS: Final = re.compile(r"[, \xa0\u202f]")
+_KILOJOULES: Final = frozenset({"kj", "kilojoule", "kilojoules"})
 _MASS: Final = re.compile(
     r"((?<!\d)\d++(?:[.,]\d++)?+)\s*+(g|grams?|gr|oz|ounces?)\b", re.IGNORECASE
 )
@@ -176,7 +173,7 @@ def _figure(value: Any, what: str) -> float | None:
         return None
     number, unit = amount
     if what == "energy_kcal":
-        return round(number * (KCAL_PER_KJ if unit == "kj" else 1.0), 1)
+        return round(number * (KCAL_PER_KJ if unit in _KILOJOULES else 1.0), 1)
     if what == "sodium_mg":
         return round(number * 1000.0 * _MASS_IN_G.get(unit, 1e-3), 3)
     return round(number * _MASS_IN_G.get(unit, 1.0), 3)
@@ -198,6 +195,8 @@ def _amount(value: Any) -> tuple[float, str] | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (float(value), "") if 0 <= value < 1e9 else None  # also false for NaN
     match = _AMOUNT.search(value) if isinstance(value, str) else None
-    if match is None or len(match[1]) > 9 or value.lstrip().startswith("-"):
+    if match is None or value.lstrip().startswith("-"):
         return None
-    return float(match[1].replace(",", ".")), match[2].casefold()
+    thousands, plain_digits, unit = match.groups()
+    digits = plain_digits or _BETWEEN_THOUSANDS.sub("", thousands)
+    return (float(digits.replace(",", ".")), unit.casefold()) if len(digits) <= 9 else None

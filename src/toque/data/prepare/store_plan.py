@@ -29,7 +29,7 @@ USUAL_PROMPT, USUAL_TARGET = 256, 512  # limits where nothing else decides
 LIMITS = ("max_prompt_tokens", "max_target_tokens")
 CHAT = ("chat_template", "loss_on")  # settings of conversations
 DEFAULT_BAD_SHARE = 0.5  # over half of the records unusable: the file is likely of another format
-CODE_VERSION = 2  # raised when the same inputs give other rows: older stores are not reused
+CODE_VERSION = 3  # raised when the same inputs give other rows: older stores are not reused
 _NAMED: Final = 3  # files that a sentence names
 _IN_WORDS: Final = {
     "code_version": "the version of preparing",
