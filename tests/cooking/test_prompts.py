@@ -5,6 +5,7 @@ import pytest
 from toque.cooking.prompts import (
     MAX_PROMPT_INGREDIENTS,
     PROMPT_FORMATS,
+    asks_for_a_recipe,
     dish_and_foods,
     write_prompt,
 )
@@ -60,6 +61,7 @@ def test_ingredients_stand_after_a_colon() -> None:
         ("recipes", ["write"], "Generate recipe for: soup using ingredients: peas"),
         ("recipes", [], "Generate recipe for: soup using ingredients: peas"),
         ("recipes", ["request"], "Please tell me how to make soup with peas."),
+        ("recipes", ["write", "request"], "Generate recipe for: soup using ingredients: peas"),
         ("recipes", ["difficulty"], "Make me a soup: peas"), ("pairs", [], "Make me a soup: peas"),
         ("documents", [], "Make me a soup: peas"), ("gaps", [], "Make me a soup: peas"),
     ],
@@ -69,3 +71,29 @@ def test_the_form_a_model_is_trained_on(form: str, tasks: list[str], expected: s
     assert in_trained_form("Make me a soup: peas", record) == expected
     asked = "Generate recipe for: toast"
     assert in_trained_form(asked, record) == asked
+    request = "How do I make toast?"
+    others = form == "recipes" and tasks in ([], ["write"])
+    assert in_trained_form(request, record) == (asked if others else request)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "by_others"),
+    [
+        ("Generate recipe for: toast", True), ("How do I make toast?", False),
+        ("I have bread, butter. How do I make toast with that?", False),
+        ("I need toast for 4 people.", False),
+    ],
+)  # fmt: skip
+def test_a_recipe_is_asked_for_in_whole_requests(prompt: str, by_others: bool) -> None:
+    """Of a model that never saw a recipe only what nobody else would say asks for one."""
+    assert asks_for_a_recipe(prompt)
+    assert asks_for_a_recipe(f" {prompt}\n")
+    assert asks_for_a_recipe(prompt, knows_recipes=False) == by_others
+
+
+def test_what_begins_like_a_request_asks_for_no_recipe() -> None:
+    for prompt in (
+        "I need help resetting my password", "I have a question about my order.", "",
+        "How do I make a payment? My card is new.", "I would like to cook something new.",
+    ):  # fmt: skip
+        assert not asks_for_a_recipe(prompt)

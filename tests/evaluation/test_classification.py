@@ -22,6 +22,11 @@ def test_scores_by_hand():
     assert easy == ["easy", "4", "2", "0.571", "hard 1, medium 1"] or easy[4] == "medium 1, hard 1"
 
 
+def test_classes_that_differ_in_case_alone_are_two():
+    scores = class_scores(["polish", "Polish "], ["Polish", "Polish"], ["polish", "Polish"])
+    assert scores.confusion.tolist() == [[0, 0], [1, 1]]
+
+
 def test_what_cannot_be_scored_is_refused():
     with pytest.raises(ValueError, match="0 answers"):
         class_scores([], [], CLASSES)

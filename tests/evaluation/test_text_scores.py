@@ -82,16 +82,33 @@ def test_a_metric_of_the_user_that_raises_is_named_and_the_others_survive():
     def thief(*_texts):
         return {"rouge1": 1.0}
 
+    def constant(*_texts):
+        return {"correlation": float("nan"), "fine": 1.0}
+
+    def endless(*_texts):
+        return {"ratio": [1.0, float("inf")]}
+
     users = {"m:lengths": lengths, "m:broken": broken, "m:shapeless": shapeless, "m:thief": thief}
+    users |= {"m:constant": constant, "m:endless": endless}
     scores = TextScores(groups=("rouge",), user_metrics=users)
     scores.add([sample("one two"), sample("one two three four")])
     found = scores.result(resamples=50)
     assert found.overall["words"].value == 3.0
     assert 2.0 <= found.overall["words"].low <= 3.0
     assert (found.overall["all"].value, found.overall["all"].low) == (2.0, None)
-    assert set(found.failed) == {"m:broken", "m:shapeless", "m:thief"}
+    assert set(found.failed) == set(users) - {"m:lengths"}
+    assert (
+        found.failed["m:constant"]
+        == "ValueError: correlation holds infinity, or NaN for every text"
+    )
+    assert found.failed["m:endless"] == "ValueError: ratio holds infinity, or NaN for every text"
     assert found.failed["m:broken"] == "ZeroDivisionError: division by zero"
     assert "rouge1" in found.overall
+
+
+def test_a_metric_of_the_user_is_not_asked_about_no_texts():
+    scores = TextScores(user_metrics={"m:mean": lambda texts, _: sum(map(len, texts)) / len(texts)})
+    assert scores.result().failed == {}
 
 
 def test_repetition_and_distinct_by_hand():

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -126,6 +127,21 @@ def test_task_accuracies_and_answers_are_tables_of_the_run_page() -> None:
         ("Thai", "2", "1", "0.667", "Greek 1")
     ]
     assert "Answers to write" not in grids
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {"classes": ["a", "b"], "confusion": [[1, 2], [3]]}, {"classes": 7, "confusion": 3},
+        {"classes": ["a", "b"], "confusion": [[1, 2]]}, {"classes": [1], "confusion": [[1]]},
+        {"classes": ["a"] * 8, "confusion": [[1]]}, {"classes": ["a"], "confusion": [["x"]]},
+    ],
+)  # fmt: skip
+def test_answers_that_are_no_table_are_left_out_of_a_strangers_file(harm: dict[str, Any]) -> None:
+    given = evaluation() | {"tasks": {"x": {"examples": 2, "loss": None} | harm}}
+    grids = {grid.title: grid for grid in score_grids(given)}
+    assert grids["Tasks"].rows[0][:3] == ("x", "2", "-")
+    assert "Answers to x" not in grids
 
 
 def test_runs_shared_with_training_are_a_table_beside_those_of_people() -> None:

@@ -113,6 +113,11 @@ def test_each_cause_is_named_with_its_lever(cause: str, tmp_path: Path) -> None:
     assert sum(share.seconds for share in verdict.shares) == pytest.approx(verdict.facts.wall)
 
 
+def test_a_length_that_is_no_number_is_passed_over(tmp_path: Path) -> None:
+    given = {"tokens": 4_000, "train": {"batch": "1.2.3 examples"}, "parts": {"optimizer": 5.0}}
+    assert "tiny batches" not in [one.cause for one in judged(tmp_path, events(**given)).found]
+
+
 COMPILED = {
     "train": {"pack": False, "compile": True},
     "pad_fraction": 0.6,

@@ -64,6 +64,13 @@ def test_equals_keep_their_order_and_other_texts_go_by_likelihood() -> None:
     numbers = [number for number, _ in BestOf(3).ranked(PROMPT, [GOOD] * 3, [[-1.0]] * 3)]
     assert numbers == [0, 1, 2]
     assert BestOf(2).ranked("Once", ["a", "b"], [[-2.0], [-1.0]])[0][1].by == "likelihood"
+    other = {"prompt": "How do I make a payment?", "texts": [GOOD, "Log in."]}
+    ranked = BestOf(2).ranked(**other, logprobs=[[-2.0], [-1.0]], knows_recipes=False)
+    assert [number for number, _ in ranked] == [1, 0]
+    with pytest.raises(ConfigError, match="asks for no recipe"):
+        BestOf(2, "recipe_score").check_prompts(
+            [other["prompt"]], in_json=False, knows_recipes=False
+        )
     assert BestOf(1).ranked(PROMPT, ["{}"], [[-2.0]], in_json=True)[0][1].by == "likelihood"
 
 
@@ -95,7 +102,7 @@ HOW = {"max_new_tokens": 12, "seed": 3, "device": "cpu"}
 def test_the_best_of_the_texts_of_a_seed_is_returned(model: Path, monkeypatch) -> None:
     """By a scripted score, which the texts of a model with random weights differ in."""
 
-    def e_in(_prompt: str, text: str) -> dict[str, float]:
+    def e_in(_prompt: str, text: str, **_: bool) -> dict[str, float]:
         return {"form": text.count("e") / 40}
 
     monkeypatch.setattr(best_of, "text_metrics", e_in)

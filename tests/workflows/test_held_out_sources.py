@@ -11,6 +11,7 @@ import toque
 from fixtures.kitchens import tiny_config
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
+from toque.evaluation.text_samples import held_out_prompts
 from toque.workflows.prepared_store import open_store
 
 
@@ -112,3 +113,18 @@ def test_where_everything_is_held_out_it_says_so(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"every record of data\.sources is in data\.validation"):
         toque.train(config)
+
+
+def test_prompts_are_found_among_many_texts_without_one(tmp_path):
+    texts = written(
+        tmp_path, "texts", [{"text": f"Once in {n} there was a cook."} for n in range(99)]
+    )
+    asked = pairs(tmp_path, "grams", range(6))
+    store, _ = prepared(
+        tmp_path, sources=[pairs(tmp_path, "cups", range(9))], validation=[texts, asked]
+    )
+    config = tiny_config()
+    found = held_out_prompts(store, 4, config.data)
+    assert len(found) == 4
+    assert all(prompt.reference.endswith("grams.") for prompt in found)
+    assert len(held_out_prompts(store, 20, config.data)) == 6

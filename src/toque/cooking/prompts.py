@@ -95,12 +95,23 @@ def task_table(data: DataConfig) -> dict[str, TaskTemplate]:
     return table
 
 
-_OPENINGS: Final = tuple(form.partition("{title}")[0].partition("{foods}")[0] for form in REQUESTS)
+_REQUEST: Final = re.compile(
+    "|".join(".+".join(map(re.escape, re.split(r"\{\w+\}", form))) for form in REQUESTS), re.DOTALL
+)
 
 
-def asks_for_a_recipe(prompt: str) -> bool:
-    """True if the answer to a prompt should be a whole recipe."""
-    return prompt.lstrip().startswith((ASKS_FOR, *_OPENINGS))
+def asks_for_a_recipe(prompt: str, *, knows_recipes: bool = True) -> bool:
+    """True if the answer to a prompt should be a whole recipe.
+
+    Args:
+        prompt: as the model reads it.
+        knows_recipes: the model was trained on recipes. What another is asked in the words of
+            `REQUESTS` ("How do I make a payment?") may be anything.
+    """
+    prompt = prompt.strip()
+    if prompt.startswith(ASKS_FOR):
+        return True
+    return knows_recipes and _REQUEST.fullmatch(prompt) is not None
 
 
 def write_prompt(title: str, ingredients: Sequence[str]) -> str:

@@ -67,9 +67,15 @@ _APART: Final = ("variety", "title_kept", "form", "times_and_heat", "sentences_o
 RECIPE_SCORES: Final = frozenset(NAMES)
 
 
-def text_metrics(prompt: str, text: str) -> dict[str, float]:
-    """Every recipe score of a text, `recipe_score` first; empty if no recipe was asked for."""
-    if not asks_for_a_recipe(prompt):
+def text_metrics(prompt: str, text: str, *, knows_recipes: bool = True) -> dict[str, float]:
+    """Every recipe score of a text, `recipe_score` first; empty if no recipe was asked for.
+
+    Args:
+        prompt: as the model reads it.
+        text: what it wrote.
+        knows_recipes: see `asks_for_a_recipe`.
+    """
+    if not asks_for_a_recipe(prompt, knows_recipes=knows_recipes):
         return {}
     recipe, asked = parse_text(text), asked_ingredients(prompt)
     found: dict[str, float | None] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any, Final
 
@@ -82,16 +83,20 @@ class BestOf:
                 f"them. {argument('n')} may be up to {self.n}."
             )
 
-    def check_prompts(self, prompts: Iterable[str], *, in_json: bool) -> None:
+    def check_prompts(
+        self, prompts: Iterable[str], *, in_json: bool, knows_recipes: bool = True
+    ) -> None:
         """Raise a ConfigError where the texts for a prompt will not have the score that is named.
 
         Args:
             prompts: as the model reads them.
             in_json: texts are held to a schema; the recipe scores read no JSON.
+            knows_recipes: the model was trained on recipes.
         """
         if self.by in (None, LIKELIHOOD):
             return
-        other = next((p for p in prompts if in_json or not asks_for_a_recipe(p)), None)
+        asks = partial(asks_for_a_recipe, knows_recipes=knows_recipes)
+        other = next((p for p in prompts if in_json or not asks(p)), None)
         if other is not None:
             wrong = "is answered in JSON" if in_json else "asks for no recipe"
             raise ConfigError(
@@ -106,6 +111,7 @@ class BestOf:
         logprobs: Sequence[Sequence[float]],
         *,
         in_json: bool = False,
+        knows_recipes: bool = True,
     ) -> list[tuple[int, Chosen]]:
         """Numbers of a prompt's texts, best first, and how each was judged.
 
@@ -118,14 +124,16 @@ class BestOf:
             texts: what was written.
             logprobs: log-probabilities of each text's tokens.
             in_json: see `check_prompts`.
+            knows_recipes: see `check_prompts`.
         """
         likelihoods = [fmean(each) for each in logprobs]
-        is_recipe = asks_for_a_recipe(prompt) and not in_json
+        is_recipe = asks_for_a_recipe(prompt, knows_recipes=knows_recipes) and not in_json
         by = self.by or ("recipe_score" if is_recipe else LIKELIHOOD)
         scores: list[float | None] = [*likelihoods]
         misfit = [False] * len(texts)
         if by != LIKELIHOOD:
-            judged = [text_metrics(prompt, text) for text in texts]
+            metrics_of = partial(text_metrics, prompt, knows_recipes=knows_recipes)
+            judged = [metrics_of(text) for text in texts]
             scores = [metrics.get(by) for metrics in judged]
             misfit = [self.by is None and metrics.get("oven_fits") == 0.0 for metrics in judged]
         known = [score for score in scores if score is not None]

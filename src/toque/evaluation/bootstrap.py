@@ -65,6 +65,11 @@ class PerText:
         values[here], applies[here] = self.values, self.applies
         return PerText(values, self.score, applies)
 
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """[texts] where the metric applies and is finite."""
+        return self.applies & np.isfinite(self.values).all(axis=1)
+
     def at(self, rows: NDArray[np.int64]) -> PerText:
         """The statistics of some of the texts."""
         return PerText(self.values[rows], self.score, self.applies[rows])
@@ -217,13 +222,13 @@ class TextTable:
         return TextTable(keys, {name: m.at(rows) for name, m in self.measures.items()})
 
     def record(self) -> dict[str, Any]:
-        """The table as JSON; null for a text to which a measure does not apply."""
+        """The table as JSON; null where a measure does not apply or is no finite number."""
         return {
             "keys": list(self.keys),
             "measures": {
                 name: [
-                    [round(value, _DIGITS) for value in row] if applies else None
-                    for row, applies in zip(m.values.tolist(), m.applies.tolist(), strict=True)
+                    [round(value, _DIGITS) for value in row] if known else None
+                    for row, known in zip(m.values.tolist(), m.known.tolist(), strict=True)
                 ]
                 for name, m in self.measures.items()
             },
@@ -246,7 +251,7 @@ def losses_table(
 def to_json(*, examples: TextTable, texts: TextTable, step: int | None) -> str:
     """The content of `FILE`."""
     tables = {"examples": examples.record(), "texts": texts.record()}
-    return json.dumps({"form": _FORM, "step": step, **tables})
+    return json.dumps({"form": _FORM, "step": step, **tables}, allow_nan=False)
 
 
 class _Table(msgspec.Struct):

@@ -84,16 +84,22 @@ def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tupl
 def class_scores(
     answers: Sequence[str], truths: Sequence[str], classes: Sequence[str]
 ) -> ClassScores:
-    """Count answers against true classes; case and surrounding blanks do not matter."""
+    """Count answers against true classes; surrounding blanks do not matter, nor does case.
+
+    Case matters where it alone tells two classes apart.
+    """
     if not truths or len(answers) != len(truths):
         raise ValueError(f"{len(answers)} answers to {len(truths)} questions; at least one each.")
-    place = {name.strip().casefold(): i for i, name in enumerate(classes)}
-    unknown = {name for name in (*truths, *answers) if name.strip().casefold() not in place}
+    names = [name.strip() for name in classes]
+    folded = len({name.casefold() for name in names}) == len(set(names))
+    key = str.casefold if folded else str
+    place = {key(name): i for i, name in enumerate(names)}
+    unknown = {name for name in (*truths, *answers) if key(name.strip()) not in place}
     if unknown:
         raise ValueError(f"{min(unknown)!r} is not one of the classes {', '.join(classes)}.")
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     for truth, answer in zip(truths, answers, strict=True):
-        confusion[place[truth.strip().casefold()], place[answer.strip().casefold()]] += 1
+        confusion[place[key(truth.strip())], place[key(answer.strip())]] += 1
     return ClassScores(tuple(classes), confusion)
 
 

@@ -97,7 +97,12 @@ class Sampler:
             ids = [self.prompts[row].ids for row in rows]
             written |= zip(rows, self.written(model, ids, most, count), strict=True)
         return [
-            scored(prompt, self.codec.decode(written[row]), tokens=len(written[row]))
+            scored(
+                prompt,
+                self.codec.decode(written[row]),
+                tokens=len(written[row]),
+                knows_recipes=self.record.knows_recipes,
+            )
             for row, prompt in enumerate(self.prompts)
         ]
 
@@ -120,9 +125,9 @@ class Sampler:
         )
 
 
-def scored(prompt: Prompt, text: str, *, tokens: int = 0) -> Sample:
+def scored(prompt: Prompt, text: str, *, tokens: int = 0, knows_recipes: bool = True) -> Sample:
     """A text with the domain's metrics of it, or with what they raised: it may be anything."""
-    found = attempted(text_metrics, prompt.text, text)
+    found = attempted(text_metrics, prompt.text, text, knows_recipes=knows_recipes)
     metrics, failed = ({}, found) if isinstance(found, str) else (dict(found), "")
     return Sample(
         prompt.typed or prompt.text,
@@ -172,14 +177,17 @@ def held_out_prompts(store: TokenStore, n: int, data: DataConfig) -> list[Prompt
 
 
 def _first_prompts(store: TokenStore, rows: NDArray[np.int64], n: int) -> dict[int, Prompt]:
-    """Prompts of the first of some rows, in the held-out order, by row."""
+    """Prompts of the first of some rows that have one, in the held-out order, by row."""
     codec = store.codec()
     found: dict[int, Prompt] = {}
-    for row in subset(rows, None)[: 4 * n].tolist():
+    # Documents have none, and may be nearly all of a mixture.
+    for row in subset(rows[store.prompt_lengths[rows] > 0], None).tolist():
+        if len(found) == n:
+            break
         asked, answer = store.asked(row)
         ids = tuple(int(i) for i in asked)
         text = codec.decode(ids)
-        if text.strip() and len(found) < n:
+        if text.strip():
             found[row] = Prompt(ids, text, codec.decode(answer))
     return found
 

@@ -194,7 +194,7 @@ class TextScores:
             for n, parts in self._grams.items()
             if (score := distinct(parts)) is not None
         }
-        for path, metric in self.user_metrics.items():
+        for path, metric in self.user_metrics.items() if self.n_texts else ():
             try:
                 self._call(path, metric, measures, totals)
             except Exception as error:  # noqa: BLE001  # whatever a user's function may raise
@@ -241,6 +241,9 @@ class TextScores:
                 raise ValueError(f"{name} is of shape {values.shape}, not a number or {n} of them")
             if name in measures or name in totals:
                 raise ValueError(f"the name {name} is taken")
+            # NaN in a number for each text says that it does not apply to that text.
+            if np.isinf(values).any() or np.isnan(values).all():
+                raise ValueError(f"{name} holds infinity, or NaN for every text")
         for name, values in found.items():
             if values.shape == () or n != self.n_texts:
                 totals[name] = Estimate(float(values.mean()), None, None, n)

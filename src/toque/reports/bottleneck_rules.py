@@ -19,7 +19,7 @@ from toque.runs.history import number
 from toque.training.bottlenecks import DATA_ADVICE, GPU_BUSY, memory_ladder
 
 NOTABLE: Final = 0.05  # share from which something is worth a word
-AMOUNT: Final = re.compile(r"([0-9.]{1,20}) ?([a-z%]{1,12})\Z")  # a length in settings
+AMOUNT: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?) ?([a-z%]{1,12})\Z")  # a length in settings
 _AIM: Final = 0.02  # share that evaluating or saving may keep
 _SMALL_EVALUATION: Final = {"max_examples": 64, "texts": 4}  # guesses
 _MANY_FAULTS: Final = 10  # pages read back from disk in an update, from which memory is too small

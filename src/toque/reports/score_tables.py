@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from toque.evaluation.classification import class_rows
 from toque.reports.page import Grid, written
 from toque.reports.run_shares import mapping
@@ -19,9 +21,9 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
         mapping(evaluation.get(name))
         for name in ("heldout", "intervals", "applies_to", "generated", "method")
     )
-    rows = [(_named(f"held-out {n}"), written(v), _NONE, _NONE) for n, v in held_out.items()]
+    rows = [(_named(f"held-out {n}"), _first(v), _NONE, _NONE) for n, v in held_out.items()]
     rows += [
-        (_named(n), written(v), _interval(intervals.get(n)), written(over.get(n, _NONE)))
+        (_named(n), _first(v), _interval(intervals.get(n)), written(over.get(n, _NONE)))
         for n, v in written_texts.items()
     ]
     step = evaluation.get("step")
@@ -85,22 +87,30 @@ def _memorisation(found: Mapping[str, Any]) -> Grid:
 def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Grid:
     names = ("examples", "loss", "accuracy", "majority", "macro_f1", "ece")
     heads = ("task", "examples", "loss", "accuracy", "most frequent class", "macro-F1", "ECE")
-    rows = [
-        (_named(task), *(_NONE if n not in own else written(own[n]) for n in names))
-        for task, own in tasks.items()
-    ]
+    rows = [(_named(task), *(_first(own.get(n)) for n in names)) for task, own in tasks.items()]
     note = "The accuracy of always answering the most frequent class stands beside the model's."
     return Grid(heads, rows, note, "Tasks")
+
+
+class _Answers(msgspec.Struct):
+    classes: list[str]
+    confusion: list[list[int]]
 
 
 def _confusions(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
     """Answers of each class task: a table that fits, or a row a class."""
     for task, own in tasks.items():
-        names, confusion = list(own.get("classes") or ()), own.get("confusion") or []
+        try:
+            found = msgspec.convert(own, _Answers)
+        except msgspec.ValidationError:  # a task without classes, or a stranger's file
+            continue
+        names, confusion = found.classes, found.confusion
+        if any(len(row) != len(names) for row in (confusion, *confusion)):
+            continue
         heads: Sequence[str]
         if len(names) <= _MOST_COLUMNS:
             heads = ("true class", *(f"answered {name}" for name in names))
-            rows = [(name, *map(written, row)) for name, row in zip(names, confusion, strict=False)]
+            rows = [(name, *map(written, row)) for name, row in zip(names, confusion, strict=True)]
         else:
             heads, rows = class_rows(names, confusion)
         yield Grid(heads, rows, title=f"Answers to {_named(task)}")

@@ -127,7 +127,7 @@ def _poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
     trained = statistics.fmean(facts.losses[-10:]) if facts.losses else 0.0
     by_heart = bool(last) and trained > 0.0 and last[-1] > _GAP * trained
     longer = "train longer: the held-out loss was still falling (train.stop_after)"
-    more_data = "more recipes, or augmentation={paraphrase: 0.3}: it learns its examples by heart"
+    more_data = "more recipes, or 'augmentation={paraphrase: 0.3}': it learns its examples by heart"
     steps = [longer] * falling + [more_data] * by_heart
     if not falling and not by_heart:
         steps.append(

@@ -118,6 +118,7 @@ class Reply(Response):
         param, most = request.prompt_field, request.most_tokens
         options = served.record.completed(request.options(), in_json=held is not None)
         self._n, self._best = request.n or 1, _best_of(request, options)
+        self._knows_recipes = served.record.knows_recipes
         n = max(self._n, self._best.n)
         if n * len(prompts) > limits.texts:
             raise RequestError(
@@ -139,7 +140,9 @@ class Reply(Response):
             n_likeliest = n_likeliest or 0  # whose likelihoods are compared
             self._asked = [served.codec.decode(prompt) for prompt in prompts]
             with _refused("best_by"):
-                self._best.check_prompts(self._asked, in_json=held is not None)
+                self._best.check_prompts(
+                    self._asked, in_json=held is not None, knows_recipes=self._knows_recipes
+                )
         self._orders = [
             Order(
                 prompt,
@@ -279,7 +282,9 @@ class Reply(Response):
         for i, prompt in enumerate(self._asked):
             own = slice(i * best.n, (i + 1) * best.n)
             texts, in_json = [piece.text for piece in pieces[own]], self._orders[0].held is not None
-            ranked = best.ranked(prompt, texts, logprobs[own], in_json=in_json)
+            ranked = best.ranked(
+                prompt, texts, logprobs[own], in_json=in_json, knows_recipes=self._knows_recipes
+            )
             for number, how in ranked[: self._n]:
                 piece = replace(pieces[own][number], index=len(choices))
                 choice = self._request.choice(piece, whole=True)

@@ -127,7 +127,7 @@ def model_files(codec: Codec, record: Provenance, *, encoder: bool) -> tuple[dic
 
 def writes_recipes(record: Provenance) -> bool:
     """True if "dish: a, b, c" is turned into the request for a recipe."""
-    return record.form == "recipes" and (not record.tasks or "write" in record.tasks)
+    return record.knows_recipes and (not record.tasks or "write" in record.tasks)
 
 
 def task_to_ask(name: str, record: Provenance, of: str | Path) -> Task | OwnTask:
@@ -136,7 +136,7 @@ def task_to_ask(name: str, record: Provenance, of: str | Path) -> Task | OwnTask
     A model whose training is unknown may be asked any task of recipes.
     """
     own = {task.name: task for task in record.own_tasks}
-    known = [*own, *(record.tasks or ["write"] if record.form == "recipes" else [])]
+    known = [*own, *(record.tasks or ["write"] if record.knows_recipes else [])]
     if name not in known:
         learnt = f"its data.tasks is {', '.join(known)}"
         if record is FOREIGN or record is UNKNOWN:
@@ -219,7 +219,9 @@ def in_trained_form(typed: str, record: Provenance) -> str:
     >>> in_trained_form("Create a simple pasta dish", Provenance(form="recipes", max_new_tokens=9))
     'Generate recipe for: simple pasta dish'
     """
-    if record.form != "recipes" or asks_for_a_recipe(typed):
+    if not record.knows_recipes or typed.lstrip().startswith(ASKS_FOR):
+        return typed
+    if "request" in record.tasks and asks_for_a_recipe(typed):
         return typed
     title, foods = dish_and_foods(typed)
     if writes_recipes(record):

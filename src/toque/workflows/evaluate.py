@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from toque.config import RunConfig, load_config
@@ -75,7 +75,7 @@ class Evaluation:
         return {**self.of_examples, **self.texts.metrics}
 
     def to_json(self) -> str:
-        """The content of evaluation.json."""
+        """The content of evaluation.json; null for what is no finite number, as in all JSON."""
         overall = self.texts.overall
         record = {
             "step": self.step,
@@ -104,7 +104,7 @@ class Evaluation:
                 "rouge": "F1 of each text, as rouge-score computes it, without stemming",
             },
         }
-        return json.dumps(record, indent=1)
+        return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
 
     def __str__(self) -> str:
         """The table for people."""

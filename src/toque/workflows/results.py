@@ -47,7 +47,8 @@ class TrainedRun:
         path = self.folder / "evaluation.json"
         try:
             record = json.loads(path.read_bytes())
-            return {**record["heldout"], **record["generated"]}
+            found = {**record["heldout"], **record["generated"]}
+            return {name: score for name, score in found.items() if score is not None}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
@@ -118,6 +119,8 @@ class Written:
     """Folder of the adapter it was written with, where several were asked for."""
     in_json: bool = False
     """True where it was held to a schema; the recipe scores read no JSON."""
+    knows_recipes: bool = True
+    """True where the model was trained on recipes: "How do I make ...?" then asks for one."""
     chosen: Chosen | None = None
     """How it was chosen, where several were written for its prompt (best_of)."""
 
@@ -137,7 +140,9 @@ class Written:
         """The recipe scores of the text."""
         from toque.cooking.recipe_scores import text_metrics
 
-        return {} if self.in_json else text_metrics(self.prompt, self.text)
+        if self.in_json:
+            return {}
+        return text_metrics(self.prompt, self.text, knows_recipes=self.knows_recipes)
 
     def record(self) -> dict[str, Any]:
         """The content of one JSON line."""

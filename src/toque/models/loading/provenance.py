@@ -61,9 +61,14 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """Hash of plain transformers' file. Once it is another, `toque/` no longer describes it."""
 
     @property
+    def knows_recipes(self) -> bool:
+        """True for a model that was trained on recipes."""
+        return self.form == "recipes"
+
+    @property
     def no_repeat_ngram_size(self) -> int:
         """The option of this name where a person leaves it out, for texts that are not JSON."""
-        return RECIPE_RUN_TOKENS if self.form == "recipes" else 0
+        return RECIPE_RUN_TOKENS if self.knows_recipes else 0
 
     def completed(self, options: GenerationOptions, *, in_json: bool = False) -> GenerationOptions:
         """The options with the model's own values where they have none; JSON repeats its names."""

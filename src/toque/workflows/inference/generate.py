@@ -128,7 +128,7 @@ def generate(
         recipes, blanks = writes_recipes(record), record.form == "documents"
         asks = _task_to_write(task, record, adapter or folder)
         read = read_prompts(prompts, file, task=asks, raw=raw, recipes=recipes, blanks=blanks)
-        best.check_prompts(read, in_json=in_json is not None)
+        best.check_prompts(read, in_json=in_json is not None, knows_recipes=record.knows_recipes)
         some = [text for text in read for _ in range(max(n, best.n))]
         asked.append(_Asked(adapter, record, some))
     with reporter.working(f"reading {folder}"):
@@ -212,7 +212,8 @@ def _written(
                 on_logprob=partial(_note, logprobs) if chooses else None,
             )
         pairs = zip(typed, written, strict=True)
-        own = [Written(p, codec.decode(ids), len(ids), adapter, in_json) for p, ids in pairs]
+        knows = record.knows_recipes
+        own = [Written(p, codec.decode(ids), len(ids), adapter, in_json, knows) for p, ids in pairs]
         if chooses:
             own = _chosen(own, logprobs, best, wanted=wanted, reporter=reporter)
             if on_text is not None:
@@ -243,8 +244,10 @@ def _chosen(
     found: list[Written] = []
     for at in range(0, len(texts), best.n):
         some, logs = texts[at : at + best.n], logprobs[at : at + best.n]
-        prompt, said, in_json = some[0].prompt, [text.text for text in some], some[0].in_json
-        ranked = best.ranked(prompt, said, logs, in_json=in_json)
+        one, said = some[0], [text.text for text in some]
+        ranked = best.ranked(
+            one.prompt, said, logs, in_json=one.in_json, knows_recipes=one.knows_recipes
+        )
         found += [replace(some[number], chosen=how) for number, how in ranked[:wanted]]
     n_without = sum(one.chosen is not None and one.chosen.by != best.by for one in found)
     if best.by is not None and n_without:
@@ -310,7 +313,7 @@ def held_texts(
         held = HeldVocabulary(codec).to_schema(schema)
         return [held.again() for _ in prompts]
     if not writes_recipes(record):
-        tasks = f" for {', '.join(record.tasks)}" if record.form == "recipes" else ""
+        tasks = f" for {', '.join(record.tasks)}" if record.knows_recipes else ""
         raise ConfigError(
             f"{argument('must_use')} holds texts to the form of a recipe, and this model was "
             f"trained on {record.form}{tasks}. Leave it out."
