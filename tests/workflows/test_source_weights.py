@@ -1,5 +1,6 @@
 """Weights meet the store they were meant for, or are refused; a run keeps its own."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from toque.data.loader.batch_stream import ExampleLengths, row_shape
 from toque.data.loader.epoch_plan import EpochPlan, Mixture
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
+from toque.sources.records import NO_TASK
 from toque.training.runtime import Runtime
 from toque.workflows.build import build_heldout, build_stream
 
@@ -135,3 +137,36 @@ def test_rows_are_shaped_for_what_is_drawn(folder: Path) -> None:
         ).window_rows(0, 0)
         share.append(sum(len(row) for row in rows) * 200 / (len(rows) * shape.tokens))
     assert share[1] > 1.2 * share[0]
+
+
+def test_texts_of_no_task_count_as_none_of_recipes(tmp_path: Path) -> None:
+    """Documents in a mixture neither weigh as `write` nor stand in its loss."""
+    write_cookbook(tmp_path / "a.jsonl", n=30, seed=1)
+    texts = [{"text": f"Once upon a time in {n} there lived a cook."} for n in range(25)]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    config = tiny_config(
+        run_dir=str(tmp_path / "run"),
+        data={
+            "sources": [{"path": str(tmp_path / name)} for name in ("a.jsonl", "b.jsonl")],
+            "store": str(tmp_path / "store"), "validation_fraction": 0.3,
+            "tasks": ["write", "title"], "task_weights": {"write": 3.0},
+        },
+        train={"stop_after": "2 steps"},
+        evaluation={"max_examples": None},
+    )  # fmt: skip
+    store = toque.prepare(config).store
+    tasks, sources = (np.asarray(store.column(name)) for name in ("task", "source"))
+    assert set(tasks[sources == 0].tolist()) == {0, 6}
+    assert set(tasks[sources == 1].tolist()) == {NO_TASK}
+    rows = store.rows("train")
+    mixture = Mixture.from_settings(config.data, store, rows, seed=1)
+    assert mixture is not None
+    n_texts = int((tasks[rows] == NO_TASK).sum())
+    assert f"of no task {n_texts} x 1 = {n_texts}" in mixture.in_words(config.data)
+    toque.train(config)
+    scored = json.loads((tmp_path / "run" / "evaluation.json").read_text())["tasks"]
+    held_out = tasks[store.rows("validation")]
+    assert {name: own["examples"] for name, own in scored.items()} == {
+        "write": (held_out == 0).sum(),
+        "title": (held_out == 6).sum(),
+    }

@@ -24,7 +24,7 @@ from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.models.loading.provenance import Provenance
 from toque.reporter import Count, uncounted
-from toque.sources.records import TaskTemplate, attempted
+from toque.sources.records import NO_TASK, TaskTemplate, attempted
 from toque.storage.json_files import append_json_lines
 
 _BEYOND: Final = 8  # tokens that an answer may have beyond the longest class, to see what it is
@@ -208,7 +208,7 @@ def slices_of(
     tasks = store.column("task")[list(rows)].astype(int).tolist()
     if len(set(tasks)) > 1:
         for labels, task in zip(slices, tasks, strict=True):
-            labels["task"] = names[task]
+            labels["task"] = names[task] if task != NO_TASK else "none"
     files: dict[int, str] = {}
     for entry in store.manifest.sources:
         files.setdefault(entry.source, Path(entry.path).name)

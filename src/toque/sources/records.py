@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import xxhash
@@ -26,6 +26,7 @@ _NOT_THE_RECORDS = (ToqueError, MemoryError)
 """Errors that no record is dropped for: refusals of the whole source, and a lack of memory, which
 would make the store's rows depend on the machine."""
 
+NO_TASK: Final = 255  # of documents, conversations, and prompts and answers in columns
 NO_LABEL = "no label"  # prefix of the reason for dropping a record of no requested task
 TOO_LONG, NOT_UTF_8 = "too long", "not UTF-8"  # reasons for dropping a record
 _MARK = b"\0toque "
@@ -80,7 +81,7 @@ class Example(msgspec.Struct, frozen=True):
     record_key: int
     """Hash of the record's cleaned body, the same for all its examples. Records of one key are
     duplicates, and the first in source order is kept."""
-    task: int = 0  # number of the example's task; a record's examples carry rising numbers
+    task: int = NO_TASK  # number of the example's task; a record's examples carry rising numbers
     columns: Mapping[str, int | float] = {}  # stored as float32; one reader, one set of names
     document: bool = False  # True for a text without a prompt, which may be cut into several rows
     ends: bool = True  # False if the target ends before its text, so that no end token is written

@@ -19,24 +19,24 @@ from toque.sources.token_arrays import TokenReader
 
 Make = Callable[..., PrepareSettings]
 READERS: list[tuple[RecordReader, str, str]] = [
-    (RecipeReader(version=3), "toque.cooking.formats:recipe_reader", "f0b2b8b414e6a77cee546211"),
+    (RecipeReader(version=3), "toque.cooking.formats:recipe_reader", "8d54bb463fa999c91da1962e"),
     (
         RecipeReader({"title": "Naïve: name", "steps": "how, exactly"}, version=3),
         'toque.cooking.formats:columns={"steps": "how, exactly", "title": "Na\\u00efve: name"}',
-        "a228fe6e74b624fa45260e7d",
+        "cad41f1cc75c522df72acf54",
     ),
     (
         DocumentReader("body of it"),
         "toque.cooking.formats:text=body of it",
-        "50955f602c23d94d3174a0e0",
+        "44e88343afa625d8b070743d",
     ),
     (
         PairReader("question", "réponse"),
         'toque.cooking.formats:pairs={"prompt": "question", "target": "r\\u00e9ponse"}',
-        "00b3da5ef54b17b4040084e9",
+        "f9856b466b28ebbb278e98c8",
     ),
-    (TextReader(), "toque.data.text:text_reader", "339e3cd99878587f15ebc95e"),
-    (TokenReader(), "toque.data.token_files:token_reader", "7b732b1052fbca3c6dea5b6b"),
+    (TextReader(), "toque.data.text:text_reader", "fad9958301375846e07bb3fd"),
+    (TokenReader(), "toque.data.token_files:token_reader", "2c147263b05938e2ca6d4fdb"),
 ]
 """Readers, their recorded names, and the beginnings of a plan's fingerprint with each."""
 

@@ -286,14 +286,15 @@ class Mixture:
 
     def in_words(self, data: DataConfig) -> str:
         """A line on what an epoch draws from each source and task."""
-        n_tasks = len(data.task_names) if data.task_weights or data.task_temperature else 1
+        by_task = bool(data.task_weights or data.task_temperature)
+        kinds = (*data.task_names, "of no task") if by_task else ("",)
         parts = []
         for group, (members, draws) in enumerate(zip(self.members, self.draws, strict=True)):
             if not draws:
                 continue
-            source, task = divmod(group, n_tasks)
-            named = [data.sources[source].path] if len(self.weights) > n_tasks else []
-            named += [data.task_names[task]] if n_tasks > 1 else []
+            source, kind = divmod(group, len(kinds))
+            named = [data.sources[source].path] if len(self.weights) > len(kinds) else []
+            named += [kinds[kind]] if by_task else []
             weight = self.weights[group]
             parts.append(f"{' '.join(named)} {len(members):,} x {weight:.3g} = {draws:,}")
         return f"an epoch draws {sum(self.draws):,} examples: {'; '.join(parts)}"
@@ -327,11 +328,12 @@ def _groups(
     else:
         of_sources = [1.0]
     if data.task_weights or data.task_temperature is not None:
-        tasks = np.asarray(store.column("task"))
         n_tasks = len(data.task_names)
-        counts = np.bincount(tasks[trained].astype(np.int64), minlength=n_tasks)
-        of_tasks = task_weights(data, counts)
-        group = group * n_tasks + tasks[rows].astype(np.int64)
+        # Rows of no task are one kind more, of weight 1.
+        tasks = np.minimum(np.asarray(store.column("task")).astype(np.int64), n_tasks)
+        counts = np.bincount(tasks[trained], minlength=n_tasks)[:n_tasks]
+        of_tasks = [*task_weights(data, counts), 1.0]
+        group = group * (n_tasks + 1) + tasks[rows]
     return [one * other for one in of_sources for other in of_tasks], group
 
 

@@ -10,6 +10,7 @@ from toque.data.store.token_column import Ids
 from toque.data.store.token_store import places_of
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
+from toque.sources.records import NO_TASK
 from toque.units import Cursor
 from toque.workflows.build import build_language_model, build_stream
 from toque.workflows.prepared_store import open_store
@@ -46,7 +47,8 @@ def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> ShownBatch
         + (f"; stage {cursor.stage + 1}" if config.curriculum is not None else "")
     )
     read = stream.varied.at(stream.plan.epoch_key(cursor)) if stream.varied else store
-    tasks, names, codec = store.column("task"), config.data.task_names, store.codec()
+    tasks, codec = store.column("task"), store.codec()
+    names = dict(enumerate(config.data.task_names)) | {NO_TASK: "none"}
     examples = tuple(
         f"\n--- store row {row}, task {names[int(tasks[row])]}{_changed(stream, row, cursor)}\n"
         f"{_text(codec, read.prompt(row))}\n>>>\n"
