@@ -125,7 +125,9 @@ def _write_model(
         known = known if isinstance(known, list) else [known]
         if eos_id is not None and eos_id not in known:
             generation.eos_token_id = [eos_id, *(token for token in known if token is not None)]
-        generation.save_pretrained(folder)
+        # Not save_pretrained, which refuses fields that another one makes idle, such as a
+        # temperature without do_sample; many published models have them, and keep them.
+        generation.to_json_file(folder / "generation_config.json", keys_to_pop=["compile_config"])
     # One that two places share only once, by the embedding's name, which transformers ties from.
     tensors = {name: p.detach() for name, p in model.named_parameters()}
     kept = set(model.state_dict())
