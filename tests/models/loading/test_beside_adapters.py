@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -21,10 +23,11 @@ from toque.models.loading.pretrained import (
     check_folder,
     formats_in_use,
     grow_vocabulary,
+    load_model,
     load_with_adapter,
     load_with_adapters,
 )
-from toque.models.lora.adapter_files import trained_beside, use_adapter, write_adapter
+from toque.models.lora.adapter_files import load_adapter, trained_beside, use_adapter, write_adapter
 from toque.models.lora.frozen import PLAIN, FrozenFormat, computing, format_of
 from toque.models.lora.layers import attach
 from toque.training.placement import optimise
@@ -173,3 +176,50 @@ def test_a_gpu_holds_what_was_trained_beside_and_a_cpu_float32(
     assert formats_in_use(adapters, device) == formats
     expected = [NF4] if recorded == [None] else formats
     assert formats_in_use(adapters, device, NF4) == expected
+
+
+def of_peft(base: Path, to: Path, **settings: Any) -> PreTrainedModel:
+    """A model with an adapter that peft alone made and wrote."""
+    model = load_model(str(base))
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **settings)
+    adapted = peft.get_peft_model(model, config)
+    disturb(model, seed=1)
+    adapted.save_pretrained(to)
+    file = to / "adapter_config.json"
+    named = json.loads(file.read_text()) | {"base_model_name_or_path": str(base)}
+    file.write_text(json.dumps(named))
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+@pytest.mark.parametrize("start", [True, "gaussian", "eva", "orthogonal", "mica"])
+def test_adapters_of_peft_are_read_whatever_they_started_from(start, base, tmp_path):
+    model = of_peft(base, tmp_path / "a", init_lora_weights=start)
+    read = load_with_adapters({"a": tmp_path / "a"}, [PLAIN], CPU)
+    assert torch.equal(logits(read), logits(model))
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "olora"},
+        {"alora_invocation_tokens": [5, 6], "task_type": "CAUSAL_LM"},
+        {"lora_bias": True},
+        {"kasa_config": peft.tuners.lora.config.KasaConfig()},
+        {"layer_replication": [(0, 2), (1, 2)]},
+    ],
+    ids=lambda settings: next(iter(settings)) + str(settings.get("init_lora_weights", "")),
+)
+@pytest.mark.filterwarnings("ignore:`lora_bias=True`")
+def test_an_adapter_that_is_no_plain_sum_is_refused_by_name(settings, base, tmp_path):
+    of_peft(base, tmp_path / "a", **settings)
+    named = next(iter(settings))
+    for read in (
+        lambda: load_with_adapters({"a": tmp_path / "a"}, [PLAIN], CPU, merge=True),
+        lambda: load_with_adapter(tmp_path / "a"),
+        lambda: load_adapter(load_model(str(base)), tmp_path / "a"),
+    ):
+        with pytest.raises(ConfigError, match=rf"adapter_config.json says {named} .* with peft"):
+            read()
