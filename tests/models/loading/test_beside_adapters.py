@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ from toque.models.loading.pretrained import (
     load_with_adapter,
     load_with_adapters,
 )
-from toque.models.lora.adapter_files import load_adapter, trained_beside, use_adapter, write_adapter
+from toque.models.lora.adapter_files import (
+    is_adapter_folder,
+    load_adapter,
+    trained_beside,
+    use_adapter,
+    write_adapter,
+)
 from toque.models.lora.frozen import PLAIN, FrozenFormat, computing, format_of
 from toque.models.lora.layers import attach
 from toque.training.placement import optimise
@@ -223,3 +230,25 @@ def test_an_adapter_that_is_no_plain_sum_is_refused_by_name(settings, base, tmp_
     ):
         with pytest.raises(ConfigError, match=rf"adapter_config.json says {named} .* with peft"):
             read()
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+def test_a_folder_of_a_model_and_an_adapter_is_neither(base, tmp_path):
+    """transformers alone would read the adapter into the model and freeze it, unsaid."""
+    of_peft(base, tmp_path / "a")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(tmp_path / "a" / name, base / name)
+    with pytest.raises(ConfigError, match=r"both the weights of a model and an adapter"):
+        load_model(str(base))
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+def test_an_adapter_may_lie_beside_the_config_of_its_base(base, tmp_path):
+    """As axolotl writes it."""
+    of_peft(base, tmp_path / "a")
+    shutil.copy(base / "config.json", tmp_path / "a" / "config.json")
+    assert is_adapter_folder(tmp_path / "a")
+    assert not is_adapter_folder(base)
+    with pytest.raises(ConfigError, match="holds an adapter, not a model"):
+        load_model(str(tmp_path / "a"))
+    load_with_adapter(tmp_path / "a")

@@ -27,6 +27,7 @@ WEIGHTS = "adapter_model.safetensors"
 BASE_KEY = "toque_base_sha256"  # metadata of the weights file: SHA-256 of the base's weights
 ROWS_KEY = "toque_vocabulary"  # metadata: rows of the base's embedding, which may have grown
 FORMAT_KEY = "toque_base_format"  # metadata: format of the base's matrices, as it was trained
+_BASE: Final = ("model*.safetensors*", "pytorch_model*.bin*")  # weights of a whole model
 _PREFIX = "base_model.model."  # peft's prefix of the wrapped model's parameter names
 _STARTS: Final = ("gaussian", "eva", "orthogonal", "mica")
 """Words of init_lora_weights that leave the base as it is; pissa, olora, corda, loftq and lora_ga
@@ -36,8 +37,8 @@ _NO_SUM: Final = ("alora_invocation_tokens", "lora_bias", "kasa_config", "layer_
 
 
 def is_adapter_folder(folder: Path) -> bool:
-    """True if `folder` holds an adapter and not a whole model."""
-    return (folder / CONFIG).exists() and not (folder / "config.json").exists()
+    """True if `folder` holds an adapter and not a whole model; some lay its config.json beside."""
+    return (folder / CONFIG).exists() and not any(map(any, map(folder.glob, _BASE)))
 
 
 def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Tensor]:
