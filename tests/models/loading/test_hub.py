@@ -64,7 +64,11 @@ def test_a_copy_in_the_cache_is_used_without_asking(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("online")
-@pytest.mark.parametrize("path", ["/no/such/folder", "./models/absent", "a/b/c", "runs/x/model"])
+@pytest.mark.parametrize(
+    "path",
+    ["/no/such/folder", "./models/absent", "a/b/c", "runs/x/model", "my--model", "runs/demo--v2",
+     "a..b", "foo/..", "foo/bar-", "model.git", "x" * 97],
+)  # fmt: skip
 def test_what_can_only_be_a_folder_never_asks_the_hub(path):
     with pytest.raises(ConfigError, match="there is no such folder"):
         resolve_folder(path, setting="model.tokenizer")
@@ -111,7 +115,7 @@ def test_a_hub_that_refuses_or_is_away_is_a_paragraph_without_the_token(
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("name", ["soup", "../soup", "a/b/c", "me/", "https://x/y"])
+@pytest.mark.parametrize("name", ["soup", "../soup", "a/b/c", "me/", "https://x/y", "me/a--b"])
 def test_only_a_repository_is_pushed_to(name: str) -> None:
     with pytest.raises(ConfigError, match="names no repository"):
         refuse_push(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
 
 from toque.errors import ConfigError, ToqueError, argument, in_shell
 
@@ -21,7 +20,7 @@ def folder_here(
 ) -> Path | None:
     """The folder of this path, or the hub's whole copy in the cache; None where there is none."""
     folder = Path(path).expanduser()
-    if folder.is_dir() or not _HUB_NAME.fullmatch(path):
+    if folder.is_dir() or not _names_repository(path):
         return folder if folder.is_dir() else None
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -52,7 +51,7 @@ def resolve_folder(
         return folder
     if folder.exists():
         raise error(f"{setting} is {path}, which is a file. Name the folder that holds it.")
-    if not _HUB_NAME.fullmatch(path):
+    if not _names_repository(path):
         raise error(
             f"{setting} is {path}, and there is no such folder. Name a Hugging Face folder, "
             'or a hub name such as "google/flan-t5-small".'
@@ -90,11 +89,22 @@ def resolve_folder(
 
 def hub_name(path: str) -> str | None:
     """The name that others find a model by on the hub; None for a folder, or for scratch."""
-    named = path != "scratch" and _HUB_NAME.fullmatch(path) and not Path(path).exists()
+    named = path != "scratch" and _names_repository(path) and not Path(path).exists()
     return path if named else None
 
 
-_REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+def _names_repository(name: str) -> bool:
+    """True if the hub could have a repository of this name."""
+    if not _HUB_NAME.fullmatch(name):
+        return False
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is public
+
+    try:
+        validate_repo_id(name)  # neither "--" nor "..", at most 96 characters
+    except HFValidationError:
+        return False
+    return True
 
 
 def refuse_push(name: str) -> None:
@@ -102,7 +112,7 @@ def refuse_push(name: str) -> None:
     from huggingface_hub import constants, get_token
 
     shown = argument(f"push_to={name}")
-    if not _REPOSITORY.fullmatch(name):
+    if "/" not in name or not _names_repository(name):
         raise ConfigError(f"{shown} names no repository of the hub. Write owner/name.")
     if constants.HF_HUB_OFFLINE:
         raise ConfigError(f"{shown} needs the network, and HF_HUB_OFFLINE is set. Unset it.")
