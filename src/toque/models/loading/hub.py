@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from toque.errors import ConfigError, ToqueError, argument, in_shell
 
 MODEL_FILES = ("config.json", "*.safetensors")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
+_SHARD = re.compile(r"(.*)-\d+-of-(\d+)\.safetensors")
 _ANSWER_SECONDS = 5.0
 
 
 _ALSO = ("*.json", "*.model", "*.txt", "README.md")
+_NOT = ("consolidated*.safetensors",)  # the same weights once more, by names of another program
 
 
 def folder_here(
@@ -26,11 +29,25 @@ def folder_here(
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        patterns = [*needs, *also]
-        cached = Path(snapshot_download(path, allow_patterns=patterns, local_files_only=True))
+        cached = Path(
+            snapshot_download(
+                path,
+                allow_patterns=[*needs, *also],
+                ignore_patterns=[*_NOT],
+                local_files_only=True,
+            )
+        )
     except LocalEntryNotFoundError:
         return None
-    return cached if all(any(cached.glob(pattern)) for pattern in needs) else None
+    whole = all(any(cached.glob(pattern)) for pattern in needs) and _has_every_shard(cached)
+    return cached if whole else None
+
+
+def _has_every_shard(folder: Path) -> bool:
+    """False where an interrupted download left only some shards, as the library may not know."""
+    found = [shard for file in folder.iterdir() if (shard := _SHARD.fullmatch(file.name))]
+    there = Counter((shard[1], int(shard[2])) for shard in found)
+    return all(n == count for (_, count), n in there.items())
 
 
 def resolve_folder(
@@ -61,7 +78,6 @@ def resolve_folder(
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    patterns = [*needs, *also]
     missing = f"{setting} is {path}: there is no such folder"
     if constants.HF_HUB_OFFLINE:
         raise error(
@@ -73,7 +89,9 @@ def resolve_folder(
         # network hf_hub_download took 23 s of retries, and snapshot_download never gave up on a
         # proxy that accepted the connection and stayed silent (huggingface_hub 2.4.0).
         HfApi(endpoint=constants.ENDPOINT).repo_info(path, timeout=_ANSWER_SECONDS)
-        return Path(snapshot_download(path, allow_patterns=patterns))
+        return Path(
+            snapshot_download(path, allow_patterns=[*needs, *also], ignore_patterns=[*_NOT])
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError) as refusal:
         reason = str(refusal).strip().splitlines()[0]
         raise error(
