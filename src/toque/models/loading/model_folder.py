@@ -193,6 +193,8 @@ def stored_weights(folder: Path) -> StoredWeights:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    if (folder / "model.safetensors").exists():  # before an index, as transformers reads it
+        return [folder / "model.safetensors"]
     if (folder / _INDEX).exists():
         try:
             index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
@@ -206,8 +208,6 @@ def _weight_files(folder: Path) -> list[Path]:
                 f"are allowed. {_AGAIN}"
             )
         return [folder / name for name in names]
-    if (folder / "model.safetensors").exists():
-        return [folder / "model.safetensors"]
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
     if pickles:
         raise CheckpointError(
