@@ -18,7 +18,7 @@ from toque.config.schema_methods import AdapterConfig, OptimisationsConfig
 from toque.errors import ConfigError
 from toque.hardware.memory import HEADROOM
 from toque.models.loading import pretrained
-from toque.models.loading.model_export import sample_logits, save_model
+from toque.models.loading.model_export import export_adapter, sample_logits, save_model
 from toque.models.loading.pretrained import (
     AdaptedBase,
     check_folder,
@@ -252,3 +252,14 @@ def test_an_adapter_may_lie_beside_the_config_of_its_base(base, tmp_path):
     with pytest.raises(ConfigError, match="holds an adapter, not a model"):
         load_model(str(tmp_path / "a"))
     load_with_adapter(tmp_path / "a")
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+def test_an_adapter_whose_base_is_away_leaves_no_copy(base, tmp_path):
+    of_peft(base, tmp_path / "a")
+    base.rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        export_adapter(tmp_path / "a", tmp_path / "copy", card="")
+    assert not (tmp_path / "copy").exists()
+    (tmp_path / "elsewhere").rename(base)
+    export_adapter(tmp_path / "a", tmp_path / "copy", card="")

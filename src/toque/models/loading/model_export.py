@@ -202,6 +202,7 @@ def export_adapter(source: Path, to: Path, *, card: str) -> Exported:
     Files that are none of an adapter's stay behind. One that computes other logits is removed.
     """
     refuse_taken(to)
+    expected = sample_logits(load_with_adapter(source, merge=False))  # refused before it is copied
     beside = (*_TOKENIZER_FILES, _CHAT)
     with atomic_folder(to) as writer:
         for name in (CONFIG, WEIGHTS, *beside, *(f"{FOLDER}/{n}" for n in (RECORD, *beside))):
@@ -209,7 +210,6 @@ def export_adapter(source: Path, to: Path, *, card: str) -> Exported:
                 (writer.folder / name).parent.mkdir(exist_ok=True)
                 writer.put(name, (source / name).read_bytes())
         writer.put("README.md", card.encode())
-    expected = sample_logits(load_with_adapter(source, merge=False))
     after = sample_logits(load_with_adapter(to, merge=False))
     _refuse_other(after, expected, to, source)
     return Exported(to, _apart(after, expected), was_adapter=False)
