@@ -4,8 +4,11 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
+    MistralConfig,
+    Qwen2Config,
     T5Config,
 )
 
@@ -44,6 +47,22 @@ def test_attention_costs_12_layers_width_context(tiny):
     model = tiny("t5")  # 2 encoder layers, 3 decoder layers that attend 100 + 40
     base = flops_per_token(model, context=0, source_context=0)
     assert flops_per_token(model, context=100, source_context=40) - base == 12 * 3 * 32 * 140
+
+
+def test_a_sliding_window_is_all_that_its_layers_attend():
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    sizes |= {"sliding_window": 40}
+    some = {"use_sliding_window": True, "max_window_layers": 3}  # the last layer alone
+    for config, attended in (
+        (MistralConfig(**sizes), 4 * 40),
+        (Gemma2Config(**sizes), 2 * 40 + 2 * 100),
+        (Qwen2Config(**sizes), 4 * 100),
+        (Qwen2Config(**sizes, **some), 40 + 3 * 100),
+    ):
+        model = on_meta(config)
+        extra = flops_per_token(model, context=100) - flops_per_token(model, context=0)
+        assert extra == 12 * 32 * attended
 
 
 def test_products_are_the_matrices_a_token_passes():

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, UMT5Config
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Phi3Config, UMT5Config
 
 from toque.errors import CheckpointError, ConfigError
+from toque.models.families import max_positions
 from toque.models.forward import packed, varlen_attention
 from toque.models.forward.blocks import recompute_blocks
 from toque.models.forward.loss import cross_entropy_sum, loss_sum
 from toque.models.loading import proof
 from toque.models.loading.pretrained import check_folder, load_model
+from written import generate
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 FAST = ("gemma2", "stablelm", "umt5")  # windows and caps; layers that pass nothing on; a T5
@@ -140,3 +142,33 @@ def test_the_loss_of_capped_logits():
     pairs = zip(*(torch.autograd.grad(of, (hidden, weight)) for of in (got, expected)), strict=True)
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.fixture
+def longrope(tmp_path):
+    """A Phi-3 whose factors change after 16 tokens, as it is read from a folder."""
+    half = {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 5.0]}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = Phi3Config(
+        vocab_size=61, num_attention_heads=4, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+        max_position_embeddings=64, original_max_position_embeddings=16, initializer_range=0.3,
+        rope_scaling={"type": "longrope", **half}, **sizes,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "phi3")
+    return load_model(str(tmp_path / "phi3"))
+
+
+def test_longrope_is_read_up_to_the_length_where_its_factors_change(longrope):
+    assert max_positions(longrope.config) == 16
+    how = {"eos_id": 60, "pad_id": 0, "max_new_tokens": 30}
+    prompts = [list(range(2, 10)), list(range(20, 36))]
+    (alone,), both = generate(longrope, prompts[:1], **how), generate(longrope, prompts, **how)
+    assert both[0] == alone
+    plain = longrope.generate(
+        torch.tensor(prompts[:1]), max_new_tokens=9, do_sample=False, eos_token_id=60
+    )
+    assert alone == plain[0, 8:].tolist()  # 16 positions, and one token that is not read back
+    with pytest.raises(ConfigError, match="17 tokens, and this model's positions end at 16"):
+        generate(longrope, [list(range(2, 19))], **how)

@@ -27,6 +27,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from toque.errors import ConfigError
+from toque.models.positions import short_positions
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "bf16": torch.bfloat16,
@@ -161,5 +162,6 @@ def head_size(config: Any) -> int:
 
 def max_positions(config: PretrainedConfig) -> int | None:
     """The most tokens of a row; None for T5. RoPE computes longer ones, never trained on."""
-    limit = getattr(config, "max_position_embeddings", None)
-    return None if limit is None else int(limit)
+    named = getattr(config, "max_position_embeddings", None)
+    limits = (named, short_positions(getattr(config, "rope_parameters", None)))
+    return min((int(limit) for limit in limits if limit is not None), default=None)

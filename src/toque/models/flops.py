@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.families import family_of, head_size, unwrapped
+from toque.models.families import family_of, head_size, unwrapped, window_of
 from toque.models.lora.quantised import QuantisedLinear, quantised_layers
 
 
@@ -49,7 +50,8 @@ def flops_per_token(
 
     Those of `products_of`, plus 12 * layers * width * context for attention (Chowdhery et al. 2022,
     PaLM, appendix B); no norms, activations, optimizer, or recomputation by activation
-    checkpointing.
+    checkpointing. A layer with a sliding window attends no more than that (Jiang et al. 2023,
+    Mistral 7B, section 2); at the beginning of an example it has fewer, which is not taken off.
 
     `context` are the keys a target token attends on average, half the length of causal examples;
     `source_context` those a source token attends, `cross_context` the source tokens a target token
@@ -62,7 +64,7 @@ def flops_per_token(
     weights = sum(products.values())
     if not family_of(config).is_encoder_decoder:
         width = int(config.num_attention_heads) * head_size(config)
-        return weights + 12.0 * int(config.num_hidden_layers) * width * context
+        return weights + 12.0 * width * sum(_attended(config, context))
 
     inside = source_context if source_context is not None else context
     across = cross_context if cross_context is not None else inside
@@ -70,6 +72,14 @@ def flops_per_token(
     source = 12.0 * int(config.num_layers) * width * inside
     target = 12.0 * depth * width * (context + across)
     return weights + source_share * source + (1.0 - source_share) * target
+
+
+def _attended(config: Any, context: float) -> list[float]:
+    """Keys that a token attends in each layer of a decoder-only model."""
+    layers, window = int(config.num_hidden_layers), window_of(config)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+    narrow = context if window is None else min(context, float(window))
+    return [narrow if kind == "sliding_attention" else context for kind in kinds]
 
 
 def products_of(

@@ -18,6 +18,7 @@ from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.model_folder import read_config_json
+from toque.models.positions import short_positions
 from toque.reporter import ProgressSink, no_progress
 from toque.sources.file_kinds import FileJudge
 from toque.sources.records import Located, Source
@@ -158,6 +159,9 @@ def _room(config: RunConfig) -> int | None:
             return None
     named = (shape.get(name) for name in ("n_positions", "max_position_embeddings"))
     positions = next((n for n in named if isinstance(n, int)), usual)
+    rope = shape.get("rope_parameters") or shape.get("rope_scaling")
+    short = short_positions(rope, shape.get("original_max_position_embeddings"))
+    positions = min((n for n in (positions, short) if n is not None), default=None)
     # The last token of a target is never read, so it needs no position.
     return None if positions is None or model.family == "t5" else positions + 1
 

@@ -151,8 +151,17 @@ CANNOT = {
     "too deep": (deep, "schema"),
     "too long": ({"enum": ["x" * 100_000]}, "100,000 are compiled"),
     "names": ({"properties": 3}, "properties must be an object"),
+    "a large step": ({"type": "integer", "multipleOf": 99_991}, "more than 10,000 rem"),
+    "steps of one number": ({"anyOf": [{"multipleOf": 997}, {"multipleOf": 1.01}]}, "rounder"),
+    "steps past counting": ({"enum": [{"multipleOf": 10**k + 1} for k in range(400)]}, "rounder"),
     "no JSON": ({"const": {1, 2}}, "no JSON"),
 }
+
+
+def test_round_steps_and_those_of_several_numbers_are_held(writers_of_json):
+    quarters = {name: {"type": "number", "multipleOf": 0.25} for name in "abcd"}
+    prices = {"price": {"type": "number", "multipleOf": 0.01}, "rows": {"multipleOf": 1_000_000}}
+    HeldVocabulary(writers_of_json["decoder"]).to_schema({"properties": quarters | prices})
 
 
 @pytest.mark.parametrize("case", CANNOT)

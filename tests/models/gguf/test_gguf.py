@@ -9,9 +9,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tiny import EOS, EVERY_KIND, PAD, make
+from tiny import EOS, EVERY_KIND, PAD, make, model_of
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, ConfigError
 from toque.models.gguf import gguf_export as exporting
@@ -172,6 +173,46 @@ def test_the_vocabulary_of_a_unigram_spells_its_line_break(
     assert found["tokenizer.ggml.add_eos_token"] is True
     assert found["tokenizer.ggml.add_bos_token"] is False
     assert len(found["tokenizer.ggml.scores"]) == len(tokens) == codec.vocab_size + 3
+
+
+PREPEND, REPLACE = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
+
+
+def sentencepiece_bpe(norm: Any, pre: Any = None) -> str:
+    """The tokenizer.json of a SentencePiece BPE with these steps."""
+    pieces = ["<pad>", "</s>", "<unk>", *(f"<0x{i:02X}>" for i in range(256)), *"▁abc", "ab"]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    model = models.BPE(vocab=vocab, merges=[("a", "b")], byte_fallback=True)
+    made = Tokenizer(model)
+    made.normalizer = norm
+    if pre is not None:
+        made.pre_tokenizer = pre
+    return made.to_str()
+
+
+@pytest.mark.parametrize(
+    ("norm", "pre", "begins"),
+    [
+        (normalizers.Sequence([PREPEND, REPLACE]), None, True),
+        (REPLACE, None, False),  # as Yi's
+        (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False), True),
+        (None, pre_tokenizers.Metaspace(prepend_scheme="never", split=False), False),
+    ],
+)
+def test_a_sentencepiece_bpe_says_whether_texts_begin_with_a_blank(
+    norm: Any, pre: Any, begins: bool, write: Write
+) -> None:
+    tokenizer_json = sentencepiece_bpe(norm, pre)
+    tokens = Tokenizer.from_str(tokenizer_json).encode("ab").tokens
+    assert tokens == ["▁"] * begins + ["ab"]
+    read = gguf.GGUFReader(write(model_of("llama", vocab=264), tokenizer_json=tokenizer_json))
+    assert read.fields["tokenizer.ggml.add_space_prefix"].contents() is begins
+
+
+def test_a_normalizer_that_llama_cpp_lacks_is_refused(write: Write) -> None:
+    odd = sentencepiece_bpe(normalizers.Sequence([normalizers.Lowercase(), PREPEND, REPLACE]))
+    with pytest.raises(ConfigError, match="SentencePiece BPE after the normalizer Lowercase"):
+        write(model_of("llama", vocab=264), tokenizer_json=odd)
 
 
 def test_a_tokenizer_llama_cpp_lacks_is_refused(tokenizer_json: str, write: Write) -> None:

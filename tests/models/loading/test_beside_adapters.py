@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -15,16 +18,23 @@ from toque.config.schema_methods import AdapterConfig, OptimisationsConfig
 from toque.errors import ConfigError
 from toque.hardware.memory import HEADROOM
 from toque.models.loading import pretrained
-from toque.models.loading.model_export import sample_logits, save_model
+from toque.models.loading.model_export import export_adapter, sample_logits, save_model
 from toque.models.loading.pretrained import (
     AdaptedBase,
     check_folder,
     formats_in_use,
     grow_vocabulary,
+    load_model,
     load_with_adapter,
     load_with_adapters,
 )
-from toque.models.lora.adapter_files import trained_beside, use_adapter, write_adapter
+from toque.models.lora.adapter_files import (
+    is_adapter_folder,
+    load_adapter,
+    trained_beside,
+    use_adapter,
+    write_adapter,
+)
 from toque.models.lora.frozen import PLAIN, FrozenFormat, computing, format_of
 from toque.models.lora.layers import attach
 from toque.training.placement import optimise
@@ -173,3 +183,83 @@ def test_a_gpu_holds_what_was_trained_beside_and_a_cpu_float32(
     assert formats_in_use(adapters, device) == formats
     expected = [NF4] if recorded == [None] else formats
     assert formats_in_use(adapters, device, NF4) == expected
+
+
+def of_peft(base: Path, to: Path, **settings: Any) -> PreTrainedModel:
+    """A model with an adapter that peft alone made and wrote."""
+    model = load_model(str(base))
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **settings)
+    adapted = peft.get_peft_model(model, config)
+    disturb(model, seed=1)
+    adapted.save_pretrained(to)
+    file = to / "adapter_config.json"
+    named = json.loads(file.read_text()) | {"base_model_name_or_path": str(base)}
+    file.write_text(json.dumps(named))
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+@pytest.mark.parametrize("start", [True, "gaussian", "eva", "orthogonal", "mica"])
+def test_adapters_of_peft_are_read_whatever_they_started_from(start, base, tmp_path):
+    model = of_peft(base, tmp_path / "a", init_lora_weights=start)
+    read = load_with_adapters({"a": tmp_path / "a"}, [PLAIN], CPU)
+    assert torch.equal(logits(read), logits(model))
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "olora"},
+        {"alora_invocation_tokens": [5, 6], "task_type": "CAUSAL_LM"},
+        {"lora_bias": True},
+        {"kasa_config": peft.tuners.lora.config.KasaConfig()},
+        {"layer_replication": [(0, 2), (1, 2)]},
+    ],
+    ids=lambda settings: next(iter(settings)) + str(settings.get("init_lora_weights", "")),
+)
+@pytest.mark.filterwarnings("ignore:`lora_bias=True`")
+def test_an_adapter_that_is_no_plain_sum_is_refused_by_name(settings, base, tmp_path):
+    of_peft(base, tmp_path / "a", **settings)
+    named = next(iter(settings))
+    for read in (
+        lambda: load_with_adapters({"a": tmp_path / "a"}, [PLAIN], CPU, merge=True),
+        lambda: load_with_adapter(tmp_path / "a"),
+        lambda: load_adapter(load_model(str(base)), tmp_path / "a"),
+    ):
+        with pytest.raises(ConfigError, match=rf"adapter_config.json says {named} .* with peft"):
+            read()
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+def test_a_folder_of_a_model_and_an_adapter_is_neither(base, tmp_path):
+    """transformers alone would read the adapter into the model and freeze it, unsaid."""
+    of_peft(base, tmp_path / "a")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(tmp_path / "a" / name, base / name)
+    with pytest.raises(ConfigError, match=r"both the weights of a model and an adapter"):
+        load_model(str(base))
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+def test_an_adapter_may_lie_beside_the_config_of_its_base(base, tmp_path):
+    """As axolotl writes it."""
+    of_peft(base, tmp_path / "a")
+    shutil.copy(base / "config.json", tmp_path / "a" / "config.json")
+    assert is_adapter_folder(tmp_path / "a")
+    assert not is_adapter_folder(base)
+    with pytest.raises(ConfigError, match="holds an adapter, not a model"):
+        load_model(str(tmp_path / "a"))
+    load_with_adapter(tmp_path / "a")
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+def test_an_adapter_whose_base_is_away_leaves_no_copy(base, tmp_path):
+    of_peft(base, tmp_path / "a")
+    base.rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        export_adapter(tmp_path / "a", tmp_path / "copy", card="")
+    assert not (tmp_path / "copy").exists()
+    (tmp_path / "elsewhere").rename(base)
+    export_adapter(tmp_path / "a", tmp_path / "copy", card="")

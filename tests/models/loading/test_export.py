@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from toque.errors import CheckpointError
 from toque.models.loading.model_export import save_model
 from toque.models.loading.pretrained import load_model
+from toque.models.loading.provenance import Provenance
 
 
 def logits(model):
@@ -56,6 +57,27 @@ def test_every_kind_reloads_with_equal_logits(kind, tiny, codec_folder, tmp_path
     assert config["tie_word_embeddings"] == ("lm_head.weight" not in tensors)
     assert config["architectures"] == [type(model).__name__]
     assert (config["pad_token_id"], config["eos_token_id"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [{"temperature": 0.9, "top_p": 0.6}, {"length_penalty": 0.8}, {"pad_token_id": -1}],
+    ids=lambda idle: next(iter(idle)),
+)
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_settings_of_generation_that_do_nothing_are_kept(idle, file, tiny, tmp_path):
+    """transformers saves them unchanged alone; a record changes the length and the end."""
+    save_model(tiny("gpt2"), None, tmp_path / "base", card="")
+    if file == "config.json":
+        (tmp_path / "base" / "generation_config.json").unlink()
+    path = tmp_path / "base" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | idle))
+    record = Provenance(form="documents", max_new_tokens=30)
+    model = load_model(str(tmp_path / "base"))
+    save_model(model, None, tmp_path / "model", card="", record=record, eos_id=2)
+    written = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert written.items() >= {**idle, "max_new_tokens": 30, "eos_token_id": [2, 1]}.items()
+    load_model(str(tmp_path / "model"))
 
 
 def test_unscaled_outputs_are_written_as_untied_even_when_shared(tiny, codec_folder, tmp_path):

@@ -83,6 +83,11 @@ def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
         ("llama", {**WIDE, "num_key_value_heads": 3}, "num_key_value_heads, 3, does not divide"),
         ("llama", {**WIDE, "hidden_size": 4}, "turn 1 numbers of each, in pairs"),
         ("neox", {**WIDE, "hidden_size": 16}, "4 heads 4 wide, and rotary positions turn 1 "),
+        ("gpt2", shape_of("gpt2", initializer_range=-1.0), "does not make a gpt2 model.*std"),
+        ("llama", {**WIDE, "attention_dropout": 1.5}, "is 1.5; it must be a number from 0 to 1"),
+        ("llama", {**WIDE, "rms_norm_eps": -1.0}, "is -1.0; it must be a number above 0"),
+        ("neox", {**WIDE, "rotary_pct": 2.0}, "heads 8 wide, and rotary positions turn 16"),
+        ("t5", {**SMALL_T5, "relative_attention_num_buckets": 3}, "is 3.*at least 4"),
     ],
 )
 def test_what_makes_no_model_is_refused(family, shape, words):

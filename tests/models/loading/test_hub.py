@@ -7,8 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from fixtures.hub import Hub
 from fixtures.hub import hub as hub_served
@@ -61,10 +64,38 @@ def test_a_copy_in_the_cache_is_used_without_asking(monkeypatch, tmp_path):
     assert resolve_tokenizer(NAME) == repository / "snapshots" / revision
     with pytest.raises(ConfigError, match="cannot be reached"):  # a model needs more than that
         resolve_folder(NAME)
+    copy = repository / "snapshots" / revision
+    for name in ("config.json", "model-00001-of-00002.safetensors"):
+        (copy / name).touch()
+    with pytest.raises(ConfigError, match="cannot be reached"):  # a download that was broken off
+        resolve_folder(NAME)
+    (copy / "model-00002-of-00002.safetensors").touch()
+    assert resolve_folder(NAME) == copy
 
 
 @pytest.mark.usefixtures("online")
-@pytest.mark.parametrize("path", ["/no/such/folder", "./models/absent", "a/b/c", "runs/x/model"])
+def test_weights_that_another_program_names_are_not_downloaded(monkeypatch, tmp_path):
+    asked = []
+
+    def downloaded(name, **how):
+        files = ["config.json", "model.safetensors", "consolidated.safetensors"]
+        asked.append([*filter_repo_objects(files, **{k: how[k] for k in how if "patterns" in k})])
+        if "local_files_only" in how:
+            raise LocalEntryNotFoundError(name)
+        return tmp_path
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", downloaded)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, **__: None)
+    assert resolve_folder(NAME) == tmp_path
+    assert asked == [["config.json", "model.safetensors"]] * 2
+
+
+@pytest.mark.usefixtures("online")
+@pytest.mark.parametrize(
+    "path",
+    ["/no/such/folder", "./models/absent", "a/b/c", "runs/x/model", "my--model", "runs/demo--v2",
+     "a..b", "foo/..", "foo/bar-", "model.git", "x" * 97],
+)  # fmt: skip
 def test_what_can_only_be_a_folder_never_asks_the_hub(path):
     with pytest.raises(ConfigError, match="there is no such folder"):
         resolve_folder(path, setting="model.tokenizer")
@@ -111,7 +142,7 @@ def test_a_hub_that_refuses_or_is_away_is_a_paragraph_without_the_token(
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("name", ["soup", "../soup", "a/b/c", "me/", "https://x/y"])
+@pytest.mark.parametrize("name", ["soup", "../soup", "a/b/c", "me/", "https://x/y", "me/a--b"])
 def test_only_a_repository_is_pushed_to(name: str) -> None:
     with pytest.raises(ConfigError, match="names no repository"):
         refuse_push(name)

@@ -12,7 +12,7 @@ from transformers import T5ForConditionalGeneration
 from toque.errors import CheckpointError, ConfigError
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.model_export import save_model
-from toque.models.loading.pretrained import grow_vocabulary, load_model
+from toque.models.loading.pretrained import check_folder, grow_vocabulary, load_model, matrix_of
 
 
 @pytest.fixture
@@ -135,6 +135,21 @@ def test_the_wrong_family_and_a_missing_shard_are_named(tmp_path, tiny):
     shards[1].unlink()
     with pytest.raises(CheckpointError, match=f"{shards[1].name} is missing"):
         load_model(str(tmp_path / "model"))
+
+
+def test_a_whole_file_beside_an_index_is_the_model_for_every_reader(tmp_path, tiny):
+    """transformers reads it, and so must what reads a base matrix by matrix."""
+    model = tiny("llama")
+    model.save_pretrained(tmp_path)
+    other = {name: 2 * tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    shard = "model-00001-of-00001.safetensors"
+    save_file(other, tmp_path / shard, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(other, shard)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = check_folder(str(tmp_path))
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(matrix_of(found, model, name), model.get_parameter(name))
+    assert same_weights(load_model(str(tmp_path)), model)
 
 
 def test_what_is_not_a_model_folder_is_refused(tmp_path):

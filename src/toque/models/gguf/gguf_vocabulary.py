@@ -27,6 +27,7 @@ _PRE: Final = {  # pattern that cuts words before byte-level BPE, and llama.cpp'
 }
 _BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
 _UNUSED_SCORE: Final = -1000.0
+_BLANK: Final = "▁"  # what SentencePiece writes for a blank
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def write_vocabulary(
         scores = _merge_scores(model, rows)
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
-        writer.add_add_space_prefix(True)
+        writer.add_add_space_prefix(_begins_with_blank(state))
     elif model["type"] == "Unigram":
         pieces = {number: piece for number, (piece, _) in enumerate(model["vocab"])}
         scores = [score for _, score in model["vocab"]]
@@ -102,6 +103,20 @@ def _steps(step: Any) -> Iterator[dict[str, Any]]:
         yield from _steps(one)
     if not inner:
         yield step
+
+
+def _begins_with_blank(state: Mapping[str, Any]) -> bool:
+    """True if a SentencePiece BPE reads a text as if a blank stood before it."""
+    adds = False
+    for step in _steps(state["normalizer"]):
+        if step["type"] == "Prepend" and step["prepend"] == _BLANK:
+            adds = True
+        elif step != {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}:
+            raise _unknown(f"SentencePiece BPE after the normalizer {step['type']}")
+    for step in _steps(state["pre_tokenizer"]):
+        if step["type"] == "Metaspace":
+            adds |= step.get("prepend_scheme", "always") != "never"
+    return adds
 
 
 def _pre_tokenizer(steps: Mapping[str, dict[str, Any]]) -> str:

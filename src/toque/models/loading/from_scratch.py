@@ -22,7 +22,7 @@ from transformers.activations import NewGELUActivation
 
 from toque.errors import CheckpointError, ConfigError, ToqueError, nearest_hint
 from toque.models.families import FAMILIES, Family, family_of, is_read
-from toque.models.loading.model_folder import check_config, read_config_json
+from toque.models.loading.model_folder import allowed_share, check_config, read_config_json
 
 _FROM_TOKENIZER = (
     "vocab_size",
@@ -86,7 +86,14 @@ def build_model(
             model = construct(found, config)
             if own_head:
                 give_own_head(model)
-    except (StrictDataclassError, ValueError, TypeError, ZeroDivisionError, KeyError) as error:
+    except (
+        StrictDataclassError,
+        ValueError,
+        TypeError,
+        ZeroDivisionError,
+        KeyError,
+        RuntimeError,  # PyTorch's, of a negative deviation or of more memory than there is
+    ) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"model.shape does not make a {found.name} model: {reason} See the arguments of "
@@ -97,13 +104,18 @@ def build_model(
 
 
 def _refuse_odd_rotation(config: Any) -> None:
-    """Refuse heads of which rotary positions turn an odd part: they turn numbers in pairs."""
+    """Refuse heads of which rotary positions turn an odd part, for they turn pairs, or too much."""
     rotary: Mapping[str, Any] | None = getattr(config, "rope_parameters", None)
     if rotary is None:
         return
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     turned = int(width * rotary.get("partial_rotary_factor", 1.0))
+    if turned > width:
+        raise ConfigError(
+            f"model.shape makes heads {width} wide, and rotary positions turn {turned} numbers of "
+            "each. The share that they turn (rotary_pct, partial_rotary_factor) is at most 1."
+        )
     if turned % 2 or not turned:
         raise ConfigError(
             f"model.shape makes {heads} heads {width} wide, and rotary positions turn {turned} "
@@ -184,6 +196,13 @@ def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
             )
         if _SIZE.fullmatch(name) and type(value) is int and value < 1:
             raise ConfigError(f"model.shape.{name} is {value}; it must be at least 1.")
+        if allowed := allowed_share(name, value):
+            raise ConfigError(f"model.shape.{name} is {value}; it must be {allowed}.")
+        if name == "relative_attention_num_buckets" and type(value) is int and value < 4:
+            raise ConfigError(
+                f"model.shape.{name} is {value}. A T5's encoder halves them for the two directions,"
+                " and again for near and far: use at least 4."
+            )
     unsaid = [name for name in _MUST_SAY if name not in shape]
     if unsaid and family.name in _DEFAULTS_TOO_LARGE:
         name, size = _DEFAULTS_TOO_LARGE[family.name]

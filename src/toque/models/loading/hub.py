@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
-from typing import Final
 
 from toque.errors import ConfigError, ToqueError, argument, in_shell
 
 MODEL_FILES = ("config.json", "*.safetensors")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
+_SHARD = re.compile(r"(.*)-\d+-of-(\d+)\.safetensors")
 _ANSWER_SECONDS = 5.0
 
 
 _ALSO = ("*.json", "*.model", "*.txt", "README.md")
+_NOT = ("consolidated*.safetensors",)  # the same weights once more, by names of another program
 
 
 def folder_here(
@@ -21,17 +23,31 @@ def folder_here(
 ) -> Path | None:
     """The folder of this path, or the hub's whole copy in the cache; None where there is none."""
     folder = Path(path).expanduser()
-    if folder.is_dir() or not _HUB_NAME.fullmatch(path):
+    if folder.is_dir() or not _names_repository(path):
         return folder if folder.is_dir() else None
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        patterns = [*needs, *also]
-        cached = Path(snapshot_download(path, allow_patterns=patterns, local_files_only=True))
+        cached = Path(
+            snapshot_download(
+                path,
+                allow_patterns=[*needs, *also],
+                ignore_patterns=[*_NOT],
+                local_files_only=True,
+            )
+        )
     except LocalEntryNotFoundError:
         return None
-    return cached if all(any(cached.glob(pattern)) for pattern in needs) else None
+    whole = all(any(cached.glob(pattern)) for pattern in needs) and _has_every_shard(cached)
+    return cached if whole else None
+
+
+def _has_every_shard(folder: Path) -> bool:
+    """False where an interrupted download left only some shards, as the library may not know."""
+    found = [shard for file in folder.iterdir() if (shard := _SHARD.fullmatch(file.name))]
+    there = Counter((shard[1], int(shard[2])) for shard in found)
+    return all(n == count for (_, count), n in there.items())
 
 
 def resolve_folder(
@@ -52,7 +68,7 @@ def resolve_folder(
         return folder
     if folder.exists():
         raise error(f"{setting} is {path}, which is a file. Name the folder that holds it.")
-    if not _HUB_NAME.fullmatch(path):
+    if not _names_repository(path):
         raise error(
             f"{setting} is {path}, and there is no such folder. Name a Hugging Face folder, "
             'or a hub name such as "google/flan-t5-small".'
@@ -62,7 +78,6 @@ def resolve_folder(
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    patterns = [*needs, *also]
     missing = f"{setting} is {path}: there is no such folder"
     if constants.HF_HUB_OFFLINE:
         raise error(
@@ -74,7 +89,9 @@ def resolve_folder(
         # network hf_hub_download took 23 s of retries, and snapshot_download never gave up on a
         # proxy that accepted the connection and stayed silent (huggingface_hub 2.4.0).
         HfApi(endpoint=constants.ENDPOINT).repo_info(path, timeout=_ANSWER_SECONDS)
-        return Path(snapshot_download(path, allow_patterns=patterns))
+        return Path(
+            snapshot_download(path, allow_patterns=[*needs, *also], ignore_patterns=[*_NOT])
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError) as refusal:
         reason = str(refusal).strip().splitlines()[0]
         raise error(
@@ -90,11 +107,22 @@ def resolve_folder(
 
 def hub_name(path: str) -> str | None:
     """The name that others find a model by on the hub; None for a folder, or for scratch."""
-    named = path != "scratch" and _HUB_NAME.fullmatch(path) and not Path(path).exists()
+    named = path != "scratch" and _names_repository(path) and not Path(path).exists()
     return path if named else None
 
 
-_REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+def _names_repository(name: str) -> bool:
+    """True if the hub could have a repository of this name."""
+    if not _HUB_NAME.fullmatch(name):
+        return False
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is public
+
+    try:
+        validate_repo_id(name)  # neither "--" nor "..", at most 96 characters
+    except HFValidationError:
+        return False
+    return True
 
 
 def refuse_push(name: str) -> None:
@@ -102,7 +130,7 @@ def refuse_push(name: str) -> None:
     from huggingface_hub import constants, get_token
 
     shown = argument(f"push_to={name}")
-    if not _REPOSITORY.fullmatch(name):
+    if "/" not in name or not _names_repository(name):
         raise ConfigError(f"{shown} names no repository of the hub. Write owner/name.")
     if constants.HF_HUB_OFFLINE:
         raise ConfigError(f"{shown} needs the network, and HF_HUB_OFFLINE is set. Unset it.")

@@ -125,7 +125,9 @@ def _write_model(
         known = known if isinstance(known, list) else [known]
         if eos_id is not None and eos_id not in known:
             generation.eos_token_id = [eos_id, *(token for token in known if token is not None)]
-        generation.save_pretrained(folder)
+        # Not save_pretrained, which refuses fields that another one makes idle, such as a
+        # temperature without do_sample; many published models have them, and keep them.
+        generation.to_json_file(folder / "generation_config.json", keys_to_pop=["compile_config"])
     # One that two places share only once, by the embedding's name, which transformers ties from.
     tensors = {name: p.detach() for name, p in model.named_parameters()}
     kept = set(model.state_dict())
@@ -200,6 +202,7 @@ def export_adapter(source: Path, to: Path, *, card: str) -> Exported:
     Files that are none of an adapter's stay behind. One that computes other logits is removed.
     """
     refuse_taken(to)
+    expected = sample_logits(load_with_adapter(source, merge=False))  # refused before it is copied
     beside = (*_TOKENIZER_FILES, _CHAT)
     with atomic_folder(to) as writer:
         for name in (CONFIG, WEIGHTS, *beside, *(f"{FOLDER}/{n}" for n in (RECORD, *beside))):
@@ -207,7 +210,6 @@ def export_adapter(source: Path, to: Path, *, card: str) -> Exported:
                 (writer.folder / name).parent.mkdir(exist_ok=True)
                 writer.put(name, (source / name).read_bytes())
         writer.put("README.md", card.encode())
-    expected = sample_logits(load_with_adapter(source, merge=False))
     after = sample_logits(load_with_adapter(to, merge=False))
     _refuse_other(after, expected, to, source)
     return Exported(to, _apart(after, expected), was_adapter=False)

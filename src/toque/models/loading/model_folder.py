@@ -61,10 +61,8 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
             most = _MOST_LAYERS if _LAYERS.fullmatch(name) else _LARGEST
             if type(value) is not int or not 1 <= value <= most:
                 raise _outside(file, name, value, f"a whole number from 1 to {most:,}")
-        elif _SHARE.fullmatch(name) and not _is_between(value, 0, 1):
-            raise _outside(file, name, value, "a number from 0 to 1")
-        elif _SMALL.fullmatch(name) and not _is_between(value, 1e-30, 1):
-            raise _outside(file, name, value, "a number above 0 and up to 1")
+        elif allowed := allowed_share(name, value):
+            raise _outside(file, name, value, allowed)
         elif isinstance(value, float) and not math.isfinite(value):
             raise _outside(file, name, value, "a finite number")
     if not values:
@@ -141,6 +139,15 @@ def _own_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given.get(name, default) for name, default in own.items()}
 
 
+def allowed_share(name: str, value: object) -> str:
+    """What a dropout or an epsilon of a config may be, where this one is not; "" for others."""
+    if _SHARE.fullmatch(name) and not _is_between(value, 0, 1):
+        return "a number from 0 to 1"
+    if _SMALL.fullmatch(name) and not _is_between(value, 1e-30, 1):
+        return "a number above 0 and up to 1"
+    return ""
+
+
 def _is_between(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
 
@@ -193,6 +200,8 @@ def stored_weights(folder: Path) -> StoredWeights:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    if (folder / "model.safetensors").exists():  # before an index, as transformers reads it
+        return [folder / "model.safetensors"]
     if (folder / _INDEX).exists():
         try:
             index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
@@ -206,8 +215,6 @@ def _weight_files(folder: Path) -> list[Path]:
                 f"are allowed. {_AGAIN}"
             )
         return [folder / name for name in names]
-    if (folder / "model.safetensors").exists():
-        return [folder / "model.safetensors"]
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
     if pickles:
         raise CheckpointError(

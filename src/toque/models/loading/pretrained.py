@@ -45,8 +45,10 @@ from toque.models.loading.model_folder import (
 )
 from toque.models.loading.proof import refuse_unproven
 from toque.models.lora.adapter_files import CONFIG as ADAPTER_CONFIG
+from toque.models.lora.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
 from toque.models.lora.adapter_files import (
     add_from,
+    is_adapter_folder,
     merged,
     read_config,
     refuse_another_base,
@@ -102,10 +104,16 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
     """
     folder = resolve_folder(path)
     file = folder / "config.json"
-    if (folder / ADAPTER_CONFIG).exists() and not file.exists():
+    if is_adapter_folder(folder):
         raise ConfigError(
             f"{folder} holds an adapter, not a model. Name the model it was trained on in "
             "model.start_from."
+        )
+    if (folder / ADAPTER_CONFIG).exists():  # transformers would put it into the model, unsaid
+        raise ConfigError(
+            f"{folder} holds both the weights of a model and an adapter, {ADAPTER_CONFIG}, and "
+            f"which is meant is not sure. Move {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} to a folder "
+            "of their own, then name that for the adapter, and this one for the model alone."
         )
     if not file.exists():
         raise ConfigError(

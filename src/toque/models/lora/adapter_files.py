@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors.torch import save
@@ -27,12 +27,18 @@ WEIGHTS = "adapter_model.safetensors"
 BASE_KEY = "toque_base_sha256"  # metadata of the weights file: SHA-256 of the base's weights
 ROWS_KEY = "toque_vocabulary"  # metadata: rows of the base's embedding, which may have grown
 FORMAT_KEY = "toque_base_format"  # metadata: format of the base's matrices, as it was trained
+_BASE: Final = ("model*.safetensors*", "pytorch_model*.bin*")  # weights of a whole model
 _PREFIX = "base_model.model."  # peft's prefix of the wrapped model's parameter names
+_STARTS: Final = ("gaussian", "eva", "orthogonal", "mica")
+"""Words of init_lora_weights that leave the base as it is; pissa, olora, corda, loftq and lora_ga
+take away from it what the adapter starts with, and no file holds the rest."""
+_NO_SUM: Final = ("alora_invocation_tokens", "lora_bias", "kasa_config", "layer_replication")
+"""Settings of adapters that are more than a product of two matrices beside the base's own."""
 
 
 def is_adapter_folder(folder: Path) -> bool:
-    """True if `folder` holds an adapter and not a whole model."""
-    return (folder / CONFIG).exists() and not (folder / "config.json").exists()
+    """True if `folder` holds an adapter and not a whole model; some lay its config.json beside."""
+    return (folder / CONFIG).exists() and not any(map(any, map(folder.glob, _BASE)))
 
 
 def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Tensor]:
@@ -91,6 +97,7 @@ def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> No
     ConfigError for one that is no LoRA or has other shapes; CheckpointError for a damaged folder.
     """
     peft, config = _peft(), read_config(folder)
+    config.init_lora_weights = False  # the file fills them all; others would ask the base's matrix
     with _opened(folder / WEIGHTS) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
     try:
@@ -185,7 +192,7 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def read_config(folder: Path) -> Any:
-    """The adapter's configuration; ConfigError if it is not one of LoRA's."""
+    """The adapter's configuration; ConfigError if it is none of the base with a plain LoRA."""
     file = folder / CONFIG
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
@@ -196,6 +203,17 @@ def read_config(folder: Path) -> Any:
         raise ConfigError(
             f"{folder} holds an adapter of type {kind}; only LORA and its variants (rsLoRA, DoRA) "
             "are used here. Merge it with peft first and name the merged model."
+        )
+    start = raw.get("init_lora_weights", True)
+    other = {name: raw[name] for name in _NO_SUM if raw.get(name)}
+    if isinstance(start, str) and start.lower() not in _STARTS:
+        other["init_lora_weights"] = start
+    if other:
+        shown = ", ".join(f"{name} {json.dumps(value)[:40]}" for name, value in other.items())
+        raise ConfigError(
+            f"{file} says {shown}. Adapters are used here that add a product of two matrices to "
+            "their base as it is: LoRA, rsLoRA and DoRA. Merge it with peft (merge_and_unload) and "
+            "name the merged model; what peft does not merge is used with peft alone."
         )
     try:
         return _peft().LoraConfig.from_pretrained(str(folder))
