@@ -175,6 +175,49 @@ def test_brackets_that_go_wrong_are_refused_with_their_line(read_text, monkeypat
         read_text(damaged)
 
 
+TWICE = {
+    "arrays": json.dumps(RECIPES[:2]) + "\n" + json.dumps(RECIPES[2:]),
+    "arrays, indented": json.dumps(RECIPES[:2], indent=1) + json.dumps(RECIPES[2:], indent=1),
+    "an array a line": "\n".join(json.dumps([r]) for r in RECIPES),
+    "under a key": "\n".join(json.dumps({"recipes": [r]}, indent=1) for r in RECIPES),
+    "by id": "\n".join(json.dumps({r["title"]: r}, indent=1) for r in RECIPES),
+    "recipes behind an array": json.dumps(RECIPES[:4]) + json.dumps(RECIPES[4]),
+    "an array behind one under a key": json.dumps({"recipes": RECIPES[:1]}, indent=1)
+    + json.dumps(RECIPES[1:]),
+}
+
+
+@pytest.mark.parametrize("layout", TWICE)
+def test_values_behind_the_first_are_read(read_text, layout):
+    reading = read_text(TWICE[layout])
+    assert [r.title for r in reading.recipes] == [r["title"] for r in RECIPES]
+    assert reading.dropped == {}
+
+
+STRAY = {
+    "]": {"not JSON": [3]},
+    "}": {"not JSON": [3]},
+    "the end": {"not JSON": [3, 3]},
+    '"a text"': {"not an object": [3]},
+}
+
+
+@pytest.mark.parametrize("stray", STRAY)
+@pytest.mark.parametrize("behind", [RECIPES[3:], []])
+def test_what_stands_between_the_values_of_a_file_is_counted(read_text, stray, behind):
+    text = f"{json.dumps(RECIPES[:3])}\n\n{stray}\n{json.dumps(behind)}"
+    reading = read_text(text if behind else text.removesuffix("\n[]"))
+    assert [r.title for r in reading.recipes] == [r["title"] for r in RECIPES[: 3 + len(behind)]]
+    assert reading.dropped == STRAY[stray]
+
+
+def test_a_bracket_too_many_inside_an_array_loses_no_record_behind_it(read_text):
+    text = ",\n".join(map(json.dumps, RECIPES))
+    reading = read_text(f"[\n{text.replace('}', '}}', 1)}\n]")
+    assert [r.title for r in reading.recipes] == [r["title"] for r in RECIPES]
+    assert reading.dropped == {"not JSON": [2]}
+
+
 def test_fifty_megabytes_in_one_record_are_counted_and_not_held(tmp_path, read_file):
     path = tmp_path / "file"
     with path.open("w") as file:
