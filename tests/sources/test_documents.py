@@ -218,6 +218,26 @@ def test_the_named_columns_choose_the_layout(tmp_path: Path, text: str, name: st
         assert layout_with(path, columns).name == name
 
 
+@pytest.mark.parametrize("form", ["lines", "array"])
+def test_a_column_that_the_first_records_lack_is_no_missing_one(tmp_path: Path, form: str) -> None:
+    rows = [
+        {"q": f"Why {n}?", "a": "So."} | ({"hint": "Heat."} if n > 40 else {}) for n in range(50)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    path = file_of(tmp_path, lines if form == "lines" else json.dumps(rows))
+    found = pairs_in(path, PairReader("{q}\n\n{hint}", "a"))
+    assert [found.examples[n].prompt for n in (40, 41)] == ["Why 40?", "Why 41?\n\nHeat."]
+    with pytest.raises(DataError, match=r"prompt, part 2: hnt\. Its columns are 'q', 'a'"):
+        pairs_in(path, PairReader("{q}\n\n{hnt}", "a"))
+
+
+def test_of_damaged_records_alone_the_reasons_are_told_and_no_column_is_missed(
+    tmp_path: Path,
+) -> None:
+    found = pairs_in(file_of(tmp_path, '{"q": "Why?", "a"}\n' * 3), PairReader("q", "a"))
+    assert found.dropped == {"not JSON": [1, 2, 3]}
+
+
 def test_the_delimiter_of_the_named_column_is_taken(tmp_path: Path) -> None:
     path = file_of(tmp_path, "id;text;a,b,c,d\n1;Stir the soup.;e,f,g,h\n")
     reader = DocumentReader("text")

@@ -279,6 +279,21 @@ def test_examples_of_a_record_share_a_side_and_files_have_tasks_of_their_own(
     assert store.codec().decode(store.prompt(oven)).startswith("Ovens: How hot is")
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_task_whose_column_the_first_rows_lack_is_learnt(tmp_path: Path, alone: bool) -> None:
+    late = [{"text": row["text"] + " Late.", "dish": row["dish"]} for row in ROWS]
+    late = [row | ({"short": f"It is {n}."} if n >= 60 else {}) for n, row in enumerate(late)]
+    path = tmp_path / "late.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in late))
+    tasks = {"dish": DISH, "short": {"prompt": "Sum up: {text}", "target": "{short}"}}
+    sources = [{"path": str(path)}] if alone else [{"path": str(tmp_path / "*.jsonl")}]
+    data = {"sources": sources, "tasks": tasks}
+    notes = toque.prepare(settings(tmp_path, data=data)).report.notes
+    assert notes["examples of the task short"] == 180
+    # Of the other file, none of whose rows has the column, the task is not asked.
+    assert notes["records without an example of the task short: no target"] == 60
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -162,10 +162,17 @@ def table_layout(
 
 def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) -> FileLayout:
     """The layout of a file with these fields, by their role; UnknownFormatError if it has none."""
+    layout = layout_for(path, set(columns.values()), encoding=encoding)
+    refuse_missing(path, layout, columns)
+    return layout
+
+
+def layout_for(path: Path, names: set[str], *, encoding: str = UTF_8) -> FileLayout:
+    """The layout of a file that should have fields of these names, which tell a table's header."""
     start, whole = head(path, encoding=encoding)
 
     def n_known(fields: tuple[str, ...]) -> int:
-        return len(set(columns.values()).intersection(fields))
+        return len(names.intersection(fields))
 
     layout = structured_layout(path, start, whole=whole, encoding=encoding)
     layout = layout or table_layout(path, start, whole=whole, n_known=n_known, encoding=encoding)
@@ -175,14 +182,13 @@ def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8
             "is JSON, JSON lines, CSV or TSV with a header row, Parquet or Arrow. For plain text "
             "to pretrain on, give the source format: text, without columns."
         )
-    if layout.fields or not layout.name.startswith("json"):
-        refuse_missing(path, layout, columns)
     return layout
 
 
 def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -> None:
     """Raise when a column that the user named is not in the file."""
-    gone = [f"{role}: {name}" for role, name in columns.items() if name not in layout.fields]
+    absent = absent_fields(layout, set(columns.values()))
+    gone = [f"{role}: {name}" for role, name in columns.items() if name in absent]
     if gone:
         raise DataError(
             f"{path} is {layout.described} without the column named for {', '.join(gone)}. "
@@ -190,6 +196,23 @@ def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -
             "for this source (a configuration has them in data.sources), or the templates of "
             "data.tasks."
         )
+
+
+def absent_fields(layout: FileLayout, names: set[str]) -> set[str]:
+    """Those of these fields that no record of a file has."""
+    absent = names.difference(layout.fields)
+    if not absent or not layout.name.startswith("json"):
+        return absent
+    # A record of JSON may have a field that the first ones lack: read until each is found.
+    n_whole = 0
+    for block in layout.blocks(()):
+        for _, record in json_records(unpack(block)):
+            if isinstance(record, dict) and record:
+                n_whole += 1
+                absent.difference_update(record)
+        if not absent:
+            break
+    return absent if n_whole else set()  # of damaged records alone the reader gives the reasons
 
 
 def shown_names(names: Sequence[str]) -> str:
