@@ -31,6 +31,8 @@ from toque.sources.records import (
 from toque.sources.token_arrays import BROKEN_ARCHIVE
 
 _SEEN_BYTES = 8192
+# Columns that make rows without any other; a recipe's would be the first line of many a text.
+_ALONE = ("text", "Text", "TEXT", "messages", "conversations")
 _CONTROLS = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
 # By protocol; those before 2 are text, and obsolete since 2003.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -150,10 +152,14 @@ def table_layout(
     *,
     whole: bool,
     n_known: Callable[[tuple[str, ...]], int],
+    alone: Collection[str] = _ALONE,
     encoding: str = UTF_8,
 ) -> FileLayout | None:
-    """The layout of a CSV or TSV file by its known columns; None without a header."""
-    dialect = dialect_of(path, start, whole=whole, n_known=n_known)
+    """The layout of a CSV or TSV file by its known columns; None without a header.
+
+    `alone` are the names of a table's only column.
+    """
+    dialect = dialect_of(path, start, whole=whole, n_known=n_known, alone=alone)
     if dialect is None:
         return None
     blocks = partial(table_blocks, path, dialect, encoding=encoding)
@@ -175,7 +181,9 @@ def layout_for(path: Path, names: set[str], *, encoding: str = UTF_8) -> FileLay
         return len(names.intersection(fields))
 
     layout = structured_layout(path, start, whole=whole, encoding=encoding)
-    layout = layout or table_layout(path, start, whole=whole, n_known=n_known, encoding=encoding)
+    layout = layout or table_layout(
+        path, start, whole=whole, n_known=n_known, alone=names, encoding=encoding
+    )
     if layout is None:
         raise UnknownFormatError(
             f"{path} is no file of records: it begins {first_line(start)!r}. A source with columns "
