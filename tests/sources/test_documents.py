@@ -1,5 +1,6 @@
 import gzip
 import json
+import time
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -44,6 +45,38 @@ def test_a_licence_of_project_gutenberg_and_bytes_of_another_encoding_are_counte
     notes: Counter[str] = Counter()
     assert clean_document(book.encode("latin-1"), notes) == "Br\ufffdl\ufffde."
     assert notes == {"lines of Project Gutenberg's licence": 6, "bytes that are not UTF-8": 2}
+
+
+@pytest.mark.parametrize(("begins", "first"), [("The Project", 0), ("Boil it 0", 0), ("Terms", 1)])
+def test_of_several_books_in_one_file_the_licences_alone_are_removed(
+    begins: str, first: int
+) -> None:
+    books = "".join(
+        f"The Project Gutenberg eBook of Soup, {n}\n"
+        f"***START OF THIS PROJECT GUTENBERG EBOOK SOUP,\nPART {n}***\nBoil it {n} times.\n"
+        f"*** END OF THE PROJECT GUTENBERG EBOOK SOUP {n} ***\nTerms\nMore\n"
+        for n in range(4)
+    )
+    notes: Counter[str] = Counter()
+    # As the reader cuts a large file, the text may begin inside a book or a licence.
+    text = books[books.index(begins) :]
+    found = clean_document(text.encode(), notes).splitlines()
+    assert found == [f"Boil it {n} times." for n in range(first, 4)]
+    assert notes == {"lines of Project Gutenberg's licence": text.count("\n") - len(found)}
+
+
+def test_another_text_may_tell_of_its_starts_and_ends() -> None:
+    text = "*** START OF THE MENU ***\nSoup.\n*** END OF THE MENU ***\nBread.\n*** END OF IT"
+    assert clean_document(text.encode(), notes := Counter()) == text
+    assert not notes
+
+
+@pytest.mark.parametrize("line", ["*** %s OF THE PROJECT GUTENBERG ", "*** %s OF THE PROJECT\n"])
+def test_licences_without_an_end_take_no_long_time(line: str) -> None:
+    for mark in ("START", "END"):
+        started = time.perf_counter()
+        clean_document((line % mark).encode() * 100_000, Counter())
+        assert time.perf_counter() - started < 5
 
 
 @pytest.mark.parametrize("mark", ["\n\n", "\n", " ", ""])
