@@ -54,6 +54,31 @@ def test_one_recipe_in_a_file(read_text):
     assert read_text(json.dumps(RECIPES[0])).one.title == "Pot 1"
 
 
+BODY = "A text on bread and butter. " * 5
+FORMS = {
+    json.dumps({"id": "1", "text": BODY, "meta": {"from": "x"}}): "objects",
+    json.dumps({"id": "1", "text": BODY, "meta": {"from": "x"}}, indent=1): "objects",
+    json.dumps({"meta": {"from": "x"}, "text": BODY, "spans": [{"at": 1}]}): "objects",
+    json.dumps({"meta": {"from": "x"}, "body": BODY}): "objects",
+    json.dumps({"version": 1, "a": RECIPES[0], "b": RECIPES[1]}): "dict",
+    json.dumps({"a": RECIPES[0]}): "dict",
+}
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_a_record_with_an_object_in_it_is_no_table_of_records(text):
+    assert json_files.form_of(text.encode(), whole=True) == FORMS[text]
+
+
+@pytest.mark.parametrize("n_seen", [1.5, 0.5])
+def test_lines_that_are_longer_than_the_head_are_lines(n_seen):
+    lines = [json.dumps({"meta": {"from": "x"}, "body": BODY, "n": n}) for n in range(3)]
+    start = "\n".join(lines)[: round(n_seen * len(lines[0]))].encode()
+    assert json_files.form_of(start, whole=False) == "lines"
+    for of_one_line in (json.dumps(RECIPES), json.dumps({"recipes": RECIPES})):
+        assert json_files.form_of(of_one_line[:300].encode(), whole=False) in ("array", "wrapped")
+
+
 def test_recipe1m(read_text, tmp_path):
     layer1 = [
         {

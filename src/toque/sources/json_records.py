@@ -45,7 +45,7 @@ from toque.sources.records import (
 MAX_CUT_BYTES = 1 << 20  # of a last record that is cut; of more, the brackets went wrong before
 MAX_NESTED = 1000
 _DECODER = msgspec.json.Decoder()
-_WRAPPER_FIELDS = {"title", "name", "ingredients", "@type", "@graph", "@context"}
+_OF_A_RECORD = {"title", "name", "ingredients", "@type", "@graph", "@context", "text"}
 _SAMPLE = 20
 
 Depth = Literal[0, 1, 2]  # brackets around a record: side by side, in one value, under a key
@@ -63,12 +63,13 @@ def form_of(start: bytes, *, whole: bool) -> JsonForm:
     if start.lstrip().startswith(b"["):
         return "array"
     lines = [line for line in start.splitlines() if line.strip()]
-    if not whole and len(lines) > 1:
+    has_several = len(lines) > 1
+    if not whole and has_several:
         lines.pop()  # it may be cut
     sample = lines[:50]
     complete = sum(line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in sample)
     # One object a line, in most of them: a few damaged lines do not matter.
-    if len(lines) > 1 and 2 * complete >= len(sample) and not sample[0].rstrip().endswith(b"{"):
+    if has_several and 2 * complete >= len(sample) and not sample[0].rstrip().endswith(b"{"):
         return "lines"
     # One record, or an object of records: the first keys and the kinds of their values tell.
     at, keys, kinds = start.index(b"{") + 1, set[str](), list[tuple[bytes, bytes]]()
@@ -80,12 +81,15 @@ def form_of(start: bytes, *, whole: bool) -> JsonForm:
         kinds.append((b"", b"") if are_messages else (opening, inner))
         value = (_WHOLE_RECORD if opening in (b"{", b"[") else _SCALAR).match(start, match.start(2))
         at = value.end() if value else len(start)
-    if not keys & _WRAPPER_FIELDS:
+    n_objects = sum(opening == b"{" for opening, _ in kinds)
+    if not keys & _OF_A_RECORD:
         if (b"[", b"{") in kinds:
             return "wrapped"
-        if any(opening == b"{" for opening, _ in kinds):
+        # Beside records by id there may be a version or a count; beside a record's texts, metadata.
+        if n_objects > len(kinds) / 2:
             return "dict"
-    return "objects"
+    # A first line that is longer than what is seen holds a record, and the next one the next.
+    return "objects" if whole or has_several else "lines"
 
 
 def sample_records(start: bytes, form: JsonForm, *, whole: bool) -> list[dict[str, Any]]:
