@@ -76,7 +76,9 @@ class FileJudge:
             to_do = to_do if PLAIN_TEXT in left_out.values() else ""
             say(f"Not read of {path}: {_in_words(left_out)}.{to_do}")
         # The reader of most files is the source's own: a store records it once.
-        usual = max(list(readers.values()), key=list(readers.values()).count)
+        kept = list(readers.values())
+        ((name, _),) = Counter(reader.recorded_name for reader in kept).most_common(1)
+        usual = next(reader for reader in kept if reader.recorded_name == name)
         return Source(
             path,
             usual,

@@ -11,10 +11,13 @@ import pytest
 
 from fixtures.recipe_files import STEPS, Prepare, as_lines, pot
 from toque.cli import main
-from toque.cooking.schemas.reader import RecipeReader
+from toque.config.schema import FilesConfig
+from toque.cooking.schemas.reader import RecipeReader, reader_for
 from toque.data.prepare.data_report import Report
 from toque.data.store.store_manifest import read_manifest
-from toque.sources.documents import PairReader, TextReader
+from toque.sources.documents import DocumentReader, PairReader, TextReader
+from toque.sources.file_kinds import FileJudge
+from toque.sources.source_files import located
 
 README = "# Recipes\n\nTen recipes, with thanks to everyone.\n"
 LICENCE = "Copyright nobody. Do as you like, at your own risk.\n"
@@ -115,6 +118,27 @@ def test_fault_53_files_of_several_kinds_are_each_read_by_their_own_reader(
     code, out, err = prepare_files(folder)
     assert code == 0, err
     assert "Reused" in out
+
+
+def test_the_reader_of_most_files_is_found_in_one_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(30):
+        (tmp_path / f"{n:02}.jsonl").write_bytes(as_lines([{"text": NOTES}]))
+    (tmp_path / "00.jsonl").write_bytes(as_lines([{"question": "Hot?", "answer": "No."}]))
+    n_compared, equal = 0, DocumentReader.__eq__
+
+    def counted(one: object, other: object) -> object:
+        nonlocal n_compared
+        n_compared += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(DocumentReader, "__eq__", counted)
+    judge = FileJudge(FilesConfig(path=str(tmp_path)), "utf-8", reader_for)
+    source = judge.judged(located(str(tmp_path)), print)
+    assert source.reader.recorded_name == DocumentReader("text").recorded_name
+    assert [Path(name).name for name in source.readers] == ["00.jsonl"]
+    assert n_compared <= 2 * 30
 
 
 def test_a_folder_of_text_stays_plain_text_with_its_readme(
