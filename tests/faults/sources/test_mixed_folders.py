@@ -141,6 +141,24 @@ def test_the_reader_of_most_files_is_found_in_one_pass(
     assert n_compared <= 2 * 30
 
 
+def test_a_linked_folder_is_read_once_and_one_around_the_source_never(tmp_path: Path) -> None:
+    source, other = tmp_path / "source", tmp_path / "other"
+    for place in (source / "own", source / ".hidden", other / "deep", other / ".git"):
+        place.mkdir(parents=True)
+        (place / "a.txt").write_text(NOTES)
+    (other / "deep" / "back").symlink_to(source, target_is_directory=True)
+    (other / "round").symlink_to(other, target_is_directory=True)
+    for name, target in (
+        ("another", other), ("again", other), ("first", source / "own"), ("up", tmp_path),
+        (".also", other),
+    ):  # fmt: skip
+        (source / name).symlink_to(target, target_is_directory=True)
+    (source / "b.txt").symlink_to(other / "deep" / "a.txt")
+    (source / "nowhere.txt").symlink_to(tmp_path / "nowhere")
+    found = [file.path.relative_to(source).as_posix() for file in located(str(source))]
+    assert found == ["again/deep/a.txt", "b.txt", "own/a.txt"]
+
+
 def test_a_folder_of_text_stays_plain_text_with_its_readme(
     tmp_path: Path, prepare_files: Prepare
 ) -> None:
