@@ -256,6 +256,22 @@ def test_rows_of_no_class_are_left_out_and_counted(tmp_path: Path) -> None:
     assert both.report.notes["records without an example of the task sentiment: no target"] == 1
 
 
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_a_column_of_true_and_false_has_two_classes(tmp_path: Path, form: str) -> None:
+    rows = [{"text": row["text"], "good": row["label"] == "good"} for row in ROWS]
+    task = {"prompt": "{text}", "target": "{good}", "classes": ["true", "false"]}
+    data: dict[str, Any] = {"tasks": {"good": task}}
+    if form == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = pytest.importorskip("pyarrow").Table.from_pylist(rows)
+        parquet.write_table(table, tmp_path / "rows.parquet")
+        data["sources"] = [{"path": str(tmp_path / "rows.parquet")}]
+    report = toque.prepare(settings(tmp_path, rows, data=data)).report
+    assert report.dropped == {}
+    for answer in ("true", "false"):
+        assert report.notes[f"examples of the task good, answer {answer}"] == 120
+
+
 def test_examples_of_a_record_share_a_side_and_files_have_tasks_of_their_own(
     tmp_path: Path,
 ) -> None:

@@ -354,8 +354,14 @@ def _field(
 
 
 def plain_text(value: object, notes: Counter[str]) -> str:
-    """A field's text without control characters; numbers become text, anything else is empty."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    """A field's text without control characters; anything but a number or a truth is empty.
+
+    >>> plain_text(True, Counter()), plain_text(1.5, Counter()), plain_text(None, Counter())
+    ('true', '1.5', '')
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"  # as JSON writes them
+    if not isinstance(value, str | int | float):
         return ""
     text = str(value).encode("utf-8", "replace").decode()
     if text.isprintable():
