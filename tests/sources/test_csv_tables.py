@@ -1,15 +1,20 @@
 import csv
 import io
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.schemas.reader import RecipeReader
+from toque.config.schema import FilesConfig
+from toque.cooking.schemas.reader import RecipeReader, reader_for
 from toque.errors import DataError
 from toque.sources import csv_tables as tables
 from toque.sources.csv_tables import row_end, table_blocks, table_records
-from toque.sources.records import unpack
+from toque.sources.documents import DocumentReader, TextReader
+from toque.sources.file_kinds import FileJudge
+from toque.sources.records import examples_in, unpack
+from toque.sources.source_files import blocks_of, find_files, located
 
 STEPS = "Boil the beans in salted water. Serve them warm with butter and dill."
 HEADER = ["title", "ingredients", "directions"]
@@ -162,3 +167,66 @@ def test_a_line_of_fifty_megabytes_is_counted_and_not_held(tmp_path, read_file):
     assert reading.dropped == {"too long": [3]}
     assert [r.title for r in reading.recipes] == ["A", "C"]
     assert reading.largest_block < 4 << 20
+
+
+LINES = ["Line, number 1", 'Say "hi"', "Two\nlines", "plain"]
+
+
+def judged(path, **settings):
+    source = FilesConfig(path=str(path), **settings)
+    return FileJudge(source, "utf-8", reader_for).judged(located(str(path)), print)
+
+
+def targets_in(source):
+    blocks = [block for file in find_files([source]) for block in blocks_of(file)]
+    found = [examples_in(block, source.reader) for block in blocks]
+    return [e.target for part in found for e in part.examples]
+
+
+@pytest.mark.parametrize(
+    ("header", "settings"),
+    [
+        ("text", {}),
+        ("Text", {}),
+        ("text", {"columns": {"text": "text"}}),
+        ("my line", {"columns": {"text": "my line"}}),
+    ],
+)
+def test_a_table_of_one_column_is_read_by_rows(tmp_path, header, settings):
+    path = tmp_path / "t.csv"
+    path.write_text(table([[line] for line in LINES], header=[header]))
+    source = judged(path, **settings)
+    assert isinstance(source.reader, DocumentReader)
+    assert targets_in(source) == LINES
+    # As `echo` writes it, without quotes.
+    path.write_text(f"{header}\nLine, number 1\nLine, number 2, and more\nplain\n")
+    assert targets_in(judged(path, **settings)) == [
+        "Line, number 1",
+        "Line, number 2, and more",
+        "plain",
+    ]
+
+
+@pytest.mark.parametrize("header", ["Ingredients", "my line", "title"])
+def test_another_first_line_is_that_of_a_text(tmp_path, header):
+    path = tmp_path / "t.txt"
+    path.write_text(f"{header}\n2 eggs, beaten\nsalt\n")
+    assert isinstance(judged(path).reader, TextReader)
+
+
+def test_named_columns_are_never_those_of_a_plain_text(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(table([[line] for line in LINES], header=["my line"]))
+    for place in (path, tmp_path):
+        with pytest.raises(DataError, match=r"is no file of records: it begins b'(my l|Stir)"):
+            judged(place, columns={"text": "line"})
+        (tmp_path / "README.md").write_text("# Of these lines\n")
+        (tmp_path / "more.txt").write_text("Stir it.\n")
+    (tmp_path / "z.csv").write_text(table([[line] for line in LINES], header=["line"]))
+    source = judged(tmp_path, columns={"text": "line"})
+    assert targets_in(source) == LINES
+    assert {Path(name).name: why for name, why in source.left_out.items()} == {
+        "README.md": "documentation",
+        "more.txt": "plain text beside files of records",
+        "t.csv": "plain text beside files of records",
+    }

@@ -10,6 +10,7 @@ from fixtures.processes import python
 from toque.errors import DataError
 from toque.sources import decompress as opening
 from toque.sources.decompress import chunks, head, plain_size
+from toque.sources.documents import TextReader
 
 TEXT = b"".join(b'{"title": "Dish %d"}\n' % n for n in range(5000))
 
@@ -183,3 +184,14 @@ def test_missing_empty_and_folders(tmp_path, packed):
 def test_the_head_says_whether_it_is_all(packed):
     assert head(packed) == (TEXT, True)
     assert head(packed, 100) == (TEXT[:100], False)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 20])
+def test_bytes_that_utf_16_does_not_know_are_counted_as_not_utf_8(tmp_path, size):
+    path = tmp_path / "file.txt"
+    lone, text = b"A\xd8", "crème\n".encode("utf-16-le")
+    path.write_bytes(b"\xff\xfe" + text + lone + text + b"\n")  # the last character is cut
+    found = b"".join(chunks(path, size, encoding="utf-16"))
+    assert found == "crème\n".encode() + b"\xff\xd8" + "crème\n".encode() + b"\xff"
+    (block,) = TextReader(encoding="utf-16").blocks(path)
+    assert TextReader().examples(block).notes == {"bytes that are not UTF-8": 3}

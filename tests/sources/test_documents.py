@@ -1,5 +1,6 @@
 import gzip
 import json
+import time
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -44,6 +45,38 @@ def test_a_licence_of_project_gutenberg_and_bytes_of_another_encoding_are_counte
     notes: Counter[str] = Counter()
     assert clean_document(book.encode("latin-1"), notes) == "Br\ufffdl\ufffde."
     assert notes == {"lines of Project Gutenberg's licence": 6, "bytes that are not UTF-8": 2}
+
+
+@pytest.mark.parametrize(("begins", "first"), [("The Project", 0), ("Boil it 0", 0), ("Terms", 1)])
+def test_of_several_books_in_one_file_the_licences_alone_are_removed(
+    begins: str, first: int
+) -> None:
+    books = "".join(
+        f"The Project Gutenberg eBook of Soup, {n}\n"
+        f"***START OF THIS PROJECT GUTENBERG EBOOK SOUP,\nPART {n}***\nBoil it {n} times.\n"
+        f"*** END OF THE PROJECT GUTENBERG EBOOK SOUP {n} ***\nTerms\nMore\n"
+        for n in range(4)
+    )
+    notes: Counter[str] = Counter()
+    # As the reader cuts a large file, the text may begin inside a book or a licence.
+    text = books[books.index(begins) :]
+    found = clean_document(text.encode(), notes).splitlines()
+    assert found == [f"Boil it {n} times." for n in range(first, 4)]
+    assert notes == {"lines of Project Gutenberg's licence": text.count("\n") - len(found)}
+
+
+def test_another_text_may_tell_of_its_starts_and_ends() -> None:
+    text = "*** START OF THE MENU ***\nSoup.\n*** END OF THE MENU ***\nBread.\n*** END OF IT"
+    assert clean_document(text.encode(), notes := Counter()) == text
+    assert not notes
+
+
+@pytest.mark.parametrize("line", ["*** %s OF THE PROJECT GUTENBERG ", "*** %s OF THE PROJECT\n"])
+def test_licences_without_an_end_take_no_long_time(line: str) -> None:
+    for mark in ("START", "END"):
+        started = time.perf_counter()
+        clean_document((line % mark).encode() * 100_000, Counter())
+        assert time.perf_counter() - started < 5
 
 
 @pytest.mark.parametrize("mark", ["\n\n", "\n", " ", ""])
@@ -216,6 +249,26 @@ def test_the_named_columns_choose_the_layout(tmp_path: Path, text: str, name: st
             layout_with(path, columns)
     else:
         assert layout_with(path, columns).name == name
+
+
+@pytest.mark.parametrize("form", ["lines", "array"])
+def test_a_column_that_the_first_records_lack_is_no_missing_one(tmp_path: Path, form: str) -> None:
+    rows = [
+        {"q": f"Why {n}?", "a": "So."} | ({"hint": "Heat."} if n > 40 else {}) for n in range(50)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    path = file_of(tmp_path, lines if form == "lines" else json.dumps(rows))
+    found = pairs_in(path, PairReader("{q}\n\n{hint}", "a"))
+    assert [found.examples[n].prompt for n in (40, 41)] == ["Why 40?", "Why 41?\n\nHeat."]
+    with pytest.raises(DataError, match=r"prompt, part 2: hnt\. Its columns are 'q', 'a'"):
+        pairs_in(path, PairReader("{q}\n\n{hnt}", "a"))
+
+
+def test_of_damaged_records_alone_the_reasons_are_told_and_no_column_is_missed(
+    tmp_path: Path,
+) -> None:
+    found = pairs_in(file_of(tmp_path, '{"q": "Why?", "a"}\n' * 3), PairReader("q", "a"))
+    assert found.dropped == {"not JSON": [1, 2, 3]}
 
 
 def test_the_delimiter_of_the_named_column_is_taken(tmp_path: Path) -> None:

@@ -54,6 +54,31 @@ def test_one_recipe_in_a_file(read_text):
     assert read_text(json.dumps(RECIPES[0])).one.title == "Pot 1"
 
 
+BODY = "A text on bread and butter. " * 5
+FORMS = {
+    json.dumps({"id": "1", "text": BODY, "meta": {"from": "x"}}): "objects",
+    json.dumps({"id": "1", "text": BODY, "meta": {"from": "x"}}, indent=1): "objects",
+    json.dumps({"meta": {"from": "x"}, "text": BODY, "spans": [{"at": 1}]}): "objects",
+    json.dumps({"meta": {"from": "x"}, "body": BODY}): "objects",
+    json.dumps({"version": 1, "a": RECIPES[0], "b": RECIPES[1]}): "dict",
+    json.dumps({"a": RECIPES[0]}): "dict",
+}
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_a_record_with_an_object_in_it_is_no_table_of_records(text):
+    assert json_files.form_of(text.encode(), whole=True) == FORMS[text]
+
+
+@pytest.mark.parametrize("n_seen", [1.5, 0.5])
+def test_lines_that_are_longer_than_the_head_are_lines(n_seen):
+    lines = [json.dumps({"meta": {"from": "x"}, "body": BODY, "n": n}) for n in range(3)]
+    start = "\n".join(lines)[: round(n_seen * len(lines[0]))].encode()
+    assert json_files.form_of(start, whole=False) == "lines"
+    for of_one_line in (json.dumps(RECIPES), json.dumps({"recipes": RECIPES})):
+        assert json_files.form_of(of_one_line[:300].encode(), whole=False) in ("array", "wrapped")
+
+
 def test_recipe1m(read_text, tmp_path):
     layer1 = [
         {
@@ -173,6 +198,49 @@ def test_brackets_that_go_wrong_are_refused_with_their_line(read_text, monkeypat
     damaged = text.replace('"Pot 4"', '"Pot 4', 1).replace("]}", "]", 5)
     with pytest.raises(DataError, match=r"line \d+ never ends"):
         read_text(damaged)
+
+
+TWICE = {
+    "arrays": json.dumps(RECIPES[:2]) + "\n" + json.dumps(RECIPES[2:]),
+    "arrays, indented": json.dumps(RECIPES[:2], indent=1) + json.dumps(RECIPES[2:], indent=1),
+    "an array a line": "\n".join(json.dumps([r]) for r in RECIPES),
+    "under a key": "\n".join(json.dumps({"recipes": [r]}, indent=1) for r in RECIPES),
+    "by id": "\n".join(json.dumps({r["title"]: r}, indent=1) for r in RECIPES),
+    "recipes behind an array": json.dumps(RECIPES[:4]) + json.dumps(RECIPES[4]),
+    "an array behind one under a key": json.dumps({"recipes": RECIPES[:1]}, indent=1)
+    + json.dumps(RECIPES[1:]),
+}
+
+
+@pytest.mark.parametrize("layout", TWICE)
+def test_values_behind_the_first_are_read(read_text, layout):
+    reading = read_text(TWICE[layout])
+    assert [r.title for r in reading.recipes] == [r["title"] for r in RECIPES]
+    assert reading.dropped == {}
+
+
+STRAY = {
+    "]": {"not JSON": [3]},
+    "}": {"not JSON": [3]},
+    "the end": {"not JSON": [3, 3]},
+    '"a text"': {"not an object": [3]},
+}
+
+
+@pytest.mark.parametrize("stray", STRAY)
+@pytest.mark.parametrize("behind", [RECIPES[3:], []])
+def test_what_stands_between_the_values_of_a_file_is_counted(read_text, stray, behind):
+    text = f"{json.dumps(RECIPES[:3])}\n\n{stray}\n{json.dumps(behind)}"
+    reading = read_text(text if behind else text.removesuffix("\n[]"))
+    assert [r.title for r in reading.recipes] == [r["title"] for r in RECIPES[: 3 + len(behind)]]
+    assert reading.dropped == STRAY[stray]
+
+
+def test_a_bracket_too_many_inside_an_array_loses_no_record_behind_it(read_text):
+    text = ",\n".join(map(json.dumps, RECIPES))
+    reading = read_text(f"[\n{text.replace('}', '}}', 1)}\n]")
+    assert [r.title for r in reading.recipes] == [r["title"] for r in RECIPES]
+    assert reading.dropped == {"not JSON": [2]}
 
 
 def test_fifty_megabytes_in_one_record_are_counted_and_not_held(tmp_path, read_file):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -203,6 +204,20 @@ def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(ser
     _, said = fetched(address)
     assert "1 fetched (0.1 MB" in said[-1]
     assert "1 resumed" in said[-1]
+
+
+def test_what_has_come_needs_no_space_again(service, monkeypatch, tmp_path):
+    monkeypatch.setattr(download, "CHUNK_BYTES", 50_000)
+    bucket, files = listing(f"{service.scheme}://pantry/dumps/big.bin", print)
+    usage = shutil.disk_usage(tmp_path)._replace(free=len(BIG) - 100_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    with pytest.raises(DataError, match=r"Fetching the sources needs .* GB"):
+        fetch(bucket, files, progress=no_progress, say=print)
+    partial = cached(service, "dumps/.big.bin.partial")
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(BIG[:100_000])
+    found = fetch(bucket, files, progress=no_progress, say=print)
+    assert found[0][0].read_bytes() == BIG
 
 
 def test_requests_that_fail_are_repeated_and_counted(service, monkeypatch):

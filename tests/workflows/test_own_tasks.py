@@ -256,6 +256,22 @@ def test_rows_of_no_class_are_left_out_and_counted(tmp_path: Path) -> None:
     assert both.report.notes["records without an example of the task sentiment: no target"] == 1
 
 
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_a_column_of_true_and_false_has_two_classes(tmp_path: Path, form: str) -> None:
+    rows = [{"text": row["text"], "good": row["label"] == "good"} for row in ROWS]
+    task = {"prompt": "{text}", "target": "{good}", "classes": ["true", "false"]}
+    data: dict[str, Any] = {"tasks": {"good": task}}
+    if form == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = pytest.importorskip("pyarrow").Table.from_pylist(rows)
+        parquet.write_table(table, tmp_path / "rows.parquet")
+        data["sources"] = [{"path": str(tmp_path / "rows.parquet")}]
+    report = toque.prepare(settings(tmp_path, rows, data=data)).report
+    assert report.dropped == {}
+    for answer in ("true", "false"):
+        assert report.notes[f"examples of the task good, answer {answer}"] == 120
+
+
 def test_examples_of_a_record_share_a_side_and_files_have_tasks_of_their_own(
     tmp_path: Path,
 ) -> None:
@@ -277,6 +293,21 @@ def test_examples_of_a_record_share_a_side_and_files_have_tasks_of_their_own(
     assert all(len(set(store.split[record == n].tolist())) == 1 for n in range(1, record[-1] + 1))
     oven = codes.index(names.index("oven"))
     assert store.codec().decode(store.prompt(oven)).startswith("Ovens: How hot is")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_task_whose_column_the_first_rows_lack_is_learnt(tmp_path: Path, alone: bool) -> None:
+    late = [{"text": row["text"] + " Late.", "dish": row["dish"]} for row in ROWS]
+    late = [row | ({"short": f"It is {n}."} if n >= 60 else {}) for n, row in enumerate(late)]
+    path = tmp_path / "late.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in late))
+    tasks = {"dish": DISH, "short": {"prompt": "Sum up: {text}", "target": "{short}"}}
+    sources = [{"path": str(path)}] if alone else [{"path": str(tmp_path / "*.jsonl")}]
+    data = {"sources": sources, "tasks": tasks}
+    notes = toque.prepare(settings(tmp_path, data=data)).report.notes
+    assert notes["examples of the task short"] == 180
+    # Of the other file, none of whose rows has the column, the task is not asked.
+    assert notes["records without an example of the task short: no target"] == 60
 
 
 @pytest.mark.parametrize(

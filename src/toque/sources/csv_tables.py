@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -43,7 +43,12 @@ class Dialect:
     delimiter: str
     quoted: bool
     columns: tuple[str, ...]
-    fits: bool  # True if most of the first rows have as many fields as the header
+    share: float  # share of the first rows that have as many fields as the header
+
+    @property
+    def fits(self) -> bool:
+        """True if most of the first rows have as many fields as the header."""
+        return self.share >= _MIN_FITTING
 
     @property
     def name(self) -> str:
@@ -52,26 +57,36 @@ class Dialect:
 
 
 def dialect_of(
-    path: Path, start: bytes, *, whole: bool, n_known: Callable[[tuple[str, ...]], int]
+    path: Path,
+    start: bytes,
+    *,
+    whole: bool,
+    n_known: Callable[[tuple[str, ...]], int],
+    alone: Collection[str] = (),
 ) -> Dialect | None:
-    """The dialect whose header has the most known columns; None when the first row is no header."""
-    found = [dialect for d in _DELIMITERS if (dialect := _delimited(start, d, whole=whole))]
+    """The dialect whose header has the most known columns; None when the first row is no header.
+
+    A single name is a header if it is one of `alone`: the first line of a text looks the same.
+    """
+    read = (_delimited(start, delimiter, whole=whole) for delimiter in _DELIMITERS)
+    found = [d for d in read if d and (len(d.columns) > 1 or d.columns[0] in alone)]
     if not found and b"\n" not in start and not whole:
         raise DataError(
             f"{path} begins with a line of over {len(start):,} bytes that is no JSON. A recipe "
             "source is JSON, JSON lines, CSV, Parquet or web pages; check the export that wrote "
             "this file."
         )
-    return max(found, key=lambda d: (n_known(d.columns), len(d.columns)), default=None)
+    # The texts of a single column may hold commas without being quoted: tabs fit more of its rows.
+    return max(found, key=lambda d: (n_known(d.columns), len(d.columns), d.share), default=None)
 
 
 def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
-    """The dialect with this delimiter; None if the first row has fewer than two fields."""
+    """The dialect with this delimiter; None if the first row cannot be read."""
     end = row_end(start, 0, delimiter, quoted=True, last=whole)
     if end is None or end < 0:
         return None
     names = _fields(start[:end].decode(errors="replace"), delimiter, quoted=True)
-    if names is None or len(names) < 2:
+    if not names:
         return None
     last = {name.strip(): at for at, name in enumerate(names)}
     columns = tuple(  # of equal names the last counts, as in JSON; the others are still to be named
@@ -79,7 +94,7 @@ def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
         for at, name in enumerate(names)
     )
     first_row = row_end(start, end, delimiter, quoted=True, last=whole)
-    if first_row is not None and first_row > end:
+    if len(columns) > 1 and first_row is not None and first_row > end:
         row = start[end:first_row].decode(errors="replace")
         values = _fields(row, delimiter, quoted=True)
         if values is not None and len(values) == len(columns) + 1:
@@ -87,7 +102,7 @@ def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
     shares = {q: _share_fitting(start[end:], delimiter, len(columns), quoted=q) for q in _BOTH}
     # Tab-separated files are often written without quoting: take whichever fits more rows.
     quoted = delimiter == "," or shares[True] >= shares[False]
-    return Dialect(delimiter, quoted, columns, shares[quoted] >= _MIN_FITTING)
+    return Dialect(delimiter, quoted, columns, shares[quoted])
 
 
 def _share_fitting(rows: bytes, delimiter: str, n_columns: int, *, quoted: bool) -> float:

@@ -42,6 +42,7 @@ _NOT_READ = {
     b"SQLite format 3": "an SQLite database. Export its table as CSV first",
 }
 _UNPACKED = {start: said for start, said in _NOT_READ.items() if said != _UTF_16}
+_NOT_OF_IT = "toque.not_of_the_encoding"  # name of an error handler of `codecs`
 LONG_LINE = b"\0line too long"  # in place of a line over MAX_RECORD_BYTES, which is counted
 _BREAK = re.compile(rb"[\r\n]")
 
@@ -56,7 +57,8 @@ def packed_as(path: Path) -> str:
 def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Iterator[bytes]:
     """The decompressed bytes of a file, in UTF-8 and without a byte-order mark.
 
-    Bytes that `encoding` does not know stay as they are, so that they are counted as not UTF-8.
+    Bytes that `encoding` does not know stay as they are, so that they are counted as not UTF-8;
+    those of UTF-16 that would be ASCII become 0xFF.
     """
     with opened(path) as (stream, packed_bytes, _):
         plain = _bounded(path, stream, packed_bytes, size)
@@ -71,12 +73,21 @@ def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Ite
             chunk = start.removeprefix(_UTF8_MARK)
         else:
             start = start.removeprefix(_UTF8_MARK)
-            texts = codecs.iterdecode(chain([start], plain), encoding, "surrogateescape")
+            codecs.register_error(_NOT_OF_IT, _escaped)
+            texts = codecs.iterdecode(chain([start], plain), encoding, _NOT_OF_IT)
             plain = (text.encode("utf-8", "surrogateescape") for text in texts)
             chunk = next(plain, b"").removeprefix(_UTF8_MARK)
         if chunk:
             yield chunk
         yield from plain
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """Bytes as `surrogateescape` has them, which knows none below 128 and raises on them."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    wrong = error.object[error.start : error.end]
+    return "".join(chr(0xDC00 + (byte if byte > 127 else 0xFF)) for byte in wrong), error.end
 
 
 def _bounded(path: Path, stream: IO[bytes], packed_bytes: int, size: int) -> Iterator[bytes]:

@@ -40,8 +40,14 @@ PART_BYTES = 4 << 20
 NO_TEXT, NO_PROMPT, NO_TARGET = "no text", "no prompt", "no target"
 LOST_BYTES = "bytes that are not UTF-8"  # the note that counts them; each costs a character
 _MARK = "\ufeff"
-_START = re.compile(r"\*\*\*\s*+START OF ", re.IGNORECASE)
-_END = re.compile(r"^\*\*\*\s*+END OF .*", re.DOTALL | re.MULTILINE | re.IGNORECASE)
+# The line at either end of a book of Project Gutenberg, and the licence between two books. The one
+# before a book may be several lines long; it is bounded, so that no text takes long.
+_GUTENBERG = r"\*\*\*\s{0,9}+%s OF TH(?:E|IS)(?: COPYRIGHTED)? PROJECT GUTENBERG"
+_BEGINS = _GUTENBERG % "START" + r"(?>.{0,999}?\*\*\*)[^\n]{0,99}+\n"
+_BOOK = re.compile(_BEGINS, re.DOTALL | re.IGNORECASE)
+_LICENCE = re.compile(
+    "^" + _GUTENBERG % "END" + rf".*?(?:{_BEGINS}|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
+)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BLANK_LINES = re.compile(r"\n{4,}")
 _TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
@@ -110,11 +116,10 @@ def clean_document(data: bytes, notes: Counter[str]) -> str:
     text, n_controls = _CONTROLS.subn("", text)
     if n_controls:
         notes["control characters removed"] += n_controls
-    n_lines, start = text.count("\n"), _START.search(text)
-    closing = text.find("***", start.end()) if start else -1
-    if closing >= 0:  # the line that announces the start of a book
-        text = text[text.find("\n", closing + 3) + 1 :]
-    text = _END.sub("", text, count=1)
+    n_lines = text.count("\n")
+    text = _LICENCE.sub("", text)
+    if book := _BOOK.search(text):  # the first one, or the first whole one of a part of the file
+        text = text[book.end() :]
     if text.count("\n") < n_lines:
         notes["lines of Project Gutenberg's licence"] += n_lines - text.count("\n")
     return _BLANK_LINES.sub("\n\n\n", _TRAILING.sub("", text)).strip("\n")
@@ -349,8 +354,14 @@ def _field(
 
 
 def plain_text(value: object, notes: Counter[str]) -> str:
-    """A field's text without control characters; numbers become text, anything else is empty."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    """A field's text without control characters; anything but a number or a truth is empty.
+
+    >>> plain_text(True, Counter()), plain_text(1.5, Counter()), plain_text(None, Counter())
+    ('true', '1.5', '')
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"  # as JSON writes them
+    if not isinstance(value, str | int | float):
         return ""
     text = str(value).encode("utf-8", "replace").decode()
     if text.isprintable():

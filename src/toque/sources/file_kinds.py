@@ -76,7 +76,9 @@ class FileJudge:
             to_do = to_do if PLAIN_TEXT in left_out.values() else ""
             say(f"Not read of {path}: {_in_words(left_out)}.{to_do}")
         # The reader of most files is the source's own: a store records it once.
-        usual = max(list(readers.values()), key=list(readers.values()).count)
+        kept = list(readers.values())
+        ((name, _),) = Counter(reader.recorded_name for reader in kept).most_common(1)
+        usual = next(reader for reader in kept if reader.recorded_name == name)
         return Source(
             path,
             usual,
@@ -91,10 +93,9 @@ class FileJudge:
             return packed.partition(".")[0]
         if is_pickle(file.path) or self._is_binary(file):
             return NO_TEXT
-        if self.source.format == "auto" and is_documentation(file.name):
-            return TextReader(encoding=self.encoding)
-        if self.source.format == "recipes" and is_documentation(file.name):
-            return DOCUMENTATION
+        if self.source.format in ("auto", "recipes") and is_documentation(file.name):
+            is_text = self.source.format == "auto" and not self.source.columns
+            return TextReader(encoding=self.encoding) if is_text else DOCUMENTATION
         return self._reader_of(file)
 
     def _is_binary(self, file: Located) -> bool:
@@ -105,7 +106,10 @@ class FileJudge:
         return start.lstrip()[:1] not in (b"{", b"[") and is_binary(start)
 
     def _reader_of(self, file: Located) -> RecordReader:
-        """The reader by the file's content, not by its name; an unknown format is plain text."""
+        """The reader by the file's content, not by its name.
+
+        An unknown format is plain text, which has no columns that a user could name.
+        """
         refuse_pickle(file.path, file.name)
         source, encoding = self.source, self.encoding
         columns: Columns = {str(part): name for part, name in source.columns.items()}
@@ -122,7 +126,9 @@ class FileJudge:
                     if isinstance(reader, TaskReader):
                         return reader.for_file(file.path)
                     reader.schema(file.path)
-                except UnknownFormatError:
+                except UnknownFormatError as error:
+                    if columns:
+                        raise RefusedFileError(str(error), PLAIN_TEXT) from error
                     if not self._is_binary(file):
                         return TextReader(encoding=encoding)
                     start, _ = head(file.path)

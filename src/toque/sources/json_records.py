@@ -1,8 +1,10 @@
 """JSON files: layout detection, blocks, and the records in a block.
 
 Layouts: one object per line; one array; an object of records by id; an array under a key such as
-"recipes"; one object, or several, each over many lines. Of one huge value only brackets and strings
-are scanned, so a gigabyte takes seconds, and memory holds one record and one chunk.
+"recipes"; one object, or several, each over many lines. Behind an array or object others may
+follow; anything else there is counted as a record that cannot be read. Of one huge value only
+brackets and strings are scanned, so a gigabyte takes seconds, and memory holds one record and one
+chunk.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from toque.sources.records import (
 MAX_CUT_BYTES = 1 << 20  # of a last record that is cut; of more, the brackets went wrong before
 MAX_NESTED = 1000
 _DECODER = msgspec.json.Decoder()
-_WRAPPER_FIELDS = {"title", "name", "ingredients", "@type", "@graph", "@context"}
+_OF_A_RECORD = {"title", "name", "ingredients", "@type", "@graph", "@context", "text"}
 _SAMPLE = 20
 
 Depth = Literal[0, 1, 2]  # brackets around a record: side by side, in one value, under a key
@@ -61,12 +63,13 @@ def form_of(start: bytes, *, whole: bool) -> JsonForm:
     if start.lstrip().startswith(b"["):
         return "array"
     lines = [line for line in start.splitlines() if line.strip()]
-    if not whole and len(lines) > 1:
+    has_several = len(lines) > 1
+    if not whole and has_several:
         lines.pop()  # it may be cut
     sample = lines[:50]
     complete = sum(line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in sample)
     # One object a line, in most of them: a few damaged lines do not matter.
-    if len(lines) > 1 and 2 * complete >= len(sample) and not sample[0].rstrip().endswith(b"{"):
+    if has_several and 2 * complete >= len(sample) and not sample[0].rstrip().endswith(b"{"):
         return "lines"
     # One record, or an object of records: the first keys and the kinds of their values tell.
     at, keys, kinds = start.index(b"{") + 1, set[str](), list[tuple[bytes, bytes]]()
@@ -78,12 +81,15 @@ def form_of(start: bytes, *, whole: bool) -> JsonForm:
         kinds.append((b"", b"") if are_messages else (opening, inner))
         value = (_WHOLE_RECORD if opening in (b"{", b"[") else _SCALAR).match(start, match.start(2))
         at = value.end() if value else len(start)
-    if not keys & _WRAPPER_FIELDS:
+    n_objects = sum(opening == b"{" for opening, _ in kinds)
+    if not keys & _OF_A_RECORD:
         if (b"[", b"{") in kinds:
             return "wrapped"
-        if any(opening == b"{" for opening, _ in kinds):
+        # Beside records by id there may be a version or a count; beside a record's texts, metadata.
+        if n_objects > len(kinds) / 2:
             return "dict"
-    return "objects"
+    # A first line that is longer than what is seen holds a record, and the next one the next.
+    return "objects" if whole or has_several else "lines"
 
 
 def sample_records(start: bytes, form: JsonForm, *, whole: bool) -> list[dict[str, Any]]:
@@ -228,6 +234,7 @@ def _shallow(depth: int) -> bytes:
 
 _WHOLE_RECORD = re.compile(_shallow(6), re.DOTALL)
 _STRING_REST = re.compile(_INSIDE, re.DOTALL)
+_OPENING = {b"}": b"{", b"]": b"["}
 
 
 class DamagedJsonError(ValueError):
@@ -250,8 +257,9 @@ class JsonSplitter:
     depth: Depth
     max_bytes: int = MAX_RECORD_BYTES
     line: int = 1
-    closed: bool = False  # True if the value has ended; what follows it is not read
     _open: list[bytes] = field(default_factory=list)
+    _first: bytes = b""  # bracket that opens the file's first value
+    _around: int = 0  # brackets around a record in the value that is open
     _buffer: bytes = b""
     _scan: int = 0
     _counted: int = 0
@@ -265,11 +273,17 @@ class JsonSplitter:
         """The records of a file, in order; DamagedJsonError after those before the damage."""
         for chunk in chunks:
             yield from self._feed(chunk)
-            if self.closed:
-                return
         if self._start is not None or self._too_long:
             text = None if self._too_long else self._buffer[self._start or 0 :]
             yield JsonPiece(self._start_line, text, whole=False)
+        elif rest := self._buffer[self._scan :]:  # a word, or a string without its end
+            self._begin(self._scan)
+            yield JsonPiece(self._start_line, rest, whole=self.closed)
+
+    @property
+    def closed(self) -> bool:
+        """True outside of every value: another may follow."""
+        return not self._open
 
     def _feed(self, chunk: bytes) -> Iterator[JsonPiece]:
         self._buffer += chunk
@@ -283,7 +297,7 @@ class JsonSplitter:
             if not ended:
                 self._let_go()
                 return
-        while not self.closed:
+        while True:
             if self._start is not None or self._too_long:
                 piece = self._finish_record()
                 if piece is None:
@@ -298,38 +312,51 @@ class JsonSplitter:
         self._let_go()
 
     def _find_record(self) -> bytes | None:
-        """Go to the next record. None: the buffer ends first. A word: a bare value."""
+        """Go to the next record. None: the buffer ends first. A word: what is no object."""
         for match in _TOKEN.finditer(self._buffer, self._scan):
             kind, at = match.lastgroup, match.start()
             if kind == "cut" or (kind == "word" and match.end() == len(self._buffer)):
                 self._scan, self._string = at, at + 1 if kind == "cut" else None
                 return None
             self._scan = match.end()
-            inside = len(self._open) == self.depth and (self.depth < 2 or self._open[-1] == b"[")
+            if kind == "open" and self.closed:
+                self._around = self._depth_in(match[0])
+            innermost = self._open[-1:]
+            inside = len(self._open) == self._around and (self._around < 2 or innermost == [b"["])
             if kind == "open":
-                if inside and (self.depth or match[0] == b"{"):
+                if inside and (self._around or match[0] == b"{"):
                     self._begin(at)
                     self._scan = at
                     return b""
                 self._push(match[0])
-            elif kind == "close":
-                del self._open[-1:]
-                self.closed = not self._open and self.depth > 0
-                if self.closed:
-                    return None
-            elif inside and (kind == "word" or self._open[-1:] == [b"["]):
+                continue
+            if kind == "close":
+                fits = innermost == [_OPENING[match[0]]]
+                if fits or len(self._open) > self._around:
+                    self._open.pop()
+                counts = not fits
+            else:
+                counts = self.closed or (inside and (kind == "word" or innermost == [b"["]))
+            if counts:  # no record, and nothing behind it is lost for it
                 self._begin(at)
                 self._start = None
                 return match[0]
         self._scan = len(self._buffer)
         return None
 
+    def _depth_in(self, bracket: bytes) -> int:
+        """Brackets around a record in the next of the file's values."""
+        self._first = self._first or bracket
+        if bracket == self._first:
+            return self.depth
+        return 0 if bracket == b"{" else 1  # one record behind an array of them, or such an array
+
     def _finish_record(self) -> JsonPiece | None:
         """The record that has begun, if it ends in the buffer."""
         if self._scan == self._start and (whole := _WHOLE_RECORD.match(self._buffer, self._scan)):
             self._scan, self._start = whole.end(), None
             return JsonPiece(self._start_line, whole[0])
-        nested = len(self._open) - self.depth
+        nested = len(self._open) - self._around
         for match in _IN_RECORD.finditer(self._buffer, self._scan):
             kind = match.lastgroup
             if kind is None:
@@ -373,7 +400,7 @@ class JsonSplitter:
             self._beheaded = True  # one string longer than any record
             if not self._too_long:
                 self._begin(self._scan)
-                self._start, self._too_long = None, len(self._open) == self.depth
+                self._start, self._too_long = None, len(self._open) == self._around
             keep = len(self._buffer) - (len(rest) - len(rest.rstrip(b"\\"))) % 2
         self.line += self._buffer.count(b"\n", self._counted, max(keep, self._counted))
         self._buffer = self._buffer[keep:]

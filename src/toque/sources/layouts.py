@@ -31,6 +31,8 @@ from toque.sources.records import (
 from toque.sources.token_arrays import BROKEN_ARCHIVE
 
 _SEEN_BYTES = 8192
+# Columns that make rows without any other; a recipe's would be the first line of many a text.
+_ALONE = ("text", "Text", "TEXT", "messages", "conversations")
 _CONTROLS = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
 # By protocol; those before 2 are text, and obsolete since 2003.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -150,10 +152,14 @@ def table_layout(
     *,
     whole: bool,
     n_known: Callable[[tuple[str, ...]], int],
+    alone: Collection[str] = _ALONE,
     encoding: str = UTF_8,
 ) -> FileLayout | None:
-    """The layout of a CSV or TSV file by its known columns; None without a header."""
-    dialect = dialect_of(path, start, whole=whole, n_known=n_known)
+    """The layout of a CSV or TSV file by its known columns; None without a header.
+
+    `alone` are the names of a table's only column.
+    """
+    dialect = dialect_of(path, start, whole=whole, n_known=n_known, alone=alone)
     if dialect is None:
         return None
     blocks = partial(table_blocks, path, dialect, encoding=encoding)
@@ -162,27 +168,35 @@ def table_layout(
 
 def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) -> FileLayout:
     """The layout of a file with these fields, by their role; UnknownFormatError if it has none."""
+    layout = layout_for(path, set(columns.values()), encoding=encoding)
+    refuse_missing(path, layout, columns)
+    return layout
+
+
+def layout_for(path: Path, names: set[str], *, encoding: str = UTF_8) -> FileLayout:
+    """The layout of a file that should have fields of these names, which tell a table's header."""
     start, whole = head(path, encoding=encoding)
 
     def n_known(fields: tuple[str, ...]) -> int:
-        return len(set(columns.values()).intersection(fields))
+        return len(names.intersection(fields))
 
     layout = structured_layout(path, start, whole=whole, encoding=encoding)
-    layout = layout or table_layout(path, start, whole=whole, n_known=n_known, encoding=encoding)
+    layout = layout or table_layout(
+        path, start, whole=whole, n_known=n_known, alone=names, encoding=encoding
+    )
     if layout is None:
         raise UnknownFormatError(
             f"{path} is no file of records: it begins {first_line(start)!r}. A source with columns "
             "is JSON, JSON lines, CSV or TSV with a header row, Parquet or Arrow. For plain text "
             "to pretrain on, give the source format: text, without columns."
         )
-    if layout.fields or not layout.name.startswith("json"):
-        refuse_missing(path, layout, columns)
     return layout
 
 
 def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -> None:
     """Raise when a column that the user named is not in the file."""
-    gone = [f"{role}: {name}" for role, name in columns.items() if name not in layout.fields]
+    absent = absent_fields(layout, set(columns.values()))
+    gone = [f"{role}: {name}" for role, name in columns.items() if name in absent]
     if gone:
         raise DataError(
             f"{path} is {layout.described} without the column named for {', '.join(gone)}. "
@@ -190,6 +204,23 @@ def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -
             "for this source (a configuration has them in data.sources), or the templates of "
             "data.tasks."
         )
+
+
+def absent_fields(layout: FileLayout, names: set[str]) -> set[str]:
+    """Those of these fields that no record of a file has."""
+    absent = names.difference(layout.fields)
+    if not absent or not layout.name.startswith("json"):
+        return absent
+    # A record of JSON may have a field that the first ones lack: read until each is found.
+    n_whole = 0
+    for block in layout.blocks(()):
+        for _, record in json_records(unpack(block)):
+            if isinstance(record, dict) and record:
+                n_whole += 1
+                absent.difference_update(record)
+        if not absent:
+            break
+    return absent if n_whole else set()  # of damaged records alone the reader gives the reasons
 
 
 def shown_names(names: Sequence[str]) -> str:

@@ -16,7 +16,14 @@ import xxhash
 from toque.errors import DataError
 from toque.sources.decompress import UTF_8
 from toque.sources.documents import PAIRS, PairReader, named_columns
-from toque.sources.layouts import FileLayout, UnknownFormatError, layout_with, read_records
+from toque.sources.layouts import (
+    FileLayout,
+    absent_fields,
+    layout_for,
+    layout_with,
+    read_records,
+    refuse_missing,
+)
 from toque.sources.records import (
     Block,
     BlockExamples,
@@ -68,17 +75,13 @@ class TaskReader:
 
     def for_file(self, path: Path) -> Self:
         """The reader of the tasks whose columns a file has; DataError where it has none's."""
-        fit, refused = list[str](), list[DataError]()
-        for name in self.tasks:
-            try:
-                layout_with(path, self.columns_of(name), encoding=self.encoding)
-                fit.append(name)
-            except UnknownFormatError:
-                raise
-            except DataError as error:
-                refused.append(error)
+        columns = {name: self.columns_of(name) for name in self.tasks}
+        names = {column for of_task in columns.values() for column in of_task.values()}
+        layout = layout_for(path, names, encoding=self.encoding)
+        absent = absent_fields(layout, names)
+        fit = [name for name in self.tasks if absent.isdisjoint(columns[name].values())]
         if not fit:
-            raise refused[0]
+            refuse_missing(path, layout, next(iter(columns.values())))
         return replace(self, fit=tuple(fit))
 
     def blocks(self, path: Path) -> Iterator[Block]:

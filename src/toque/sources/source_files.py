@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -92,8 +93,7 @@ def _files_of(pattern: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        inside = path.rglob("*")
-        found = [p for p in inside if "/." not in f"/{p.relative_to(path).as_posix()}"]
+        found = _files_inside(path)
         lacks = f"The source folder {path} holds no files. Correct data.sources."
     else:
         anchor = Path(path.anchor)
@@ -109,6 +109,28 @@ def _files_of(pattern: str) -> list[Path]:
         f"There is no source file {path}. Give a file, a folder or a pattern such as "
         f'"recipes/*.jsonl.gz" in data.sources.{beside}'
     )
+
+
+def _files_inside(folder: Path) -> list[Path]:
+    """What is no folder below a folder, and below those linked to in it; nothing hidden.
+
+    A folder is read once, under its own name if it has one there, and a link to a folder around
+    the first one is not followed.
+    """
+    found, seen, around = list[Path](), set[Path](), folder.resolve()
+    tops = [folder]
+    for top in tops:  # links join its end, behind all that is really there
+        for name, below, files in os.walk(top):
+            place = Path(name)
+            if (real := place.resolve()) in seen:
+                below.clear()
+                continue
+            seen.add(real)
+            below[:] = sorted(n for n in below if n[0] != ".")
+            links = (place / n for n in below if (place / n).is_symlink())
+            tops += [link for link in links if not around.is_relative_to(link.resolve())]
+            found += [place / n for n in files if n[0] != "."]
+    return found
 
 
 def is_here(path: str) -> bool:

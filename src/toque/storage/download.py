@@ -101,12 +101,16 @@ def fetch(
     cache = cache or cache_folder("sources")
     places, total = [place_of(file, cache) for file in files], sum(file.bytes for file in files)
     started = time.monotonic()
-    needed = sum(f.bytes for f, place in zip(files, places, strict=True) if not place.is_file())
+    needed = sum(
+        file.bytes - _bytes_of(_part_of(place))  # a part is continued, or makes its space free
+        for file, place in zip(files, places, strict=True)
+        if not place.is_file()
+    )
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise SourceBucketError(
-            f"Fetching the sources needs {needed / 1e9:,.1f} GB in {cache}, and its disk has "
+            f"Fetching the sources needs {needed / 1e9:,.1f} GB more in {cache}, and its disk has "
             f"{free / 1e9:,.1f} GB left. Make space, or set {CACHE_VARIABLE} to a folder with more."
         )
     bucket = replace(bucket, retry=Retry(bucket.retry.deadline))
@@ -151,6 +155,19 @@ def place_of(file: RemoteFile, cache: Path) -> Path:
     return cache.joinpath(file.scheme, *parts)
 
 
+def _part_of(place: Path) -> Path:
+    """The path of what has come of a file that is not whole."""
+    return place.with_name(f".{place.name}{PARTIAL}")
+
+
+def _bytes_of(path: Path) -> int:
+    """Size of a file in bytes; 0 if there is none, also because it was made whole meanwhile."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 @dataclass
 class _Session:
     """One call of `fetch`, shared by its threads."""
@@ -180,7 +197,7 @@ class _Session:
     def fetch(self, file: RemoteFile, place: Path) -> str:
         """Make one file whole; its SHA-256."""
         record_path = place.with_name(f".{place.name}.json")
-        part = place.with_name(f".{place.name}{PARTIAL}")
+        part = _part_of(place)
         record = read_json(record_path, _Record)
         known = record is not None and (record.tag, record.bytes) == (file.tag, file.bytes)
         if record is not None and record.sha256 is not None and place.is_file():

@@ -11,10 +11,13 @@ import pytest
 
 from fixtures.recipe_files import STEPS, Prepare, as_lines, pot
 from toque.cli import main
-from toque.cooking.schemas.reader import RecipeReader
+from toque.config.schema import FilesConfig
+from toque.cooking.schemas.reader import RecipeReader, reader_for
 from toque.data.prepare.data_report import Report
 from toque.data.store.store_manifest import read_manifest
-from toque.sources.documents import PairReader, TextReader
+from toque.sources.documents import DocumentReader, PairReader, TextReader
+from toque.sources.file_kinds import FileJudge
+from toque.sources.source_files import located
 
 README = "# Recipes\n\nTen recipes, with thanks to everyone.\n"
 LICENCE = "Copyright nobody. Do as you like, at your own risk.\n"
@@ -115,6 +118,45 @@ def test_fault_53_files_of_several_kinds_are_each_read_by_their_own_reader(
     code, out, err = prepare_files(folder)
     assert code == 0, err
     assert "Reused" in out
+
+
+def test_the_reader_of_most_files_is_found_in_one_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(30):
+        (tmp_path / f"{n:02}.jsonl").write_bytes(as_lines([{"text": NOTES}]))
+    (tmp_path / "00.jsonl").write_bytes(as_lines([{"question": "Hot?", "answer": "No."}]))
+    n_compared, equal = 0, DocumentReader.__eq__
+
+    def counted(one: object, other: object) -> object:
+        nonlocal n_compared
+        n_compared += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(DocumentReader, "__eq__", counted)
+    judge = FileJudge(FilesConfig(path=str(tmp_path)), "utf-8", reader_for)
+    source = judge.judged(located(str(tmp_path)), print)
+    assert source.reader.recorded_name == DocumentReader("text").recorded_name
+    assert [Path(name).name for name in source.readers] == ["00.jsonl"]
+    assert n_compared <= 2 * 30
+
+
+def test_a_linked_folder_is_read_once_and_one_around_the_source_never(tmp_path: Path) -> None:
+    source, other = tmp_path / "source", tmp_path / "other"
+    for place in (source / "own", source / ".hidden", other / "deep", other / ".git"):
+        place.mkdir(parents=True)
+        (place / "a.txt").write_text(NOTES)
+    (other / "deep" / "back").symlink_to(source, target_is_directory=True)
+    (other / "round").symlink_to(other, target_is_directory=True)
+    for name, target in (
+        ("another", other), ("again", other), ("first", source / "own"), ("up", tmp_path),
+        (".also", other),
+    ):  # fmt: skip
+        (source / name).symlink_to(target, target_is_directory=True)
+    (source / "b.txt").symlink_to(other / "deep" / "a.txt")
+    (source / "nowhere.txt").symlink_to(tmp_path / "nowhere")
+    found = [file.path.relative_to(source).as_posix() for file in located(str(source))]
+    assert found == ["again/deep/a.txt", "b.txt", "own/a.txt"]
 
 
 def test_a_folder_of_text_stays_plain_text_with_its_readme(
