@@ -31,6 +31,7 @@ from toque.sources.records import (
 from toque.sources.token_arrays import BROKEN_ARCHIVE
 
 _SEEN_BYTES = 8192
+_MOST_SEARCHED = 256 << 20  # bytes of JSON that are searched for a field; they take seconds
 # Columns that make rows without any other; a recipe's would be the first line of many a text.
 _ALONE = ("text", "Text", "TEXT", "messages", "conversations")
 _CONTROLS = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
@@ -207,18 +208,20 @@ def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -
 
 
 def absent_fields(layout: FileLayout, names: set[str]) -> set[str]:
-    """Those of these fields that no record of a file has."""
+    """Those of these fields that no record of a file has, of one of JSON none in its beginning."""
     absent = names.difference(layout.fields)
     if not absent or not layout.name.startswith("json"):
         return absent
     # A record of JSON may have a field that the first ones lack: read until each is found.
-    n_whole = 0
+    n_whole, n_bytes = 0, 0
     for block in layout.blocks(()):
-        for _, record in json_records(unpack(block)):
+        contents = unpack(block)
+        n_bytes += len(contents.body)
+        for _, record in json_records(contents):
             if isinstance(record, dict) and record:
                 n_whole += 1
                 absent.difference_update(record)
-        if not absent:
+        if not absent or n_bytes >= _MOST_SEARCHED:
             break
     return absent if n_whole else set()  # of damaged records alone the reader gives the reasons
 
