@@ -89,6 +89,23 @@ def test_the_model_has_room_for_what_is_chosen(made: Made, long_file: Path) -> N
         made("s", of=long_file, **OPEN, room=1025)
 
 
+def test_positions_are_divided_so_that_the_fewest_records_are_cut(
+    made: Made, tmp_path: Path
+) -> None:
+    """Long prompts with short answers: a fixed share for prompts would cut every one."""
+    lines = [
+        json.dumps(
+            {"prompt": " ".join(WORDS * 6)[: 320 + i], "target": f"{i} " + "salt " * (i % 9)}
+        )
+        for i in range(60)
+    ]
+    lines.append(json.dumps({"prompt": "Why?", "target": " ".join(WORDS * 20)}))
+    (tmp_path / "asked.jsonl").write_text("\n".join(lines))
+    result = made("s", of=tmp_path / "asked.jsonl", **OPEN, room=257)
+    assert sum(chosen(result)) <= 257
+    assert (result.report.cut["prompts"], result.report.cut["targets"]) == (0, 1)
+
+
 def test_documents_are_split_as_ever(made: Made, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" ".join(WORDS * 400))
     result = made("s", of=tmp_path / "a.txt", reader=TextReader(), **OPEN)
