@@ -57,6 +57,7 @@ def base(tokenizers_at: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 
 
 def configured(base: Path, folder: Path, *, n: int = 40, **data: Any) -> toque.RunConfig:
+    folder.mkdir(exist_ok=True)
     file = folder / "chats.jsonl"
     lines = [json.dumps({"messages": conversation(i, answers=1 + i % 3)}) for i in range(n)]
     file.write_text("\n".join(lines) + "\n")
@@ -237,6 +238,11 @@ def test_turns_behind_the_longest_conversation_are_left_out_and_counted(base, tm
     made = toque.prepare(configured(base, tmp_path, **limits))
     assert made.report.notes[CUT_TURNS] > 0
     assert made.report.kept == made.report.read
+    whole = TokenStore.open(toque.prepare(configured(base, tmp_path / "whole")).store.path)
+    longer = whole.prompt_lengths + whole.target_lengths - 116
+    assert made.report.cut["targets"] == (longer > 0).sum()
+    lost = whole.target_lengths.sum() - made.store.target_lengths.sum()
+    assert made.report.cut["target_tokens"] == lost
     assert made.store.prompt_lengths.max() > 16
     for row in range(made.store.n_rows):
         assert len(made.store.prompt(row)) + len(made.store.target(row)) <= 116
@@ -280,5 +286,8 @@ def test_a_conversation_that_the_model_reads_whole_is_kept_whole(base, tmp_path,
         assert "cuts" not in said
     else:
         assert rows.max() == 513
+        assert made.report.cut["targets"] == 40
+        with pytest.raises(ConfigError, match="split, and the sources hold conversations: the se"):
+            toque.prepare(configured(base, tmp_path, **data, on_overlong="split"), replace=True)
         assert not any(whole)
         assert "The model has room for no more" in said

@@ -40,6 +40,8 @@ class ConversationRow:
     target: Ids
     spans: list[int]
     """Lengths of what is learnt of the target and of what is not, in turns; [] where it is all."""
+    lost: int
+    """Tokens behind it that the limits took."""
 
 
 class ConversationRows:
@@ -75,7 +77,8 @@ class ConversationRows:
         if isinstance(answers, str):
             return answers
         first, end = answers[0][0], answers[-1][1]
-        row = ConversationRow(found.ids[:first], found.ids[first:end], _spans(answers))
+        lost = found.answers[-1][1] - end
+        row = ConversationRow(found.ids[:first], found.ids[first:end], _spans(answers), lost)
         notes[TOKENS] += end
         notes[LEARNT] += sum(b - a for a, b in answers)
         return row

@@ -69,7 +69,6 @@ class ShardResult(msgspec.Struct):
     blocks: list[BlockCounts]
     dropped: dict[str, int]  # records without target, over a limit, below the quality
     notes: dict[str, int]
-    cut: dict[str, int]
     unknown: dict[str, int]
     lost_characters: dict[str, int]
     columns: dict[str, str]
