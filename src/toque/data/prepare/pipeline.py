@@ -193,7 +193,12 @@ def _tokenizer(plan: StorePlan, progress: ProgressSink) -> Codec:
             return load_codec(folder)
         size = settings.trained_vocab_size or 0
         progress(0, 0, f"learning a tokenizer of {size} entries")
-        codec = learn_tokenizer(plan.trained, vocab_size=size, family_kind=settings.family_kind)
+        codec = learn_tokenizer(
+            plan.trained,
+            vocab_size=size,
+            family_kind=settings.family_kind,
+            max_examples=settings.max_examples,
+        )
     if "chat_template" in plan.recorded:
         with_template(codec, settings)
     with atomic_folder(folder) as writer:

@@ -175,7 +175,7 @@ class ShardWriting:
             first = [f for f in self.files if self.writer.settings.holds_out(f.source)]
             rest = [f for f in self.files if f not in first]
             held_out = chain.from_iterable(map(blocks_of, first))  # whole, whatever is enough
-            coming = grouped(chain(held_out, _in_turns(rest)), most=most)
+            coming = grouped(chain(held_out, in_turns(rest)), most=most)
         write_shards = _write_on_ray if engine == "ray" else _write_here
         with closing(write_shards(self.writer, self._to_do(coming), workers)) as written:
             for result in written:
@@ -241,7 +241,7 @@ class ShardWriting:
         return None
 
 
-def _in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
+def in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
     """A block of each file in turn, so that the first few come from many files."""
     waiting = deque(files)
     reading: deque[Iterator[Block]] = deque()

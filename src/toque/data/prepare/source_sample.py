@@ -2,6 +2,7 @@
 
 A limit is the 99th percentile of a sample's lengths, rounded up, within the model's positions. If
 these are too few for both sides, they are divided so that the fewest records of the sample are cut.
+With `max_examples` the sample is of about what the store will hold, so that a trial reads no more.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from numpy.typing import NDArray
 from toque.data.prepare.conversation_rows import ConversationRows
 from toque.data.prepare.data_report import ENCODING_HINT, reasons_in_words
 from toque.data.prepare.shard_builder import ids_of
+from toque.data.prepare.shards import in_turns
 from toque.data.prepare.store_plan import USUAL_PROMPT, USUAL_TARGET, PrepareSettings
 from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_bounds
 from toque.data.tokenizer.tokenizer_training import Kind, train_codec
 from toque.errors import DataError
 from toque.sources.decompress import CHUNK_BYTES
-from toque.sources.records import NOT_UTF_8, Block, Example, examples_in
+from toque.sources.records import NOT_UTF_8, Block, Example, RecordReader, examples_in
 from toque.sources.source_files import SourceFile, blocks_of
 
 MAX_EXAMPLES = 20_000
@@ -31,6 +33,7 @@ _PLACES = 3
 _BLOCKS = 12  # blocks that the sample is spread over
 SAMPLED = 6_000  # examples measured, spread evenly over the sources
 READ_BYTES, MOST_PLACES = 16 << 20, 400  # bytes parsed for it, about, and blocks
+_TRIED_BYTES = 1 << 20  # bytes parsed to find how many hold `max_examples`
 PERCENTILE = 99
 STEP = 64  # limits are multiples of this, so that a little more data does not change them
 MOST = 2_048  # the largest limit that is chosen: longer rows take memory that nobody asked for
@@ -53,12 +56,17 @@ class Sample:
 
 
 def learn_tokenizer(
-    files: Sequence[SourceFile], *, vocab_size: int, family_kind: FamilyKind
+    files: Sequence[SourceFile],
+    *,
+    vocab_size: int,
+    family_kind: FamilyKind,
+    max_examples: int | None = None,
 ) -> Codec:
     """Train a tokenizer on examples spread over the sources: BPE for a decoder, else Unigram."""
     dropped: Counter[str] = Counter()
     lines: dict[str, list[str]] = {}
-    texts = list(_sample(files, dropped, lines))
+    chosen = list(_spread_blocks(files, _BLOCKS, _first_bytes(files, max_examples)))
+    texts = list(_sample(chosen, dropped, lines))
     if not texts:
         hint = f" {ENCODING_HINT}" if 2 * dropped[NOT_UTF_8] > dropped.total() else ""
         raise DataError(
@@ -71,16 +79,17 @@ def learn_tokenizer(
 
 
 def _sample(
-    files: Sequence[SourceFile], dropped: Counter[str], lines: dict[str, list[str]]
+    chosen: Sequence[tuple[Block, RecordReader]],
+    dropped: Counter[str],
+    lines: dict[str, list[str]],
 ) -> Iterator[str]:
     """Prompts and targets of the sample; refused records are counted in `dropped`, by reason."""
-    chosen = list(_spread_blocks(files, _BLOCKS))
-    for file, block in chosen:
-        found = examples_in(block, file.reader)
+    for block, reader in chosen:
+        found = examples_in(block, reader)
         for reason, numbers in found.dropped.items():
             dropped[reason] += len(numbers)
             places = lines.setdefault(reason, [])
-            places += [f"{Path(file.name).name}:{n}" for n in numbers[: _PLACES - len(places)]]
+            places += [f"{Path(block.path).name}:{n}" for n in numbers[: _PLACES - len(places)]]
         characters = MAX_CHARACTERS // len(chosen)
         every = -(-len(found.examples) * len(chosen) // MAX_EXAMPLES) or 1
         for example in every_nth_record(found.examples, every):
@@ -100,16 +109,44 @@ def every_nth_record(examples: Sequence[Example], n: int) -> Iterator[Example]:
             yield example
 
 
-def _spread_blocks(files: Sequence[SourceFile], n: int) -> Iterator[tuple[SourceFile, Block]]:
-    """The blocks that hold one of `n` evenly spaced positions of all plain bytes."""
+def _first_bytes(files: Sequence[SourceFile], max_examples: int | None) -> int | None:
+    """Plain bytes of the first blocks in turn that hold about so many examples; None for all."""
+    if max_examples is None:
+        return None
+    n_bytes, found = 0, 0
+    for block, reader in _read_in_turns(files):
+        n_bytes += len(block.payload)
+        found += len(examples_in(block, reader).examples)
+        if found >= max_examples:
+            return n_bytes
+        if n_bytes >= _TRIED_BYTES:
+            break
+    return n_bytes * max_examples // max(1, found)
+
+
+def _read_in_turns(files: Sequence[SourceFile]) -> Iterator[tuple[Block, RecordReader]]:
+    readers = {(file.source, file.name): file.reader for file in files}
+    return ((block, readers[block.source, block.path]) for block in in_turns(files))
+
+
+def _spread_blocks(
+    files: Sequence[SourceFile], n: int, first_bytes: int | None
+) -> Iterator[tuple[Block, RecordReader]]:
+    """The blocks that hold one of `n` evenly spaced positions of the first bytes, or of all."""
     total = sum(file.plain_bytes for file in files)
+    blocks: Iterator[tuple[Block, RecordReader]]
+    if first_bytes is None:
+        blocks = ((block, file.reader) for file in files for block in blocks_of(file))
+    else:
+        total, blocks = max(1, min(total, first_bytes)), _read_in_turns(files)
     at, wanted = 0, 0
-    for file in files:
-        for block in blocks_of(file):
-            at += len(block.payload)
-            if at * n > wanted * total:
-                yield file, block
-                wanted = at * n // total + 1
+    for block, reader in blocks:
+        at += len(block.payload)
+        if at * n > wanted * total:
+            yield block, reader
+            wanted = at * n // total + 1
+        if first_bytes is not None and at >= total:
+            return
 
 
 def choose_limits(
@@ -154,15 +191,16 @@ def choose_limits(
 def _measured(files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings) -> Sample:
     """Tokens of each sampled prompt and target, with what begins and ends them."""
     total, places = sum(file.plain_bytes for file in files), MOST_PLACES
-    if total > READ_BYTES:  # more of them where blocks are small, as pages are
+    first_bytes = _first_bytes(files, settings.max_examples)
+    if (first_bytes or total) > READ_BYTES:  # more of them where blocks are small, as pages are
         places = min(places, READ_BYTES // max(1, min(CHUNK_BYTES, total // len(files))))
-    chosen = list(_spread_blocks(files, places))
+    chosen = list(_spread_blocks(files, places, first_bytes))
     around = sum(i is not None for i in prompt_bounds(codec, settings.family_kind))
     splits = settings.on_overlong in ("auto", "split")
     none = np.empty((2, 0), np.int64)
     of_pairs, of_talks, of_documents = [none], [none], [none[0]]
-    for file, block in chosen:
-        examples = examples_in(block, file.reader).examples
+    for block, reader in chosen:
+        examples = examples_in(block, reader).examples
         every = -(-len(examples) * len(chosen) // SAMPLED) or 1
         sample = list(every_nth_record(examples, every))
         pairs = [e for e in sample if not e.document and not e.turns]
