@@ -35,6 +35,7 @@ from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.store_manifest import StoreFile
 from toque.data.store.token_store import check_files
 from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.tokenizer_folder import hash_of_folder
 from toque.data.tokenizer.tokenizer_training import one_tokenizer_thread
 from toque.errors import ConfigError, DataError, ToqueError
 from toque.keyed_random import mixed
@@ -76,6 +77,7 @@ class ShardResult(msgspec.Struct):
     files: list[StoreFile]
     excerpts: list[Excerpt] = []  # a few dropped records as they were, for the report
     content: str = ""  # hash of the blocks it was made from, and of their readers
+    tokenizer: str = ""  # hash of the tokenizer's folder, which may be learnt anew
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,11 @@ class ShardWriter:
     def codec(self) -> Codec:
         """The tokenizer."""
         return self.loaded or load_codec(self.store / "tokenizer")
+
+    @cached_property
+    def tokenizer(self) -> str:
+        """Hash of the tokenizer's folder in the store."""
+        return hash_of_folder(self.store / "tokenizer")
 
     @cached_property
     def _talks(self) -> bool:
@@ -135,6 +142,7 @@ class ShardWriter:
                     for name in sorted(rows)
                 ],
                 content=self.content_of(blocks),
+                tokenizer=self.tokenizer,
                 **builder.counts(),
             )
             writer.put(SIDECAR, msgspec.json.encode(result, order="deterministic"))
@@ -253,6 +261,8 @@ class ShardWriting:
         writer = self.writer
         result = read_json(shard_folder(writer.store, number) / SIDECAR, ShardResult)
         if result is None or result.fingerprint != writer.fingerprint:
+            return None
+        if result.tokenizer != writer.tokenizer:
             return None
         with suppress(DataError):
             check_files(writer.store, result.files, verify=True)
