@@ -19,6 +19,7 @@ from fixtures.kitchens import TINY
 from toque.batch import IGNORE
 from toque.data.loader.epoch_plan import Varied
 from toque.data.prepare.conversation_rows import CUT_TURNS, LEARNT, TOKENS
+from toque.data.prepare.store_plan import LIMITS
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import TEMPLATES
 from toque.errors import ConfigError, DataError
@@ -56,6 +57,7 @@ def base(tokenizers_at: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 
 
 def configured(base: Path, folder: Path, *, n: int = 40, **data: Any) -> toque.RunConfig:
+    folder.mkdir(exist_ok=True)
     file = folder / "chats.jsonl"
     lines = [json.dumps({"messages": conversation(i, answers=1 + i % 3)}) for i in range(n)]
     file.write_text("\n".join(lines) + "\n")
@@ -231,9 +233,61 @@ def test_an_encoder_decoder_is_told_to_take_pairs(base, tmp_path):
         toque.prepare(config)
 
 
-def test_turns_behind_the_longest_target_are_left_out_and_counted(base, tmp_path):
-    made = toque.prepare(configured(base, tmp_path, max_target_tokens=64))
+def test_turns_behind_the_longest_conversation_are_left_out_and_counted(base, tmp_path):
+    limits = {"max_prompt_tokens": 16, "max_target_tokens": 100}  # one question is longer than 16
+    made = toque.prepare(configured(base, tmp_path, **limits))
     assert made.report.notes[CUT_TURNS] > 0
+    assert made.report.kept == made.report.read
+    whole = TokenStore.open(toque.prepare(configured(base, tmp_path / "whole")).store.path)
+    longer = whole.prompt_lengths + whole.target_lengths - 116
+    assert made.report.cut["targets"] == (longer > 0).sum()
+    lost = whole.target_lengths.sum() - made.store.target_lengths.sum()
+    assert made.report.cut["target_tokens"] == lost
+    assert made.store.prompt_lengths.max() > 16
     for row in range(made.store.n_rows):
-        assert len(made.store.target(row)) <= 64
+        assert len(made.store.prompt(row)) + len(made.store.target(row)) <= 116
         assert made.store.target(row)[-1] == made.store.codec().eos_id
+    with pytest.raises(DataError, match=r"conversation has more than 116 tokens, which"):
+        toque.prepare(configured(base, tmp_path, on_overlong="error", **limits), replace=True)
+    dropped = toque.prepare(configured(base, tmp_path, on_overlong="drop", **limits), replace=True)
+    assert dropped.report.dropped["conversation over 116 tokens"] > 0
+
+
+def lopsided(folder: Path, *, n: int, words: int) -> dict[str, Any]:
+    """Short questions with long answers, and long ones with short answers: `words` in all."""
+    ask = ["stir", "the", "soup", "and", "add", "salt", "pepper", "flour"]
+    text = [" ".join(ask[(i + k) % 8] for k in range(words)) for i in range(n)]
+    lines = [
+        [
+            {"role": "user", "content": f"{i} " + one[: len(one) * (1 + i % 2 * 8) // 10]},
+            {"role": "assistant", "content": one[len(one) * (1 + i % 2 * 8) // 10 :]},
+        ]
+        for i, one in enumerate(text)
+    ]
+    (folder / "lopsided.jsonl").write_text("\n".join(json.dumps({"messages": m}) for m in lines))
+    return {"sources": [{"path": str(folder / "lopsided.jsonl")}], "dedup": "none"}
+
+
+@pytest.mark.parametrize("words", [300, 540])
+def test_a_conversation_that_the_model_reads_whole_is_kept_whole(base, tmp_path, words):
+    """A limit of either side may not be what one side of some conversation takes."""
+    data = lopsided(tmp_path, n=40, words=words) | dict.fromkeys(LIMITS, "auto")
+    made = toque.prepare(configured(base, tmp_path, **data))
+    limits = [made.store.manifest.settings[name] for name in LIMITS]
+    (said,) = made.report.limits
+    assert sum(limits) == 513
+    assert said.startswith("Longest conversation: 513 tokens, chosen from the data: 99 % of 40 ")
+    assert made.report.kept == 40
+    rows = made.store.prompt_lengths + made.store.target_lengths
+    whole = [made.store.target(row)[-1] == made.store.codec().eos_id for row in range(40)]
+    if words == 300:
+        assert rows.max() > max(limits)
+        assert all(whole)
+        assert "cuts" not in said
+    else:
+        assert rows.max() == 513
+        assert made.report.cut["targets"] == 40
+        with pytest.raises(ConfigError, match="split, and the sources hold conversations: the se"):
+            toque.prepare(configured(base, tmp_path, **data, on_overlong="split"), replace=True)
+        assert not any(whole)
+        assert "The model has room for no more" in said

@@ -1,6 +1,7 @@
 """Rows of a program, prepared and trained on like a file of the same rows."""
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +15,12 @@ import pytest
 
 import toque
 from fixtures.kitchens import tiny_config
+from fixtures.processes import python
 from toque.data.store.store_manifest import TokenCounts
-from toque.data.store.token_store import TokenStore
+from toque.data.store.token_store import TokenStore, store_to_write
 from toque.errors import ConfigError, DataError, ToqueError
 from toque.reporter import Reporter
+from toque.sources.memory_rows import write_rows
 from toque.workflows.prepared_store import open_store
 
 ROWS = [{"prompt": f"Dish {n}?", "target": f"Soup number {n}.", "score": n / 2} for n in range(24)]
@@ -214,3 +217,48 @@ def test_one_way_is_named(config, tmp_path):
             toque.train(settings, **{"data": ROWS} | more)
     assert not (tmp_path / "store").exists()
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note.txt"]
+
+
+KEEP = (
+    "from pathlib import Path; from toque.sources.memory_rows import write_rows; "
+    "print(write_rows([dict(text='b')], Path({store!r}), name='data'))"
+)
+
+
+def test_another_rank_keeps_its_rows_meanwhile(tmp_path):
+    """Each rank writes the rows, and what one finds unfinished may be another's."""
+    store = tmp_path / "store"
+
+    def rows() -> Iterator[dict[str, str]]:
+        yield {"text": "a"}
+        other = python("-c", KEEP.format(store=str(store)))
+        assert Path(other.stdout.strip()).is_file(), other.stderr
+        yield {"text": "c"}
+
+    path = write_rows(rows(), store, name="data")
+    assert path.read_text() == '{"text":"a"}\n{"text":"c"}\n'
+    assert len(list(path.parent.iterdir())) == 2
+    gone = int(python("-c", "import os; print(os.getpid())").stdout)
+    left = [f".new-{socket.gethostname()}-{gone}.jsonl.{'0' * 16}.partial",
+            f"new-{socket.gethostname()}-{gone}.jsonl"]  # fmt: skip
+    others = f".new-elsewhere-{gone}.jsonl.{'0' * 16}.partial"
+    for name in (*left, others):
+        (path.parent / name).write_text("{}")
+    write_rows(rows(), store, name="data")
+    assert len(list(path.parent.iterdir())) == 3
+    assert (path.parent / others).exists()
+
+
+def test_who_cannot_prepare_takes_no_rows_away(config, monkeypatch):
+    store = Path(config.data.store)
+    path = write_rows(ROWS, store, name="data")
+    with (
+        store_to_write(store),
+        pytest.raises(DataError, match="Another process is preparing"),
+    ):
+        toque.prepare(config, data=ROWS)
+    assert path.is_file()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="columns names 'promt'"):
+        toque.prepare(config, data=ROWS, columns={"promt": "prompt", "target": "target"})
+    assert path.is_file()

@@ -170,3 +170,23 @@ def test_texts_of_no_task_count_as_none_of_recipes(tmp_path: Path) -> None:
         "write": (held_out == 0).sum(),
         "title": (held_out == 6).sum(),
     }
+
+
+@pytest.mark.parametrize("path", [".", "..", "~"])
+def test_a_folder_named_by_its_place_is_the_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Its name is not among those of its files."""
+    (tmp_path / "dump" / "in").mkdir(parents=True)
+    write_cookbook(tmp_path / "dump" / "b.jsonl", n=12, seed=1)
+    write_cookbook(tmp_path / "a.jsonl", n=12, seed=2)
+    monkeypatch.setenv("HOME", str(tmp_path / "dump"))
+    monkeypatch.chdir(tmp_path / "dump" / ("in" if path == ".." else "."))
+    sources = [{"path": path, "weight": 2.0}, {"path": str(tmp_path / "a.jsonl")}]
+    data = {"sources": sources, "store": str(tmp_path / "store")}
+    config = tiny_config(run_dir=str(tmp_path / "run"), data=data)
+    store = toque.prepare(config).store
+    n = int((store.column("source")[store.rows("train")] == 0).sum())
+    mixture = Mixture.from_settings(config.data, store, store.rows("train"), seed=1)
+    assert mixture is not None
+    assert mixture.draws[0] == 2 * n

@@ -197,7 +197,7 @@ class DataConfig(Config):
     """Longest prompt, in tokens. auto: what 99 % of a sample's prompts fit in, within the model's
     positions and 2048; the data report says what was chosen. Documents are split at 256 and 512."""
     max_target_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
-    """Longest target, in tokens. auto: as of prompts."""
+    """Longest target, in tokens. auto: as of prompts. Both limits together bound a conversation."""
     on_overlong: Literal["auto", "error", "drop", "truncate", "split"] = "auto"
     """Treatment of an example that is longer; what was done is counted and printed.
     auto: recipes are truncated, documents are split."""

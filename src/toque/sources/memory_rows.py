@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +18,13 @@ from typing import Any, Final, cast
 import msgspec
 
 from toque.errors import DataError, argument
-from toque.storage.atomic import atomic_file, disk_faults, sha256_of, sweep_files
+from toque.storage.atomic import atomic_file, disk_faults, sha256_of
 from toque.storage.no_follow import refuse_links
 
 ROWS: Final = "rows"  # folder of such files in a store's
-_NAME: Final = re.compile(r"([0-9a-f]{16}|new-[0-9]+)\.jsonl")
+_NAME: Final = re.compile(r"[0-9a-f]{16}\.jsonl")
+_NEW: Final = re.compile(r"\.?new-(.+)-([0-9]+)\.jsonl(\.[0-9a-f]{16}\.partial)?")
+"""A file that is being written, by the machine and the id of the process that writes it."""
 _AT_ONCE: Final = 4096  # rows taken from a frame at a time
 _MISSING: Final = ("NAType", "NaTType")  # pandas' own missing values
 _FORMS: Final = (
@@ -43,8 +46,8 @@ def write_rows(
     encoder, number = msgspec.json.Encoder(enc_hook=_plain), 0
     with disk_faults(store, "keeping the rows"):
         folder.mkdir(parents=True, exist_ok=True)
-        sweep_files(folder)
-        made = folder / f"new-{os.getpid()}.jsonl"
+        _sweep(folder)
+        made = folder / f"new-{_host()}-{os.getpid()}.jsonl"
         with atomic_file(made) as file:
             for number, row in enumerate(_each(rows, name), start=1):
                 line = _line(encoder, row, f"Row {number:,} of {argument(name)}")
@@ -55,6 +58,31 @@ def write_rows(
         path = folder / f"{digest.hexdigest()[:16]}.jsonl"
         made.replace(path)
         return path
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes of this machine left; the other ranks of a run write here, too.
+
+    No lock is held meanwhile, because the rows of a program may take long to come.
+    """
+    for path in folder.iterdir():
+        found = _NEW.fullmatch(path.name)
+        if found is not None and found[1] == _host() and not _lives(int(found[2])):
+            path.unlink(missing_ok=True)
+
+
+def _host() -> str:
+    return socket.gethostname()[:64].replace("/", "-")
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # sends nothing
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # somebody else's, or none that this machine has
+        return True
+    return True
 
 
 def forget_rows(store: Path, kept: Collection[str]) -> None:
@@ -73,8 +101,7 @@ def verify_rows(store: Path) -> int:
     Raises:
         DataError: one holds other rows than its name says.
     """
-    named = (path for path in (store / ROWS).glob("*.jsonl") if _NAME.fullmatch(path.name))
-    kept = [path for path in named if not path.name.startswith("new-")]  # those are not finished
+    kept = [path for path in (store / ROWS).glob("*.jsonl") if _NAME.fullmatch(path.name)]
     for path in kept:
         if sha256_of(path)[:16] != path.stem:
             raise DataError(

@@ -126,10 +126,10 @@ class TaskReader:
         if not made:
             return next(iter(without.values()))
         notes.update(missing_note(name, why) for name, why in without.items())
-        key, whole = made[0].key, made[0].record_key
-        if len(made) > 1:
-            texts = [text.casefold().encode() for e in made for text in (e.prompt, e.target)]
-            whole = xxhash.xxh3_64_intdigest(b"\0".join(texts))
+        # With the tasks, for neighbours of one text each that are of two tasks are two records.
+        parts = (part for e in made for part in (str(e.task), e.prompt, e.target))
+        whole = xxhash.xxh3_64_intdigest(b"\0".join(part.casefold().encode() for part in parts))
+        key = made[0].key
         return [msgspec.structs.replace(e, key=key, record_key=whole) for e in made]
 
 

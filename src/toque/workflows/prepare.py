@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from toque.config import RunConfig
 from toque.data.prepare import pipeline
 from toque.data.prepare.pipeline import PrepareResult, holds_a_store
 from toque.data.store.store_manifest import read_manifest
-from toque.data.store.token_store import TokenStore
-from toque.errors import ConfigError, argument, in_shell
+from toque.data.store.token_store import LOCK, TokenStore, store_to_write
+from toque.errors import ConfigError, DataError, argument, in_shell
 from toque.reporter import SILENT, Reporter
 from toque.sources.memory_rows import ROWS, forget_rows, write_rows
 from toque.sources.own_tasks import refuse_absent
@@ -102,7 +102,8 @@ def rows_kept(
                 files[field] = [{"path": str(path), **named}]
         yield configure(settings, data=files)
     except BaseException as error:
-        forget_rows(store, before)
+        if is_alone() and not _is_being_written(store):  # by one who reads the same rows
+            forget_rows(store, before)
         if str(store / ROWS) in str(error):
             error.add_note(
                 "That file is made of the rows given as data or validation. Their columns are the "
@@ -112,6 +113,15 @@ def rows_kept(
         raise
     if is_alone() and holds_a_store(store):
         forget_rows(store, {Path(entry.path).name for entry in read_manifest(store).sources})
+
+
+def _is_being_written(store: Path) -> bool:
+    """True if another process prepares this store now, or trains on it."""
+    try:
+        with store_to_write(store) if (store / LOCK).exists() else nullcontext():
+            return False
+    except DataError:
+        return True
 
 
 def prepared(

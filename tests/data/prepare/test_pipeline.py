@@ -198,8 +198,32 @@ def test_what_is_too_long_is_cut_and_counted(made: Made, on_overlong: str) -> No
     assert store.target_lengths.max() == 10
     eos = store.codec().eos_id
     assert all(store.target(row)[-1] != eos for row in range(store.n_rows))
-    assert result.report.cut["targets"] == 31  # the duplicate's too
+    assert result.report.cut["targets"] == 30  # and not the duplicate's
     assert result.report.cut["target_tokens"] > 0
+    assert result.report.cut == result.store.manifest.cut
+    assert not any(column.name.endswith("_lost") for column in result.report.columns)
+
+
+@pytest.mark.parametrize(("limit", "n"), [({"max_examples": 2}, 2), ({}, 20)])
+def test_what_was_cut_is_counted_in_the_rows_in_use(
+    made: Made, tmp_path: Path, limit: dict[str, int], n: int
+) -> None:
+    """Other records are read, too: duplicates, and those of the last group beyond the examples."""
+    words = " ".join(["salt"] * 60)
+    lines = [
+        json.dumps({"prompt": f"Dish {i % 20}", "target": f"{words} {i % 20}"}) for i in range(400)
+    ]
+    (tmp_path / "many.jsonl").write_text("\n".join(lines))
+    whole = made("whole", of=tmp_path / "many.jsonl", **limit)
+    report = made("s", of=tmp_path / "many.jsonl", max_target_tokens=16, **limit).report
+    text = whole.report.target_tokens - n  # without their ends
+    lost = text - n * 16
+    assert report.cut == {
+        "prompts": 0, "prompt_tokens": 0, "targets": n, "target_tokens": lost,
+    }  # fmt: skip
+    assert f"{n} targets were cut, losing {lost:,} tokens ({lost / text:.2%}" in " ".join(
+        report.losses()
+    )
 
 
 def test_dropping_all_an_error_or_a_split_of_pairs_is_said(made: Made) -> None:

@@ -225,6 +225,17 @@ def test_a_damaged_tokenizer_is_written_again(
     (store / "tokenizer" / "tokenizer.json").write_text("{")
     assert not prepared(lines_file, store, settings).reused
     assert content(store) == before
+    for name, old, new in (  # it can be read, and gives other ids
+        ("tokenizer.json", '"merges"', '  "merges"'),
+        ("tokenizer_config.json", '"eos_token"', '"eos_token": "a",   "unused"'),
+    ):
+        file = store / "tokenizer" / name
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new, 1))
+        kept = (store / "shards" / "00000" / "key.npy").stat().st_mtime_ns
+        assert not prepared(lines_file, store, settings).reused
+        assert content(store) == before
+        assert (store / "shards" / "00000" / "key.npy").stat().st_mtime_ns == kept
 
 
 def test_a_killed_worker_is_named_and_the_next_start_ends_with_the_same_bytes(

@@ -5,7 +5,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 
 from fixtures.processes import python
 from fixtures.stores import Made, recipe_text
+from line_reader import LineReader
 from prepare_child import started
 from store_checks import content, interrupted_after, many_lines, prepared
-from toque.data.prepare.shards import NOT_READ
+from toque.data.prepare import shards
+from toque.data.prepare.shards import NOT_READ, ShardResult
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.tokenizer.tokenizer_training import interruptible
 from toque.errors import ConfigError, DataError
@@ -70,6 +73,52 @@ def test_a_limit_beyond_the_data_reads_everything(made: Made, dump: Path) -> Non
     assert NOT_READ not in report.notes
     exact = made("t", of=dump, max_examples=216).report
     assert exact.examples == 216
+
+
+def test_duplicates_are_counted_group_by_group(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group's columns are read once, however many groups of duplicates come."""
+    rng = random.Random(4)
+    texts = [recipe_text(rng) for _ in range(60)]
+    chosen = [*rng.choices(range(20), k=200), *range(60)]
+    lines = [json.dumps({"prompt": f"Dish {i}", "target": texts[i]}) for i in chosen]
+    (tmp_path / "again.jsonl").write_text("\n".join(lines) + "\n")
+    counted, read = Counter[tuple[int, ...]](), shards.read_column
+
+    def counting(store: Path, of: Sequence[ShardResult], name: str) -> np.ndarray:
+        counted[tuple(shard.group for shard in of)] += name == "record_key"
+        return read(store, of, name)
+
+    monkeypatch.setattr(shards, "read_column", counting)
+    store = made("s", of=tmp_path / "again.jsonl", max_examples=40, workers=1).store
+    n = len(list((tmp_path / "s" / "shards").iterdir()))
+    assert n > 20
+    assert counted == {(group,): 1 for group in range(n)}
+    keys = store.column("record_key")
+    assert len(np.unique(keys)) >= 40 > len(np.unique(keys[: store._starts[-2]]))
+
+
+class NamedReader(LineReader):
+    """Counts how often its name is asked for."""
+
+    n_asked = 0
+
+    @property
+    def recorded_name(self) -> str:
+        NamedReader.n_asked += 1
+        return "lines:lines"
+
+
+def test_many_files_are_looked_at_once_and_not_for_every_group(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    rng, n = random.Random(5), 60
+    for i in range(n):
+        lines = [json.dumps({"prompt": f"{i} {k}", "target": recipe_text(rng)}) for k in range(6)]
+        (tmp_path / "files" / f"{i}.jsonl").write_text("\n".join(lines))
+    made("s", of=tmp_path / "files", reader=NamedReader(), workers=1)
+    assert len(list((tmp_path / "s" / "shards").iterdir())) > n // 2
+    assert NamedReader.n_asked < 20 * n
 
 
 # Workers forked or spawned: the same bytes.

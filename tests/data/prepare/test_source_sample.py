@@ -3,7 +3,7 @@
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,8 @@ import pytest
 
 import toque
 from fixtures.stores import Made
-from store_checks import content
+from line_reader import LineReader
+from store_checks import content, many_lines
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.prepare import source_sample
 from toque.data.prepare.pipeline import PrepareResult
@@ -19,7 +20,7 @@ from toque.data.prepare.source_sample import every_nth_record
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import DataError
 from toque.sources.documents import TextReader
-from toque.sources.records import Example
+from toque.sources.records import Block, Example
 
 Make = Callable[..., PrepareSettings]
 OPEN = {"max_prompt_tokens": None, "max_target_tokens": None}
@@ -87,6 +88,23 @@ def test_the_model_has_room_for_what_is_chosen(made: Made, long_file: Path) -> N
     assert "The model has room for no more" in " ".join(result.report.limits)
     with pytest.raises(DataError, match="the model's room in tokens was 513 and is 1025"):
         made("s", of=long_file, **OPEN, room=1025)
+
+
+def test_positions_are_divided_so_that_the_fewest_records_are_cut(
+    made: Made, tmp_path: Path
+) -> None:
+    """Long prompts with short answers: a fixed share for prompts would cut every one."""
+    lines = [
+        json.dumps(
+            {"prompt": " ".join(WORDS * 6)[: 320 + i], "target": f"{i} " + "salt " * (i % 9)}
+        )
+        for i in range(60)
+    ]
+    lines.append(json.dumps({"prompt": "Why?", "target": " ".join(WORDS * 20)}))
+    (tmp_path / "asked.jsonl").write_text("\n".join(lines))
+    result = made("s", of=tmp_path / "asked.jsonl", **OPEN, room=257)
+    assert sum(chosen(result)) <= 257
+    assert (result.report.cut["prompts"], result.report.cut["targets"]) == (0, 1)
 
 
 def test_documents_are_split_as_ever(made: Made, tmp_path: Path) -> None:
@@ -183,3 +201,31 @@ def test_every_task_is_in_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyP
         asked = [sum(word in text for text in texts) for word in ("healthy", "difficult")]
         assert sum(asked) < 120
         assert min(asked) > 10
+
+
+class CountingReader(LineReader):
+    """Counts the lines that are read from a file, block by block."""
+
+    n_lines = 0
+
+    def blocks(self, path: Path) -> Iterator[Block]:
+        for block in super().blocks(path):
+            CountingReader.n_lines += block.payload.count(b"\n")
+            yield block
+
+
+@pytest.mark.usefixtures("small_groups")
+@pytest.mark.parametrize("max_examples", [20, 300])
+def test_the_samples_of_a_trial_read_about_what_it_keeps(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_examples: int
+) -> None:
+    monkeypatch.setattr(source_sample, "_TRIED_BYTES", 20_000)
+    monkeypatch.setattr(CountingReader, "n_lines", 0)
+    many = many_lines(tmp_path, 3000)
+    result = made(
+        "s", of=many, reader=CountingReader(), tokenizer="trained:300", max_examples=max_examples,
+        workers=1, **OPEN,
+    )  # fmt: skip
+    assert result.report.examples == max_examples
+    # Once to write and twice for each sample: to see how long examples are, and to take it.
+    assert CountingReader.n_lines < 5 * max_examples + 200 < 3000

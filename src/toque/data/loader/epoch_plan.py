@@ -369,7 +369,7 @@ def _check_sources(data: DataConfig, manifest: StoreManifest) -> None:
             f"{data.store} was prepared from {len(there)} (files such as {listed}). {again}"
         )
     for number, source in enumerate(asked):
-        name = Path(source.path).name
+        name = Path(source.path).expanduser().name or "*"  # "." is a folder of any files
         parts = [part for path in there.get(number, []) for part in path.parts]
         if ":" not in source.path and not any(fnmatch(part, name) for part in parts):
             raise ConfigError(

@@ -2,6 +2,8 @@
 
 prompt    all that stands before the first answer
 target    the first answer to the last; what stands between them is read and not learnt
+
+A row is one text: the longest prompt and the longest target bound it together, however it divides.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ TOKENS: Final = "tokens of conversations"
 LEARNT: Final = "tokens of conversations that are answers, and learnt"
 UNENDED: Final = "answers that the chat template does not end"
 MOVED: Final = "answers whose prompt has other tokens than when the model is asked"
-CUT_ANSWERS: Final = "answers cut at the longest target"
-CUT_TURNS: Final = "turns of conversations left out behind the longest target"
+CUT_ANSWERS: Final = "answers cut at the longest conversation"
+CUT_TURNS: Final = "turns of conversations left out behind the longest conversation"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class ConversationRow:
     target: Ids
     spans: list[int]
     """Lengths of what is learnt of the target and of what is not, in turns; [] where it is all."""
+    lost: int
+    """Tokens behind it that the limits took."""
 
 
 class ConversationRows:
@@ -73,34 +77,35 @@ class ConversationRows:
         if isinstance(answers, str):
             return answers
         first, end = answers[0][0], answers[-1][1]
-        row = ConversationRow(found.ids[:first], found.ids[first:end], _spans(answers))
+        lost = found.answers[-1][1] - end
+        row = ConversationRow(found.ids[:first], found.ids[first:end], _spans(answers), lost)
         notes[TOKENS] += end
         notes[LEARNT] += sum(b - a for a, b in answers)
         return row
 
     def _within(self, found: Conversation, notes: Counter[str]) -> list[tuple[int, int]] | str:
         """The answers that the limits leave, or the reason for leaving the conversation out."""
-        most_prompt, most_target = self._settings.limits
-        answers, start = found.answers, found.answers[0][0]
-        over = "prompt" if start > most_prompt else "target"
-        limit = most_prompt if over == "prompt" else most_target
-        if start <= most_prompt and answers[-1][1] - start <= most_target:
+        most, answers = sum(self._settings.limits), found.answers
+        if answers[-1][1] <= most:
             return answers
         how = self._settings.on_overlong
         if how == "error":
             raise DataError(
-                f"The {over} of a conversation has more than {limit} tokens, and data.on_overlong "
-                f"is error. Raise data.max_{over}_tokens, or let data.on_overlong be truncate or "
-                "drop."
+                f"A conversation has more than {most} tokens, which data.max_prompt_tokens and "
+                "data.max_target_tokens are together, and data.on_overlong is error. Raise one of "
+                "them, or let data.on_overlong be truncate or drop."
             )
-        if over == "prompt" or how == "drop":
-            return f"{over} over {limit} tokens"
-        whole = [answer for answer in answers if answer[1] - start <= most_target]
+        if how == "drop":
+            return f"conversation over {most} tokens"
+        whole = [answer for answer in answers if answer[1] <= most]
         if whole:
             notes[CUT_TURNS] += 2 * (len(answers) - len(whole))
             return whole
+        start = answers[0][0]
+        if start >= most:
+            return f"conversation without an answer in its first {most} tokens"
         notes[CUT_ANSWERS] += 1
-        return [(start, start + most_target)]
+        return [(start, most)]
 
 
 def _spans(answers: Sequence[tuple[int, int]]) -> list[int]:

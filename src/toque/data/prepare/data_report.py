@@ -39,8 +39,12 @@ _FEW, _MANY = 12, 40  # different integers counted value by value instead of a h
 _SHOWN = 20  # kept, and dropped, records shown in the report
 _MAX_LABEL = 255  # larger integers are amounts, never labels
 _SALT = np.uint64(0x746F7175655F6C6B)
-OWN = frozenset({"key", "title_key", "record_key", "source", "task", "starts_record"})
-"""Bookkeeping columns, which every store has and no histogram shows."""
+LOST = {"prompt": "prompt_lost", "target": "target_lost"}
+"""Columns of the text tokens that a side lost, NaN where it is whole; absent where all are."""
+OWN = frozenset(
+    {"key", "title_key", "record_key", "source", "task", "starts_record", *LOST.values()}
+)
+"""Bookkeeping columns, which no histogram shows."""
 
 
 class Excerpt(msgspec.Struct, frozen=True):
@@ -178,7 +182,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     target_tokens: int
     prompt_lengths: Lengths
     target_lengths: Lengths
-    cut: dict[str, int]  # sides cut to their limit, and the tokens lost
+    cut: dict[str, int]  # sides of rows in use that were cut to their limit, and the tokens lost
     unknown: dict[str, int]  # unknown tokens beside all tokens of each side
     lost_characters: dict[str, int]
     leaked_bodies: int

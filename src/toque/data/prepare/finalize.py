@@ -13,9 +13,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from toque.data.prepare.data_report import (
     ENCODING_HINT,
+    LOST,
     MOST_UNKNOWN,
     Histogram,
     Lengths,
@@ -163,6 +165,15 @@ class StoreFinalizer:
             total.update(getattr(shard, field))
         return total
 
+    def _cut(self, used: NDArray[np.bool_]) -> dict[str, int]:
+        """The sides of the rows in use that were cut, and the text tokens they lost."""
+        cut: dict[str, int] = {}
+        for side, name in LOST.items():
+            lost = read_column(self.plan.store, self.shards, name)[used]
+            cut[f"{side}s"] = int((~np.isnan(lost)).sum())
+            cut[f"{side}_tokens"] = int(np.nansum(lost, dtype=np.float64))
+        return cut
+
     def _per_file(self) -> list[tuple[SourceFile, int, int, Counter[str]]]:
         """Each file with its records read and kept, and the fields that no example holds."""
         blocks = defaultdict(list)
@@ -207,7 +218,7 @@ class StoreFinalizer:
             target_tokens=int(targets.sum(dtype=np.int64)),
             prompt_lengths=Lengths.of(prompts),
             target_lengths=Lengths.of(targets),
-            cut=dict(self._summed("cut")),
+            cut=manifest.cut,
             unknown=dict(self._summed("unknown")),
             lost_characters=dict(self._summed("lost_characters").most_common(10)),
             lost_in_all=self._summed("lost_characters").total(),
@@ -253,7 +264,7 @@ class StoreFinalizer:
             + [file_entry(path, f"tokenizer/{path.name}", 0) for path in tokenizer],
             columns=dict(sorted(columns.items())),
             settings=self.plan.recorded_with(settings),
-            cut=dict(sorted(self._summed("cut").items())),
+            cut=dict(sorted(self._cut(division.split != LEFT_OUT).items())),
             self_sha256="",
         )
 

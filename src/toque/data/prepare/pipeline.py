@@ -34,6 +34,7 @@ from toque.data.prepare.store_plan import PrepareSettings, StorePlan, plan_of
 from toque.data.store.store_manifest import NAME, read_manifest
 from toque.data.store.token_store import TokenStore, check_files, store_to_write
 from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.tokenizer_folder import hash_of_folder
 from toque.errors import DataError, argument
 from toque.reporter import ProgressSink, no_progress
 from toque.sources.memory_rows import ROWS
@@ -92,10 +93,10 @@ def prepare(
         with store_to_write(plan.store) as lock:
             # Shards carry the fingerprint of what was asked, the store that of what was chosen.
             fingerprint = plan.fingerprint(settings)
-            _begin(plan.store, fingerprint)
+            kept = _begin(plan.store, fingerprint)
             if lock.note is not None:
                 progress(0, 0, lock.note)
-            codec = _tokenizer(plan, progress)
+            codec = _tokenizer(plan, kept, progress)
             limited, limits = settings, list[str]()
             if settings.open_limits:
                 progress(0, 0, "measuring the lengths of a sample")
@@ -167,33 +168,44 @@ def holds_a_store(folder: Path) -> bool:
     return False
 
 
-def _begin(store: Path, fingerprint: str) -> None:
-    """Mark the folder as unfinished, keeping shards that belong to these inputs."""
+def _begin(store: Path, fingerprint: str) -> list[ShardResult]:
+    """Mark the folder as unfinished, and keep and return the shards that belong to these inputs."""
     sweep(store)
     sweep(store / "shards")
     mark = msgspec.json.encode({"fingerprint": fingerprint})
     building = store / BUILDING
     shards = [read_json(path, ShardResult) for path in store.glob(f"shards/*/{SIDECAR}")]
-    kept = any(shard is not None and shard.fingerprint == fingerprint for shard in shards)
+    kept = [each for each in shards if each is not None and each.fingerprint == fingerprint]
     if not kept and (not building.is_file() or building.read_bytes() != mark):
         for name in ("shards", "tokenizer"):
             shutil.rmtree(store / name, ignore_errors=True)
     atomic_write(building, mark)
     (store / NAME).unlink(missing_ok=True)  # after the mark: one of them says whose the folder is
     (store / "shards").mkdir(exist_ok=True)
+    return kept
 
 
-def _tokenizer(plan: StorePlan, progress: ProgressSink) -> Codec:
-    """The codec, copied or trained into the store; one that an earlier start trained is kept."""
+def _tokenizer(plan: StorePlan, kept: Sequence[ShardResult], progress: ProgressSink) -> Codec:
+    """The codec, copied or trained into the store; one that an earlier start trained is kept.
+
+    It is trained again where it is not the one of the shards that are `kept`.
+    """
     folder, settings = plan.store / "tokenizer", plan.settings
     if plan.tokenizer is not None:
         codec = load_codec(plan.tokenizer)
     else:
         with suppress(DataError):  # absent or damaged: training again gives the same one
-            return load_codec(folder)
+            codec = load_codec(folder)
+            if {shard.tokenizer for shard in kept} <= {hash_of_folder(folder)}:
+                return codec
         size = settings.trained_vocab_size or 0
         progress(0, 0, f"learning a tokenizer of {size} entries")
-        codec = learn_tokenizer(plan.trained, vocab_size=size, family_kind=settings.family_kind)
+        codec = learn_tokenizer(
+            plan.trained,
+            vocab_size=size,
+            family_kind=settings.family_kind,
+            max_examples=settings.max_examples,
+        )
     if "chat_template" in plan.recorded:
         with_template(codec, settings)
     with atomic_folder(folder) as writer:

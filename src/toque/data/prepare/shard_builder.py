@@ -24,7 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from toque.data.prepare.conversation_rows import ConversationRow, ConversationRows
-from toque.data.prepare.data_report import OWN, Excerpt, sampled
+from toque.data.prepare.data_report import LOST, OWN, Excerpt, sampled
 from toque.data.prepare.duplicates import NEAR, signatures
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import SPANS
@@ -64,11 +64,13 @@ class ShardBuilder:
         self._n_records = 0
         self._kept_records = 0
         self._blocks: list[BlockCounts] = []
-        names = ("notes", "dropped", "cut", "unknown")
+        names = ("notes", "dropped", "unknown")
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
         self._lost: Counter[str] = Counter()
         self._excerpts: list[Excerpt] = []
         self._spans: dict[int, list[int]] = {}  # of conversations, by example
+        # Text tokens that a side lost, by example; one that is cut has one row.
+        self._cut: dict[str, dict[int, int]] = {"prompt": {}, "target": {}}
 
     def read(self, block: Block, reader: RecordReader) -> None:
         """Add a block's examples, checked against the reader's own counts."""
@@ -125,11 +127,13 @@ class ShardBuilder:
         talks = [i for i, example in enumerate(self._examples) if example.turns]
         pairs = [i for i, e in enumerate(self._examples) if not e.document and not e.turns]
         documents = [i for i, example in enumerate(self._examples) if example.document]
-        if pairs and self._settings.on_overlong == "split":
+        if (pairs or talks) and self._settings.on_overlong == "split":
+            held = "pairs of a prompt and a target: the second half of a recipe has no prompt"
+            if not pairs:
+                held = "conversations: the second half of an answer has no question"
             raise ConfigError(
-                "data.on_overlong is split, and the sources hold pairs of a prompt and a target: "
-                "the second half of a recipe has no prompt of its own. Use truncate, drop or "
-                'error, or "auto", which splits documents and truncates pairs.'
+                f"data.on_overlong is split, and the sources hold {held} of its own. Use "
+                'truncate, drop or error, or "auto", which splits documents and truncates others.'
             )
         reasons: dict[int, str] = {}
         if (least := self._settings.min_quality) > 0:
@@ -189,8 +193,9 @@ class ShardBuilder:
                 reasons.update(dict.fromkeys(index[over].tolist(), reason))
                 keep &= ~over
         for side, wrapped in (("prompt", prompt), ("target", target)):
-            self._counts["cut"][f"{side}s"] += int((wrapped.cut & keep).sum())
-            self._counts["cut"][f"{side}_tokens"] += int(wrapped.lost[keep].sum())
+            over = wrapped.cut & keep
+            cut = zip(index[over].tolist(), wrapped.lost[over].tolist(), strict=True)
+            self._cut[side].update(cut)
         of = index[keep]
         return prompt.side.select(keep), target.side.select(keep), of, np.zeros_like(of)
 
@@ -224,8 +229,7 @@ class ShardBuilder:
             n_pieces = 1 if settings.on_overlong == "truncate" else None
             rows += [(*sides, i, part) for part, sides in enumerate(islice(cuts, n_pieces))]
             if over and n_pieces:
-                self._counts["cut"]["targets"] += 1
-                self._counts["cut"]["target_tokens"] += max(0, len(ids) - limit)
+                self._cut["target"][i] = max(0, len(ids) - limit)
         prompts, targets = [row[0] for row in rows], [row[1] for row in rows]
         of, parts = (np.array([row[field] for row in rows], np.int64) for field in (2, 3))
         return TokenRows.joined(prompts), TokenRows.joined(targets), of, parts
@@ -241,6 +245,8 @@ class ShardBuilder:
             kept.append(i)
             rows.append(row)
             self._spans[i] = row.spans
+            if row.lost:
+                self._cut["target"][i] = row.lost
         of = np.array(kept, np.int64)
         prompts, targets = [row.prompt for row in rows], [row.target for row in rows]
         return TokenRows.joined(prompts), TokenRows.joined(targets), of, np.zeros_like(of)
@@ -298,6 +304,9 @@ class ShardBuilder:
         for name in sorted({n for e in chosen for n in e.columns} - OWN):
             values = [e.columns.get(name, np.nan) for e in chosen]
             columns[name] = np.array(values, np.float32)
+        for side, lost in self._cut.items():
+            if lost:
+                columns[LOST[side]] = np.array([lost.get(i, np.nan) for i in of], np.float32)
         return columns
 
 

@@ -35,8 +35,10 @@ from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.store_manifest import StoreFile
 from toque.data.store.token_store import check_files
 from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.tokenizer_folder import hash_of_folder
 from toque.data.tokenizer.tokenizer_training import one_tokenizer_thread
 from toque.errors import ConfigError, DataError, ToqueError
+from toque.keyed_random import mixed
 from toque.reporter import ProgressSink
 from toque.sources import source_files
 from toque.sources.conversations import CONVERSATIONS
@@ -69,13 +71,13 @@ class ShardResult(msgspec.Struct):
     blocks: list[BlockCounts]
     dropped: dict[str, int]  # records without target, over a limit, below the quality
     notes: dict[str, int]
-    cut: dict[str, int]
     unknown: dict[str, int]
     lost_characters: dict[str, int]
     columns: dict[str, str]
     files: list[StoreFile]
     excerpts: list[Excerpt] = []  # a few dropped records as they were, for the report
     content: str = ""  # hash of the blocks it was made from, and of their readers
+    tokenizer: str = ""  # hash of the tokenizer's folder, which may be learnt anew
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,17 @@ class ShardWriter:
         """The tokenizer."""
         return self.loaded or load_codec(self.store / "tokenizer")
 
+    @cached_property
+    def tokenizer(self) -> str:
+        """Hash of the tokenizer's folder in the store."""
+        return hash_of_folder(self.store / "tokenizer")
+
+    @cached_property
+    def _talks(self) -> bool:
+        """True if the store has conversations; there may be as many readers as files."""
+        names = (reader.recorded_name for reader in self.readers.values())
+        return any(name.startswith(CONVERSATIONS) for name in names)
+
     def content_of(self, blocks: Sequence[Block]) -> str:
         """Hash of what a group holds and of how it is read; with `fingerprint` all of its shard."""
         content = xxhash.xxh3_128()
@@ -105,9 +118,7 @@ class ShardWriter:
 
     def write(self, group: int, blocks: list[Block]) -> ShardResult:
         """Write shard number `group` and return its counts."""
-        named = (reader.recorded_name for reader in self.readers.values())
-        talks = any(name.startswith(CONVERSATIONS) for name in named)
-        builder = ShardBuilder(self.codec, self.settings, talks=talks)
+        builder = ShardBuilder(self.codec, self.settings, talks=self._talks)
         for block in blocks:
             builder.read(block, self.readers[block.source, block.path])
         rows = builder.rows()
@@ -131,6 +142,7 @@ class ShardWriter:
                     for name in sorted(rows)
                 ],
                 content=self.content_of(blocks),
+                tokenizer=self.tokenizer,
                 **builder.counts(),
             )
             writer.put(SIDECAR, msgspec.json.encode(result, order="deterministic"))
@@ -158,6 +170,12 @@ class ShardWriting:
     _results: dict[int, ShardResult] = field(default_factory=dict)
     _sizes: dict[int, int] = field(default_factory=dict)
     _needed: int | None = None  # groups that hold enough examples, once known
+    _rows: int = 0  # of the groups before `_next`, the first that is not here
+    _next: int = 0
+    _counted: int = 0  # groups whose distinct rows are in `_distinct`
+    _distinct: int = 0
+    _seen: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1, np.uint64))
+    """What the counted groups hold, each record's key and task in one number, ascending from 0."""
 
     def write(
         self, progress: ProgressSink, *, workers: int | None, engine: Engine
@@ -176,7 +194,7 @@ class ShardWriting:
             first = [f for f in self.files if self.writer.settings.holds_out(f.source)]
             rest = [f for f in self.files if f not in first]
             held_out = chain.from_iterable(map(blocks_of, first))  # whole, whatever is enough
-            coming = grouped(chain(held_out, _in_turns(rest)), most=most)
+            coming = grouped(chain(held_out, in_turns(rest)), most=most)
         write_shards = _write_on_ray if engine == "ray" else _write_here
         with closing(write_shards(self.writer, self._to_do(coming), workers)) as written:
             for result in written:
@@ -205,30 +223,38 @@ class ShardWriting:
         wanted = self.writer.settings.max_examples
         if wanted is None or self._needed is not None:
             return
-        n_rows, number = 0, 0
-        while number in self._results:
-            n_rows += self._results[number].rows
-            number += 1
+        while (reached := self._results.get(self._next)) is not None:
+            self._rows += reached.rows
+            self._next += 1
             # Counting distinct ones reads columns, so wait until the plain sum suffices.
-            if n_rows >= wanted and self._different(n_rows, number) >= wanted:
-                self._needed = number
+            if self._rows >= wanted and self._different() >= wanted:
+                self._needed = self._next
                 return
 
-    def _different(self, n_rows: int, n_groups: int) -> int:
-        """Count the rows among the `n_rows` of the first groups that are no exact duplicates.
+    def _different(self) -> int:
+        """Count the rows among those of the first groups that are no exact duplicates.
 
-        Rows of sources that are held out whole are read first, and not counted.
+        Rows of sources that are held out whole are read first, and not counted. Each group's
+        columns are read once.
         """
         settings = self.writer.settings
         if settings.dedup == "none" and settings.held_out_from is None:
-            return n_rows
-        shards = [self._results[number] for number in range(n_groups)]
-        names = ("record_key", "task", "starts_record", "source")
-        key, task, starts, source = (read_column(self.writer.store, shards, name) for name in names)
-        counted = source < (settings.held_out_from or np.inf)
-        if settings.dedup != "none":
-            counted &= first_of_kind(key, task, np.cumsum(starts, dtype=np.int64))
-        return int(counted.sum())
+            return self._rows
+        for number in range(self._counted, self._next):
+            shard = [self._results[number]]
+            names = ("record_key", "task", "starts_record", "source")
+            key, task, starts, source = (read_column(self.writer.store, shard, n) for n in names)
+            counted = source < (settings.held_out_from or np.inf)
+            if settings.dedup != "none":
+                counted &= first_of_kind(key, task, np.cumsum(starts, dtype=np.int64))
+                kinds = mixed(key ^ mixed(task.astype(np.uint64)))
+                is_new = self._seen[np.searchsorted(self._seen, kinds, side="right") - 1] != kinds
+                counted &= is_new
+                new = np.unique(kinds[is_new])
+                self._seen = np.insert(self._seen, np.searchsorted(self._seen, new), new)
+            self._distinct += int(counted.sum())
+        self._counted = self._next
+        return self._distinct
 
     def _kept(self, number: int, blocks: list[Block]) -> ShardResult | None:
         """The shard of an earlier start, if it is whole and of these blocks."""
@@ -236,13 +262,15 @@ class ShardWriting:
         result = read_json(shard_folder(writer.store, number) / SIDECAR, ShardResult)
         if result is None or result.fingerprint != writer.fingerprint:
             return None
+        if result.tokenizer != writer.tokenizer:
+            return None
         with suppress(DataError):
             check_files(writer.store, result.files, verify=True)
             return result if result.content == writer.content_of(blocks) else None
         return None
 
 
-def _in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
+def in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
     """A block of each file in turn, so that the first few come from many files."""
     waiting = deque(files)
     reading: deque[Iterator[Block]] = deque()

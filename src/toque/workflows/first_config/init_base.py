@@ -106,7 +106,8 @@ def _lengths(
         with_template(codec, settings)
     chosen, said = choose_limits(find_files(sources), codec, settings, percentile=100)
     measured = {"max_prompt_tokens": "Longest prompt", "max_target_tokens": "Longest target"}
-    names = [name for name, told in measured.items() if any(told in one for one in said)]
+    both = "Longest conversation"  # which the two limits bound together
+    names = [n for n, own in measured.items() if any(one.startswith((own, both)) for one in said)]
     limits = {name: int(getattr(chosen, name)) for name in names}
     told = [one for one in said if "cuts" in one or "no more" in one]
     return limits, [*told, *_unknown_script(codec, sources, config.model.start_from)], own
