@@ -310,6 +310,18 @@ def test_a_task_whose_column_the_first_rows_lack_is_learnt(tmp_path: Path, alone
     assert notes["records without an example of the task short: no target"] == 60
 
 
+def test_neighbours_with_one_text_each_are_two_records(tmp_path: Path) -> None:
+    rows = [{"q": f"same {n}", name: "yes"} for n in range(20) for name in ("x", "y")]
+    path = tmp_path / "neighbours.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows[:4]]))
+    tasks = {name: {"prompt": f"{name}: {{q}}", "target": f"{{{name}}}"} for name in "xy"}
+    tasks["y"]["prompt"] = tasks["x"]["prompt"]
+    data = {"sources": [{"path": str(path)}], "tasks": tasks}
+    result = toque.prepare(settings(tmp_path, data=data))
+    assert (result.store.split < 255).sum() == 40
+    assert result.report.dropped == {"duplicate": 4}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
