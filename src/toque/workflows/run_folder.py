@@ -22,8 +22,12 @@ from torch import nn
 from toque.config import Resolved, RunConfig, resolve_values, resolved_yaml
 from toque.config.cross_checks import lengthened
 from toque.config.dump import ChangedSetting, differences
+from toque.data.store.store_manifest import read_manifest
 from toque.data.store.token_store import TokenStore
-from toque.errors import CheckpointError, ToqueError, argument, in_shell
+from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.portable import tokenizer_differences
+from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
+from toque.errors import CheckpointError, DataError, ToqueError, argument, in_shell
 from toque.reporter import Reporter, size_text
 from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into
 from toque.storage.bucket import Bucket
@@ -352,6 +356,75 @@ def start_folder(start: Model) -> Path:
     path = folder_of(start)
     newest = CheckpointStore(path / "checkpoints").newest_valid()
     return path if newest is None else newest.path
+
+
+def begin_from(
+    trainer: Trainer, store: TokenStore, start: Path, say: Callable[[str], None]
+) -> None:
+    """Load the weights that a new run begins with, if they mean the same there; CheckpointError.
+
+    Tokens have the numbers that a tokenizer gave them, and an adapter adds to the weights that it
+    was trained beside. What cannot be compared is said.
+    """
+    checkpoint = verify_checkpoint(start)
+    _refuse_another_base(checkpoint, trainer.base_sha256, say)
+    _refuse_other_tokens(checkpoint, store, say)
+    load_weights(trainer.model, checkpoint)
+
+
+def _refuse_another_base(
+    checkpoint: Checkpoint, base: str | None, say: Callable[[str], None]
+) -> None:
+    state = checkpoint.state()
+    if "base_sha256" not in state:  # as in a best model
+        if base is not None:
+            say(
+                f"note: {checkpoint.path} does not record which frozen weights its adapter was "
+                "trained beside, so they could not be compared with those of model.start_from"
+            )
+        return
+    if (then := state["base_sha256"]) != base:
+        raise CheckpointError(
+            f"{checkpoint.path} was trained beside other frozen weights (then {then}, now {base}; "
+            "None has no adapter), and what it learnt means nothing beside these. Set "
+            "model.start_from and adapter as they were in that run."
+        )
+
+
+def _refuse_other_tokens(
+    checkpoint: Checkpoint, store: TokenStore, say: Callable[[str], None]
+) -> None:
+    if checkpoint.manifest.data_fingerprint == store.fingerprint:
+        return
+    folder = _tokenizer_of(checkpoint)
+    if folder is None:
+        say(
+            f"note: neither the store that {checkpoint.path} was trained on nor a finished model "
+            f"of its run is here, so its tokenizer could not be compared with that of {store.path}"
+        )
+        return
+    found = tokenizer_differences(load_codec(folder), store.codec())
+    if found:
+        raise CheckpointError(
+            f"{checkpoint.path} was trained with another tokenizer than that of {store.path}, so "
+            f"its weights are of other tokens: {'; '.join(found)}, where one is the checkpoint's. "
+            "Prepare another store with the checkpoint's tokenizer: "
+            f"{in_shell(f'model.tokenizer={folder}')} data.store=stores/another."
+        )
+
+
+def _tokenizer_of(checkpoint: Checkpoint) -> Path | None:
+    """The folder of a checkpoint's tokenizer: in the store it was trained on, or beside it."""
+    data = checkpoint.manifest.settings.get("data")
+    named = data.get("store") if isinstance(data, dict) else None
+    if isinstance(named, str):
+        with suppress(DataError, ValueError):  # prepared anew, or of an older Toque
+            if read_manifest(Path(named)).fingerprint == checkpoint.manifest.data_fingerprint:
+                return Path(named) / "tokenizer"
+    model = checkpoint.path.absolute().parent.parent / "model"
+    with suppress(DataError):
+        return resolve_tokenizer(str(model)) if model.is_dir() else None
+    return None
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
