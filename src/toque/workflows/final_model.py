@@ -31,6 +31,7 @@ from toque.models.lora.adapter_files import WEIGHTS
 from toque.models.lora.layers import ADAPTER, is_adapted
 from toque.reporter import Reporter, clock_text, counting
 from toque.runs.history import METRICS, RunHistory, history_of
+from toque.runs.run_record import END
 from toque.sources.hub_datasets import recorded_dataset
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.callbacks import Goal
@@ -43,9 +44,6 @@ from toque.workflows.build import Run
 from toque.workflows.card_head import card_head, licence_in_words
 from toque.workflows.evaluate import Evaluation, evaluation_of
 from toque.workflows.run_folder import load_weights
-
-END: Final = "end.json"
-"""File of a run's folder that says which end its model and its scores are of; written last."""
 
 NO_TEMPLATE: Final = (
     "The chat template of its base is not beside it: it was trained on prompts as they are, and on "

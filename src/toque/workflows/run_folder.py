@@ -28,7 +28,9 @@ from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.portable import tokenizer_differences
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError, ToqueError, argument, in_shell
+from toque.evaluation.bootstrap import FILE as BY_TEXT
 from toque.reporter import Reporter, size_text
+from toque.runs.run_record import END, EVALUATION
 from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into
 from toque.storage.bucket import Bucket
 from toque.storage.no_follow import open_append, place_of
@@ -126,6 +128,8 @@ _OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock", LOG)
 """Files that a session writes before its first update."""
 SET_ASIDE: Final = "set-aside"
 _KINDS: Final = ("checkpoints", "best")
+_OF_THE_END: Final = (END, EVALUATION, BY_TEXT, "model")
+"""What a run's end leaves, the record of it first: without that the rest is not finished."""
 _DONE: Final = "resumed.json"
 """The checkpoint that a command has gone back to; read when its launcher starts it again."""
 
@@ -259,23 +263,32 @@ def named_step(name: str, run: Path, bucket: Bucket | None) -> int:
 def set_aside(run: Path, step: int, *, bucket: Bucket | None) -> list[str]:
     """Move what lies beyond `step` out of the way, the newest first; the names of what was moved.
 
-    After a kill in between, the same command takes the run up again.
+    The end that is undone goes first, its model and scores included, and is named last. After a
+    kill in between, the same command takes the run up again.
     """
     when = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     place = run / SET_ASIDE / when
+    newer = [(kind, path) for kind in _KINDS for path in step_folders(run / kind)]
+    newer = [(kind, path) for kind, path in newer if step_of(path) > step]
+    names = bucket.names() if bucket is not None else []
+    there = [
+        f"{kind}/{folder}"
+        for kind in _KINDS
+        for folder in complete_steps(names, kind)
+        if int(folder.removeprefix("step-")) > step
+    ]
+    ends = [name for name in _OF_THE_END if (newer or there) and (run / name).exists()]
     moved = []
     try:
-        for kind in _KINDS:
-            for path in step_folders(run / kind):
-                if step_of(path) > step:
-                    name = path.name.removeprefix(ASIDE_PREFIX)
-                    move_into(path, place / kind, name)
-                    moved.append(f"{kind}/{name}")
+        for name in ends:
+            move_into(run / name, place, name)
+        for kind, path in newer:
+            name = path.name.removeprefix(ASIDE_PREFIX)
+            move_into(path, place / kind, name)
+            moved.append(f"{kind}/{name}")
         for path in sorted((run / OUTBOX).glob("*-step-*"), reverse=True):  # to be uploaded
             if int(path.name.rpartition("-")[2]) > step:
                 move_into(path, place / OUTBOX, path.name)
-        if moved and (run / "end.json").exists():  # the end that is undone
-            move_into(run / "end.json", place, "end.json")
     except OSError as error:
         raise CheckpointError(
             f"What lies beyond step {step} in {run} cannot be set aside: {error.strerror}. "
@@ -283,24 +296,18 @@ def set_aside(run: Path, step: int, *, bucket: Bucket | None) -> list[str]:
             "the command."
         ) from error
     if bucket is not None:
-        moved += [name for name in _set_aside_there(bucket, step, when) if name not in moved]
-    return moved
-
-
-def _set_aside_there(bucket: Bucket, step: int, when: str) -> list[str]:
-    moved = []
-    for kind in _KINDS:
-        names = bucket.names(kind)
-        for folder in complete_steps(names, kind):
-            if int(folder.removeprefix("step-")) > step:
-                place = f"{kind}/{folder}"
-                inside = [name for name in names if name.startswith(f"{place}/")]
-                inside.sort(key=lambda name: name.endswith(f"/{MANIFEST}"))
-                for name in inside:  # the manifest last: only it makes a checkpoint of them
-                    bucket.copy(name, f"{SET_ASIDE}/{when}/{name}")
-                bucket.remove(reversed(inside))
-                moved.append(place)
-    return moved
+        of_the_end = [n for n in names if there and n.split("/")[0] in _OF_THE_END]
+        for name in of_the_end:
+            bucket.copy(name, f"{SET_ASIDE}/{when}/{name}")
+        bucket.remove(of_the_end)
+        for folder in there:
+            inside = [name for name in names if name.startswith(f"{folder}/")]
+            inside.sort(key=lambda name: name.endswith(f"/{MANIFEST}"))
+            for name in inside:  # the manifest last: only it makes a checkpoint of them
+                bucket.copy(name, f"{SET_ASIDE}/{when}/{name}")
+            bucket.remove(reversed(inside))
+        moved += [name for name in there if name not in moved]
+    return moved + ends
 
 
 def _is_done(mark: Path, name: str) -> bool:
