@@ -47,6 +47,7 @@ from toque.training.checkpoint.saved import (
 from toque.training.checkpoint.store import CheckpointStore, run_lock
 from toque.training.checkpoint.tensor_files import bytes_of
 from toque.training.optim.factory import state_bytes
+from toque.training.stopping import TimeLimit
 from toque.training.trainer import Trainer
 from toque.units import Progress
 from toque.workflows.results import Model, folder_of, refuse_absent_start
@@ -188,7 +189,7 @@ def _refuse_another_run(
         raise CheckpointError(
             f"{found.path} has a progress this Toque cannot read: {error}."
         ) from error
-    longer = lengthened(old, config, progress)
+    longer = lengthened(old, config, progress, total_seconds=_total_seconds(found))
     # Where the data lies may change: the fingerprint above holds it to its content.
     unsafe = [
         d
@@ -206,6 +207,13 @@ def _refuse_another_run(
             "with these would be neither run. Set them back to continue, or begin a new run from "
             f"its weights: run_dir=runs/another {argument(f'start={in_shell(found.path)}')}."
         )
+
+
+def _total_seconds(found: Checkpoint) -> float:
+    """The length in time of a whole command that a session came to the end of; 0 for none."""
+    with suppress(LookupError, TypeError, ValueError):  # no such limit; other faults are told later
+        return float(found.state()["callbacks"][TimeLimit.__name__]["reached"])
+    return 0.0
 
 
 def go_back(
