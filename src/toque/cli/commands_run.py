@@ -310,7 +310,14 @@ def export(
 
 
 def drill(
-    run: Path, /, *, kills: int = 10, steps: int = 24, seed: int = 1, json: bool = False
+    run: Path,
+    /,
+    *,
+    kills: int = 10,
+    steps: int = 24,
+    seed: int = 1,
+    trust_code: bool = False,
+    json: bool = False,
 ) -> None:
     """Do the crash test on this machine and disk: kills, signals, damage.
 
@@ -323,11 +330,13 @@ def drill(
         kills: times a run is killed with SIGKILL at a random moment.
         steps: updates of each copy.
         seed: where random moments and bits come from.
+        trust_code: import the optimizer and the tasks' metrics that the run's config.yaml names.
         json: print one JSON object instead of a table.
     """
     from toque.workflows.diagnosis.drill import drill as workflow
 
-    result = workflow(run, kills=kills, steps=steps, seed=seed, reporter=ConsoleReporter())
+    told: dict[str, Any] = {"trust_code": trust_code, "reporter": ConsoleReporter()}
+    result = workflow(run, kills=kills, steps=steps, seed=seed, **told)
     if json:
         print(dumps(result.record(), indent=1))
     else:
