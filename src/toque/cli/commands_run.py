@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, is_first, load, loading
 from toque.cli.console import ConsoleReporter, TextsAsWritten, print_drill
-from toque.cli.launch import start_ranks, starts_ranks, without_secrets
+from toque.cli.launch import is_secret, start_ranks, starts_ranks
 from toque.errors import ConfigError, Interrupted, in_shell
 from toque.workflows.results import existing_folder, hint_of
 
 if TYPE_CHECKING:
-    from toque.workflows.results import Answer, Written
+    from toque.workflows.results import Answer, TrainedRun, Written
 
 
 def demo(*overrides: Overrides, n: int = 8000) -> None:
@@ -95,13 +95,8 @@ def train(
     )
     if run.interrupted:
         flags = ["--trust-code"] if trust_code else []
-        flags += ["--hardware", hardware] if hardware is not None else []
-        flags += ["--gpus", str(gpus)] if gpus is not None else []
-        flags += ["--restarts", str(restarts)] if restarts is not None else []
-        again = " ".join(map(in_shell, [config, *without_secrets(overrides), *flags]))
-        raise Interrupted(
-            f"Stopped by a signal and saved at step {run.step}. Continue with: toque train {again}"
-        )
+        given = {"--hardware": hardware, "--gpus": gpus, "--restarts": restarts}
+        _interrupted(run, ["train", config, *overrides, *flags], given)
     if is_first():
         folder = in_shell(run.folder)
         ConsoleReporter().notice(
@@ -109,6 +104,17 @@ def train(
             '"..."` writes with its model.'
         )
     return 0
+
+
+def _interrupted(run: TrainedRun, words: Sequence[str], given: Mapping[str, object]) -> NoReturn:
+    """End a command that a signal stopped, with the words that continue it."""
+    flags = [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    shown = [word for word in words if not is_secret(word)]
+    again = " ".join(map(in_shell, [*shown, *flags]))
+    less = "" if len(shown) == len(words) else " (without the webhook, whose address is a secret)"
+    raise Interrupted(
+        f"Stopped by a signal and saved at step {run.step}. Continue with{less}: toque {again}"
+    )
 
 
 def evaluate(
