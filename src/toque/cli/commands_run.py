@@ -22,17 +22,19 @@ if TYPE_CHECKING:
     from toque.workflows.results import Answer, TrainedRun, Written
 
 
-def demo(*overrides: Overrides, n: int = 8000) -> None:
+def demo(*overrides: Overrides, n: int | None = None) -> None:
     """Do the whole job on the embedded cookbook: prepare, train, evaluate, write three recipes.
 
     Args:
         overrides: settings to change, as section.field=value.
-        n: recipes to write into the cookbook.
+        n: recipes to write into the cookbook; 8000 when left out.
     """
     resolved = load("demo", overrides)
     from toque.workflows.demo import demo as workflow
 
-    workflow(resolved, n=n, reporter=ConsoleReporter())
+    run = workflow(resolved, n=n, reporter=ConsoleReporter())
+    if run.interrupted:
+        _interrupted(run, ["demo", *overrides], {"--n": n})
 
 
 def train(
