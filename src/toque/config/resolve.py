@@ -33,6 +33,7 @@ COMMAND_LINE = "command line"
 DEFAULT = "default"
 PRESETS = Path(__file__).parent.parent / "presets"
 _HARDWARE = "hardware"
+_LONGEST_PLACE = 20  # digits of a place in a list; Python reads no number of thousands
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class _Given:
                 f"{text!r} on the command line is not an override. Write section.field=value, e.g. "
                 'optim.peak_lr=3e-4 or train.stop_after="3 epochs".'
             )
-        path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+        parts = name.split(".")
+        path = tuple(int(p) if p.isdecimal() and len(p) < _LONGEST_PLACE else p for p in parts)
         try:
             value = read_yaml(written, f"{COMMAND_LINE}, {name}").value
         except ConfigError as error:
@@ -123,7 +125,7 @@ class _Given:
                 f"{name}='\"...\"'."
             ) from error
         # Bare text stands for itself: YAML would fold its line breaks and end it at " #".
-        if isinstance(value, str) and written.strip()[0] not in "\"'|>!&":
+        if isinstance(value, str) and not written.strip().startswith(tuple("\"'|>!&")):
             value = written.strip(" ")
         nested = value
         for part in reversed(path):
