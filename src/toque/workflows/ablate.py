@@ -14,7 +14,7 @@ import resource
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from operator import attrgetter
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from toque.config import Resolved, config_sha256, load_config, resolved_yaml
 from toque.config.user_code import refuse_foreign_code
+from toque.data.store.store_manifest import read_manifest
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.bootstrap import paired
 from toque.reporter import SILENT, Reporter
@@ -122,6 +123,11 @@ class AblationPlan:
         """Every run once, by its key."""
         return {variant.key: variant for variant in self.variants}
 
+    def of_store(self, fingerprint: str) -> AblationPlan:
+        """The same runs on a store: on another one each is another run."""
+        variants = (replace(v, key=f"{v.key}-{fingerprint[:12]}") for v in self.variants)
+        return replace(self, variants=tuple(variants))
+
     def keys(self, name: str) -> list[str]:
         """Keys of the variant `name`, one a seed."""
         return [variant.key for variant in self.variants if variant.name == name]
@@ -183,13 +189,15 @@ def ablate(
         overrides: settings that hold in all runs, as "section.field=value".
         seeds: runs of each combination.
         steps: updates of each run; the configuration's length when None.
-        out: folder of the runs and the results; runs that are done there are not done again.
+        out: folder of the runs and the results; runs that are done there, with the same settings on
+            the same store, are not done again.
         trust_code: where `config` is a run's own config.yaml, import the metrics and callbacks it
             names.
         reporter: hears of each run.
 
     Raises:
         ConfigError: a configuration or a number that cannot be used.
+        DataError: no store, and no sources to prepare one from.
         Interrupted: a run was stopped by a signal; the same call goes on.
     """
     out = Path(out)
@@ -202,6 +210,7 @@ def ablate(
         reporter.line(f"left out: {name}: {why}")
     if (settings := load_config(config, words).config).data.sources:
         prepare(settings)
+    plan = plan.of_store(read_manifest(Path(settings.data.store)).fingerprint)
     results: dict[str, Result] = {}
     runs, found = plan.runs, out / "ablation.json"
     with _alone(out):
