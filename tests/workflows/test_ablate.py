@@ -1,5 +1,10 @@
+import json
 import math
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -173,3 +178,24 @@ def test_done_runs_are_not_done_again(own_kitchen, monkeypatch, capsys):
     assert main(words) == 0
     assert len([*(own_kitchen / "abl/results").iterdir()]) == 8
     assert (own_kitchen / "abl/ablation.json").exists()
+
+
+@pytest.mark.slow
+def test_told_to_stop_alone_it_has_its_run_save_and_leaves_nothing_training(own_kitchen):
+    words = ["ablate", "my.yaml", "--seeds", "2", "--steps", "5000", "--out", "abl"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "toque", *words]
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as parent:
+        while not any(
+            "step" in f.read_text() for f in own_kitchen.glob("abl/runs/*/metrics.jsonl")
+        ):
+            assert parent.poll() is None
+            time.sleep(0.1)
+        parent.send_signal(signal.SIGTERM)
+        _, said = parent.communicate(timeout=120)
+    assert parent.returncode == 75
+    assert "was stopped by a signal. The same command goes on" in " ".join(said.split())
+    (log,) = own_kitchen.glob("abl/runs/*/metrics.jsonl")
+    last = json.loads(log.read_text().splitlines()[-1])
+    assert (last["event"], last["reason"]) == ("end", "interrupted")
+    assert list(own_kitchen.glob("abl/runs/*/checkpoints/step-*/manifest.json"))

@@ -11,11 +11,14 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -321,20 +324,45 @@ def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Resul
     processes.set_forkserver_preload(list(_PRELOAD))
     child = processes.Process(target=_train, args=(resolved, out, key, log, dict(os.environ)))
     child.start()
-    try:
-        child.join()
-    except KeyboardInterrupt:  # the child has had the signal, too, and saves
-        child.join()
-        raise
-    if child.exitcode == Interrupted.exit_code:
+    with _told_to_stop(child) as told:
+        try:
+            child.join()
+        except KeyboardInterrupt:  # the child has had the signal, too, and saves
+            child.join()
+            raise
+    if told or child.exitcode == Interrupted.exit_code:
         raise Interrupted(
-            f"A run of the ablation was stopped by a signal and saved. The same command goes on; "
-            f"{out} holds what is done."
+            f"A run of the ablation was stopped by a signal. The same command goes on; {out} holds "
+            "what is done and saved."
         )
     if child.exitcode == 0 and (done := _done(out, key)) is not None:
         return done
     last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
     return Result(key, child.exitcode or 1, {}, 0, "".join(last))
+
+
+@contextmanager
+def _told_to_stop(child: BaseProcess) -> Iterator[list[int]]:
+    """Pass on to the child, which saves, what asks this process to stop; the signals so far."""
+    told: list[int] = []
+    # Whoever tells both of them sends the child two: a hangup is never taken for asking twice.
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    first = signal.SIGTERM if ignored else signal.SIGHUP
+
+    def pass_on(number: int, _frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child.pid or 0, number if told else first)
+        told.append(number)
+
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        asking = (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, pass_on) for number in asking}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _train(
