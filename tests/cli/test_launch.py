@@ -1,9 +1,15 @@
 """Flags about shared runs that are refused before anything starts."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from toque.cli import main
-from toque.cli.launch import starts_ranks
+from toque.cli.commands_run import _interrupted
+from toque.cli.launch import starts_ranks, without_secrets
+from toque.errors import Interrupted
+from toque.workflows.results import TrainedRun
 
 
 @pytest.mark.parametrize(
@@ -30,3 +36,17 @@ def test_a_rank_of_our_own_starts_none(monkeypatch):
     monkeypatch.setenv("TOQUE_LAUNCHER", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert not starts_ranks(4, None)
+
+
+def test_words_that_continue_a_run_can_be_pasted_and_hold_no_secret():
+    kept = ["my.yaml", "run_dir=runs/webhook-test", "data.sources=[{path: webhooks.jsonl}]"]
+    kept += ["observe.webhook=env:HOOK", "observe={webhook: env:HOOK}"]
+    assert without_secrets(kept) == kept
+    secret = ["observe.webhook = https://x/token", "observe={webhook: https://x/token}"]
+    assert not any("token" in word for word in without_secrets([*kept, *secret]))
+    run = TrainedRun(Path("runs/webhook-test"), 5, "interrupted")
+    with pytest.raises(Interrupted) as said:
+        _interrupted(run, ["train", *kept, *secret], {"--gpus": 2, "--hardware": None})
+    assert "(without the webhook, whose address is a secret)" in str(said.value)
+    again = shlex.split(str(said.value).partition(": toque ")[2])
+    assert again == ["train", *kept, "--gpus", "2"]

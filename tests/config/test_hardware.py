@@ -49,3 +49,19 @@ def test_a_setting_in_an_overlay_is_checked_where_it_is_written(tmp_path: Path) 
     path.write_text(FILE.replace("micro_batch_rows: 8", "micro_rows: 8"))
     with pytest.raises(ConfigError, match=r"my.yaml:5: `train.micro_rows` is not a setting"):
         load_config(path, hardware="rtx-4090")
+    with pytest.raises(ConfigError, match=r"my.yaml:5: `train.micro_rows` is not a setting"):
+        load_config(path)  # also on a machine that has another card
+
+
+@pytest.mark.parametrize("written", ["RTX-4090", "RTX 4090", '"rtx  4090"'])
+def test_a_card_may_be_written_as_its_maker_writes_it(tmp_path: Path, written: str) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(FILE.replace("rtx-4090", written))
+    for asked in ("rtx-4090", "RTX-4090", "RTX 4090"):
+        card = load_config(path, hardware=asked)
+        assert card.config.train.micro_batch_rows == 8
+        assert card.origins["train.micro_batch_rows"] == f"{path}:5"
+        assert names_card(path, asked)
+    path.write_text(FILE.replace("rtx-4090", written) + "  rtx-4090: {seed: 1}\n")
+    with pytest.raises(ConfigError, match=r"my.yaml:\d: `hardware` names a card twice: "):
+        load_config(path)

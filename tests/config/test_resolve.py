@@ -200,9 +200,17 @@ def test_what_is_no_override_is_refused(text):
     assert "is not an override" in refusal("demo", text)
 
 
-@pytest.mark.parametrize("text", ["data.sources.5.path=x", "optim.peak_lr.x=1", "seed=[1", "0=1"])
+PLACELESS = ["data.sources.5.path=x", "optim.peak_lr.x=1", "seed=[1", "0=1"]
+PLACELESS += [f"data.sources.{'9' * n}=1" for n in (19, 5000)]  # int() reads no 5,000 digits
+
+
+@pytest.mark.parametrize("text", PLACELESS, ids=lambda text: text[:40])
 def test_override_without_a_place_is_refused(text):
     assert refusal("demo", text).startswith("command line")
+
+
+def test_an_override_of_a_blank_that_yaml_does_not_know_is_that_blank():
+    assert load_config("demo", ["run_dir=\u00a0"]).config.run_dir == "\u00a0"
 
 
 def test_an_override_of_a_section_takes_the_whole_section():

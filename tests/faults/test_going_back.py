@@ -19,9 +19,13 @@ from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.saver import Saves
 from toque.training.distributed.collectives import Ranks
 from toque.units import Progress
+from toque.workflows.export import export
+from toque.workflows.inference.open_model import open_model
+from toque.workflows.results import TrainedRun
 from toque.workflows.run_folder import named_step, set_aside
 
 LAST = "checkpoints/step-00000012"
+UNDONE = ("end.json", "evaluation.json", "scores_by_text.json", "model/")  # of an end
 
 
 def trained(kitchen: Path, run: Path, *words: str) -> int:
@@ -67,7 +71,7 @@ def test_going_on_from_an_older_one_makes_the_same_bits(again, whole_run, tmp_pa
     assert code == 0
     assert end_of(run) == end_of(whole_run)
     (aside,) = (path for path in (run / "set-aside").iterdir() if path.is_dir())
-    newer = ("step-00000010", "step-00000012", "end.json")
+    newer = ("step-00000010", "step-00000012", *UNDONE)
     assert tree(aside) == {n: h for n, h in before.items() if any(name in n for name in newer)}
     told = [line for line in said.splitlines() if "set aside" in line]
     assert len(told) == 1
@@ -76,6 +80,32 @@ def test_going_on_from_an_older_one_makes_the_same_bits(again, whole_run, tmp_pa
     steps = [e["step"] for e in read_metrics(run / "metrics.jsonl") if e["event"] == "step"]
     assert steps == list(range(1, 13))
     assert "resume" not in (run / "config.yaml").read_text()
+
+
+AT_NINE = """
+import os, signal
+
+class AtNine:
+    def on_step_end(self, run):
+        if run.step == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_the_undone_model_and_its_scores_are_not_those_of_the_run_any_more(
+    again, tmp_path, monkeypatch
+):
+    (tmp_path / "at_nine.py").write_text(AT_NINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = TrainedRun(tmp_path / "run", 12, "finished")
+    assert run.metrics
+    code, said = again("--resume", "8", "observe.callbacks=[at_nine:AtNine]")
+    assert (code, "saved at step 10" in said) == (75, True)
+    assert not [name for name in UNDONE if (run.folder / name).exists()]
+    assert TrainedRun(run.folder, 10, "interrupted").metrics == {}
+    assert open_model(run.folder).step == 10
+    with pytest.raises(CheckpointError, match="has no finished model yet"):
+        export(run.folder, tmp_path / "exported")
 
 
 def test_the_newest_may_be_named_and_nothing_is_moved(again, tmp_path):
@@ -142,19 +172,26 @@ def test_in_a_bucket_the_newer_ones_are_set_aside_too(remote, tmp_path):
         for path in newest.iterdir():
             for kind in ("checkpoints", "best") if step == 6 else ("checkpoints",):
                 remote.put_file(path, f"{kind}/{newest.name}/{path.name}")
+    ended = {"end.json", "evaluation.json", "scores_by_text.json", "model/model.safetensors"}
+    for name in ended:
+        remote.put(name, b"{}")
     before = {name: remote.read(name) for name in remote.names()}
     new = tmp_path / "new"  # an empty machine
     fetch_step(remote, new, 4, say=lambda _sentence: None)
     assert [p.name for p in (new / "checkpoints").iterdir()] == ["step-00000004"]
+    assert (new / "end.json").exists()
+    small = ["end.json", "evaluation.json", "scores_by_text.json"]  # a model is not fetched
     assert sorted(set_aside(new, 4, bucket=remote)) == [
-        "best/step-00000006", "checkpoints/step-00000006",
+        "best/step-00000006", "checkpoints/step-00000006", *small,
     ]  # fmt: skip
+    assert not [name for name in ended if (new / name).exists()]
     assert not list((new / "best").iterdir())
     after = {name: remote.read(name) for name in remote.names()}
     moved = {n.split("/", 2)[2]: text for n, text in after.items() if n.startswith("set-aside/")}
-    assert {n.rpartition("/")[0] for n in moved} == {
+    assert {n.rpartition("/")[0] for n in moved if n not in ended} == {
         "checkpoints/step-00000006", "best/step-00000006",
     }  # fmt: skip
+    assert ended <= moved.keys()
     assert moved | {n: text for n, text in after.items() if "set-aside" not in n} == before
     assert fetch_run(remote, tmp_path / "another", say=lambda _sentence: None) == 4
     assert set_aside(new, 4, bucket=remote) == []  # the same command again

@@ -1,10 +1,16 @@
+import json
 import math
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from toque.cli import main
 from toque.config import load_config
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 from toque.evaluation.bootstrap import Interval, paired, t_quantile
 from toque.workflows.ablate import (
@@ -46,6 +52,14 @@ def test_equal_variants_are_one_run_and_the_key_is_of_the_settings():
     assert len(first.runs) == len(first.variants)
     other = plan("optim.peak_lr=1e-4")
     assert not set(other.runs) & set(first.runs)
+
+
+def test_on_another_store_each_is_another_run():
+    made = plan()
+    one, other = made.of_store("a" * 64), made.of_store("b" * 64)
+    assert not set(one.runs) & set(other.runs)
+    assert one == plan().of_store("a" * 64)
+    assert [v.overrides for v in one.variants] == [v.overrides for v in made.variants]
 
 
 def test_improvements_of_one_setting_are_written_together():
@@ -158,4 +172,30 @@ def test_done_runs_are_not_done_again(own_kitchen, monkeypatch, capsys):
     one.unlink()  # as if killed before this one was noted
     assert main(words) == 0
     assert {p: p.stat().st_mtime_ns for p in times} == times
+    # Other recipes in the same file and store: none of these results is theirs.
+    write_cookbook(own_kitchen / "a.jsonl", n=50, seed=4)
+    assert main(["prepare", "my.yaml", "--replace"]) == 0
+    assert main(words) == 0
+    assert len([*(own_kitchen / "abl/results").iterdir()]) == 8
     assert (own_kitchen / "abl/ablation.json").exists()
+
+
+@pytest.mark.slow
+def test_told_to_stop_alone_it_has_its_run_save_and_leaves_nothing_training(own_kitchen):
+    words = ["ablate", "my.yaml", "--seeds", "2", "--steps", "5000", "--out", "abl"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "toque", *words]
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as parent:
+        while not any(
+            "step" in f.read_text() for f in own_kitchen.glob("abl/runs/*/metrics.jsonl")
+        ):
+            assert parent.poll() is None
+            time.sleep(0.1)
+        parent.send_signal(signal.SIGTERM)
+        _, said = parent.communicate(timeout=120)
+    assert parent.returncode == 75
+    assert "was stopped by a signal. The same command goes on" in " ".join(said.split())
+    (log,) = own_kitchen.glob("abl/runs/*/metrics.jsonl")
+    last = json.loads(log.read_text().splitlines()[-1])
+    assert (last["event"], last["reason"]) == ("end", "interrupted")
+    assert list(own_kitchen.glob("abl/runs/*/checkpoints/step-*/manifest.json"))

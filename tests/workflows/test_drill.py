@@ -5,15 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.kitchens import tiny_config
 from fixtures.processes import python, toque
+from toque.config import load_config, resolved_yaml
 from toque.errors import ConfigError
+from toque.workflows.configure import configure, with_origins
 from toque.workflows.diagnosis.drill import (
+    QUIET,
     differing,
     drill,
     events,
     facts_of,
     newest_step,
     steps_done,
+    steps_for_time,
 )
 
 KILLS = """
@@ -83,6 +88,72 @@ def test_what_is_no_run_and_numbers_that_make_no_drill_are_refused(tmp_path: Pat
     (tmp_path / "config.yaml").write_text("seed: 1")
     with pytest.raises(ConfigError, match=r"steps is 3 and kills 10\. At least 8 steps"):
         drill(tmp_path, steps=3)
+
+
+@pytest.mark.parametrize(
+    ("length", "optim", "by_steps"),
+    [
+        ("1 hour total", {}, ["train.stop_after=3600 steps"]),
+        (
+            "9 seconds",
+            {"warmup": "8.9 seconds"},
+            ["train.stop_after=24 steps", "optim.warmup=9 steps"],
+        ),
+        ("100 steps", {"warmup": "5 minutes"}, ["optim.warmup=99 steps"]),
+        ("3 epochs", {"warmup": "5 %"}, []),
+        (
+            "2 minutes",
+            {"schedule": "wsd", "cooldown": "20 seconds"},
+            ["train.stop_after=120 steps", "optim.cooldown=20 steps"],
+        ),
+        (
+            "2 minutes",
+            {"schedule": "cosine_restarts", "cycles": {"first": "0.1 seconds"}},
+            ["train.stop_after=120 steps", "optim.cycles.first=1 steps"],
+        ),
+    ],
+)
+def test_times_of_the_clock_are_steps_in_the_copies(
+    tmp_path: Path, length, optim, by_steps
+) -> None:
+    config = configure(optim=optim, train={"stop_after": length})
+    found = steps_for_time(config, 24)
+    assert found == by_steps
+    (tmp_path / "my.yaml").write_text(resolved_yaml(with_origins(config)))
+    copied = load_config(tmp_path / "my.yaml", [*QUIET, *found]).config
+    assert steps_for_time(copied, 24) == []
+
+
+def test_code_that_a_run_names_is_refused_before_anything_is_copied(own_kitchen: Path) -> None:
+    mine = tiny_config(optim={"name": "mine:Adam"})
+    Path("run").mkdir()
+    (Path("run") / "config.yaml").write_text(resolved_yaml(with_origins(mine)))
+    with pytest.raises(ConfigError, match=r"mine:Adam .*allow it with trust_code=True"):
+        drill("run")
+    assert [p.name for p in own_kitchen.glob("drill-*")] == []
+
+
+CLOCKED = (
+    "train.stop_after=2 seconds",
+    "train.best_by=rougeL",
+    "evaluation={generate: 2, texts: 2, max_examples: 4}",
+    "optim.name=torch.optim:NAdam",
+    "optim.schedule=linear",
+    "optim.warmup=10 %",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("own_kitchen")
+def test_a_run_by_the_clock_with_an_optimizer_of_its_own_is_drilled() -> None:
+    assert toque("train", "my.yaml", *CLOCKED).returncode == 0
+    words = ("drill", "run", "--kills", "1", "--steps", "8")
+    refused = toque(*words)
+    assert (refused.returncode, "allow it with --trust-code" in refused.stderr) == (2, True)
+    done = toque(*words, "--trust-code")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "in the copies a second is a step: train.stop_after=" in done.stderr
 
 
 WORDS = ("train.save_every=8 steps", "train.evaluate_every=8 steps", "train.stop_after=16 steps")

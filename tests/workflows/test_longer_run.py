@@ -130,6 +130,24 @@ def test_what_may_be_longer(at, old, new, optim, may):
     assert (told(at, old, new, **optim) is not None) == may
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "reached", "may"),
+    [
+        ("30 seconds total", "60 seconds total", 30.0, True),
+        ("30 seconds total", "2 minutes total", 30.0, True),
+        ("30 seconds total", "50 steps", 30.0, True),
+        ("30 seconds total", "60 seconds total", 0.0, False),  # it has not come to its end
+        ("60 seconds total", "50 seconds total", 60.0, False),
+    ],
+)
+def test_a_length_of_the_whole_command_ends_where_its_limit_says(old, new, reached, may):
+    def config(length: str) -> toque.RunConfig:
+        return toque.configure(optim={"schedule": "linear"}, train={"stop_after": length})
+
+    at = Progress(10, seconds=24.0)
+    assert (lengthened(config(old), config(new), at, total_seconds=reached) is not None) == may
+
+
 def test_stages_of_a_curriculum_keep_their_length():
     stages = [{"from": "0 %", "max_difficulty": "easy"}, {"from": "50 %"}]
 

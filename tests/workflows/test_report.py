@@ -2,15 +2,18 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+import toque
+from fixtures.kitchens import tiny_config
 from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings
-from toque.errors import ConfigError, DataError
+from toque.errors import CheckpointError, ConfigError, DataError
 from toque.runs.history import METRICS
 from toque.sources.records import Source
 from toque.workflows.report import report, verify
@@ -99,6 +102,27 @@ def test_a_page_stands_beside_its_store_and_does_not_harm_it(store):
     report(store)
     checked(store / "report.html")
     assert "every hash right" in str(verify(store))
+
+
+def test_all_that_is_damaged_of_a_run_is_named_and_an_absent_store_is_said(own_kitchen):
+    run = toque.train(tiny_config()).folder
+    shard = max((own_kitchen / "store" / "shards").rglob("*.*"), key=lambda p: p.stat().st_size)
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DataError, match=rf"{shard.name}.* 2 other parts are right\."):
+        verify(run)
+    weights = next(run.glob("checkpoints/*/model.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(CheckpointError) as told:
+        verify(run)
+    assert re.search(rf"model.safetensors has .*{shard.name}.* 1 other parts", str(told.value))
+    shutil.move("store", "elsewhere")
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "best")
+    assert verify(run).parts == (
+        "run: no checkpoint yet",
+        "store: the run's store is not here, so nothing of it was compared",
+    )
 
 
 def test_a_store_without_its_report_says_how_to_get_it(store, tmp_path):

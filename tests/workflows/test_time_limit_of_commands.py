@@ -61,6 +61,23 @@ def test_a_total_counts_the_whole_command(settings):
     assert again.step == run.step  # it is done, however much faster this machine has become
 
 
+def test_a_total_that_has_come_to_its_end_goes_on_when_it_is_raised(settings):
+    clock, notices = Ticking(), Notices()
+
+    def go(length: str):
+        command = CommandClock(clock, began=clock.now - 20.0)
+        resolved = settings(f"train.stop_after={length} seconds total", "optim.schedule=linear")
+        return train(resolved, clock=command, callbacks=[clock], reporter=notices)
+
+    first = go("30")
+    assert (first.reason, 0 < first.step <= 10) == ("finished", True)
+    longer = go("60")
+    assert (longer.reason, 20 < longer.step <= 40) == ("finished", True)
+    (said,) = [text for text in notices.notices if "it goes on to 60 seconds total" in text]
+    assert "what it is at this point of a run of 60 seconds total, which is higher" in said
+    assert go("60").step == longer.step
+
+
 def test_a_total_that_leaves_nothing_is_refused_with_what_was_measured(settings):
     clock = Ticking()
     command = CommandClock(clock, began=clock.now - 100.0)

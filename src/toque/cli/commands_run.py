@@ -5,34 +5,36 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, is_first, load, loading
 from toque.cli.console import ConsoleReporter, TextsAsWritten, print_drill
-from toque.cli.launch import start_ranks, starts_ranks, without_secrets
+from toque.cli.launch import is_secret, start_ranks, starts_ranks
 from toque.errors import ConfigError, Interrupted, in_shell
 from toque.workflows.results import existing_folder, hint_of
 
 if TYPE_CHECKING:
-    from toque.workflows.results import Answer, Written
+    from toque.workflows.results import Answer, TrainedRun, Written
 
 
-def demo(*overrides: Overrides, n: int = 8000) -> None:
+def demo(*overrides: Overrides, n: int | None = None) -> None:
     """Do the whole job on the embedded cookbook: prepare, train, evaluate, write three recipes.
 
     Args:
         overrides: settings to change, as section.field=value.
-        n: recipes to write into the cookbook.
+        n: recipes to write into the cookbook; 8000 when left out.
     """
     resolved = load("demo", overrides)
     from toque.workflows.demo import demo as workflow
 
-    workflow(resolved, n=n, reporter=ConsoleReporter())
+    run = workflow(resolved, n=n, reporter=ConsoleReporter())
+    if run.interrupted:
+        _interrupted(run, ["demo", *overrides], {"--n": n})
 
 
 def train(
@@ -95,13 +97,8 @@ def train(
     )
     if run.interrupted:
         flags = ["--trust-code"] if trust_code else []
-        flags += ["--hardware", hardware] if hardware is not None else []
-        flags += ["--gpus", str(gpus)] if gpus is not None else []
-        flags += ["--restarts", str(restarts)] if restarts is not None else []
-        again = " ".join(map(in_shell, [config, *without_secrets(overrides), *flags]))
-        raise Interrupted(
-            f"Stopped by a signal and saved at step {run.step}. Continue with: toque train {again}"
-        )
+        given = {"--hardware": hardware, "--gpus": gpus, "--restarts": restarts}
+        _interrupted(run, ["train", config, *overrides, *flags], given)
     if is_first():
         folder = in_shell(run.folder)
         ConsoleReporter().notice(
@@ -109,6 +106,17 @@ def train(
             '"..."` writes with its model.'
         )
     return 0
+
+
+def _interrupted(run: TrainedRun, words: Sequence[str], given: Mapping[str, object]) -> NoReturn:
+    """End a command that a signal stopped, with the words that continue it."""
+    flags = [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    shown = [word for word in words if not is_secret(word)]
+    again = " ".join(map(in_shell, [*shown, *flags]))
+    less = "" if len(shown) == len(words) else " (without the webhook, whose address is a secret)"
+    raise Interrupted(
+        f"Stopped by a signal and saved at step {run.step}. Continue with{less}: toque {again}"
+    )
 
 
 def evaluate(
@@ -310,7 +318,14 @@ def export(
 
 
 def drill(
-    run: Path, /, *, kills: int = 10, steps: int = 24, seed: int = 1, json: bool = False
+    run: Path,
+    /,
+    *,
+    kills: int = 10,
+    steps: int = 24,
+    seed: int = 1,
+    trust_code: bool = False,
+    json: bool = False,
 ) -> None:
     """Do the crash test on this machine and disk: kills, signals, damage.
 
@@ -323,11 +338,13 @@ def drill(
         kills: times a run is killed with SIGKILL at a random moment.
         steps: updates of each copy.
         seed: where random moments and bits come from.
+        trust_code: import the optimizer and the tasks' metrics that the run's config.yaml names.
         json: print one JSON object instead of a table.
     """
     from toque.workflows.diagnosis.drill import drill as workflow
 
-    result = workflow(run, kills=kills, steps=steps, seed=seed, reporter=ConsoleReporter())
+    told: dict[str, Any] = {"trust_code": trust_code, "reporter": ConsoleReporter()}
+    result = workflow(run, kills=kills, steps=steps, seed=seed, **told)
     if json:
         print(dumps(result.record(), indent=1))
     else:

@@ -96,10 +96,22 @@ def leave(code: int) -> NoReturn:
     os._exit(code)  # the streams are flushed already
 
 
+def is_secret(word: str) -> bool:
+    """True for an override with the address of a webhook, which lets anyone write there.
+
+    >>> [is_secret(f"observe.webhook={w}") for w in ("https://x/token", "env:HOOK", "null")]
+    [True, False, False]
+    """
+    name, _, value = (part.strip() for part in word.partition("="))
+    if name == "observe" and "webhook" in value:
+        return "://" in value or "env:" not in value
+    return name == "observe.webhook" and not (value.startswith("env:") or value in ("", "null"))
+
+
 def without_secrets(words: Sequence[str]) -> list[str]:
     """The words of a command line with the address of a webhook left out.
 
     >>> without_secrets(["train", "my.yaml", "observe.webhook=https://x/token", "seed=1"])
     ['train', 'my.yaml', 'observe.webhook=...', 'seed=1']
     """
-    return [w.partition("=")[0] + "=..." if "webhook" in w and "=" in w else w for w in words]
+    return [w.partition("=")[0] + "=..." if is_secret(w) else w for w in words]

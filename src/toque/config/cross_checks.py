@@ -202,18 +202,22 @@ def share_of(point: Duration, whole: Duration) -> float | None:
     return point.amount / whole.amount if point.unit == whole.unit else None
 
 
-def lengthened(old: RunConfig, new: RunConfig, at: Progress) -> str | None:
+def lengthened(
+    old: RunConfig, new: RunConfig, at: Progress, *, total_seconds: float = 0.0
+) -> str | None:
     """Sentence about continuing to another `train.stop_after`; None where that is not allowed.
 
     A run that ended continues under every schedule, another one where all it did so far is what the
-    longer run would have done. `old` and `new` differ in their length alone.
+    longer run would have done. `old` and `new` differ in their length alone; `total_seconds` is the
+    length in time of a whole command that was reached, which `at` does not tell.
     """
     then, now = old.train.stop_after, new.train.stop_after
-    if then == now or now.reached(at):
+    if then == now or now.reached(at) or (now.total and (now.seconds or 0.0) <= total_seconds):
         return None
     if new.curriculum is not None and len(new.curriculum.stages) > 1:
         return None  # stages that are over would begin or end elsewhere
-    ended, schedule = then.reached(at), new.optim.schedule
+    schedule = new.optim.schedule
+    ended = total_seconds >= (then.seconds or 0.0) if then.total else then.reached(at)
     further = then.unit == now.unit and now.amount > then.amount
     if not (ended or (further and _alike_so_far(new, then, at))):
         return None

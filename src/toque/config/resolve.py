@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ COMMAND_LINE = "command line"
 DEFAULT = "default"
 PRESETS = Path(__file__).parent.parent / "presets"
 _HARDWARE = "hardware"
+_LONGEST_PLACE = 20  # digits of a place in a list; Python reads no number of thousands
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,22 @@ class _Given:
         self.values: Any = _without_gone(document.value)
         self._name = document.name
         self._origins = {path: f"{document.name}:{n}" for path, n in document.lines.items()}
-        self._overlays = self.values.pop(_HARDWARE, None) or {}
-        if not isinstance(self._overlays, Mapping) or not all(
-            isinstance(overlay, Mapping) for overlay in self._overlays.values()
+        overlays = self.values.pop(_HARDWARE, None) or {}
+        if not isinstance(overlays, Mapping) or not all(
+            isinstance(overlay, Mapping) for overlay in overlays.values()
         ):
             raise ConfigError(
                 f"{self.origin((_HARDWARE,))}: `{_HARDWARE}` is a mapping of cards to settings, "
                 "e.g. {rtx-4090: {train: {micro_batch_rows: 8}}}."
             )
+        self._overlays = {_card(name): (name, overlay) for name, overlay in overlays.items()}
+        if len(self._overlays) < len(overlays):
+            raise ConfigError(
+                f"{self.origin((_HARDWARE,))}: `{_HARDWARE}` names a card twice: "
+                f"{', '.join(map(str, overlays))}. Put what changes on it in one place."
+            )
+        for name, overlay in overlays.items():  # those of other machines, too
+            _refuse_unknown(overlay, partial(self._origin_on, name))
 
     def origin(self, path: SettingPath) -> str:
         """The place where the value at `path`, or the nearest thing around it, was given."""
@@ -65,17 +75,20 @@ class _Given:
             path = path[:-1]
         return self._origins.get(path, f"{self._name}:1")
 
+    def _origin_on(self, card: str, path: SettingPath) -> str:
+        return self.origin((_HARDWARE, card, *path))
+
     def has(self, path: SettingPath) -> bool:
         """True for what was given; the rest are defaults."""
         return path in self._origins
 
     def names_card(self, card: str) -> bool:
         """True where the file says what changes on a card."""
-        return "-".join(card.lower().split()) in self._overlays
+        return _card(card) in self._overlays
 
     def overlay(self, card: str) -> None:
         """Put what changes on a card over the settings, or list the cards in a ConfigError."""
-        name, asked = "-".join(card.lower().split()), argument(f"hardware={card}")
+        name, asked = _card(card), argument(f"hardware={card}")
         if not self._overlays:
             raise ConfigError(
                 f"{asked}: {self._name} has no `{_HARDWARE}` section, so nothing in it changes "
@@ -86,9 +99,10 @@ class _Given:
                 f"{asked}: {self._name} says what changes on {', '.join(self._overlays)}."
                 f"{nearest_hint(name, self._overlays, cutoff=0.0)}"
             )
-        self.values = merged(self.values, self._overlays[name])
+        written, overlay = self._overlays[name]
+        self.values = merged(self.values, overlay)
         for path, origin in list(self._origins.items()):
-            if path[:2] == (_HARDWARE, name) and len(path) > 2:
+            if path[:2] == (_HARDWARE, written) and len(path) > 2:
                 self._origins[path[2:]] = origin
 
     def override(self, text: str) -> None:
@@ -100,7 +114,8 @@ class _Given:
                 f"{text!r} on the command line is not an override. Write section.field=value, e.g. "
                 'optim.peak_lr=3e-4 or train.stop_after="3 epochs".'
             )
-        path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+        parts = name.split(".")
+        path = tuple(int(p) if p.isdecimal() and len(p) < _LONGEST_PLACE else p for p in parts)
         try:
             value = read_yaml(written, f"{COMMAND_LINE}, {name}").value
         except ConfigError as error:
@@ -110,7 +125,7 @@ class _Given:
                 f"{name}='\"...\"'."
             ) from error
         # Bare text stands for itself: YAML would fold its line breaks and end it at " #".
-        if isinstance(value, str) and written.strip()[0] not in "\"'|>!&":
+        if isinstance(value, str) and not written.strip().startswith(tuple("\"'|>!&")):
             value = written.strip(" ")
         nested = value
         for part in reversed(path):
@@ -129,6 +144,11 @@ class _Given:
         above = {path[:n]: COMMAND_LINE for n in range(1, len(path))}
         below = {place: COMMAND_LINE for place, _ in _places(value, path)}
         self._origins = {**above, **kept, **below}
+
+
+def _card(name: object) -> str:
+    """A card's name as it is looked up: however large its letters are, with its words joined."""
+    return "-".join(str(name).lower().split())
 
 
 def load_config(

@@ -28,7 +28,8 @@ _CLOCK_SLACK: Final = 5.0  # seconds by which a process may seem younger than wh
 SAMPLES: Final = "samples.jsonl"
 EVALUATION: Final = "evaluation.json"
 CONFIG: Final = "config.yaml"
-_END: Final = "end.json"
+END: Final = "end.json"
+"""File of a run's folder that says which end its model and its scores are of; written last."""
 _LONGEST_LINE: Final = 4 << 20  # bytes of a line that has no end; a longer one is passed over
 _MOST_PROMPTS: Final = 64
 _MOST_TEXTS: Final = 32  # kept of a prompt; of more, every second one and the newest stay
@@ -157,7 +158,7 @@ class RunRecord:
     @property
     def is_scored(self) -> bool:
         """True once the finished model and its scores are written."""
-        return _END in self._files
+        return END in self._files
 
     @property
     def is_elsewhere(self) -> bool:
@@ -218,7 +219,7 @@ class RunRecord:
         for line in texts:
             with suppress(msgspec.DecodeError):
                 self._take_text(decode_json(line, dict[str, Any]))
-        changed = {self._reread(name) for name in (EVALUATION, CONFIG, _END)}
+        changed = {self._reread(name) for name in (EVALUATION, CONFIG, END)}
         if lines or texts or self._events.restarted or True in changed:
             self.version += 1
         if lines and was_at_end:

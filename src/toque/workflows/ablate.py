@@ -11,17 +11,21 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from toque.config import Resolved, config_sha256, load_config, resolved_yaml
 from toque.config.user_code import refuse_foreign_code
+from toque.data.store.store_manifest import read_manifest
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.bootstrap import paired
 from toque.reporter import SILENT, Reporter
@@ -122,6 +126,11 @@ class AblationPlan:
         """Every run once, by its key."""
         return {variant.key: variant for variant in self.variants}
 
+    def of_store(self, fingerprint: str) -> AblationPlan:
+        """The same runs on a store: on another one each is another run."""
+        variants = (replace(v, key=f"{v.key}-{fingerprint[:12]}") for v in self.variants)
+        return replace(self, variants=tuple(variants))
+
     def keys(self, name: str) -> list[str]:
         """Keys of the variant `name`, one a seed."""
         return [variant.key for variant in self.variants if variant.name == name]
@@ -183,13 +192,15 @@ def ablate(
         overrides: settings that hold in all runs, as "section.field=value".
         seeds: runs of each combination.
         steps: updates of each run; the configuration's length when None.
-        out: folder of the runs and the results; runs that are done there are not done again.
+        out: folder of the runs and the results; runs that are done there, with the same settings on
+            the same store, are not done again.
         trust_code: where `config` is a run's own config.yaml, import the metrics and callbacks it
             names.
         reporter: hears of each run.
 
     Raises:
         ConfigError: a configuration or a number that cannot be used.
+        DataError: no store, and no sources to prepare one from.
         Interrupted: a run was stopped by a signal; the same call goes on.
     """
     out = Path(out)
@@ -202,6 +213,7 @@ def ablate(
         reporter.line(f"left out: {name}: {why}")
     if (settings := load_config(config, words).config).data.sources:
         prepare(settings)
+    plan = plan.of_store(read_manifest(Path(settings.data.store)).fingerprint)
     results: dict[str, Result] = {}
     runs, found = plan.runs, out / "ablation.json"
     with _alone(out):
@@ -312,20 +324,45 @@ def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Resul
     processes.set_forkserver_preload(list(_PRELOAD))
     child = processes.Process(target=_train, args=(resolved, out, key, log, dict(os.environ)))
     child.start()
-    try:
-        child.join()
-    except KeyboardInterrupt:  # the child has had the signal, too, and saves
-        child.join()
-        raise
-    if child.exitcode == Interrupted.exit_code:
+    with _told_to_stop(child) as told:
+        try:
+            child.join()
+        except KeyboardInterrupt:  # the child has had the signal, too, and saves
+            child.join()
+            raise
+    if told or child.exitcode == Interrupted.exit_code:
         raise Interrupted(
-            f"A run of the ablation was stopped by a signal and saved. The same command goes on; "
-            f"{out} holds what is done."
+            f"A run of the ablation was stopped by a signal. The same command goes on; {out} holds "
+            "what is done and saved."
         )
     if child.exitcode == 0 and (done := _done(out, key)) is not None:
         return done
     last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
     return Result(key, child.exitcode or 1, {}, 0, "".join(last))
+
+
+@contextmanager
+def _told_to_stop(child: BaseProcess) -> Iterator[list[int]]:
+    """Pass on to the child, which saves, what asks this process to stop; the signals so far."""
+    told: list[int] = []
+    # Whoever tells both of them sends the child two: a hangup is never taken for asking twice.
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    first = signal.SIGTERM if ignored else signal.SIGHUP
+
+    def pass_on(number: int, _frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child.pid or 0, number if told else first)
+        told.append(number)
+
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        asking = (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, pass_on) for number in asking}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _train(

@@ -24,6 +24,7 @@ from toque.workflows.evaluate import Evaluation
 
 _LICENCE: Final = ("license", "license_name", "license_link")
 _MOST_BYTES: Final = 1 << 20  # of a base's card
+_SIZES: Final = ("target_tokens", "target_bytes")  # among the held-out metrics, and no scores
 _LONGEST: Final = 200  # characters of a value that a base's card gives
 
 
@@ -73,7 +74,7 @@ def card_head(
             metric_value=float(f"{value:.6g}"),
         )
         for name, value in scores.items()
-        if math.isfinite(value) and name != "target_tokens"  # a size
+        if math.isfinite(value) and name not in _SIZES
     ]
     return f"---\n{data.to_yaml()}\n---\n"
 

@@ -101,9 +101,7 @@ def export(
         )
     if form == "adapter":
         _refuse_adapter(source, dtype, push_to=push_to)
-    readme = source / "README.md"
-    card = readme.read_text(encoding="utf-8") if readme.exists() else f"# {Path(to).name}\n"
-    card = head_as(card, form)
+    card = head_as(_card_in(source, otherwise=f"# {Path(to).name}\n"), form)
     writers: dict[str, Callable[[Path, Path, str, str, Provenance], Exported | ExportedGguf]]
     writers = {"hf": _hf_folder, "gguf": _gguf_folder, "adapter": _adapter_folder}
     made = writers[form](
@@ -112,6 +110,19 @@ def export(
     if push_to is not None:
         push(made.folder, push_to)
     return made
+
+
+def _card_in(folder: Path, *, otherwise: str) -> str:
+    """The card of a model folder, which anyone may have written; CheckpointError for no UTF-8."""
+    readme = folder / "README.md"
+    try:
+        return readme.read_text(encoding="utf-8") if readme.exists() else otherwise
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{readme} is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x}), "
+            "and it would become the card of what is written. Save it as UTF-8, or move it away: a "
+            "new one is written then."
+        ) from error
 
 
 def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance) -> Exported:

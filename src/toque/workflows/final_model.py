@@ -31,6 +31,7 @@ from toque.models.lora.adapter_files import WEIGHTS
 from toque.models.lora.layers import ADAPTER, is_adapted
 from toque.reporter import Reporter, clock_text, counting
 from toque.runs.history import METRICS, RunHistory, history_of
+from toque.runs.run_record import END
 from toque.sources.hub_datasets import recorded_dataset
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.callbacks import Goal
@@ -43,9 +44,6 @@ from toque.workflows.build import Run
 from toque.workflows.card_head import card_head, licence_in_words
 from toque.workflows.evaluate import Evaluation, evaluation_of
 from toque.workflows.run_folder import load_weights
-
-END: Final = "end.json"
-"""File of a run's folder that says which end its model and its scores are of; written last."""
 
 NO_TEMPLATE: Final = (
     "The chat template of its base is not beside it: it was trained on prompts as they are, and on "
@@ -75,10 +73,11 @@ def finish(run: Run, reporter: Reporter) -> None:
     if best is not None:
         load_weights(trainer.model, best)
         step = best.step
+    goal = None if best is None else trainer.goal
     losses = run.evaluator.losses()
     with run.evaluator.sharing.whole() as whole:
         model = cast("PreTrainedModel", whole)
-        _score_and_keep(run, model, losses, step=step, reporter=reporter)
+        _score_and_keep(run, model, losses, step=step, goal=goal, reporter=reporter)
     if ranks.is_main:
         write_after(folder, {"finishing": time.perf_counter() - began})
 
@@ -89,6 +88,7 @@ def _score_and_keep(
     losses: Mapping[str, float],
     *,
     step: int,
+    goal: Goal | None,
     reporter: Reporter,
 ) -> None:
     """Write texts on all ranks; on rank 0 score them and write the model."""
@@ -107,7 +107,7 @@ def _score_and_keep(
     if refused is not None:
         reporter.notice(f"warning: {refused}")
     history = history_of(folder / METRICS) if (folder / METRICS).exists() else RunHistory()
-    ended = Finished(result, trainer.goal, trainer.progress, history)
+    ended = Finished(result, goal, trainer.progress, history)
     record, base = provenance_of_run(config, store.manifest), trainer.base_sha256
     talks = record.form == "conversations"
     untaught = [NO_TEMPLATE] if "chat_template" in store.codec().settings and not talks else []
@@ -118,7 +118,7 @@ def _score_and_keep(
     with disk_faults(folder, "writing the end", setting="run_dir", error=CheckpointError):
         atomic_write(folder / END, (json.dumps(at) + "\n").encode())
     reporter.notice(str(result))
-    for said in filter(None, (f"{kept} (step {step}, {trainer.goal}).", history.turned, *untaught)):
+    for said in filter(None, (f"{kept} (step {step}, {ended.chosen}).", history.turned, *untaught)):
         reporter.notice(said)
 
 
@@ -168,9 +168,14 @@ class Finished:
     """Facts of a run at its end that its model card needs."""
 
     evaluation: Evaluation  # scores of the model, with the step of its weights
-    goal: Goal
+    goal: Goal | None  # what its weights are the best by; None: they are the run's last
     progress: Progress  # progress of the whole run
     history: RunHistory = field(default_factory=RunHistory)
+
+    @property
+    def chosen(self) -> str:
+        """Why the weights are those of their step, in words."""
+        return "last of the run" if self.goal is None else str(self.goal)
 
 
 def as_used(config: RunConfig, model: PreTrainedModel) -> RunConfig:
@@ -197,7 +202,7 @@ def model_card(
 # {Path(config.run_dir).name}
 
 Trained with Toque {__version__} from {config.model.start_from} on {sources}; weights of step \
-{run.evaluation.step}, the {run.goal}. `config.yaml` of the run repeats it.
+{run.evaluation.step}, the {run.chosen}. `config.yaml` of the run repeats it.
 
 {form_in_words(record)}
 """

@@ -158,16 +158,11 @@ def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
     if config.model.start_from != "scratch" and not (start / "config.json").is_file():
         return
     from toque.data.loader.batch_stream import refuse_empty
-    from toque.runs.outlined_update import outlining  # with torch
-    from toque.workflows.build import build_stream
-    from toque.workflows.plan.outlined_model import outlined_model
+    from toque.workflows.plan.outlined_model import outlined_stream  # with torch
 
     try:
         refuse_empty(store, "validation")
-        with outlining():
-            plain = config.model_copy(update={"adapter": None})
-            outline = outlined_model(plain, store.codec(), where="cuda", precision="float32")
-        build_stream(config, store, outline)
+        outlined_stream(config, store)
     except ConfigError as error:
         raise ConfigError(
             f"{store.path} is prepared, and `toque train` would refuse it: {error}"

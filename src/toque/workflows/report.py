@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -275,16 +276,25 @@ def _checkpoint(path: Path) -> str:
 
 
 def _run(path: Path) -> list[str]:
+    """A line for each part of a run; all that is damaged is named by one error."""
     steps = [*(path / "checkpoints").glob("step-*"), *(path / "best").glob("step-*")]
-    lines, faults = [], []
-    for folder in sorted(steps):
-        try:
-            lines.append(_checkpoint(folder))
-        except CheckpointError as error:
-            faults.append(str(error))
     store = Path(load_config(path / "config.yaml").config.data.store)
+    checks = [partial(_checkpoint, folder) for folder in sorted(steps)]
     if store.exists():
-        lines.append(_store(store))
+        checks.append(partial(_store, store))
+    lines: list[str] = []
+    faults: list[ToqueError] = []
+    for check in checks:
+        try:
+            lines.append(check())
+        except (CheckpointError, DataError) as error:
+            faults.append(error)
     if faults:
-        raise CheckpointError(" ".join([*faults, f"{len(lines)} other parts are right."]))
-    return lines or [f"{path}: no checkpoint yet"]
+        told = [*map(str, faults), f"{len(lines)} other parts are right."]
+        kind = DataError if isinstance(faults[0], DataError) else CheckpointError
+        raise kind(" ".join(told))
+    if not steps:
+        lines.append(f"{path}: no checkpoint yet")
+    if not store.exists():
+        lines.append(f"{store}: the run's store is not here, so nothing of it was compared")
+    return lines

@@ -22,9 +22,15 @@ from torch import nn
 from toque.config import Resolved, RunConfig, resolve_values, resolved_yaml
 from toque.config.cross_checks import lengthened
 from toque.config.dump import ChangedSetting, differences
+from toque.data.store.store_manifest import read_manifest
 from toque.data.store.token_store import TokenStore
-from toque.errors import CheckpointError, ToqueError, argument, in_shell
+from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.portable import tokenizer_differences
+from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
+from toque.errors import CheckpointError, DataError, ToqueError, argument, in_shell
+from toque.evaluation.bootstrap import FILE as BY_TEXT
 from toque.reporter import Reporter, size_text
+from toque.runs.run_record import END, EVALUATION
 from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into
 from toque.storage.bucket import Bucket
 from toque.storage.no_follow import open_append, place_of
@@ -41,6 +47,7 @@ from toque.training.checkpoint.saved import (
 from toque.training.checkpoint.store import CheckpointStore, run_lock
 from toque.training.checkpoint.tensor_files import bytes_of
 from toque.training.optim.factory import state_bytes
+from toque.training.stopping import TimeLimit
 from toque.training.trainer import Trainer
 from toque.units import Progress
 from toque.workflows.results import Model, folder_of, refuse_absent_start
@@ -122,6 +129,8 @@ _OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock", LOG)
 """Files that a session writes before its first update."""
 SET_ASIDE: Final = "set-aside"
 _KINDS: Final = ("checkpoints", "best")
+_OF_THE_END: Final = (END, EVALUATION, BY_TEXT, "model")
+"""What a run's end leaves, the record of it first: without that the rest is not finished."""
 _DONE: Final = "resumed.json"
 """The checkpoint that a command has gone back to; read when its launcher starts it again."""
 
@@ -180,7 +189,7 @@ def _refuse_another_run(
         raise CheckpointError(
             f"{found.path} has a progress this Toque cannot read: {error}."
         ) from error
-    longer = lengthened(old, config, progress)
+    longer = lengthened(old, config, progress, total_seconds=_total_seconds(found))
     # Where the data lies may change: the fingerprint above holds it to its content.
     unsafe = [
         d
@@ -198,6 +207,13 @@ def _refuse_another_run(
             "with these would be neither run. Set them back to continue, or begin a new run from "
             f"its weights: run_dir=runs/another {argument(f'start={in_shell(found.path)}')}."
         )
+
+
+def _total_seconds(found: Checkpoint) -> float:
+    """The length in time of a whole command that a session came to the end of; 0 for none."""
+    with suppress(LookupError, TypeError, ValueError):  # no such limit; other faults are told later
+        return float(found.state()["callbacks"][TimeLimit.__name__]["reached"])
+    return 0.0
 
 
 def go_back(
@@ -255,23 +271,32 @@ def named_step(name: str, run: Path, bucket: Bucket | None) -> int:
 def set_aside(run: Path, step: int, *, bucket: Bucket | None) -> list[str]:
     """Move what lies beyond `step` out of the way, the newest first; the names of what was moved.
 
-    After a kill in between, the same command takes the run up again.
+    The end that is undone goes first, its model and scores included, and is named last. After a
+    kill in between, the same command takes the run up again.
     """
     when = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     place = run / SET_ASIDE / when
+    newer = [(kind, path) for kind in _KINDS for path in step_folders(run / kind)]
+    newer = [(kind, path) for kind, path in newer if step_of(path) > step]
+    names = bucket.names() if bucket is not None else []
+    there = [
+        f"{kind}/{folder}"
+        for kind in _KINDS
+        for folder in complete_steps(names, kind)
+        if int(folder.removeprefix("step-")) > step
+    ]
+    ends = [name for name in _OF_THE_END if (newer or there) and (run / name).exists()]
     moved = []
     try:
-        for kind in _KINDS:
-            for path in step_folders(run / kind):
-                if step_of(path) > step:
-                    name = path.name.removeprefix(ASIDE_PREFIX)
-                    move_into(path, place / kind, name)
-                    moved.append(f"{kind}/{name}")
+        for name in ends:
+            move_into(run / name, place, name)
+        for kind, path in newer:
+            name = path.name.removeprefix(ASIDE_PREFIX)
+            move_into(path, place / kind, name)
+            moved.append(f"{kind}/{name}")
         for path in sorted((run / OUTBOX).glob("*-step-*"), reverse=True):  # to be uploaded
             if int(path.name.rpartition("-")[2]) > step:
                 move_into(path, place / OUTBOX, path.name)
-        if moved and (run / "end.json").exists():  # the end that is undone
-            move_into(run / "end.json", place, "end.json")
     except OSError as error:
         raise CheckpointError(
             f"What lies beyond step {step} in {run} cannot be set aside: {error.strerror}. "
@@ -279,24 +304,18 @@ def set_aside(run: Path, step: int, *, bucket: Bucket | None) -> list[str]:
             "the command."
         ) from error
     if bucket is not None:
-        moved += [name for name in _set_aside_there(bucket, step, when) if name not in moved]
-    return moved
-
-
-def _set_aside_there(bucket: Bucket, step: int, when: str) -> list[str]:
-    moved = []
-    for kind in _KINDS:
-        names = bucket.names(kind)
-        for folder in complete_steps(names, kind):
-            if int(folder.removeprefix("step-")) > step:
-                place = f"{kind}/{folder}"
-                inside = [name for name in names if name.startswith(f"{place}/")]
-                inside.sort(key=lambda name: name.endswith(f"/{MANIFEST}"))
-                for name in inside:  # the manifest last: only it makes a checkpoint of them
-                    bucket.copy(name, f"{SET_ASIDE}/{when}/{name}")
-                bucket.remove(reversed(inside))
-                moved.append(place)
-    return moved
+        of_the_end = [n for n in names if there and n.split("/")[0] in _OF_THE_END]
+        for name in of_the_end:
+            bucket.copy(name, f"{SET_ASIDE}/{when}/{name}")
+        bucket.remove(of_the_end)
+        for folder in there:
+            inside = [name for name in names if name.startswith(f"{folder}/")]
+            inside.sort(key=lambda name: name.endswith(f"/{MANIFEST}"))
+            for name in inside:  # the manifest last: only it makes a checkpoint of them
+                bucket.copy(name, f"{SET_ASIDE}/{when}/{name}")
+            bucket.remove(reversed(inside))
+        moved += [name for name in there if name not in moved]
+    return moved + ends
 
 
 def _is_done(mark: Path, name: str) -> bool:
@@ -352,6 +371,75 @@ def start_folder(start: Model) -> Path:
     path = folder_of(start)
     newest = CheckpointStore(path / "checkpoints").newest_valid()
     return path if newest is None else newest.path
+
+
+def begin_from(
+    trainer: Trainer, store: TokenStore, start: Path, say: Callable[[str], None]
+) -> None:
+    """Load the weights that a new run begins with, if they mean the same there; CheckpointError.
+
+    Tokens have the numbers that a tokenizer gave them, and an adapter adds to the weights that it
+    was trained beside. What cannot be compared is said.
+    """
+    checkpoint = verify_checkpoint(start)
+    _refuse_another_base(checkpoint, trainer.base_sha256, say)
+    _refuse_other_tokens(checkpoint, store, say)
+    load_weights(trainer.model, checkpoint)
+
+
+def _refuse_another_base(
+    checkpoint: Checkpoint, base: str | None, say: Callable[[str], None]
+) -> None:
+    state = checkpoint.state()
+    if "base_sha256" not in state:  # as in a best model
+        if base is not None:
+            say(
+                f"note: {checkpoint.path} does not record which frozen weights its adapter was "
+                "trained beside, so they could not be compared with those of model.start_from"
+            )
+        return
+    if (then := state["base_sha256"]) != base:
+        raise CheckpointError(
+            f"{checkpoint.path} was trained beside other frozen weights (then {then}, now {base}; "
+            "None has no adapter), and what it learnt means nothing beside these. Set "
+            "model.start_from and adapter as they were in that run."
+        )
+
+
+def _refuse_other_tokens(
+    checkpoint: Checkpoint, store: TokenStore, say: Callable[[str], None]
+) -> None:
+    if checkpoint.manifest.data_fingerprint == store.fingerprint:
+        return
+    folder = _tokenizer_of(checkpoint)
+    if folder is None:
+        say(
+            f"note: neither the store that {checkpoint.path} was trained on nor a finished model "
+            f"of its run is here, so its tokenizer could not be compared with that of {store.path}"
+        )
+        return
+    found = tokenizer_differences(load_codec(folder), store.codec())
+    if found:
+        raise CheckpointError(
+            f"{checkpoint.path} was trained with another tokenizer than that of {store.path}, so "
+            f"its weights are of other tokens: {'; '.join(found)}, where one is the checkpoint's. "
+            "Prepare another store with the checkpoint's tokenizer: "
+            f"{in_shell(f'model.tokenizer={folder}')} data.store=stores/another."
+        )
+
+
+def _tokenizer_of(checkpoint: Checkpoint) -> Path | None:
+    """The folder of a checkpoint's tokenizer: in the store it was trained on, or beside it."""
+    data = checkpoint.manifest.settings.get("data")
+    named = data.get("store") if isinstance(data, dict) else None
+    if isinstance(named, str):
+        with suppress(DataError, ValueError):  # prepared anew, or of an older Toque
+            if read_manifest(Path(named)).fingerprint == checkpoint.manifest.data_fingerprint:
+                return Path(named) / "tokenizer"
+    model = checkpoint.path.absolute().parent.parent / "model"
+    with suppress(DataError):
+        return resolve_tokenizer(str(model)) if model.is_dir() else None
+    return None
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:

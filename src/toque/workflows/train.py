@@ -25,7 +25,6 @@ from toque.storage.download import cache_folder
 from toque.storage.no_follow import place_of, refuse_links
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.resume import broadcast_checkpoint, refuse_unshared_folder
-from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import (
@@ -45,10 +44,10 @@ from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
 from toque.workflows.run_folder import (
     LoggedReporter,
+    begin_from,
     checkpoint_to_continue,
     claimed_folder,
     go_back,
-    load_weights,
     refuse_small_disk,
     start_folder,
     write_config,
@@ -114,7 +113,7 @@ def train(
             )
             say(run.banner)
             if weights is not None:
-                load_weights(run.trainer.model, verify_checkpoint(weights))
+                begin_from(run.trainer, store, weights, say)
             if ranks.is_main:
                 refuse_small_disk(run.trainer, settings)
                 write_config(config)

@@ -81,6 +81,17 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_card_that_is_no_utf_8_is_named_before_anything_is_written(
+    model: Path, tmp_path: Path
+) -> None:
+    (model / "README.md").write_bytes("# Crème brûlée".encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"README.md is not UTF-8 text \(byte 4 is 0xe8\)"):
+        toque.export(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (model / "README.md").unlink()
+    assert toque.export(model, tmp_path / "new").folder == tmp_path / "new"
+
+
 def test_a_taken_folder_is_left_alone(model: Path, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "one.jpg").write_text("x")

@@ -131,6 +131,18 @@ def settings_of(folder: Path, **train: Any) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("validation", "steps"), [([], 20.0), ([{"path": "b.jsonl"}], 40.0)])
+def test_no_share_of_the_examples_is_held_out_beside_files_that_are(
+    validation: list[dict[str, str]], steps: float, tmp_path: Path
+) -> None:
+    settings = dict(settings_of(tmp_path, stop_after="2 epochs"))
+    settings["data"] |= {
+        "sources": [{"path": "a.jsonl"}], "validation": validation, "max_examples": 80,
+        "validation_fraction": 0.5,
+    }  # fmt: skip
+    assert toque.plan(settings).record()["totals"]["steps"] == steps
+
+
 def test_a_run_is_timed_by_its_operations_and_after_ten_updates_by_itself(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, precision="float32")
     before = toque.plan(settings)

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import ModelCard
 
+import toque
+from fixtures.kitchens import Notices, tiny_config
 from tiny import model_of
 from toque.config import FilesConfig, load_config
 from toque.config.schema_methods import AdapterConfig
@@ -73,6 +75,27 @@ def test_a_run_of_which_little_is_known() -> None:
         assert f"| {name} | not measured |" in card
     assert "Trained on prompts of up to 64 tokens; longer ones are not measured." in card
     assert "| time of the updates | 1:15 |" in card
+
+
+def test_weights_that_nothing_chose_are_called_the_last() -> None:
+    card = card_of(replace(finished(), goal=None))
+    assert "weights of step 4, the last of the run. `config.yaml`" in card
+
+
+@pytest.mark.usefixtures("own_kitchen")
+def test_a_run_that_keeps_no_best_model_says_which_it_wrote() -> None:
+    heard = Notices()
+    run = toque.train(tiny_config(train={"keep_best": 0}), reporter=heard)
+    assert any("is in run/model (step 3, last of the run)." in text for text in heard.notices)
+    assert "weights of step 3, the last of the run." in (run.model / "README.md").read_text()
+
+
+def test_sizes_are_no_scores_of_the_front_matter() -> None:
+    losses = {"loss": 1.5, "bits_per_byte": 0.7, "target_tokens": 90, "target_bytes": 300}
+    scored = replace(finished().evaluation, heldout=losses)
+    head = card_of(replace(finished(), evaluation=scored)).partition("\n---\n")[0]
+    assert "type: bits_per_byte" in head
+    assert "target_" not in head
 
 
 def test_a_run_that_measured_all() -> None:

@@ -8,6 +8,7 @@ tenths of a second, and the threads of a process that has computed would not be 
 from __future__ import annotations
 
 import importlib
+import math
 import multiprocessing
 import os
 import platform
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -26,7 +27,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from toque.config import load_config
+from toque.config import Resolved, RunConfig, load_config
+from toque.config.user_code import refuse_foreign_code
 from toque.errors import CheckFailed, CheckpointError, ConfigError, Interrupted, argument
 from toque.reporter import SILENT, Reporter
 from toque.runs.history import METRICS, read_metrics
@@ -44,6 +46,8 @@ _SAME: Final = "same bits at the end"
 QUIET: Final = (
     "train.keep_last=2",
     "train.early_stopping=null",
+    "train.best_by=loss",  # no texts are written that could be scored
+    "train.strategy=auto",  # each copy is one process
     "checkpoint.upload=null",
     "checkpoint.layout=whole",  # its files are harmed by their names
     "evaluation.max_examples=8",
@@ -113,7 +117,13 @@ class DrillResult:
 
 
 def drill(
-    run: Model, *, kills: int = 10, steps: int = 24, seed: int = 1, reporter: Reporter = SILENT
+    run: Model,
+    *,
+    kills: int = 10,
+    steps: int = 24,
+    seed: int = 1,
+    trust_code: bool = False,
+    reporter: Reporter = SILENT,
 ) -> DrillResult:
     """Do the crash test to short copies of a run, on its disk; the run itself is only read.
 
@@ -124,6 +134,7 @@ def drill(
         kills: times a copy is killed with SIGKILL at a random moment.
         steps: updates of each copy.
         seed: where random moments and bits come from.
+        trust_code: import the optimizer and the tasks' metrics that the run's config.yaml names.
         reporter: hears what is being done.
 
     Returns:
@@ -141,6 +152,17 @@ def drill(
             f"{argument('steps')} is {steps} and {argument('kills')} {kills}. At least {SAVES} "
             "steps are needed, so that there is something to save in between, and kills cannot be "
             "negative."
+        )
+    words = [*QUIET, f"train.save_every={steps // SAVES} steps"]
+    words.append(f"train.evaluate_every={2 * (steps // SAVES) + 1} steps")
+    copied = partial(load_config, folder / "config.yaml", trust_code=trust_code or None)
+    settings = copied(words).config
+    refuse_foreign_code(settings.foreign_code)
+    if by_steps := steps_for_time(settings, steps):
+        words += by_steps
+        reporter.notice(
+            "note: by the clock no two runs have the same learning rates, so in the copies a "
+            f"second is a step: {', '.join(by_steps)}"
         )
     needed = _COPIES * sum(file.stat().st_size for file in _newest_checkpoint(folder).glob("*"))
     free = shutil.disk_usage(folder).free
@@ -163,8 +185,27 @@ def drill(
     with scratch:
         preload()
         chance = random.Random(seed)
-        done = _Drill(folder, Path(scratch.name), steps, kills, chance, reporter.notice)
+        place = Path(scratch.name)
+        done = _Drill(folder, place, copied, words, steps, kills, chance, reporter.notice)
         return DrillResult(folder, tuple(done.outcomes()))
+
+
+def steps_for_time(config: RunConfig, least: int) -> list[str]:
+    """Overrides that put times of the clock which a learning rate follows in steps, one a second.
+
+    A whole run becomes `least` steps or more, and every part of it shorter than it.
+    """
+    optim, length = config.optim, config.train.stop_after
+    parts = {"optim.warmup": optim.warmup, "optim.cooldown": optim.cooldown}
+    parts["optim.cycles.first"] = optim.cycles.first if optim.cycles is not None else None
+    found: dict[str, float] = {}
+    most = length.amount if length.unit == "steps" else math.inf
+    if length.seconds is not None:
+        found["train.stop_after"] = most = max(least, round(length.seconds))
+    for name, part in parts.items():
+        if part is not None and part.seconds is not None:
+            found[name] = max(1, min(round(part.seconds), most - 1))
+    return [f"{name}={n:.0f} steps" for name, n in found.items()]
 
 
 class StopAt:
@@ -186,6 +227,8 @@ class _Drill:
 
     model: Path
     scratch: Path
+    copied: Callable[[Sequence[str]], Resolved]  # the run's configuration, with overrides
+    words: Sequence[str]  # overrides of every copy
     steps: int
     kills: int
     chance: random.Random
@@ -238,11 +281,7 @@ class _Drill:
             if (self.model / RESOURCES).exists():
                 shutil.copy(self.model / RESOURCES, run / RESOURCES)
         log, stop = self.scratch / f"{len(self.sessions)}.log", StopAt(self.steps)
-        settings = load_config(
-            self.model / "config.yaml",
-            [*QUIET, f"run_dir={run}", f"train.save_every={self.save_every} steps",
-             f"train.evaluate_every={2 * self.save_every + 1} steps"],
-        )  # fmt: skip
+        settings = self.copied([*self.words, f"run_dir={run}"])
         session = Session(lambda: train_in_child(settings, log, callbacks=[stop]), log)
         self.sessions.append(session)
         return session

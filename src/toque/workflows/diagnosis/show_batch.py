@@ -12,7 +12,7 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.sources.records import NO_TASK
 from toque.units import Cursor
-from toque.workflows.build import build_language_model, build_stream
+from toque.workflows.plan.outlined_model import outlined_stream
 from toque.workflows.prepared_store import open_store
 
 
@@ -34,7 +34,7 @@ def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> ShownBatch
     if step < 1:
         raise ConfigError(f"{argument('step')} is {step}; steps are counted from 1.")
     store = open_store(config)
-    stream = build_stream(config, store, build_language_model(config, store))
+    stream = outlined_stream(config, store)
     cursor = Cursor()
     for _ in range(step - 1):  # plans are walked, not batches: only the last one is laid out
         cursor = stream.plan.at(cursor).cursor

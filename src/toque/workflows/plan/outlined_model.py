@@ -23,9 +23,11 @@ from toque.models.loading.hub import resolve_folder
 from toque.models.loading.to_train import SpecialTokens
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.quantised import Outlined
-from toque.workflows.build import model_to_train
+from toque.runs.outlined_update import outlining
+from toque.workflows.build import build_stream, model_to_train
 
 if TYPE_CHECKING:
+    from toque.data.loader.batch_stream import BatchStream
     from toque.data.store.token_store import TokenStore
 
 
@@ -81,6 +83,14 @@ def outlined_model(
         if precision == "bf16":
             use_cpu_layers(model)
     return model
+
+
+def outlined_stream(config: RunConfig, store: TokenStore) -> BatchStream:
+    """The run's batches, laid out for its model, of which no weight is read or made."""
+    with outlining():
+        plain = config.model_copy(update={"adapter": None})
+        outline = outlined_model(plain, store.codec(), where="cuda", precision="float32")
+    return build_stream(config, store, outline)
 
 
 def remake(model: nn.Module, device: str = "cpu", dtype: torch.dtype | None = None) -> None:

@@ -252,7 +252,8 @@ def _as_set(config: RunConfig, model: PreTrainedModel, example: float | None) ->
     read = row.source / row.examples
     across = {"source_context": read, "cross_context": read}
     tokens = float(rows * row.tokens)
-    examples = data.max_examples and data.max_examples * (1.0 - data.validation_fraction)
+    held_out = 0.0 if data.validation else data.validation_fraction
+    examples = data.max_examples and data.max_examples * (1.0 - held_out)
     steps_of_a_unit = {
         "steps": 1.0,
         "examples": 1.0 / rows,
