@@ -12,7 +12,7 @@ from fixtures.runs import Recorder
 from toque.errors import NonFiniteError
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.observers.watchers import DataBound
+from toque.training.observers.watchers import DataBound, Overfitting, UserCallback
 from toque.training.runtime import Runtime
 from toque.training.stopping import INTERRUPTED, Interrupt
 from toque.training.update_guard import SkipStep, UpdateGuard
@@ -101,6 +101,35 @@ def test_fault_27_an_outlier_is_left_out_and_named(make_run, by):
     (told,) = map(json.loads, record.read_text().splitlines())
     assert told["step"] == 8
     assert len(told["example_ids"]) == run.recorder.steps[8].n_examples
+
+
+class Lowest:
+    """A user's callback whose state before the first evaluation is no JSON."""
+
+    def __init__(self):
+        self.lowest = float("inf")
+
+    def on_evaluate_end(self, state):
+        self.lowest = min(self.lowest, state.metrics["loss"])
+
+    def state_dict(self):
+        return {"lowest": self.lowest}
+
+
+def test_fault_27_what_watchers_keep_of_an_outlier_stops_no_save(make_run):
+    warnings = []
+
+    def warn(at, text):
+        warnings.append((at.step, text))
+
+    watchers = (Overfitting(warn=warn), UserCallback(Lowest(), name="m:Lowest", warn=warn))
+    run = make_run(save_every="4 steps", evaluate_every="6 steps", steps=8, callbacks=watchers)
+    outlying(run, 2, by=float("nan"))
+    assert run.trainer.fit().reason == "finished"
+    assert [e for e in run.recorder.events if e.startswith("save")] == ["save 4", "save 8"]
+    ((step, said),) = warnings
+    assert step == 4
+    assert "m:Lowest raised in state_dict" in said
 
 
 def test_fault_27_without_outliers_nothing_is_left_out(make_run):

@@ -104,8 +104,11 @@ def test_state_travels_with_checkpoints_when_it_is_json(warn, warnings):
     assert other.kept == {"n": 3}
     UserCallback(other, name="another", warn=warn).load_state_dict({"name": "c", "own": 1})
     assert other.kept == {"n": 3}
-    assert UserCallback(Counting({1, 2}), name="c", warn=warn).state_dict() == {}
-    assert "raised in state_dict" in warnings[0][1]
+    for no_json in ({1, 2}, {"lowest": float("inf")}, [float("nan")]):
+        assert UserCallback(Counting(no_json), name="c", warn=warn).state_dict() == {}
+    assert all("raised in state_dict" in said for _, said in warnings)
+    assert "no infinity" in warnings[1][1]
+    assert "give None in place of such a number" in warnings[2][1]
 
 
 def test_overfitting_is_said_once_until_the_gap_closes(warn, warnings):
@@ -125,6 +128,15 @@ def test_overfitting_compares_the_same_updates_after_a_restart(warn, warnings):
     second.on_step(update(2, loss=1.0))
     second.on_evaluate(Progress(step=2), {"loss": 2.61})
     assert "(2.0000)" in warnings[0][1]  # of both updates
+
+
+def test_overfitting_leaves_out_losses_that_are_no_numbers(warn, warnings):
+    watch = Overfitting(warn=warn)
+    for step, loss in enumerate([2.0, float("nan"), float("inf"), 2.0], start=1):
+        watch.on_step(update(step, loss=loss))
+    assert watch.state_dict() == {"nats": 240.0, "targets": 120, "warned": False}
+    watch.on_evaluate(Progress(step=4), {"loss": 2.7})
+    assert "(2.0000)" in warnings[0][1]
 
 
 class Receiver(ThreadingHTTPServer):
@@ -167,7 +179,7 @@ def test_a_webhook_tells_start_best_and_end(receive, warn, warnings):
     server = receive()
     hook = Webhook(server.address, run="soup", warn=warn)
     hook.on_fit_start(START)
-    for step, loss in ((2, 2.0), (4, 1.5), (6, 1.7)):
+    for step, loss in ((1, float("nan")), (2, 2.0), (4, 1.5), (6, 1.7)):
         hook.on_evaluate(Progress(step=step), {"loss": loss})
     hook.on_fit_end(END)
     said = [json.loads(body) for body in server.bodies]
