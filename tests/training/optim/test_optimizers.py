@@ -237,6 +237,18 @@ def test_an_update_that_is_not_wanted_changes_nothing(name, device):
     assert not any(torch.equal(p, weights[n]) for n, p in model.named_parameters())
 
 
+def test_a_run_whose_updates_were_all_skipped_on_a_gpu_is_continued():
+    """Fused AdamW makes its state there, and counts no update."""
+    model = Wide()
+    first, second = build_optimizer(model), build_optimizer(model)
+    gradients(model, 0)
+    step_if(first, torch.tensor(False), torch.device("meta"))
+    saved = optimizer_tensors(first, model)
+    assert {float(t) for key, t in saved.items() if key.endswith("/step")} == {0.0}
+    load_optimizer_tensors(second, model, saved, where="here", steps=1)
+    assert optimizer_tensors(second, model).keys() == saved.keys()
+
+
 def test_matrices_decay_and_vectors_do_not(tiny_model):
     optimizer = build_optimizer(tiny_model, weight_decay=0.3)
     decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}

@@ -265,7 +265,8 @@ def _impossible_state(entry: str, value: Tensor, steps: int | None) -> str | Non
     if entry == "step":
         most = float("inf") if steps is None else steps
         count = float(value)
-        possible = 1.0 <= count <= most and count.is_integer()
+        # Fused kernels count none where they skip the first, whose state is there all the same.
+        possible = 0.0 <= count <= most and count.is_integer()
         return None if possible else f"counts {count:g} updates, in a run of {most:,}"
     if not value.is_floating_point():
         return None
