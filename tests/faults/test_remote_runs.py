@@ -151,6 +151,56 @@ def test_a_lock_left_behind_is_taken_over_and_a_lost_one_is_noticed(remote):
     assert json.loads(remote.read(LOCK))["id"] == "y"
 
 
+def other_machine(remote):
+    """Take the lock in `remote` over, as a machine that found it stale."""
+    record = {"id": "y", "host": "other", "pid": 1}
+    remote.put(LOCK, json.dumps(record).encode())
+
+
+def test_whose_lock_was_taken_over_uploads_no_end(remote, tmp_path):
+    parts.made(tmp_path / "a", 4)
+    with BucketLock(remote) as lock:  # which looks again in ten seconds
+        with Uploads(tmp_path / "a", remote, lock, keep_last=2) as up:
+            pass
+        before = {name: remote.read(name) for name in remote.names() if name != LOCK}
+        for name in ("end.json", "config.yaml", "evaluation.json", "metrics.jsonl"):
+            (tmp_path / "a" / name).write_text("{}\n")
+        other_machine(remote)
+        with pytest.raises(CheckpointError, match=r"has taken \S+ over"):
+            up.finished()
+        assert lock.lost.is_set()
+        store = parts.made(tmp_path / "a", 6)
+        with Uploads(tmp_path / "a", remote, lock, keep_last=2) as up:
+            up.add(store.newest_valid().path)
+    assert {name: remote.read(name) for name in remote.names() if name != LOCK} == before
+    assert json.loads(remote.read(LOCK))["id"] == "y"
+
+
+@pytest.mark.parametrize("service", ["s3"], indirect=True)
+@pytest.mark.parametrize("noticed", [True, False])
+def test_fault_59_a_run_that_was_taken_over_ends_by_an_error(kitchen, remote, noticed, monkeypatch):
+    def look(uploads):
+        uploads._lock.look()
+        return uploads._lock.lost.is_set()
+
+    if noticed:  # by the next update, as if the lock were renewed that often
+        monkeypatch.setattr(Uploads, "is_lost", look)
+
+    class Taken:
+        def on_step_end(self, run):
+            if run.step == 5:
+                other_machine(remote)
+
+    words = [f"run_dir={kitchen / f'taken-{noticed}'}", f"checkpoint.upload={remote.address}"]
+    resolved = load_config(str(kitchen / "run.yaml"), words)
+    with pytest.raises(CheckpointError, match=r"has taken \S+ over") as caught:
+        train(resolved, callbacks=[Taken()])
+    assert caught.value.exit_code == 4
+    assert "end.json" not in remote.names()
+    assert not [name for name in remote.names() if name.startswith("model/")]
+    assert not (noticed and (kitchen / "taken-True" / "model").exists())
+
+
 def test_a_dead_process_of_this_machine_is_not_waited_for(remote):
     words = "from toque.storage.bucket_lock import Owner; print(Owner().record().decode())"
     left = python("-c", words)

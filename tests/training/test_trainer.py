@@ -10,7 +10,7 @@ from toque.batch import IGNORE
 from toque.errors import CheckpointError, DataError, NonFiniteError
 from toque.training.callbacks import Callback, Requests
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.stopping import INTERRUPTED
+from toque.training.stopping import INTERRUPTED, TAKEN_OVER
 from toque.units import Cursor
 
 
@@ -126,6 +126,13 @@ def test_an_interruption_saves_first_and_evaluates_when_continued(make_run):
     evaluations = run.recorder.evaluations + again.recorder.evaluations
     assert evaluations == whole.recorder.evaluations
     assert run.losses + again.losses == whole.losses
+
+
+def test_a_run_that_was_taken_over_saves_and_leaves_its_evaluation_to_the_other(make_run):
+    taken = AskAt(4, Requests(stop=True, reason=TAKEN_OVER))
+    run = make_run(steps=4, save_every=None, callbacks=(taken,))
+    assert run.trainer.fit().reason == "taken_over"
+    assert run.recorder.events[-3:] == ["step 4", "save 4", "end taken_over"]
 
 
 def test_interrupted_at_the_last_step_the_owed_evaluation_is_all_that_is_left(make_run):

@@ -35,7 +35,7 @@ from toque.training.nan_tracer import find_nonfinite_origin
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.phases import PartClock
 from toque.training.runtime import Runtime
-from toque.training.stopping import INTERRUPTED
+from toque.training.stopping import INTERRUPTED, TAKEN_OVER
 from toque.training.update_guard import UpdateGuard
 from toque.units import Cursor, Duration, Progress
 
@@ -244,8 +244,9 @@ class Trainer:
         schedule, at = self.schedule, self.progress
         scheduled = schedule.due(schedule.evaluate_every, before, at)
         scheduled = scheduled or schedule.stop_after.reached(at)  # the end always is evaluated
-        if self.stop_reason in (INTERRUPTED, MOVED):
-            self.owes_evaluation = scheduled  # the machine may be taken away: save now
+        if self.stop_reason in (INTERRUPTED, MOVED, TAKEN_OVER):
+            # The machine may be taken away: save now. Or another evaluates what was taken over.
+            self.owes_evaluation = scheduled
         elif scheduled or wants.evaluate or self.finished:
             wants |= self._evaluate()
         if wants.save or self.finished or schedule.due(schedule.save_every, before, at):

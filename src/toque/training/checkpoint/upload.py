@@ -17,12 +17,13 @@ from typing import Final, Self, final
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_folder, link_or_copy, remove_folder, sweep
-from toque.storage.bucket import Bucket
+from toque.storage.bucket import Bucket, RunBucketError
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.no_follow import refuse_moved
 from toque.training.callbacks import Callback, Requests, Saved, StepInfo
 from toque.training.checkpoint.fetch import MODEL_FILES, OUTBOX, complete_steps, grows, is_own
 from toque.training.checkpoint.saved import MANIFEST, read_manifest
+from toque.training.stopping import TAKEN_OVER
 from toque.units import Progress
 
 QUEUE: Final = 2  # checkpoints that wait at most, best models not counted
@@ -94,6 +95,11 @@ class Uploads:
         """True if another process has taken the run over."""
         return self._lock.lost.is_set()
 
+    def _is_lost_now(self) -> bool:
+        """`is_lost`, by a look into the bucket: who has just slept has not heard of it yet."""
+        self._lock.look()
+        return self.is_lost()
+
     def add(self, checkpoint: Path) -> None:
         """Have it uploaded; older ones that wait give way when the ring is full."""
         name = f"{checkpoint.parent.name}-{checkpoint.name}"
@@ -117,8 +123,18 @@ class Uploads:
         self._changed.set()
 
     def finished(self) -> None:
-        """Upload the small files and the finished model, too."""
+        """Upload the small files and the finished model, too.
+
+        A RunBucketError, and nothing uploaded, where another process has taken the run over.
+        """
         refuse_moved(self._run)
+        if self._is_lost_now():
+            raise RunBucketError(
+                f"Another process has taken {self._bucket.address} over, because this one did not "
+                "renew its lock for too long: it slept, or had no network. Nothing more of it was "
+                f"uploaded; what it saved is in {self._run}, and the other goes on. Wait for that "
+                "one, or stop it and start this command again, which continues from the newest."
+            )
         for name in MODEL_FILES:
             self._send(name)
         self._small_files()
@@ -159,11 +175,13 @@ class Uploads:
         kind, _, step = path.name.partition("-")
         manifest = read_manifest(path)
         place = f"{kind}/{step}"
+        if self._is_lost_now():
+            return
         for entry in manifest.files:
             self._bucket.put_file(path / entry.file, f"{place}/{entry.file}")
-        self._small_files()
-        if self.is_lost():
+        if self._is_lost_now():
             return
+        self._small_files()
         # One may be there, of the same step before continuing from an older one: the same bits.
         self._bucket.put(f"{place}/{MANIFEST}", (path / MANIFEST).read_bytes())
         with self._guard:
@@ -223,7 +241,7 @@ class UploadProgress(Callback):
         """Stop when another machine has taken over: two writers would be two runs."""
         for sentence in self._uploads.messages():
             self._warn(info.progress, sentence)
-        return Requests(stop=True, reason="taken_over") if self._uploads.is_lost() else None
+        return Requests(stop=True, reason=TAKEN_OVER) if self._uploads.is_lost() else None
 
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Have it uploaded, and new best models before it."""
