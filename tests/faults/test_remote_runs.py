@@ -119,6 +119,21 @@ def test_a_damaged_object_is_named_and_the_one_before_it_used(remote, tmp_path):
     assert store.newest_valid().step == 4
 
 
+def test_a_damaged_object_costs_no_later_checkpoint(remote, tmp_path):
+    parts.made(tmp_path / "a", 2)
+    parts.upload(tmp_path / "a", remote)
+    parts.made(tmp_path / "a", 6)
+    parts.upload(tmp_path / "a", remote)
+    damaged = flipped(remote.read("checkpoints/step-00000006/model.safetensors"))
+    remote.put("checkpoints/step-00000006/model.safetensors", damaged)
+    assert fetch_run(remote, tmp_path / "b", say=print) == 2
+    for step in (4, 5):
+        parts.made(tmp_path / "b", step)
+        parts.upload(tmp_path / "b", remote, keep_last=1)
+        steps = {name.split("/")[1] for name in remote.names("checkpoints")}
+        assert steps == {f"step-{step:08d}", "step-00000006"}  # and the damaged one, as on a disk
+
+
 def test_a_manifest_that_points_elsewhere_fetches_nothing(remote, tmp_path):
     manifest = {
         "format": 1, "step": 4, "progress": {}, "cursor": {}, "config_sha256": "",

@@ -22,7 +22,7 @@ from toque.storage.bucket_lock import BucketLock
 from toque.storage.no_follow import refuse_moved
 from toque.training.callbacks import Callback, Requests, Saved, StepInfo
 from toque.training.checkpoint.fetch import MODEL_FILES, OUTBOX, complete_steps, grows, is_own
-from toque.training.checkpoint.saved import MANIFEST, read_manifest
+from toque.training.checkpoint.saved import MANIFEST, read_manifest, step_name
 from toque.training.stopping import TAKEN_OVER
 from toque.units import Progress
 
@@ -189,7 +189,7 @@ class Uploads:
         self.counts.uploaded += 1
         self._done.add(path.name)
         if kind == "checkpoints":
-            self.counts.newest_step = manifest.step
+            self.counts.newest_step = max(self.counts.newest_step or 0, manifest.step)
         self._prune(kind)
 
     def _small_files(self) -> None:
@@ -217,11 +217,14 @@ class Uploads:
         """Remove there what is no longer kept; the manifest first, so that no half is one."""
         names = self._bucket.names(kind)
         there = complete_steps(names, kind)
-        kept = there[: self._keep]
         if kind == "best":
             here = {path.name for path in (self._run / "best").glob("step-*")}
             newest = max(here, default="")  # what is newer appears there before it does here
             kept = [step for step in there if step in here or step > newest] or there
+        else:
+            # As in `CheckpointStore.prune`: later steps were found damaged when the run continued.
+            newest = step_name(self.counts.newest_step or 0)
+            kept = there[: sum(step > newest for step in there) + self._keep]
         for step in set(there) - set(kept):
             self._remove(f"{kind}/{step}", names)
 
