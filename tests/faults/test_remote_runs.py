@@ -325,6 +325,20 @@ def test_addresses_that_cannot_be_a_run_are_refused(kitchen, capfd):
         assert main([*train, *words]) == 2, capfd.readouterr().err
 
 
+def test_a_best_model_that_cannot_be_read_holds_up_no_checkpoint(remote, tmp_path):
+    store = parts.made(tmp_path / "a", 4)
+    tensors = store.newest_valid().tensors("model")
+    store.save(4, {"model": tensors}, {"progress": {"step": 4}}, metrics={"loss": 1.0})
+    (tmp_path / "a" / "best" / "step-00000004" / "model.safetensors").unlink()
+    up = parts.upload(tmp_path / "a", remote)
+    assert "checkpoints/step-00000004/manifest.json" in remote.names()
+    assert (up.counts.uploaded, up.counts.failed) == (1, 1)
+    (said,) = up.messages()
+    assert "best-step-00000004 is not uploaded." in said
+    assert "model.safetensors is missing" in said
+    assert list((tmp_path / "a" / "outbox").iterdir()) == []
+
+
 def test_a_step_is_never_in_the_bucket_without_the_best_models_before_it(
     remote, tmp_path, monkeypatch
 ):

@@ -22,7 +22,7 @@ from toque.storage.bucket_lock import BucketLock
 from toque.storage.no_follow import refuse_moved
 from toque.training.callbacks import Callback, Requests, Saved, StepInfo
 from toque.training.checkpoint.fetch import MODEL_FILES, OUTBOX, complete_steps, grows, is_own
-from toque.training.checkpoint.saved import MANIFEST, read_manifest, step_name
+from toque.training.checkpoint.saved import MANIFEST, read_manifest, step_name, verify_files
 from toque.training.stopping import TAKEN_OVER
 from toque.units import Progress
 
@@ -173,7 +173,13 @@ class Uploads:
     def _upload(self, path: Path) -> None:
         refuse_moved(path)
         kind, _, step = path.name.partition("-")
-        manifest = read_manifest(path)
+        try:
+            manifest = read_manifest(path)
+            verify_files(path, manifest, hashed=False)
+        except CheckpointError as error:
+            if path.exists():
+                self._give_up(path, error)
+            return
         place = f"{kind}/{step}"
         if self._is_lost_now():
             return
@@ -191,6 +197,14 @@ class Uploads:
         if kind == "checkpoints":
             self.counts.newest_step = max(self.counts.newest_step or 0, manifest.step)
         self._prune(kind)
+
+    def _give_up(self, path: Path, error: CheckpointError) -> None:
+        """Leave out, in this session, what cannot be read here: all others would wait for it."""
+        with self._guard:
+            remove_folder(path)
+        self._done.add(path.name)
+        self.counts.failed += 1
+        self._messages.put(f"{path.name} is not uploaded. {error}")
 
     def _small_files(self) -> None:
         """Configuration, figures and samples: what a run is continued with, and read by."""
