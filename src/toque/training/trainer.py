@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from toque.batch import Batch
 from toque.data.loader.batch_stream import BatchStream, Prefetch, Step
 from toque.errors import DataError, Interrupted, NonFiniteError
+from toque.hardware.memory import free_bytes, is_out_of_memory, release_memory
 from toque.training.callbacks import (
     LOSS,
     Best,
@@ -29,14 +30,15 @@ from toque.training.checkpoint import resume
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import CheckpointLayout, Saves
 from toque.training.checkpoint.store import MOVED, CheckpointStore
+from toque.training.checkpoint.tensor_files import bytes_of
 from toque.training.distributed.sharing import LossFn, Sharing
 from toque.training.micro_batch import OomFallback
-from toque.training.nan_tracer import find_nonfinite_origin
+from toque.training.nan_tracer import NonFiniteOrigin, find_nonfinite_origin
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.phases import PartClock
 from toque.training.runtime import Runtime
 from toque.training.stopping import INTERRUPTED, TAKEN_OVER
-from toque.training.update_guard import UpdateGuard
+from toque.training.update_guard import PendingUpdate, UpdateGuard
 from toque.units import Cursor, Duration, Progress
 
 
@@ -215,11 +217,32 @@ class Trainer:
         """Judge the updates since the last check; waits for the device."""
         bad = self.guard.check(self.progress)
         if bad is not None:
-            micro_batches = bad.batch.split(self.oom_fallback.rows_at(bad.step))
-            with self._sharing.whole() as model:
+            origin, traced = self._traced(bad)
+            raise self.guard.error(bad, origin, traced=traced)
+
+    def _traced(self, bad: PendingUpdate) -> tuple[NonFiniteOrigin | None, bool]:
+        """Where an update stopped being finite, and whether memory had room to find out."""
+        needed = bytes_of(dict(self.model.named_parameters())) if self._sharing.is_sharded else 0
+        if not all(self._ranks.all_gather(needed <= free_bytes(self.runtime.device))):
+            return (
+                None,
+                False,
+            )  # a rank that ran out while all gather would leave the others waiting
+        with self._sharing.whole() as model:
+            # As it was computed, or row by row: it is not compiled, which takes more memory.
+            for rows in sorted({self.oom_fallback.rows_at(bad.step), 1}, reverse=True):
                 self.runtime.seed(self.seed, bad.step)
-                origin = find_nonfinite_origin(model, self.loss_fn, micro_batches, self.runtime)
-            raise self.guard.error(bad, origin)
+                micro_batches = bad.batch.split(rows)
+                try:
+                    origin = find_nonfinite_origin(model, self.loss_fn, micro_batches, self.runtime)
+                except RuntimeError as error:  # torch.OutOfMemoryError is one
+                    if not is_out_of_memory(error):
+                        raise
+                else:
+                    return origin, True
+                model.zero_grad(set_to_none=True)
+                release_memory()
+        return None, False
 
     def _roll_back(self) -> None:
         self._saves.settle(self.progress)
