@@ -117,13 +117,14 @@ class Trainer:
             left = stack.enter_context(self.checkpoints.claimed()) if self._ranks.is_main else []
             wants = stack.enter_context(self.callbacks.around(self._start(left), self._end))
             stack.enter_context(self._saves.session(lambda: self.progress))
-            self._apply_requests(self._ranks.any_rank(wants))
+            wants, owed = self._ranks.any_rank(wants), self.owes_evaluation
+            self._apply_requests(wants)
             self.clock.lap("starting")
-            if self.owes_evaluation:
+            if owed or wants.evaluate:
                 self.owes_evaluation = False
-                self._evaluate()
-                if self.finished:
-                    self._save(final=True)
+                wants |= self._evaluate()
+            if wants.save or (owed and self.finished):
+                self._save(final=self.finished)
             if not self.finished:
                 self._train()
         return self._end(None)
