@@ -11,7 +11,7 @@ import pytest
 from fixtures.updates import update
 from toque.config import load_config
 from toque.errors import ConfigError
-from toque.training.callbacks import Best, Requests, RunEnd, RunStart
+from toque.training.callbacks import Best, Callbacks, Requests, RunEnd, RunStart
 from toque.training.observers.watchers import Overfitting, UserCallback, Watchers
 from toque.training.observers.webhook import Webhook, body_for, describe, post_json
 from toque.units import Duration, Progress
@@ -109,6 +109,34 @@ def test_state_travels_with_checkpoints_when_it_is_json(warn, warnings):
     assert all("raised in state_dict" in said for _, said in warnings)
     assert "no infinity" in warnings[1][1]
     assert "give None in place of such a number" in warnings[2][1]
+
+
+def test_state_is_found_by_name_whatever_other_callbacks_there_are(warn):
+    class Counting:
+        def __init__(self, n):
+            self.n = n
+
+        def state_dict(self):
+            return {"n": self.n}
+
+        def load_state_dict(self, state):
+            self.n = state["n"]
+
+    def those(*named):
+        own = [Counting(n) for _, n in named]
+        names = [name for name, _ in named]
+        pairs = zip(own, names, strict=True)
+        return own, Callbacks([UserCallback(o, name=name, warn=warn) for o, name in pairs])
+
+    _, before = those(("b", 7), ("c", 8), ("c", 9))
+    own, after = those(("a", 0), ("c", 0), ("b", 0), ("c", 0))
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert [o.n for o in own] == [0, 8, 7, 9]
+    own, after = those(("b", 0), ("c", 0))
+    places = {"UserCallback": {"n": 7}, "UserCallback.1": {"n": 8}}  # of version 0.1.0
+    names = {"UserCallback": "b", "UserCallback.1": "c"}
+    after.load_state_dict({k: {"name": names[k], "own": s} for k, s in places.items()})
+    assert [o.n for o in own] == [7, 8]
 
 
 def test_overfitting_is_said_once_until_the_gap_closes(warn, warnings):

@@ -100,6 +100,11 @@ class UserCallback(Callback):
         self.errors = 0
         self._state = RunState(Progress(), Duration(1, "steps"))
 
+    @property
+    def label(self) -> str:
+        """By the user's name for it, so that another one before it takes nothing from it."""
+        return f"{type(self).__name__} {self.name}"
+
     def on_fit_start(self, start: RunStart) -> Requests | None:
         """`on_train_begin`."""
         self._state = RunState(start.progress, start.stop_after)
