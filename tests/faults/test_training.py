@@ -152,6 +152,17 @@ def test_fault_27_several_in_a_row_go_back_to_a_checkpoint_and_on(make_run):
     assert not equal(look.before[9][0], look.saved[8])
 
 
+def test_fault_27_a_save_of_the_same_weights_is_not_gone_back_to(make_run):
+    """A save between the update that spoilt the weights and the outliers that show it."""
+    look = StoreSurvey()
+    run = outlying(make_run(save_every="2 steps", callbacks=(look,)), 9, 10, 11, window=6)
+    look.run = run
+    assert run.trainer.fit().reason == "finished"
+    assert equal(look.before[9][0], look.saved[10])
+    assert any("the weights are those of step 8 again" in w for w in run.recorder.warnings)
+    assert equal(look.before[12][0], look.saved[8])
+
+
 def test_fault_27_the_judgement_is_that_of_the_docstring(row_stream):
     batch, warnings = row_stream.at(Cursor()).batch, Recorder()
     policy = SkipStep(sigma=2.0, window=4, roll_back_after=2)

@@ -245,9 +245,14 @@ class Trainer:
                 release_memory()
         return None, False
 
+    def _sound(self) -> Checkpoint | None:
+        """The checkpoint to go back to: the newest whose weights are not those of now."""
+        store, since = self.checkpoints, self.progress.step - self.guard.in_a_row
+        return store.newest_valid(before=since) or store.newest_valid()
+
     def _roll_back(self) -> None:
         self._saves.settle(self.progress)
-        found = resume.broadcast_checkpoint(self.checkpoints.newest_valid, self._ranks)
+        found = resume.broadcast_checkpoint(self._sound, self._ranks)
         message = self.guard.roll_back(self.progress.step, found.step if found else None)
         assert found is not None
         resume.load_tensors(found, self.model, self.optimizer)

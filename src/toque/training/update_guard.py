@@ -217,10 +217,14 @@ class UpdateGuard:
         )
 
     @property
+    def in_a_row(self) -> int:
+        """Updates that were not applied since the last that was."""
+        return self.skip_step.in_a_row if self.skip_step is not None else 0
+
+    @property
     def should_roll_back(self) -> bool:
         """True if so many were skipped in a row that the weights themselves are in doubt."""
-        skip_step = self.skip_step
-        return skip_step is not None and skip_step.in_a_row >= skip_step.roll_back_after
+        return self.skip_step is not None and self.in_a_row >= self.skip_step.roll_back_after
 
     def roll_back(self, step: int, to_step: int | None) -> str:
         """A sentence on going back to a step; a NonFiniteError where that is not possible."""
