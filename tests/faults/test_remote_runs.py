@@ -193,7 +193,7 @@ def test_whose_lock_was_taken_over_uploads_no_end(remote, tmp_path):
 
 @pytest.mark.parametrize("service", ["s3"], indirect=True)
 @pytest.mark.parametrize("noticed", [True, False])
-def test_fault_59_a_run_that_was_taken_over_ends_by_an_error(kitchen, remote, noticed, monkeypatch):
+def test_a_run_that_was_taken_over_ends_by_an_error(kitchen, remote, noticed, monkeypatch):
     def look(uploads):
         uploads._lock.look()
         return uploads._lock.lost.is_set()

@@ -148,7 +148,7 @@ class UserCallback(Callback):
 
     def state_dict(self) -> State:
         """The user's own, when it is JSON."""
-        give = getattr(self.watcher, "state_dict", dict)
+        give: Callable[[], object] = getattr(self.watcher, "state_dict", dict)
 
         def kept() -> Any:
             state = give()
