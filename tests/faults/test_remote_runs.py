@@ -119,6 +119,21 @@ def test_a_damaged_object_is_named_and_the_one_before_it_used(remote, tmp_path):
     assert store.newest_valid().step == 4
 
 
+def test_a_damaged_object_costs_no_later_checkpoint(remote, tmp_path):
+    parts.made(tmp_path / "a", 2)
+    parts.upload(tmp_path / "a", remote)
+    parts.made(tmp_path / "a", 6)
+    parts.upload(tmp_path / "a", remote)
+    damaged = flipped(remote.read("checkpoints/step-00000006/model.safetensors"))
+    remote.put("checkpoints/step-00000006/model.safetensors", damaged)
+    assert fetch_run(remote, tmp_path / "b", say=print) == 2
+    for step in (4, 5):
+        parts.made(tmp_path / "b", step)
+        parts.upload(tmp_path / "b", remote, keep_last=1)
+        steps = {name.split("/")[1] for name in remote.names("checkpoints")}
+        assert steps == {f"step-{step:08d}", "step-00000006"}  # and the damaged one, as on a disk
+
+
 def test_a_manifest_that_points_elsewhere_fetches_nothing(remote, tmp_path):
     manifest = {
         "format": 1, "step": 4, "progress": {}, "cursor": {}, "config_sha256": "",
@@ -149,6 +164,56 @@ def test_a_lock_left_behind_is_taken_over_and_a_lost_one_is_noticed(remote):
         remote.put(LOCK, json.dumps({"id": "y", "host": "other", "pid": 1}).encode())
         assert lock.lost.wait(10)
     assert json.loads(remote.read(LOCK))["id"] == "y"
+
+
+def other_machine(remote):
+    """Take the lock in `remote` over, as a machine that found it stale."""
+    record = {"id": "y", "host": "other", "pid": 1}
+    remote.put(LOCK, json.dumps(record).encode())
+
+
+def test_whose_lock_was_taken_over_uploads_no_end(remote, tmp_path):
+    parts.made(tmp_path / "a", 4)
+    with BucketLock(remote) as lock:  # which looks again in ten seconds
+        with Uploads(tmp_path / "a", remote, lock, keep_last=2) as up:
+            pass
+        before = {name: remote.read(name) for name in remote.names() if name != LOCK}
+        for name in ("end.json", "config.yaml", "evaluation.json", "metrics.jsonl"):
+            (tmp_path / "a" / name).write_text("{}\n")
+        other_machine(remote)
+        with pytest.raises(CheckpointError, match=r"has taken \S+ over"):
+            up.finished()
+        assert lock.lost.is_set()
+        store = parts.made(tmp_path / "a", 6)
+        with Uploads(tmp_path / "a", remote, lock, keep_last=2) as up:
+            up.add(store.newest_valid().path)
+    assert {name: remote.read(name) for name in remote.names() if name != LOCK} == before
+    assert json.loads(remote.read(LOCK))["id"] == "y"
+
+
+@pytest.mark.parametrize("service", ["s3"], indirect=True)
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_run_that_was_taken_over_ends_by_an_error(kitchen, remote, noticed, monkeypatch):
+    def look(uploads):
+        uploads._lock.look()
+        return uploads._lock.lost.is_set()
+
+    if noticed:  # by the next update, as if the lock were renewed that often
+        monkeypatch.setattr(Uploads, "is_lost", look)
+
+    class Taken:
+        def on_step_end(self, run):
+            if run.step == 5:
+                other_machine(remote)
+
+    words = [f"run_dir={kitchen / f'taken-{noticed}'}", f"checkpoint.upload={remote.address}"]
+    resolved = load_config(str(kitchen / "run.yaml"), words)
+    with pytest.raises(CheckpointError, match=r"has taken \S+ over") as caught:
+        train(resolved, callbacks=[Taken()])
+    assert caught.value.exit_code == 4
+    assert "end.json" not in remote.names()
+    assert not [name for name in remote.names() if name.startswith("model/")]
+    assert not (noticed and (kitchen / "taken-True" / "model").exists())
 
 
 def test_a_dead_process_of_this_machine_is_not_waited_for(remote):
@@ -258,6 +323,20 @@ def test_addresses_that_cannot_be_a_run_are_refused(kitchen, capfd):
         ["checkpoint.upload=s3://key:secret@bucket/a"],
     ):
         assert main([*train, *words]) == 2, capfd.readouterr().err
+
+
+def test_a_best_model_that_cannot_be_read_holds_up_no_checkpoint(remote, tmp_path):
+    store = parts.made(tmp_path / "a", 4)
+    tensors = store.newest_valid().tensors("model")
+    store.save(4, {"model": tensors}, {"progress": {"step": 4}}, metrics={"loss": 1.0})
+    (tmp_path / "a" / "best" / "step-00000004" / "model.safetensors").unlink()
+    up = parts.upload(tmp_path / "a", remote)
+    assert "checkpoints/step-00000004/manifest.json" in remote.names()
+    assert (up.counts.uploaded, up.counts.failed) == (1, 1)
+    (said,) = up.messages()
+    assert "best-step-00000004 is not uploaded." in said
+    assert "model.safetensors is missing" in said
+    assert list((tmp_path / "a" / "outbox").iterdir()) == []
 
 
 def test_a_step_is_never_in_the_bucket_without_the_best_models_before_it(

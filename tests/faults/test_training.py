@@ -12,7 +12,7 @@ from fixtures.runs import Recorder
 from toque.errors import NonFiniteError
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.observers.watchers import DataBound
+from toque.training.observers.watchers import DataBound, Overfitting, UserCallback
 from toque.training.runtime import Runtime
 from toque.training.stopping import INTERRUPTED, Interrupt
 from toque.training.update_guard import SkipStep, UpdateGuard
@@ -103,6 +103,35 @@ def test_fault_27_an_outlier_is_left_out_and_named(make_run, by):
     assert len(told["example_ids"]) == run.recorder.steps[8].n_examples
 
 
+class Lowest:
+    """A user's callback whose state before the first evaluation is no JSON."""
+
+    def __init__(self):
+        self.lowest = float("inf")
+
+    def on_evaluate_end(self, state):
+        self.lowest = min(self.lowest, state.metrics["loss"])
+
+    def state_dict(self):
+        return {"lowest": self.lowest}
+
+
+def test_fault_27_what_watchers_keep_of_an_outlier_stops_no_save(make_run):
+    warnings = []
+
+    def warn(at, text):
+        warnings.append((at.step, text))
+
+    watchers = (Overfitting(warn=warn), UserCallback(Lowest(), name="m:Lowest", warn=warn))
+    run = make_run(save_every="4 steps", evaluate_every="6 steps", steps=8, callbacks=watchers)
+    outlying(run, 2, by=float("nan"))
+    assert run.trainer.fit().reason == "finished"
+    assert [e for e in run.recorder.events if e.startswith("save")] == ["save 4", "save 8"]
+    ((step, said),) = warnings
+    assert step == 4
+    assert "m:Lowest raised in state_dict" in said
+
+
 def test_fault_27_without_outliers_nothing_is_left_out(make_run):
     plain = make_run(folder=make_run.folder / "plain", save_every=None)
     plain.trainer.fit()
@@ -121,6 +150,17 @@ def test_fault_27_several_in_a_row_go_back_to_a_checkpoint_and_on(make_run):
     assert any("the weights are those of step 8 again" in w for w in run.recorder.warnings)
     assert equal(look.before[12][0], look.saved[8])
     assert not equal(look.before[9][0], look.saved[8])
+
+
+def test_fault_27_a_save_of_the_same_weights_is_not_gone_back_to(make_run):
+    """A save between the update that spoilt the weights and the outliers that show it."""
+    look = StoreSurvey()
+    run = outlying(make_run(save_every="2 steps", callbacks=(look,)), 9, 10, 11, window=6)
+    look.run = run
+    assert run.trainer.fit().reason == "finished"
+    assert equal(look.before[9][0], look.saved[10])
+    assert any("the weights are those of step 8 again" in w for w in run.recorder.warnings)
+    assert equal(look.before[12][0], look.saved[8])
 
 
 def test_fault_27_the_judgement_is_that_of_the_docstring(row_stream):

@@ -1,9 +1,12 @@
 """Time until a run's command ends: what is foreseen, and what is corrected by measuring."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from toque.runs.time_left import TimeLeft
 from toque.units import Duration, Progress
+from toque.workflows.run_length import AfterTraining, Length, time_left_of
 
 D = Duration.parse
 
@@ -83,6 +86,23 @@ def test_evaluations_in_another_unit_than_the_run():
     unknown.start(at(0))
     assert unknown.evaluations(at(0)) == 1  # the end, which is all that is known
     assert time_left(every="25 %").evaluations(at(0)) == 4
+
+
+@pytest.mark.parametrize("stop", ["8 hours", "480 minutes", "28800 seconds"])
+@pytest.mark.parametrize("every", ["0.5 hours", "30 minutes", "1800 seconds"])
+def test_times_of_the_clock_are_counted_in_any_unit(stop, every):
+    time = time_left(stop=stop, every=every)
+    time.start(at(0))
+    assert time.evaluations(at(0)) == 16
+    assert time.evaluations(at(9, seconds=3600.0)) == 14
+
+
+def test_evaluations_by_the_clock_in_a_run_of_another_unit():
+    stream = SimpleNamespace(totals=lambda stop: {"steps": 100.0, "epochs": stop.amount})
+    length = Length(D("3 epochs"), AfterTraining(evaluating=1.0, ending=1.0))
+    time = time_left_of(stream, length, D("1 minutes"), update_seconds=2.0, n_texts=0)
+    time.start(at(0))
+    assert time.evaluations(at(0)) == 4  # of 200 seconds
 
 
 def test_nothing_is_said_of_what_is_over_in_a_moment():

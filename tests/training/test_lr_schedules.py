@@ -143,6 +143,22 @@ def test_inverse_square_root_is_transformers():
     assert mine[19] == mine[20] == 1.0
 
 
+@pytest.mark.parametrize("warmup", ["3 %", "0 %"])
+@pytest.mark.parametrize(
+    ("stop_after", "expected", "after"),
+    [
+        ("3 epochs", {"steps": 300, "epochs": 3}, lambda s: Progress(step=s, epoch=s / 100)),
+        ("20 minutes", {}, lambda s: Progress(step=s, seconds=4.0 * s)),
+        ("6000 examples", {"steps": 300}, lambda s: Progress(step=s, examples=20 * s)),
+    ],
+)
+def test_inverse_square_root_is_the_same_in_any_unit(warmup, stop_after, expected, after):
+    in_steps = rates("inverse_sqrt", 300, warmup=warmup)
+    lr_at = schedule("inverse_sqrt", stop_after, expected, warmup=warmup)
+    assert [lr_at(after(s)) for s in range(10, 300)] == pytest.approx(in_steps[10:])
+    assert in_steps[-1] == pytest.approx(math.sqrt((9 if warmup == "3 %" else 1) / 299))
+
+
 def test_warmup_stable_decay_is_transformers():
     options = {"num_training_steps": 100, "decay_type": "linear", "min_lr_ratio": 0.1}
     theirs = torchs(lambda o: get_wsd_schedule(o, 10, 40, **options), 100)

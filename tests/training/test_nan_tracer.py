@@ -80,3 +80,46 @@ def test_the_error_of_a_run_names_it(make_run):
     record = json.loads((make_run.folder / "non_finite.json").read_text())
     assert record["first_non_finite"] == "the output of norm (LayerNorm)"
     assert len(record["first_example_ids"]) == 4
+
+
+def test_weights_that_no_rank_has_room_to_gather_are_not_gathered(make_run, monkeypatch):
+    trainer = make_run(save_every=None).trainer
+    trainer._sharing.is_sharded = True
+    monkeypatch.setattr(trainer._sharing, "whole", lambda: pytest.fail("gathered"))
+    monkeypatch.setattr("toque.training.trainer.free_bytes", lambda _: 9999)
+    plain = trainer.loss_fn
+    trainer.loss_fn = lambda model, batch: plain(model, batch) * torch.nan
+    with pytest.raises(NonFiniteError, match="Memory ran out where it was computed again"):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("fits", "words"),
+    [
+        (1, r"First not finite: the output of norm \(LayerNorm\), in examples \d+\."),
+        (0, "Memory ran out where it was computed again, so where that began is not known"),
+    ],
+)
+def test_memory_that_runs_out_while_it_is_traced_costs_at_most_its_name(make_run, fits, words):
+    """As on a GPU: the update was compiled, and what is traced is not."""
+    run = make_run(save_every=None, micro_batch_rows=4)
+    trainer, losses = run.trainer, []
+    plain = trainer.loss_fn
+    trainer.model.norm.register_forward_hook(
+        lambda *args: args[-1] * torch.nan if len(losses) > 2 else None
+    )
+
+    def limited(model, batch):
+        losses.append(batch.n_rows)
+        if len(losses) > 3 and batch.n_rows > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return plain(model, batch)
+
+    trainer.loss_fn = limited
+    with pytest.raises(NonFiniteError, match=words):
+        trainer.fit()
+    assert losses[:5] == [4, 4, 4, 4, 1]
+    record = json.loads((make_run.folder / "non_finite.json").read_text())
+    assert (record["first_non_finite"] is None) == (fits == 0)
+    assert len(record["example_ids"]) == 4
+    assert all(p.grad is None for p in trainer.model.parameters())

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from toque.batch import IGNORE
 from toque.errors import CheckpointError, DataError, NonFiniteError
 from toque.training.callbacks import Callback, Requests
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.stopping import INTERRUPTED
+from toque.training.stopping import INTERRUPTED, TAKEN_OVER
 from toque.units import Cursor
 
 
@@ -126,6 +127,46 @@ def test_an_interruption_saves_first_and_evaluates_when_continued(make_run):
     evaluations = run.recorder.evaluations + again.recorder.evaluations
     assert evaluations == whole.recorder.evaluations
     assert run.losses + again.losses == whole.losses
+
+
+def test_a_run_that_was_taken_over_saves_and_leaves_its_evaluation_to_the_other(make_run):
+    taken = AskAt(4, Requests(stop=True, reason=TAKEN_OVER))
+    run = make_run(steps=4, save_every=None, callbacks=(taken,))
+    assert run.trainer.fit().reason == "taken_over"
+    assert run.recorder.events[-3:] == ["step 4", "save 4", "end taken_over"]
+
+
+class AskFirst(Callback):
+    def on_fit_start(self, start):
+        return Requests(evaluate=True, save=True)
+
+
+def test_what_is_asked_for_where_a_session_begins_is_done(make_run):
+    run = make_run(steps=4, save_every=None, callbacks=(AskFirst(),))
+    run.trainer.fit()
+    assert run.recorder.events[:4] == ["start", "evaluate 0", "save 0", "step 1"]
+    plain = make_run(folder=make_run.folder / "plain", steps=4, save_every=None)
+    plain.trainer.fit()
+    assert run.losses == plain.losses
+    shutil.rmtree(make_run.folder / "checkpoints" / "step-00000004")
+    again = make_run(steps=4, save_every=None)
+    again.trainer.fit()
+    assert again.recorder.events[:2] == ["start", "step 1"]
+    assert again.losses == plain.losses
+
+
+def test_a_save_that_an_owed_evaluation_leads_to_is_done(make_run):
+    interrupt = AskAt(2, Requests(stop=True, save=True, reason=INTERRUPTED))
+    run = {"steps": 4, "evaluate_every": "2 steps", "save_every": None}
+    make_run(**run, callbacks=(interrupt,)).trainer.fit()
+
+    class SaveThen(Callback):
+        def on_evaluate(self, at, metrics):
+            return Requests(save=True)
+
+    again = make_run(**run, callbacks=(SaveThen(),))
+    again.trainer.fit()
+    assert again.recorder.events[:4] == ["start", "evaluate 2", "save 2", "step 3"]
 
 
 def test_interrupted_at_the_last_step_the_owed_evaluation_is_all_that_is_left(make_run):

@@ -288,7 +288,7 @@ class Estimator:
         held_out = work.held_out_tokens / work.tokens_per_update * seconds / 3  # forward alone
         train, steps, whole = self.config.train, work.totals.get("steps"), work.seconds
         if whole is None and steps is not None:
-            evaluations = times_in(train.stop_after, work.totals, train.evaluate_every)
+            evaluations = times_in(train.stop_after, self._expected(seconds), train.evaluate_every)
             whole = steps * seconds + evaluations * held_out
         return Time(seconds, flops, peak, how, held_out, whole, measured)
 
@@ -303,7 +303,18 @@ class Estimator:
         pieces = self.work.update_rows / rows * self.work.useful_share
         return pieces * update.micro_batch.seconds() + update.update.seconds()
 
-    def disk(self, model: PreTrainedModel, memory: Memory, store: int) -> Disk:
+    def _expected(self, update_seconds: float) -> dict[str, float]:
+        """The run's totals by unit, minutes included, where an update takes so long."""
+        seconds, totals = self.work.seconds, dict(self.work.totals)
+        if seconds is None and "steps" in totals:
+            seconds = totals["steps"] * update_seconds
+        if seconds is None:
+            return totals
+        return {"steps": seconds / update_seconds, "minutes": seconds / 60} | totals
+
+    def disk(
+        self, model: PreTrainedModel, memory: Memory, store: int, *, update_seconds: float
+    ) -> Disk:
         """Bytes on the disk of an outlined model's run, whose prepared data has `store` bytes."""
         config, train, trained = self.config, self.config.train, memory.update.gradients
         # What is trained has as many bytes as its gradients, float32 both.
@@ -311,7 +322,7 @@ class Estimator:
         # Of each kind of checkpoint one is written before the oldest goes.
         best = trained * (train.keep_best + 1) if train.keep_best else 0
         finished = trained if config.adapter is not None else 4 * parameter_counts(model).total
-        saves = times_in(train.stop_after, self.work.totals, train.save_every)
+        saves = times_in(train.stop_after, self._expected(update_seconds), train.save_every)
         remote = config.checkpoint.upload is not None or "://" in config.run_dir
         return Disk(
             checkpoint=saved,

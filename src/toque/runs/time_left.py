@@ -19,8 +19,10 @@ _ROUNDING: Final = 1e-12  # a share of the run that is no update's
 def times_in(whole: Duration, expected: Mapping[str, float], every: Duration) -> int:
     """Number of times that something happens once `every` in a run, the end among them.
 
-    The run is `whole` long, and has the `expected` totals by unit, as far as they are known.
+    The run is `whole` long, and has the `expected` totals by unit, as far as they are known; those
+    of the clock in minutes.
     """
+    whole, every = whole.in_minutes(), every.in_minutes()
     total = whole.amount if every.unit == whole.unit else expected.get(every.unit, 0.0)
     total = 100.0 if every.unit == "%" else total
     return max(1, math.ceil(total / every.amount - 1e-9)) if every.amount > 0 else 1

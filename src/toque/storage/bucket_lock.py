@@ -89,12 +89,17 @@ class BucketLock:
             "place would overwrite each other: wait for it, stop it, or choose another address."
         )
 
+    def look(self) -> None:
+        """Set `lost` where the lock is another process's now."""
+        held = self.bucket.read(LOCK)
+        if held is not None and not self._me.wrote(held):
+            self.lost.set()
+
     def _renew(self) -> None:
         while not self._closing.wait(self.heartbeat):
             try:
-                held = self.bucket.read(LOCK)
-                if held is not None and not self._me.wrote(held):
-                    self.lost.set()
+                self.look()
+                if self.lost.is_set():
                     return
                 self.bucket.put(LOCK, self._me.record())
             except BucketError:

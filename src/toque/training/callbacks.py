@@ -184,6 +184,11 @@ class Callback:
     slows: bool = False
     """True while it slows the current update so much that rates should leave it out."""
 
+    @property
+    def label(self) -> str:
+        """Name of its state in a checkpoint; of several with one label by their order."""
+        return type(self).__name__
+
     def on_fit_start(self, start: RunStart) -> Requests | None:
         """A session begins."""
 
@@ -297,16 +302,28 @@ class Callbacks:
         """Restore each callback's state; one without a state starts afresh."""
         if not isinstance(state, dict) or not all(isinstance(s, dict) for s in state.values()):
             raise TypeError(f"callbacks is {state!r:.60}, not an object of objects")
-        for name, callback in self._named():
-            if name in state:
-                callback.load_state_dict(state[name])
+        # Checkpoints of version 0.1.0 have classes alone.
+        classes = _numbered([type(c).__name__ for c in self._callbacks])
+        for (name, callback), of_class in zip(self._named(), classes, strict=True):
+            own = state.get(name, state.get(of_class))
+            if own is not None:
+                callback.load_state_dict(own)
 
     def _named(self) -> list[tuple[str, Callback]]:
-        names = [type(c).__name__ for c in self._callbacks]
-        return [
-            (f"{name}.{names[:i].count(name)}" if name in names[:i] else name, callback)
-            for i, (name, callback) in enumerate(zip(names, self._callbacks, strict=True))
-        ]
+        names = _numbered([c.label for c in self._callbacks])
+        return list(zip(names, self._callbacks, strict=True))
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """The names, each that was there before with its number.
+
+    >>> _numbered(["a", "b", "a"])
+    ['a', 'b', 'a.1']
+    """
+    return [
+        f"{name}.{names[:i].count(name)}" if name in names[:i] else name
+        for i, name in enumerate(names)
+    ]
 
 
 def _combined(requests: Sequence[Requests | None]) -> Requests:

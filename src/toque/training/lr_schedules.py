@@ -14,7 +14,7 @@ and decay by name:
     cosine           (1 + cos(pi d)) / 2
     cosine_restarts  (1 + cos(pi t_cur / t_i)) / 2, t_cur since the last restart, t_i the cycle's
                      length, which grows by a factor at each restart
-    inverse_sqrt     sqrt(warmup / max(warmup, m))
+    inverse_sqrt     sqrt(warmup / max(warmup, m)), the warmup of an update or more
     wsd              1 until the cooldown, the last share c of the run, then falling linearly to 0
 
 In steps these are the textbook's: peak * (step + 1) / warmup, then the decay over
@@ -73,8 +73,9 @@ def make_schedule(
                 since, length = cycle_at(elapsed, first.amount, cycles.growth)
                 return 0.5 * (1.0 + math.cos(math.pi * (since / length)))
             case "inverse_sqrt":
-                began = max(warmup.amount, 1.0)
-                return math.sqrt(began / max(began, warmup.measure(progress)))
+                elapsed = warmup.measure(progress)
+                began = max(warmup.amount, elapsed / max(1, progress.step))  # an update or more
+                return math.sqrt(began / elapsed) if elapsed > began else 1.0
             case "wsd":
                 return min(1.0, max(0.0, 1.0 - whole.fraction(progress)) / cooling)
 

@@ -33,6 +33,8 @@ from toque.units import Duration, Progress
 
 INTERRUPTED: Final = "interrupted"
 """`RunEnd.reason` after a signal; the command line then exits with 75."""
+TAKEN_OVER: Final = "taken_over"
+"""`RunEnd.reason` where another process has taken the run's place in a bucket."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PASSED_ON: Final = 5.0  # seconds in which a launcher passes on a signal
 _AFTER_HANGUP: Final = 5.0  # seconds in which whatever follows a hangup belongs to it

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from toque.batch import Batch
 from toque.data.loader.batch_stream import BatchStream, Prefetch, Step
 from toque.errors import DataError, Interrupted, NonFiniteError
+from toque.hardware.memory import free_bytes, is_out_of_memory, release_memory
 from toque.training.callbacks import (
     LOSS,
     Best,
@@ -29,14 +30,15 @@ from toque.training.checkpoint import resume
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import CheckpointLayout, Saves
 from toque.training.checkpoint.store import MOVED, CheckpointStore
+from toque.training.checkpoint.tensor_files import bytes_of
 from toque.training.distributed.sharing import LossFn, Sharing
 from toque.training.micro_batch import OomFallback
-from toque.training.nan_tracer import find_nonfinite_origin
+from toque.training.nan_tracer import NonFiniteOrigin, find_nonfinite_origin
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.phases import PartClock
 from toque.training.runtime import Runtime
-from toque.training.stopping import INTERRUPTED
-from toque.training.update_guard import UpdateGuard
+from toque.training.stopping import INTERRUPTED, TAKEN_OVER
+from toque.training.update_guard import PendingUpdate, UpdateGuard
 from toque.units import Cursor, Duration, Progress
 
 
@@ -115,13 +117,14 @@ class Trainer:
             left = stack.enter_context(self.checkpoints.claimed()) if self._ranks.is_main else []
             wants = stack.enter_context(self.callbacks.around(self._start(left), self._end))
             stack.enter_context(self._saves.session(lambda: self.progress))
-            self._apply_requests(self._ranks.any_rank(wants))
+            wants, owed = self._ranks.any_rank(wants), self.owes_evaluation
+            self._apply_requests(wants)
             self.clock.lap("starting")
-            if self.owes_evaluation:
+            if owed or wants.evaluate:
                 self.owes_evaluation = False
-                self._evaluate()
-                if self.finished:
-                    self._save(final=True)
+                wants |= self._evaluate()
+            if wants.save or (owed and self.finished):
+                self._save(final=self.finished)
             if not self.finished:
                 self._train()
         return self._end(None)
@@ -215,15 +218,39 @@ class Trainer:
         """Judge the updates since the last check; waits for the device."""
         bad = self.guard.check(self.progress)
         if bad is not None:
-            micro_batches = bad.batch.split(self.oom_fallback.rows_at(bad.step))
-            with self._sharing.whole() as model:
+            origin, traced = self._traced(bad)
+            raise self.guard.error(bad, origin, traced=traced)
+
+    def _traced(self, bad: PendingUpdate) -> tuple[NonFiniteOrigin | None, bool]:
+        """Where an update stopped being finite, and whether memory had room to find out."""
+        needed = bytes_of(dict(self.model.named_parameters())) if self._sharing.is_sharded else 0
+        # A rank that ran out while all gather would leave the others waiting.
+        if not all(self._ranks.all_gather(needed <= free_bytes(self.runtime.device))):
+            return None, False
+        with self._sharing.whole() as model:
+            # As it was computed, or row by row: it is not compiled, which takes more memory.
+            for rows in sorted({self.oom_fallback.rows_at(bad.step), 1}, reverse=True):
                 self.runtime.seed(self.seed, bad.step)
-                origin = find_nonfinite_origin(model, self.loss_fn, micro_batches, self.runtime)
-            raise self.guard.error(bad, origin)
+                micro_batches = bad.batch.split(rows)
+                try:
+                    origin = find_nonfinite_origin(model, self.loss_fn, micro_batches, self.runtime)
+                except RuntimeError as error:  # torch.OutOfMemoryError is one
+                    if not is_out_of_memory(error):
+                        raise
+                else:
+                    return origin, True
+                model.zero_grad(set_to_none=True)
+                release_memory()
+        return None, False
+
+    def _sound(self) -> Checkpoint | None:
+        """The checkpoint to go back to: the newest whose weights are not those of now."""
+        store, since = self.checkpoints, self.progress.step - self.guard.in_a_row
+        return store.newest_valid(before=since) or store.newest_valid()
 
     def _roll_back(self) -> None:
         self._saves.settle(self.progress)
-        found = resume.broadcast_checkpoint(self.checkpoints.newest_valid, self._ranks)
+        found = resume.broadcast_checkpoint(self._sound, self._ranks)
         message = self.guard.roll_back(self.progress.step, found.step if found else None)
         assert found is not None
         resume.load_tensors(found, self.model, self.optimizer)
@@ -244,8 +271,9 @@ class Trainer:
         schedule, at = self.schedule, self.progress
         scheduled = schedule.due(schedule.evaluate_every, before, at)
         scheduled = scheduled or schedule.stop_after.reached(at)  # the end always is evaluated
-        if self.stop_reason in (INTERRUPTED, MOVED):
-            self.owes_evaluation = scheduled  # the machine may be taken away: save now
+        if self.stop_reason in (INTERRUPTED, MOVED, TAKEN_OVER):
+            # The machine may be taken away: save now. Or another evaluates what was taken over.
+            self.owes_evaluation = scheduled
         elif scheduled or wants.evaluate or self.finished:
             wants |= self._evaluate()
         if wants.save or self.finished or schedule.due(schedule.save_every, before, at):

@@ -175,10 +175,16 @@ class UpdateGuard:
             )
         return None
 
-    def error(self, update: PendingUpdate, origin: NonFiniteOrigin | None) -> NonFiniteError:
-        """The error that ends the run, in `non_finite.json`; `origin` is of this rank's share."""
+    def error(
+        self, update: PendingUpdate, origin: NonFiniteOrigin | None, *, traced: bool = True
+    ) -> NonFiniteError:
+        """The error that ends the run, in `non_finite.json`; `origin` is of this rank's share.
+
+        `traced` is False where memory had no room to look for the origin.
+        """
         own = asdict(origin) if origin is not None else None
-        shares = self.runtime.ranks.all_gather({"rows": update.batch.example_ids, "origin": own})
+        share = {"rows": update.batch.example_ids, "origin": own, "traced": traced}
+        shares = self.runtime.ranks.all_gather(share)
         rows = [row for share in shares for row in share["rows"]]
         found = next(filter(None, (share["origin"] for share in shares)), None)
         loss, norm = update.values.tolist()
@@ -195,6 +201,8 @@ class UpdateGuard:
             },
         )
         first = "Computed again, every value is finite."
+        if not all(share["traced"] for share in shares):
+            first = "Memory ran out where it was computed again, so where that began is not known."
         if found is not None:
             ids = found["example_ids"]
             first = f"First not finite: {found['where']}"
@@ -209,10 +217,14 @@ class UpdateGuard:
         )
 
     @property
+    def in_a_row(self) -> int:
+        """Updates that were not applied since the last that was."""
+        return self.skip_step.in_a_row if self.skip_step is not None else 0
+
+    @property
     def should_roll_back(self) -> bool:
         """True if so many were skipped in a row that the weights themselves are in doubt."""
-        skip_step = self.skip_step
-        return skip_step is not None and skip_step.in_a_row >= skip_step.roll_back_after
+        return self.skip_step is not None and self.in_a_row >= self.skip_step.roll_back_after
 
     def roll_back(self, step: int, to_step: int | None) -> str:
         """A sentence on going back to a step; a NonFiniteError where that is not possible."""

@@ -124,6 +124,7 @@ def time_left_of(
     if stop.seconds is not None:
         training = stop.seconds
         totals = {"steps": training / update_seconds} | totals
+    totals = {"minutes": training / 60} | totals
     return TimeLeft(
         stop,
         # A limit on the whole command counts the evaluations between updates as training.

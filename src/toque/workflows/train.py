@@ -35,7 +35,7 @@ from toque.training.distributed.process_group import (
 )
 from toque.training.observers.metrics_log import write_after
 from toque.training.observers.watchers import Watchers
-from toque.training.stopping import CommandClock
+from toque.training.stopping import TAKEN_OVER, CommandClock
 from toque.workflows.build import build_run
 from toque.workflows.final_model import finish
 from toque.workflows.prepare import prepare_if_absent
@@ -119,7 +119,7 @@ def train(
                 write_config(config)
             end = run.trainer.fit()
             result = TrainedRun(folder, end.progress.step, end.reason)
-            if not result.interrupted:
+            if not (result.interrupted or result.reason == TAKEN_OVER):
                 finish(run, reporter)
             trained = time.perf_counter()
             if uploads is not None and not result.interrupted:

@@ -11,8 +11,9 @@ from toque.config.schema_methods import StageFilters
 from toque.data.loader.curriculum import StagedPlan, selected, stage_seed
 from toque.data.loader.epoch_plan import EpochPlan, Update
 from toque.data.loader.packing import RowShape
-from toque.errors import ConfigError
-from toque.units import Cursor, Duration
+from toque.errors import CheckpointError, ConfigError
+from toque.training.checkpoint.resume import TrainerState
+from toque.units import Cursor, Duration, Progress
 
 RNG = np.random.default_rng(0)
 SOURCE, TARGET = RNG.integers(4, 30, 400), RNG.integers(4, 60, 400)
@@ -64,6 +65,41 @@ def test_each_stage_sees_its_own_examples_and_time_only_rises(whole: str) -> Non
         assert {e for row in update.rows for e in row} <= set((PARTS[stage] * 2).tolist())
     epochs = [u.epoch for u in updates]
     assert all(a <= b for a, b in pairwise(epochs))
+
+
+def of_short_epochs() -> StagedPlan:
+    """Stages whose epochs are one whole update and a small one, of a run in steps."""
+    lengths = np.full(64, 80)
+    stages = [
+        EpochPlan(np.arange(n), 0 * lengths[:n], lengths[:n], RowShape(0, 96), 3, update_rows=32)
+        for n in (36, 60)
+    ]
+    return StagedPlan(stages, (0.0, 0.5), Duration.parse("200 steps"), lengths, lengths)
+
+
+def test_in_steps_the_epochs_of_a_stage_are_those_it_makes() -> None:
+    plan = of_short_epochs()
+    epochs = [0.0, *(u.epoch for u in walk(plan, 200))]
+    assert max(after - before for before, after in pairwise(epochs)) < 1.0
+    assert epochs[100] == 50.0
+    assert epochs[-1] == 100.0
+
+
+@pytest.mark.parametrize("estimate", [None, 1.1])
+def test_a_run_is_continued_from_any_step_though_its_epochs_were_expected_otherwise(
+    estimate: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if estimate is not None:
+        monkeypatch.setattr(EpochPlan, "updates_per_epoch", lambda _: estimate)
+    plan = of_short_epochs()
+    for update in walk(plan, 199):
+        at = TrainerState(Progress(epoch=update.epoch), update.cursor, None, False)
+        at.refuse_other_data(SimpleNamespace(planned=plan.at), where="here")
+    earlier = replace(at, progress=Progress(epoch=at.progress.epoch + 45.0))  # of version 0.1.0
+    earlier.refuse_other_data(SimpleNamespace(planned=plan.at), where="here")
+    far = replace(at, progress=Progress(epoch=at.progress.epoch - 1.1))
+    with pytest.raises(CheckpointError, match="no place of this data"):
+        far.refuse_other_data(SimpleNamespace(planned=plan.at), where="here")
 
 
 def test_in_epochs_the_run_ends_where_it_should() -> None:

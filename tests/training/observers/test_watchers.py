@@ -11,7 +11,7 @@ import pytest
 from fixtures.updates import update
 from toque.config import load_config
 from toque.errors import ConfigError
-from toque.training.callbacks import Best, Requests, RunEnd, RunStart
+from toque.training.callbacks import Best, Callbacks, Requests, RunEnd, RunStart
 from toque.training.observers.watchers import Overfitting, UserCallback, Watchers
 from toque.training.observers.webhook import Webhook, body_for, describe, post_json
 from toque.units import Duration, Progress
@@ -104,8 +104,39 @@ def test_state_travels_with_checkpoints_when_it_is_json(warn, warnings):
     assert other.kept == {"n": 3}
     UserCallback(other, name="another", warn=warn).load_state_dict({"name": "c", "own": 1})
     assert other.kept == {"n": 3}
-    assert UserCallback(Counting({1, 2}), name="c", warn=warn).state_dict() == {}
-    assert "raised in state_dict" in warnings[0][1]
+    for no_json in ({1, 2}, {"lowest": float("inf")}, [float("nan")]):
+        assert UserCallback(Counting(no_json), name="c", warn=warn).state_dict() == {}
+    assert all("raised in state_dict" in said for _, said in warnings)
+    assert "no infinity" in warnings[1][1]
+    assert "give None in place of such a number" in warnings[2][1]
+
+
+def test_state_is_found_by_name_whatever_other_callbacks_there_are(warn):
+    class Counting:
+        def __init__(self, n):
+            self.n = n
+
+        def state_dict(self):
+            return {"n": self.n}
+
+        def load_state_dict(self, state):
+            self.n = state["n"]
+
+    def those(*named):
+        own = [Counting(n) for _, n in named]
+        names = [name for name, _ in named]
+        pairs = zip(own, names, strict=True)
+        return own, Callbacks([UserCallback(o, name=name, warn=warn) for o, name in pairs])
+
+    _, before = those(("b", 7), ("c", 8), ("c", 9))
+    own, after = those(("a", 0), ("c", 0), ("b", 0), ("c", 0))
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert [o.n for o in own] == [0, 8, 7, 9]
+    own, after = those(("b", 0), ("c", 0))
+    places = {"UserCallback": {"n": 7}, "UserCallback.1": {"n": 8}}  # of version 0.1.0
+    names = {"UserCallback": "b", "UserCallback.1": "c"}
+    after.load_state_dict({k: {"name": names[k], "own": s} for k, s in places.items()})
+    assert [o.n for o in own] == [7, 8]
 
 
 def test_overfitting_is_said_once_until_the_gap_closes(warn, warnings):
@@ -125,6 +156,15 @@ def test_overfitting_compares_the_same_updates_after_a_restart(warn, warnings):
     second.on_step(update(2, loss=1.0))
     second.on_evaluate(Progress(step=2), {"loss": 2.61})
     assert "(2.0000)" in warnings[0][1]  # of both updates
+
+
+def test_overfitting_leaves_out_losses_that_are_no_numbers(warn, warnings):
+    watch = Overfitting(warn=warn)
+    for step, loss in enumerate([2.0, float("nan"), float("inf"), 2.0], start=1):
+        watch.on_step(update(step, loss=loss))
+    assert watch.state_dict() == {"nats": 240.0, "targets": 120, "warned": False}
+    watch.on_evaluate(Progress(step=4), {"loss": 2.7})
+    assert "(2.0000)" in warnings[0][1]
 
 
 class Receiver(ThreadingHTTPServer):
@@ -167,7 +207,7 @@ def test_a_webhook_tells_start_best_and_end(receive, warn, warnings):
     server = receive()
     hook = Webhook(server.address, run="soup", warn=warn)
     hook.on_fit_start(START)
-    for step, loss in ((2, 2.0), (4, 1.5), (6, 1.7)):
+    for step, loss in ((1, float("nan")), (2, 2.0), (4, 1.5), (6, 1.7)):
         hook.on_evaluate(Progress(step=step), {"loss": loss})
     hook.on_fit_end(END)
     said = [json.loads(body) for body in server.bodies]

@@ -161,6 +161,7 @@ OWN = {
     f"{__name__}:Counted": {"betas": (0.9, 0.1)},
     "torch.optim:SGD": {"momentum": 0.8},
     "torch.optim:NAdam": {"betas": (0.8, 0.9), "eps": 1e-3},
+    "bitsandbytes.optim:AdamW32bit": {},
 }
 
 
@@ -216,6 +217,59 @@ def test_an_optimizer_that_cannot_be_used_is_refused(name, given, words):
         build_optimizer(Wide(), name=name, **given)
 
 
+class Forgetful(torch.optim.Optimizer):
+    """Of a user: trains, and keeps what no checkpoint holds."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr, "updates": 0})
+
+    def rate(self, group, state, p):
+        raise NotImplementedError
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad, alpha=group["lr"] / self.rate(group, self.state[p], p))
+
+
+class CountsByGroup(Forgetful):
+    def rate(self, group, state, p):
+        group["updates"] += 1
+        return group["updates"]
+
+
+class Lists(Forgetful):
+    def rate(self, group, state, p):
+        state["rates"] = [*state.get("rates", []), 1.0]
+        return len(state["rates"])
+
+
+class MoreOfLarge(Forgetful):
+    def rate(self, group, state, p):
+        entry = "scales" if p.numel() > 4096 else "scale"
+        state[entry] = state.get(entry, torch.ones(3)) + 1
+        return float(state[entry][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (f"{__name__}:CountsByGroup", "gave other weights"),
+        (f"{__name__}:Lists", r"state\[parameter\]\['rates'\] was a list"),
+        (f"{__name__}:MoreOfLarge", r"128 x 64 did not fit it again \(weight lacks scale\)"),
+        ("bitsandbytes.optim:Lion8bit", "128 x 64 did not fit it again"),
+        ("bitsandbytes.optim:AdamW8bit", "adamw8bit, which is AdamW in 8 bits"),
+    ],
+)
+def test_an_optimizer_that_could_not_be_continued_is_refused_before_the_run(name, words):
+    model = Wide()
+    numbers = torch.get_rng_state()
+    with pytest.raises(ConfigError, match=words) as caught:
+        build_optimizer(model, name=name)
+    assert f"optim.name is {name}, with which a run could not be continued" in str(caught.value)
+    assert torch.equal(torch.get_rng_state(), numbers)
+
+
 @pytest.mark.parametrize("name", ["adamw", *NEW])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_an_update_that_is_not_wanted_changes_nothing(name, device):
@@ -235,6 +289,18 @@ def test_an_update_that_is_not_wanted_changes_nothing(name, device):
     gradients(model, 3)
     step_if(optimizer, torch.tensor(True), torch.device(device))
     assert not any(torch.equal(p, weights[n]) for n, p in model.named_parameters())
+
+
+def test_a_run_whose_updates_were_all_skipped_on_a_gpu_is_continued():
+    """Fused AdamW makes its state there, and counts no update."""
+    model = Wide()
+    first, second = build_optimizer(model), build_optimizer(model)
+    gradients(model, 0)
+    step_if(first, torch.tensor(False), torch.device("meta"))
+    saved = optimizer_tensors(first, model)
+    assert {float(t) for key, t in saved.items() if key.endswith("/step")} == {0.0}
+    load_optimizer_tensors(second, model, saved, where="here", steps=1)
+    assert optimizer_tensors(second, model).keys() == saved.keys()
 
 
 def test_matrices_decay_and_vectors_do_not(tiny_model):

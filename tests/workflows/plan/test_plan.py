@@ -189,6 +189,22 @@ def test_flops_and_hours_follow_from_the_utilisation(tmp_path: Path) -> None:
     assert run["time"]["run_seconds"] == pytest.approx(expected, rel=0.05)  # and an evaluation
 
 
+@pytest.mark.parametrize(
+    ("stop_after", "save_every"),
+    [("8 hours", "30 minutes"), ("8 hours", "{half} steps"), ("{whole} steps", "30 minutes")],
+)
+def test_saves_by_the_clock_are_counted(tmp_path: Path, stop_after: str, save_every: str) -> None:
+    settings = settings_of(tmp_path, stop_after="8 hours")
+    update = toque.plan(settings, hardware="t4", utilisation=0.1).time.update_seconds
+    half = round(1800 / update)
+    train = {
+        "stop_after": stop_after.format(whole=16 * half),
+        "save_every": save_every.format(half=half),
+    }
+    plan = toque.plan(settings_of(tmp_path, **train), hardware="t4", utilisation=0.1)
+    assert plan.disk.saves == pytest.approx(16, abs=1)  # a half hour is no whole update
+
+
 def test_a_peak_that_a_run_beats_is_said_to_be_too_low() -> None:
     """A plan for a machine that was busy while its peak was measured ended in a refusal."""
     plan = toque.plan("agi2-small", hardware="h100", utilisation=1.0)

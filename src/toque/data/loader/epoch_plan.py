@@ -16,6 +16,7 @@ examples; epoch e takes the positions from e * draws to (e + 1) * draws of the s
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -141,11 +142,14 @@ class EpochPlan:
         return key_of(self.seed, cursor.epoch)
 
     def updates_per_epoch(self) -> float:
-        """Updates in an epoch; exact for a batch in examples, else estimated from one window."""
+        """Updates in an epoch, the last of which may be smaller.
+
+        Exact for a batch in examples, else estimated from one window.
+        """
         if self.update_rows is None:
             return float(-(-self.n_drawn // self.window))
         rows = len(self.window_rows(0, 0)) * self.n_drawn / self._window_size(0)
-        return rows / self.update_rows
+        return float(math.ceil(rows / self.update_rows))
 
     def _window_rows(self, epoch: int, window: int) -> list[tuple[int, ...]]:
         """The packed rows of a window, in training order, as store rows."""

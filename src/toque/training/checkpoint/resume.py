@@ -105,13 +105,19 @@ class TrainerState:
 
     def refuse_other_data(self, batches: BatchStream, *, where: str) -> None:
         """Refuse a place that the data does not have, or that is elsewhere than the progress."""
-        why = ""
+        # An update takes the run on, by one pass at most; fractions are rounded.
+        why, least, most = "", 0.0, 1.0
         try:
-            after = batches.planned(self.cursor).epoch
+            planned = batches.planned(self.cursor)
+            after = planned.epoch
+            # Where a stage in steps ends in epochs is an estimate; earlier versions had another.
+            if planned.cursor.stage != self.cursor.stage:
+                most = math.inf
+            if self.cursor.stage:
+                least = -math.inf
         except (IndexError, ValueError, OverflowError) as error:
             after, why = math.nan, f" ({error})"
-        # An update takes the run on, by one pass at most; fractions are rounded.
-        if not -1e-6 <= after - self.progress.epoch <= 1.0 + 1e-6:
+        if not least - 1e-6 <= after - self.progress.epoch <= most + 1e-6:
             raise CheckpointError(
                 f"{where} continues at {self.cursor}, which is no place of this data after "
                 f"{self.progress.epoch:g} epochs{why}. Put a whole copy in its place, or move it "

@@ -170,10 +170,15 @@ class CheckpointStore:
         kept = [self.best_by.rank(c.metrics) for c in self._best_first() if c.step != step]
         return len(kept) < self.keep_best or rank < kept[self.keep_best - 1]
 
-    def newest_valid(self) -> Checkpoint | None:
-        """The newest checkpoint that verifies; a CheckpointError if there are and none does."""
+    def newest_valid(self, *, before: int | None = None) -> Checkpoint | None:
+        """The newest checkpoint that verifies; a CheckpointError if there are and none does.
+
+        Given a step, of those `before` it.
+        """
         skipped: list[tuple[str, str]] = []
         for path in step_folders(self.here):
+            if before is not None and step_of(path) >= before:
+                continue
             try:
                 return replace(verify_checkpoint(path), skipped=tuple(skipped))
             except OtherFormatError:

@@ -17,12 +17,13 @@ from typing import Final, Self, final
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_folder, link_or_copy, remove_folder, sweep
-from toque.storage.bucket import Bucket
+from toque.storage.bucket import Bucket, RunBucketError
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.no_follow import refuse_moved
 from toque.training.callbacks import Callback, Requests, Saved, StepInfo
 from toque.training.checkpoint.fetch import MODEL_FILES, OUTBOX, complete_steps, grows, is_own
-from toque.training.checkpoint.saved import MANIFEST, read_manifest
+from toque.training.checkpoint.saved import MANIFEST, read_manifest, step_name, verify_files
+from toque.training.stopping import TAKEN_OVER
 from toque.units import Progress
 
 QUEUE: Final = 2  # checkpoints that wait at most, best models not counted
@@ -94,6 +95,11 @@ class Uploads:
         """True if another process has taken the run over."""
         return self._lock.lost.is_set()
 
+    def _is_lost_now(self) -> bool:
+        """`is_lost`, by a look into the bucket: who has just slept has not heard of it yet."""
+        self._lock.look()
+        return self.is_lost()
+
     def add(self, checkpoint: Path) -> None:
         """Have it uploaded; older ones that wait give way when the ring is full."""
         name = f"{checkpoint.parent.name}-{checkpoint.name}"
@@ -117,8 +123,18 @@ class Uploads:
         self._changed.set()
 
     def finished(self) -> None:
-        """Upload the small files and the finished model, too."""
+        """Upload the small files and the finished model, too.
+
+        A RunBucketError, and nothing uploaded, where another process has taken the run over.
+        """
         refuse_moved(self._run)
+        if self._is_lost_now():
+            raise RunBucketError(
+                f"Another process has taken {self._bucket.address} over, because this one did not "
+                "renew its lock for too long: it slept, or had no network. Nothing more of it was "
+                f"uploaded; what it saved is in {self._run}, and the other goes on. Wait for that "
+                "one, or stop it and start this command again, which continues from the newest."
+            )
         for name in MODEL_FILES:
             self._send(name)
         self._small_files()
@@ -157,13 +173,21 @@ class Uploads:
     def _upload(self, path: Path) -> None:
         refuse_moved(path)
         kind, _, step = path.name.partition("-")
-        manifest = read_manifest(path)
+        try:
+            manifest = read_manifest(path)
+            verify_files(path, manifest, hashed=False)
+        except CheckpointError as error:
+            if path.exists():
+                self._give_up(path, error)
+            return
         place = f"{kind}/{step}"
+        if self._is_lost_now():
+            return
         for entry in manifest.files:
             self._bucket.put_file(path / entry.file, f"{place}/{entry.file}")
-        self._small_files()
-        if self.is_lost():
+        if self._is_lost_now():
             return
+        self._small_files()
         # One may be there, of the same step before continuing from an older one: the same bits.
         self._bucket.put(f"{place}/{MANIFEST}", (path / MANIFEST).read_bytes())
         with self._guard:
@@ -171,8 +195,16 @@ class Uploads:
         self.counts.uploaded += 1
         self._done.add(path.name)
         if kind == "checkpoints":
-            self.counts.newest_step = manifest.step
+            self.counts.newest_step = max(self.counts.newest_step or 0, manifest.step)
         self._prune(kind)
+
+    def _give_up(self, path: Path, error: CheckpointError) -> None:
+        """Leave out, in this session, what cannot be read here: all others would wait for it."""
+        with self._guard:
+            remove_folder(path)
+        self._done.add(path.name)
+        self.counts.failed += 1
+        self._messages.put(f"{path.name} is not uploaded. {error}")
 
     def _small_files(self) -> None:
         """Configuration, figures and samples: what a run is continued with, and read by."""
@@ -199,11 +231,14 @@ class Uploads:
         """Remove there what is no longer kept; the manifest first, so that no half is one."""
         names = self._bucket.names(kind)
         there = complete_steps(names, kind)
-        kept = there[: self._keep]
         if kind == "best":
             here = {path.name for path in (self._run / "best").glob("step-*")}
             newest = max(here, default="")  # what is newer appears there before it does here
             kept = [step for step in there if step in here or step > newest] or there
+        else:
+            # As in `CheckpointStore.prune`: later steps were found damaged when the run continued.
+            newest = step_name(self.counts.newest_step or 0)
+            kept = there[: sum(step > newest for step in there) + self._keep]
         for step in set(there) - set(kept):
             self._remove(f"{kind}/{step}", names)
 
@@ -223,7 +258,7 @@ class UploadProgress(Callback):
         """Stop when another machine has taken over: two writers would be two runs."""
         for sentence in self._uploads.messages():
             self._warn(info.progress, sentence)
-        return Requests(stop=True, reason="taken_over") if self._uploads.is_lost() else None
+        return Requests(stop=True, reason=TAKEN_OVER) if self._uploads.is_lost() else None
 
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Have it uploaded, and new best models before it."""

@@ -100,6 +100,11 @@ class UserCallback(Callback):
         self.errors = 0
         self._state = RunState(Progress(), Duration(1, "steps"))
 
+    @property
+    def label(self) -> str:
+        """By the user's name for it, so that another one before it takes nothing from it."""
+        return f"{type(self).__name__} {self.name}"
+
     def on_fit_start(self, start: RunStart) -> Requests | None:
         """`on_train_begin`."""
         self._state = RunState(start.progress, start.stop_after)
@@ -143,8 +148,19 @@ class UserCallback(Callback):
 
     def state_dict(self) -> State:
         """The user's own, when it is JSON."""
-        give = getattr(self.watcher, "state_dict", dict)
-        own = self._guarded(lambda: json.loads(json.dumps(give())), "state_dict")
+        give: Callable[[], object] = getattr(self.watcher, "state_dict", dict)
+
+        def kept() -> Any:
+            state = give()
+            try:
+                return json.loads(json.dumps(state, allow_nan=False))
+            except ValueError as error:
+                raise ValueError(
+                    f"its state is not JSON, which has no NaN and no infinity ({error}), so this "
+                    "checkpoint has none of it; give None in place of such a number"
+                ) from error
+
+        own = self._guarded(kept, "state_dict")
         return {"name": self.name, "own": own} if own else {}
 
     def load_state_dict(self, state: State) -> None:
@@ -343,22 +359,24 @@ class Overfitting(Callback):
     """Warns when held-out loss lies over `GAP` above the training loss; again after a recovery.
 
     Dropout and label smoothing raise the training loss, the mean over all updates since the last
-    evaluation: they never cause a warning, but may hide a small gap.
+    evaluation whose loss is finite: they never cause a warning, but may hide a small gap.
     """
 
     warn: Warn
     _nats: Tensor | float = 0.0
-    _targets: int = 0
+    _targets: Tensor | int = 0
     _warned: bool = False
 
     def on_step(self, info: StepInfo) -> None:
         """Add up; on CUDA without waiting for the device."""
-        self._nats = self._nats + info.loss.detach().double() * info.n_targets
-        self._targets += info.n_targets
+        loss = info.loss.detach().double()
+        counts = torch.isfinite(loss)  # others are never applied, and no state could hold the sum
+        self._nats = self._nats + torch.where(counts, loss, 0.0) * info.n_targets
+        self._targets = self._targets + counts * info.n_targets
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Compare."""
-        held_out, targets = metrics.get("loss"), self._targets
+        held_out, targets = metrics.get("loss"), int(self._targets)
         if held_out is None or not targets:
             return
         trained = float(torch.as_tensor(self._nats)) / targets
@@ -376,7 +394,7 @@ class Overfitting(Callback):
     def state_dict(self) -> State:
         """The sums, so that a continued run compares the same updates."""
         nats = float(torch.as_tensor(self._nats))
-        return {"nats": nats, "targets": self._targets, "warned": self._warned}
+        return {"nats": nats, "targets": int(self._targets), "warned": self._warned}
 
     def load_state_dict(self, state: State) -> None:
         """Restore them."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from toque.training.callbacks import Callback, RunEnd, RunStart, State, StepInfo
+from toque.training.callbacks import LOSS, Callback, RunEnd, RunStart, State, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
 from toque.training.state_values import number_in
 from toque.units import Progress
@@ -46,7 +46,7 @@ class Webhook(Callback):
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Announce the lowest held-out loss so far."""
         loss = metrics.get("loss")
-        if loss is not None and (self._best is None or loss < self._best):
+        if loss is not None and LOSS.better(loss, self._best):
             self._best = loss
             self._send("best", at, f"lowest held-out loss so far, {loss:.4f}", loss=loss)
 

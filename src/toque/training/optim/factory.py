@@ -6,8 +6,9 @@ optimizer with another grouping can read it.
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
 import torch
@@ -25,6 +26,7 @@ _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
 """Floors of a gradient's and of a weight's RMS. torch's own floor of gradients, 1e-7, is above
 those of a large model; the square of this one is still a normal float32."""
 _PROBED: Final = (11, 13, 17, 19)  # sizes that tell which of a state's is which of a parameter's
+_TRIED: Final = 3  # updates before and after a trial of continuing
 _SMALL: Final = 4096  # weights below which bitsandbytes keeps a tensor's averages in float32
 _BLOCK: Final = 256  # weights that share one of bitsandbytes' scales
 _NEVER_NEGATIVE: Final = frozenset(
@@ -93,24 +95,85 @@ def build_optimizer(
 def _own_optimizer(
     name: str, groups: list[dict[str, Any]], given: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """The user's own optimizer; one that cannot update a small matrix is refused now."""
+    """The user's own optimizer; one that cannot be used, or not be continued, is refused now."""
     function = imported({}, name, setting="optim.name", wanted="a function or class")
-    try:
-        with unset_fake_temporarily():
-            _first_state(function([{"params": [nn.Parameter(torch.ones(2, 3))]}], lr=1.0, **given))
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         made = function(groups, lr=1.0, **given)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ConfigError(
+                f"optim.name is {name}, which returned a {type(made).__name__}. It must return a "
+                "torch.optim.Optimizer of the groups it is given."
+            )
+        return made
+
+    try:
+        with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
+            why = _trial(make)
+        made = make(groups)
+    except ConfigError:
+        raise
     except Exception as error:
         values = "".join(f", {key}={value}" for key, value in given.items())
         raise ConfigError(
             f"optim.name is {name}, which raised {type(error).__name__} where it was called with "
-            f"groups of weights, lr=1.0{values}, or at a first step() of a small matrix: {error}."
+            f"groups of weights, lr=1.0{values}, or at a step() of a small matrix: {error}."
         ) from error
-    if not isinstance(made, torch.optim.Optimizer):
+    if why is not None:
         raise ConfigError(
-            f"optim.name is {name}, which returned a {type(made).__name__}. It must return a "
-            "torch.optim.Optimizer of the groups it is given."
+            f"optim.name is {name}, with which a run could not be continued: in a trial, {why}. "
+            "A checkpoint keeps tensors and numbers in state[parameter], of sizes that follow from "
+            "the parameter's, and nothing else. Take an optimizer that keeps all of its state "
+            "there, e.g. torch.optim:NAdam, or one of adamw, adafactor, muon and adamw8bit, which "
+            "is AdamW in 8 bits."
         )
     return made
+
+
+def _trial(make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> str | None:
+    """Why an own optimizer comes to other weights where it is continued; None if it does not.
+
+    What it raises before that is raised. It seeds the CPU's random numbers anew.
+    """
+    seed = torch.default_generator.manual_seed  # the run's GPUs keep their random numbers
+    seed(0)
+    model = nn.Linear(64, _SMALL // 32)  # large enough for a state in 8 bits
+
+    def made(model: nn.Linear) -> torch.optim.Optimizer:
+        groups = [(model.weight, 0.01), (model.bias, 0.0)]
+        return make([{"params": [p], "weight_decay": decay} for p, decay in groups])
+
+    def train(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01 / (1 + step)
+            optimizer.step()
+
+    whole = made(model)
+    train(model, whole, range(_TRIED))
+    states: Iterable[Mapping[str, Any]] = whole.state.values()
+    for entry, value in (item for state in states for item in state.items()):
+        if not isinstance(value, Tensor | float | int | None):
+            return f"state[parameter][{entry!r}] was a {type(value).__name__}"
+    saved = {key: tensor.clone() for key, tensor in optimizer_tensors(whole, model).items()}
+    twin = copy.deepcopy(model)
+    train(model, whole, range(_TRIED, 2 * _TRIED))
+    try:
+        continued = made(twin)
+        wrong = _differences(saved, _expected(continued, twin, saved), steps=_TRIED)
+        if wrong:
+            of = " x ".join(map(str, model.weight.shape))
+            return f"its state of a matrix of {of} did not fit it again ({min(wrong)})"
+        load_optimizer_tensors(continued, twin, saved, where="")
+        train(twin, continued, range(_TRIED, 2 * _TRIED))
+    except Exception as error:  # noqa: BLE001 - whatever a user's code may raise
+        return f"going on from its state raised {type(error).__name__} ({error})"
+    if not (torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias)):
+        return "going on from its state gave other weights than a run that was not interrupted"
+    return None
 
 
 def _first_state(optimizer: torch.optim.Optimizer, n_dims: int = 2) -> dict[str, Any]:
@@ -164,19 +227,8 @@ def held_bytes(model: nn.Module, optim: OptimConfig) -> dict[str, int]:
 
 def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
     """The state of `parameter` after an update, without its values: tensors on no device."""
-    if isinstance(optimizer, WithAdamW):
-        optimizer = optimizer.half_of(parameter)
     like = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
     step = torch.empty((), device="meta")
-    if isinstance(optimizer, torch.optim.Muon):
-        return {"momentum_buffer": like}
-    if _is_in_8_bits(optimizer):  # the tables of what a byte means are always the same
-        if like.numel() < _SMALL:
-            return {"step": step, "state1": like.float(), "state2": like.float()}
-        codes, blocks = like.to(torch.uint8), -(-like.numel() // _BLOCK)
-        scales = torch.empty(blocks, device="meta")
-        states = {"state1": codes, "state2": codes, "absmax1": scales, "absmax2": scales}
-        return {"step": step} | states
     if _is_own(optimizer):
         with unset_fake_temporarily():
             found = _first_state(optimizer, like.ndim)
@@ -186,6 +238,17 @@ def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[s
             kind = value.dtype if isinstance(value, Tensor) else step.dtype
             found[entry] = torch.empty(sized, dtype=kind, device="meta")
         return found
+    if isinstance(optimizer, WithAdamW):
+        optimizer = optimizer.half_of(parameter)
+    if isinstance(optimizer, torch.optim.Muon):
+        return {"momentum_buffer": like}
+    if _is_in_8_bits(optimizer):
+        if like.numel() < _SMALL:
+            return {"step": step, "state1": like.float(), "state2": like.float()}
+        codes, blocks = like.to(torch.uint8), -(-like.numel() // _BLOCK)
+        scales = torch.empty(blocks, device="meta")
+        states = {"state1": codes, "state2": codes, "absmax1": scales, "absmax2": scales}
+        return {"step": step} | states
     if not isinstance(optimizer, torch.optim.Adafactor):
         return {"step": step, "exp_avg": like, "exp_avg_sq": like}
     if like.ndim < 2:
@@ -199,18 +262,19 @@ def _is_own(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _is_in_8_bits(optimizer: torch.optim.Optimizer) -> bool:
-    """True for bitsandbytes' optimizers, which need not be installed."""
+    """True for bitsandbytes', which need not be installed, as the inner half of `WithAdamW`."""
     return type(optimizer).__module__.startswith("bitsandbytes.")
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """The optimizer's state as `<parameter name>/<entry>`, e.g. `wte.weight/exp_avg`."""
+    tables = isinstance(optimizer, WithAdamW)  # of what a byte means, always the same
     return {
         # bitsandbytes counts updates in a plain integer.
         f"{name}/{entry}": value if isinstance(value, Tensor) else torch.tensor(float(value))
         for name, parameter in model.named_parameters()
         for entry, value in optimizer.state.get(parameter, {}).items()
-        if not entry.startswith("qmap") and value is not None
+        if not (tables and entry.startswith("qmap")) and value is not None
     }
 
 
@@ -228,24 +292,8 @@ def load_optimizer_tensors(
     A CheckpointError, and nothing changed, where it belongs to another model or optimizer, or no
     updates can have made the values.
     """
-    own = {p for group in optimizer.param_groups for p in group["params"]}
-    updated = {key.rpartition("/")[0] for key in tensors}
-    expected = {
-        f"{name}/{entry}": (parameter, entry, like)
-        for name, parameter in model.named_parameters()
-        if parameter in own and name in updated
-        for entry, like in _layout(optimizer, parameter).items()
-    }
-    wrong = [f"{key} is unknown to the optimizer" for key in tensors.keys() - expected.keys()]
-    wrong += [" lacks ".join(key.rsplit("/", 1)) for key in expected.keys() - tensors.keys()]
-    for key in tensors.keys() & expected.keys():
-        found, (_, entry, like) = tensors[key], expected[key]
-        if found.shape != like.shape:
-            wrong.append(f"{key} is {tuple(found.shape)}, the optimizer's {tuple(like.shape)}")
-        elif found.dtype != like.dtype:
-            wrong.append(f"{key} is {found.dtype}, the optimizer's {like.dtype}")
-        elif why := _impossible_state(entry, found, steps):
-            wrong.append(f"{key} {why}")
+    expected = _expected(optimizer, model, tensors)
+    wrong = _differences(tensors, expected, steps=steps)
     refuse(wrong, where=where, what="the optimizer")
     optimizer.state.clear()
     if isinstance(optimizer, WithAdamW) and _is_in_8_bits(optimizer.inner):
@@ -260,12 +308,47 @@ def load_optimizer_tensors(
         optimizer.state[parameter][entry] = _placed(optimizer, parameter, entry, tensors[key])
 
 
+def _expected(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]
+) -> dict[str, tuple[nn.Parameter, str, Tensor]]:
+    """Parameter, entry and layout by name, of all the state of what `tensors` have state of."""
+    own = {p for group in optimizer.param_groups for p in group["params"]}
+    updated = {key.rpartition("/")[0] for key in tensors}
+    return {
+        f"{name}/{entry}": (parameter, entry, like)
+        for name, parameter in model.named_parameters()
+        if parameter in own and name in updated
+        for entry, like in _layout(optimizer, parameter).items()
+    }
+
+
+def _differences(
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, tuple[nn.Parameter, str, Tensor]],
+    *,
+    steps: int | None,
+) -> list[str]:
+    """Each way in which `tensors` are not the `expected` state after so many steps, if known."""
+    wrong = [f"{key} is unknown to the optimizer" for key in tensors.keys() - expected.keys()]
+    wrong += [" lacks ".join(key.rsplit("/", 1)) for key in expected.keys() - tensors.keys()]
+    for key in tensors.keys() & expected.keys():
+        found, (_, entry, like) = tensors[key], expected[key]
+        if found.shape != like.shape:
+            wrong.append(f"{key} is {tuple(found.shape)}, the optimizer's {tuple(like.shape)}")
+        elif found.dtype != like.dtype:
+            wrong.append(f"{key} is {found.dtype}, the optimizer's {like.dtype}")
+        elif why := _impossible_state(entry, found, steps):
+            wrong.append(f"{key} {why}")
+    return wrong
+
+
 def _impossible_state(entry: str, value: Tensor, steps: int | None) -> str | None:
     """Reason that no updates can have made the state `entry`; None if they can."""
     if entry == "step":
         most = float("inf") if steps is None else steps
         count = float(value)
-        possible = 1.0 <= count <= most and count.is_integer()
+        # Fused kernels count none where they skip the first, whose state is there all the same.
+        possible = 0.0 <= count <= most and count.is_integer()
         return None if possible else f"counts {count:g} updates, in a run of {most:,}"
     if not value.is_floating_point():
         return None
@@ -287,8 +370,8 @@ def _placed(
     if entry == "step":
         if isinstance(optimizer, WithAdamW):
             optimizer = optimizer.half_of(parameter)
-        if _is_in_8_bits(optimizer):
-            return int(value)
+            if _is_in_8_bits(optimizer):
+                return int(value)
         # Fused and capturable kernels count on the device; the plain ones on the CPU.
         on_device = bool(optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
         return value.to(parameter.device if on_device else "cpu").clone()

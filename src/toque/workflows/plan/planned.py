@@ -106,7 +106,7 @@ def planned(config: RunConfig, hardware: str | None, utilisation: float | None, 
         work=work,
         memory=memory,
         time=time,
-        disk=estimator.disk(model, memory, held),
+        disk=estimator.disk(model, memory, held, update_seconds=time.update_seconds),
         levers=levers,
         shared=shared,
     )
