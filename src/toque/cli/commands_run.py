@@ -171,8 +171,8 @@ def generate(
             text if that is one field. Of a task with classes the answer is one of them, with the
             probability of each; of another a text.
         choices: an answer of your own to choose from, for prompts as they are; given twice or more.
-        adapter: adapter folder to write with; may be given several times, and each writes every
-            text: the model itself is read once.
+        adapter: adapter folder, or a run that trained one, to write with; may be given several
+            times, and each writes every text: the model itself is read once.
         n: texts for each prompt.
         max_new_tokens: longest text; what the model was trained on when left out.
         temperature: 0 takes the likeliest token every time.

@@ -84,6 +84,9 @@ def provenance_in(folder: Path) -> Provenance:
         if not folder.exists():
             with suppress(ConfigError, DataError):  # opening it says what is wrong
                 folder = resolve_folder(str(folder))
+        base = base_of(folder)
+        if base is not None:
+            return record_on(folder, base)
         return provenance_of(folder) or (UNKNOWN if is_toques(folder) else FOREIGN)
     record = provenance_of(folder / "model")
     # A record that an earlier version wrote names no tasks of one's own; the configuration does.
@@ -95,10 +98,48 @@ def provenance_in(folder: Path) -> Provenance:
     return provenance_of_run(config, read_manifest(Path(config.data.store)))
 
 
+def model_in(folder: Path) -> Path:
+    """The folder of a run's finished model, or the folder itself."""
+    inner = folder / "model"
+    return inner if (folder / "config.yaml").exists() and inner.is_dir() else folder
+
+
+def base_of(folder: Path) -> Path | None:
+    """The folder of the weights that an adapter stands on; None for a whole model."""
+    if not (folder / "adapter_config.json").is_file():
+        return None  # without torch, which reading an adapter's settings takes
+    from toque.models.lora.adapter_files import is_adapter_folder, read_config
+
+    named = read_config(folder).base_model_name_or_path if is_adapter_folder(folder) else None
+    if not named:
+        return None
+    base = resolve_folder(str(named), setting="the base").resolve()
+    if is_adapter_folder(base):
+        raise ConfigError(
+            f"The adapter {folder} names {base} as its base, which is an adapter itself. Export "
+            "that one as a whole model, and name its folder in adapter_config.json."
+        )
+    return base
+
+
+def record_on(adapter: Path, base: Path) -> Provenance:
+    """Record of an adapter; one without, and without a tokenizer of Toque's, is asked as its base.
+
+    An adapter is asked in its own form, which its base may not know.
+    """
+    return provenance_of(adapter) or (UNKNOWN if is_toques(adapter) else provenance_in(base))
+
+
+def tokenizer_of(folder: Path) -> Path:
+    """The folder of a model's tokenizer: its own, or its base's for an adapter that has none."""
+    base = None if (folder / "tokenizer.json").is_file() else base_of(folder)
+    return resolve_tokenizer(str(base or folder))
+
+
 def codec_in(folder: Path, record: Provenance) -> Codec:
     """The tokenizer of a model folder, or a CheckpointError; it begins foreign prompts."""
     try:
-        codec = load_codec(resolve_tokenizer(str(folder)))
+        codec = load_codec(tokenizer_of(folder))
     except DataError as error:
         raise CheckpointError(str(error)) from error
     if record is FOREIGN:

@@ -16,12 +16,14 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.evaluation.best_of import BestOf
 from toque.models.generation.options import GenerationOptions, Precision
-from toque.models.loading.provenance import OwnTask, Provenance, provenance_of
+from toque.models.loading.provenance import OwnTask, Provenance
 from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.asking import (
     classes_of,
+    model_in,
     provenance_in,
     read_prompts,
+    record_on,
     task_to_ask,
     writes_recipes,
 )
@@ -68,7 +70,7 @@ def generate(
         file: more prompts, one a line or as JSON lines.
         task: what to ask, a task that the model learnt: title, next_step, or one of the run's own.
             None: a recipe, where the model writes recipes.
-        adapters: adapter folders; each writes every text.
+        adapters: adapter folders, or finished runs that trained one; each writes every text.
         n: texts for each prompt; they follow each other.
         temperature: 0 takes the likeliest token every time.
         top_p: sample from the likeliest tokens that together have this probability.
@@ -124,6 +126,7 @@ def generate(
     best.check(options, wanted=n)
     folder = existing_folder(run_or_model)
     asked = []
+    beside = [_adapter_in(one) for one in adapters]
     for adapter, record in _records(folder, adapters):
         recipes, blanks = writes_recipes(record), record.form == "documents"
         asks = _task_to_write(task, record, adapter or folder)
@@ -137,7 +140,6 @@ def generate(
         from toque.models.glibc_malloc import keep_freed_memory
         from toque.workflows.inference.open_model import open_model
 
-        beside = [*map(Path, adapters)]
         opened = open_model(folder, device=device, adapters=beside, reporter=reporter)
         if opened.model.device.type == "cpu":
             keep_freed_memory()
@@ -148,12 +150,21 @@ def generate(
 
 
 def _records(folder: Path, adapters: Sequence[str | Path]) -> list[tuple[str | None, Provenance]]:
-    """Names of the adapters, or None for the model itself, each with its record.
+    """Names of the adapters, or None for the model itself, each with its record."""
+    found = [(str(one), record_on(_adapter_in(one), folder)) for one in adapters]
+    return [*found] or [(None, provenance_in(folder))]
 
-    An adapter is asked in its own form, which its base may not know.
-    """
-    own = provenance_in(folder)
-    return [(str(one), provenance_of(Path(one)) or own) for one in adapters] or [(None, own)]
+
+def _adapter_in(named: str | Path) -> Path:
+    """The folder of an adapter, or that of a finished run; ConfigError where it holds none."""
+    folder = model_in(existing_folder(named))
+    if not (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{argument(f'adapters={named}')}: {folder} holds no adapter (adapter_config.json). "
+            "Name an adapter folder, or a finished run that trained one; a whole model is named "
+            "in place of the base."
+        )
+    return folder
 
 
 def _task_to_write(task: str | None, record: Provenance, of: str | Path) -> Task | OwnTask:
@@ -189,20 +200,19 @@ def _written(
 ) -> list[Written]:
     """The texts of the adapters, one after the other."""
     from toque.models.generation.engine import generate as generate_ids
-    from toque.models.lora.adapter_files import use_adapter
 
-    codec, texts, in_json = opened.codec, list[Written](), schema is not None
+    texts, in_json = list[Written](), schema is not None
     chooses = best.n > 1
     for i, (adapter, record, typed) in enumerate(asked):
-        if adapter is not None:
-            use_adapter(opened.model, f"adapter_{i}")
+        own = opened if adapter is None else opened.with_adapter(i, _adapter_in(adapter), record)
+        codec = own.codec
         watch, logprobs = None, [list[float]() for _ in typed]
         if on_text is not None and not chooses:
             watch = InOrder(on_text, typed, codec.decode, adapter=adapter, first=len(texts))
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
-                [opened.prompt_ids(text, record.form) for text in typed],
+                [own.prompt_ids(text) for text in typed],
                 record.completed(options, in_json=in_json),
                 eos_id=codec.eos_id,
                 pad_id=codec.pad_id,
@@ -212,13 +222,13 @@ def _written(
                 on_logprob=partial(_note, logprobs) if chooses else None,
             )
         pairs = zip(typed, written, strict=True)
-        own = [Written(p, codec.decode(ids), len(ids), adapter, in_json) for p, ids in pairs]
+        told = [Written(p, codec.decode(ids), len(ids), adapter, in_json) for p, ids in pairs]
         if chooses:
-            own = _chosen(own, logprobs, best, wanted=wanted, reporter=reporter)
+            told = _chosen(told, logprobs, best, wanted=wanted, reporter=reporter)
             if on_text is not None:
-                for number, text in enumerate(own, start=len(texts)):
+                for number, text in enumerate(told, start=len(texts)):
                     on_text(number, text)
-        texts += own
+        texts += told
     if n_cut := sum(text.is_cut for text in texts):
         reporter.notice(
             f"{n_cut} of {len(texts)} texts reached their longest length before their JSON was "

@@ -16,17 +16,18 @@ from toque.hardware.devices import device_named
 from toque.models.families import vocabulary_rows
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import formats_in_use, load_with_adapters
-from toque.models.loading.provenance import Provenance, provenance_of
+from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import (
     is_adapter_folder,
     load_adapter,
-    read_config,
     rows_needed,
 )
 from toque.serving.batcher import ServedModel, ServedModels
 from toque.workflows.asking import (
+    base_of,
     codec_in,
-    provenance_in,
+    model_in,
+    record_on,
     template_asked_by,
     trained_prompt,
     writes_recipes,
@@ -41,9 +42,9 @@ def open_models(folders: Mapping[str, Path], *, device: str = "cpu") -> ServedMo
     format that they were trained beside, if it is one. One alone is opened as `generate` does.
     """
     where = device_named(device)
-    inner = {name: _model_in(folder) for name, folder in folders.items()}
+    inner = {name: model_in(folder) for name, folder in folders.items()}
     adapters = {name for name, folder in inner.items() if is_adapter_folder(folder)}
-    bases = {name: _base_of(folder) for name, folder in inner.items()}
+    bases = {name: base_of(folder) or _weights_of(folder) for name, folder in inner.items()}
     sharing = Counter(bases.values())
     shared: dict[Path, list[ServedModel]] = {}
     found: dict[str, ServedModel] = {}
@@ -87,9 +88,8 @@ def _laid_on(
         model = load_with_adapters(alike, formats, device, base=str(base))
     if _inner(name) not in getattr(model, "peft_config", {}):
         load_adapter(model, adapter, name=_inner(name))
-    own = (adapter / "tokenizer.json").exists()
-    record = provenance_of(adapter) or provenance_in(base)
-    codec = codec_in(adapter if own else base, record)
+    record = record_on(adapter, base)
+    codec = codec_in(adapter, record)
     plain = next((one.name for one in fitting if one.adapter is None), None)
     return replace(_served(name, model, codec, record), adapter=_inner(name), base=plain)
 
@@ -106,16 +106,6 @@ def _inner(name: str) -> str:
     return "served_" + name.encode().hex()
 
 
-def _model_in(folder: Path) -> Path:
-    """The folder of a run's finished model, or the folder itself."""
-    inner = folder / "model"
-    return inner if (folder / "config.yaml").exists() and inner.is_dir() else folder
-
-
-def _base_of(folder: Path) -> Path:
-    """The folder of the weights that a model or an adapter stands on."""
-    base, setting = str(folder), "the model"
-    if is_adapter_folder(folder):
-        base, setting = str(read_config(folder).base_model_name_or_path or folder), "the base"
-    there = Path(base).expanduser()
-    return there.resolve() if there.is_dir() else resolve_folder(base, setting=setting)
+def _weights_of(model: Path) -> Path:
+    """The folder of a whole model's weights, one for all of its names."""
+    return resolve_folder(str(model), setting="the model").resolve()
