@@ -411,7 +411,8 @@ def _texts(value: object) -> tuple[str, ...]:
 def _lines(file: Path) -> Iterator[tuple[str, str | dict[str, Any]]]:
     """Place of each line, and its text or its JSON object; blank lines are left out."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`, which ends a line at U+2028 and others that JSON and texts may hold.
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{argument(f'file={file}')} cannot be read as UTF-8 text: {error}."
