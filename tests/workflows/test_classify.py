@@ -9,11 +9,14 @@ import pytest
 
 import toque
 from fixtures.kitchens import TINY
+from plain_transformers import model_folder
 from tiny import shape_of
 from toque.config import load_config
 from toque.cooking.prompts import CLASSES
+from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
 from toque.workflows.asking import read_prompts
+from toque.workflows.inference.open_model import open_model
 from toque.workflows.prepared_store import open_store
 
 
@@ -70,6 +73,24 @@ def test_choices_of_ones_own(run: Path) -> None:
 def test_what_is_refused(run: Path, asked: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         toque.classify(run, **asked)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_prompt_that_leaves_no_positions_for_an_answer_is_refused(
+    family: str, tokenizers_at: dict[str, Path], tmp_path: Path
+) -> None:
+    codec = load_codec(tokenizers_at["decoder"])
+    model = model_folder(tmp_path, family, codec, "pairs")
+    choices = ["yes", "not at all"]
+    longest = max(len(codec.encode(codec.normalise(one))) for one in choices)
+    n = 256 - longest - len(open_model(model).prompt_ids(""))
+    unit = codec.encode("a a")[len(codec.encode("a")) :]
+    assert len(unit) == 1, "a word more is a token more"
+    fits = codec.decode([*codec.encode("a"), *unit * (n - len(codec.encode("a")))])
+    assert len(toque.classify(model, fits, choices=choices, device="cpu")) == 1
+    said = rf"Prompt 1 has {257 - longest} tokens and the longest answer {longest}, .* end at 256"
+    with pytest.raises(ConfigError, match=said):
+        toque.classify(model, ["b", fits + " a"], choices=choices, device="cpu")
 
 
 def test_questions_are_in_the_trained_form(tmp_path: Path) -> None:

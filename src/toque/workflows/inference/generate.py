@@ -367,7 +367,8 @@ def classify(
         reporter: hears of progress.
 
     Raises:
-        ConfigError: no prompt, a task the run did not learn, or fewer than two choices.
+        ConfigError: no prompt, or one that is too long to be answered, a task the run did not
+            learn, or fewer than two choices.
         DataError: a file that cannot be read.
     """
     folder = existing_folder(run_or_model)
@@ -381,12 +382,31 @@ def classify(
 
         opened = open_model(folder, device=device, reporter=reporter)
     ids = [opened.prompt_ids(prompt) for prompt in asked]
+    _refuse_too_long(ids, answers, opened)
     with counting(reporter, "choosing for", "prompts") as count:
         shares = choose(opened.model, opened.codec, ids, answers, count)
     return [
         Answer(prompt, answers[int(row.argmax())], dict(zip(answers, row.tolist(), strict=True)))
         for prompt, row in zip(asked, shares, strict=True)
     ]
+
+
+def _refuse_too_long(
+    prompts: Sequence[Sequence[int]], answers: Sequence[str], opened: OpenedModel
+) -> None:
+    """Raise a ConfigError for a prompt that leaves no positions for the longest answer."""
+    from toque.models.families import max_positions
+
+    codec, room = opened.codec, max_positions(opened.model.config)
+    if room is None or opened.model.config.is_encoder_decoder:
+        return
+    longest = max(len(codec.encode(codec.normalise(answer))) for answer in answers)
+    for number, prompt in enumerate(prompts):
+        if len(prompt) + longest > room:  # the end token is never read back
+            raise ConfigError(
+                f"Prompt {number} has {len(prompt)} tokens and the longest answer {longest}, and "
+                f"this model's positions end at {room}. Shorten the prompt."
+            )
 
 
 def has_classes(run_or_model: Model, task: str, adapters: Sequence[str | Path] = ()) -> bool:
