@@ -119,10 +119,13 @@ def _answered(line: str, talks: list[Talk], options: GenerationOptions) -> None:
 
 
 def _ask(talk: Talk, question: str, options: GenerationOptions) -> None:
+    notes = list[str]()  # which stand below the answer
     talk.ask(
         question,
         options,
         on_text=lambda piece: print(piece, end="", flush=True),
-        notice=lambda text: print(f"note: {text}", file=sys.stderr),
+        notice=notes.append,
     )
     print(flush=True)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
