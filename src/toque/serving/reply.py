@@ -186,6 +186,11 @@ class Reply(Response):
             )
         except RequestError as refusal:
             error = refusal
+        except Exception:
+            if not self._has_begun:  # the application answers it
+                raise
+            _log.exception("an answer of %s broke off", self._served.name)
+            error = failure()
         if not self._has_begun:
             await answer_to(error)(scope, receive, send)
             return
