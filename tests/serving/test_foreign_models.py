@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import toque
-from serving.alone import client_of
+from serving.alone import client_of, sent
 from tiny import model_of, shape_of
 from toque.serving.protocol import ChatRequest
 from toque.workflows.inference.open_served import open_models
@@ -87,6 +87,17 @@ def test_a_prompt_goes_on_as_in_transformers(begins, tmp_path, tokenizers_at, se
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
+
+
+def test_the_page_talks_to_a_model_with_a_template_and_continues_texts_with_others(
+    tmp_path, tokenizers_at, serving
+):
+    plain = write_model(tmp_path / "plain", tokenizers_at["decoder"], begins=True)
+    talks = shutil.copytree(plain, tmp_path / "talks")
+    (talks / "chat_template.jinja").write_text(CHAT)
+    with serving(open_models({"plain": plain, "talks": talks})) as address:
+        found = json.loads(sent(address, "GET", "/api/models").body)["models"]
+    assert [model["form"] for model in found] == ["documents", "conversations"]
 
 
 REFUSED = {
