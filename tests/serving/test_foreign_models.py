@@ -139,6 +139,9 @@ def test_a_conversation_is_read_whole_by_the_models_template(name, conversing):
     assert ids.count(tokenizer.eos_token_id) == 5, "the tokens that the template writes are tokens"
     asked = ChatRequest(model=name, messages=TURNS)
     assert asyncio.run(asked.prompt_ids(models[name])) == [ids]
+    developers = [TURNS[0] | {"role": "developer"}, *TURNS[1:]]  # OpenAI's name, as in training
+    asked = ChatRequest(model=name, messages=developers)
+    assert asyncio.run(asked.prompt_ids(models[name])) == [ids]
     settings = {"model": name, "temperature": 0, "max_tokens": 12}
     found = client.chat.completions.create(messages=TURNS, **settings)
     assert found.choices[0].message.content == plainly(folders[name], ids)
