@@ -70,7 +70,7 @@ def test_old_turns_go_before_they_leave_an_answer_no_room(base):
         pieces: list[str] = []
         talk.ask(f"Question {n}: which rice?", options, on_text=pieces.append, notice=told.append)
         assert len(pieces) == 101, "the whole length, and the end"
-        assert told[-1].startswith("the answer was cut at 100 tokens, its longest length")
+        assert told[-1] == "the answer was cut at 100 tokens, the longest that was asked for"
     assert talk.turns[-2]["content"] == "Question 11: which rice?"
 
 
@@ -130,9 +130,26 @@ def test_a_conversation_in_a_terminal(base, tmp_path, monkeypatch, capsys):
     assert out.startswith(saved["messages"][1]["content"])
     assert out.count(f"[{base}]") == 2
     assert "/compare QUESTION" in out
-    assert err.count("note: the answer was cut at 6 tokens, its longest length") == 3
+    assert err.count("note: the answer was cut at 6 tokens, the longest that was asked for") == 3
     for words in ("cannot be written: File exists", "no answer to save", "/sing is not known"):
         assert words in err
+
+
+def test_what_is_no_text_is_refused_and_a_pipe_ends_with_the_code_of_its_mistake(
+    base, monkeypatch, capsys
+):
+    piped = io.TextIOWrapper(io.BytesIO(b"caf\xe9\nWhich rice?\n"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", piped)
+    asked = ["chat", str(base), "--max-new-tokens", "6"]
+    assert main(asked) == 2
+    out, err = capsys.readouterr()
+    assert "The question is no text in UTF-8: 'caf\\udce9'" in err
+    assert out.count("\n") == 1, "the next question is answered"
+    monkeypatch.setattr("sys.stdin", io.StringIO("long " * 999 + "\n"))
+    assert main(asked) == 2
+    assert "Shorten the prompt" in capsys.readouterr().err
+    assert main([*asked, "--system", "\udcff"]) == 2
+    assert "--system is no text in UTF-8" in capsys.readouterr().err
 
 
 def test_a_model_of_single_requests_reads_one_at_a_time(gpt2_run_like, capsys):

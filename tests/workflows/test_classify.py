@@ -68,6 +68,7 @@ def test_choices_of_ones_own(run: Path) -> None:
         ({"task": "difficulty"}, "Nothing to answer"),
         ({"task": "difficulty", "choices": ["a"], "prompts": "x"}, "Leave one"),
         ({"choices": ["a", "a"], "prompts": "x"}, "two answers or more"),
+        ({"choices": ["a", "\udcff"], "prompts": "x"}, "is no text in UTF-8"),
     ],
 )
 def test_what_is_refused(run: Path, asked: dict[str, Any], reason: str) -> None:

@@ -328,7 +328,7 @@ def read_prompts(
     and `steps`, or with the fields of an own task; so is one of `prompts`. Texts are put in the
     form of the `task`, unless it is None, `raw` is set, or the model does not write `recipes`. With
     `blanks` a prompt of nothing passes: a text begins there. Without any prompt it is a
-    ConfigError, and a file that cannot be read is a DataError.
+    ConfigError, as is one that is no text, and a file that cannot be read is a DataError.
     """
     wish, example = "write for", 'prompts="lentil soup"'
     if task != "write":
@@ -367,6 +367,13 @@ def read_prompts(
                 'Write {"prompt": "..."} or {"title": "...", "ingredients": ["2 eggs"], "steps": '
                 '["..."]} on each line.'
             )
+    return _usable(found, wish=wish, example=example, blanks=blanks)
+
+
+def _usable(
+    found: Sequence[tuple[str, str, str]], *, wish: str, example: str, blanks: bool
+) -> list[str]:
+    """The trained forms of prompts; ConfigError for none, a blank one, or one that is no text."""
     if not found:
         raise ConfigError(
             f"Nothing to {wish}. Give {argument(example)} or {argument('file=prompts.txt')}."
@@ -377,7 +384,21 @@ def read_prompts(
             f"The prompt at {blank} is blank, so there is nothing to {wish}. Say what is wanted, "
             f"as in {argument(example)}, or leave it out."
         )
+    for where, _, asked in found:
+        refuse_no_text(asked, f"The prompt at {where}")
     return [asked for _, _, asked in found]
+
+
+def refuse_no_text(text: str, what: str) -> None:
+    """Raise a ConfigError for a text that holds bytes which are no UTF-8, or half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.end + 20]
+        raise ConfigError(
+            f"{what} is no text in UTF-8: {around!a} holds a byte of another encoding, or "
+            "half of a surrogate pair. Write it in UTF-8, as of a file with `iconv -t UTF-8`."
+        ) from error
 
 
 def trained_prompt(prompt: str, task: Task | None) -> str:

@@ -24,6 +24,7 @@ from toque.workflows.asking import (
     provenance_in,
     read_prompts,
     record_on,
+    refuse_no_text,
     task_to_ask,
     writes_recipes,
 )
@@ -438,6 +439,8 @@ def _allowed(task: str | None, choices: Sequence[str], classes: tuple[str, ...])
         )
     if task is not None:
         return classes
+    for choice in choices:
+        refuse_no_text(choice, argument(f"choices={choice}"))
     if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):
         raise ConfigError(
             f"{argument('choices')} are {', '.join(map(repr, choices))}. Give two answers or more, "

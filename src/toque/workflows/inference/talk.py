@@ -14,7 +14,7 @@ from toque.errors import ConfigError, DataError, argument
 from toque.models.generation.options import GenerationOptions
 from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import write_new
-from toque.workflows.asking import in_trained_form, template_asked_by
+from toque.workflows.asking import in_trained_form, refuse_no_text, template_asked_by
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
@@ -49,11 +49,12 @@ class Talk:
         Interrupted (KeyboardInterrupt), the answer is what was written until then.
 
         Raises:
-            ConfigError: the question alone is longer than the model reads.
+            ConfigError: the question alone is longer than the model reads, or is no text.
             DataError: the chat template refuses the conversation.
         """
         from toque.models.generation.engine import generate
 
+        refuse_no_text(question, "The question")
         model, codec = self.opened.model, self.opened.codec
         asked = [*self.turns, {"role": "user", "content": question}]
         options = self.opened.provenance.completed(options)
@@ -81,10 +82,7 @@ class Talk:
         """A sentence about an answer that ended at its longest length; "" for one that is whole."""
         most = self._positions
         if n_answer == options.max_new_tokens:
-            return (
-                f"the answer was cut at {n_answer} tokens, its longest length; "
-                f"{argument('max_new_tokens')} allows more"
-            )
+            return f"the answer was cut at {n_answer} tokens, the longest that was asked for"
         if most is not None and n_prompt + n_answer > most:
             return (
                 f"the answer was cut at {n_answer} tokens, where the {most} that the model reads "
@@ -157,6 +155,7 @@ def opened(
         CheckpointError: a run without a checkpoint.
     """
     folder = existing_folder(run_or_model)
+    refuse_no_text(system or "", argument("system"))
     with reporter.working(f"reading {folder}"):
         from toque.workflows.inference.open_model import open_model
 
