@@ -62,6 +62,7 @@ def test_an_adapter_of_another_base_is_refused(folders):
         (["base", "mine=base", "base"], {}, "both be served as 'base'"),
         (["base"], {"host": "0.0.0.0"}, "there is no token"),  # noqa: S104
         (["base"], {"host": "example.org"}, "there is no token"),
+        (["base"], {"token": ""}, "token is empty, and no request could bring it"),
         (["base"], {"rows": 0}, "rows is 0"),
         (["base"], {"port": 70_000}, "port is 70000; it must be between 0"),
         (["base"], {"host": "127.9.9.999.9", "token": "t"}, "cannot listen"),
