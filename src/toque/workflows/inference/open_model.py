@@ -106,16 +106,21 @@ def open_model(
         return placement_of(found, free_memory(where))
 
     opened = _opened(folder, place if where.type == "cuda" else None, where, adapters)
-    note, placed = placement_note(opened.model), getattr(opened.model, "hf_device_map", None)
+    placed = getattr(opened.model, "hf_device_map", None)
     if placed is None:
         opened.model.to(where)  # type: ignore[arg-type]  # transformers annotates it away
     elif len(set(placed.values())) > 1:
         use_attention(opened.model, "dense")  # masks alone go from device to device by themselves
-    if (held := format_of(opened.model)) != PLAIN:
-        note = f"the adapter is used beside its base, which is held on {where} in {held}"
-    if note is not None:
+    if (note := held_in_words(opened.model)) is not None:
         reporter.notice(f"note: {note}")
     return opened
+
+
+def held_in_words(model: PreTrainedModel) -> str | None:
+    """A sentence about a model that is not in float32 on one device; None for one that is."""
+    if (held := format_of(model)) != PLAIN:
+        return f"the adapter is used beside its base, which is held on {model.device} in {held}"
+    return placement_note(model)
 
 
 def _opened(

@@ -22,6 +22,7 @@ from toque.models.lora.adapter_files import (
     load_adapter,
     rows_needed,
 )
+from toque.reporter import SILENT, Reporter
 from toque.serving.batcher import ServedModel, ServedModels
 from toque.workflows.asking import (
     base_of,
@@ -32,14 +33,17 @@ from toque.workflows.asking import (
     trained_prompt,
     writes_recipes,
 )
-from toque.workflows.inference.open_model import open_model
+from toque.workflows.inference.open_model import held_in_words, open_model
 
 
-def open_models(folders: Mapping[str, Path], *, device: str = "cpu") -> ServedModels:
+def open_models(
+    folders: Mapping[str, Path], *, device: str = "cpu", reporter: Reporter = SILENT
+) -> ServedModels:
     """Open the models and adapters of some folders by their names, on a device as `open_model`.
 
     Adapters share the weights of a base that is served, in float32, or has several: then in the
-    format that they were trained beside, if it is one. One alone is opened as `generate` does.
+    format that they were trained beside, if it is one. One alone is opened as `generate` does. The
+    reporter hears of each that is not in float32.
     """
     where = device_named(device)
     inner = {name: model_in(folder) for name, folder in folders.items()}
@@ -57,6 +61,9 @@ def open_models(folders: Mapping[str, Path], *, device: str = "cpu") -> ServedMo
         else:
             opened = open_model(folders[name], device=device)
             model = _served(name, opened.model, opened.codec, opened.provenance)
+        is_new = all(one.model is not model.model for one in beside)
+        if is_new and (note := held_in_words(model.model)) is not None:
+            reporter.notice(f"note: {name}: {note}")
         beside.append(model)
         found[name] = model
     return ServedModels([found[name] for name in folders])
