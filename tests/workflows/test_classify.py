@@ -112,6 +112,10 @@ def test_questions_are_in_the_trained_form(tmp_path: Path) -> None:
         ["2 eggs, salt", "Egg: 1 egg", {"ingredients": ["1 egg"], "steps": ["Boil."]}],
         None, task="title", raw=False,
     ) == [f"{asks}eggs, salt\n", f"{asks}egg\n", f"{asks}egg\n1. Boil."]  # fmt: skip
+    fields = {"title": "Egg", "ingredients": ["1 egg"]}
+    assert read_prompts(fields, None, task="write", raw=False) == read_prompts(
+        [fields], None, task="write", raw=False
+    ), "one record is one prompt"
     toast = {"title": "Toast", "ingredients": ["bread"], "steps": ["Cut.", "Toast.", "Eat."]}
     assert read_prompts([toast], None, task="next_step", raw=False) == [
         "Write the next step of this recipe: Toast\nIngredients: bread\n1. Cut.\n2. Toast.\n3. Eat."

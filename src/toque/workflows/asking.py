@@ -314,7 +314,7 @@ def _asked_by(task: OwnTask, typed: str, where: str) -> str:
 
 
 def read_prompts(
-    prompts: str | Sequence[str | Mapping[str, Any]],
+    prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
     file: str | Path | None,
     *,
     task: Task | OwnTask | None,
@@ -339,7 +339,7 @@ def read_prompts(
     if task == "write" and not recipes:
         task = None
     form = None if raw else task
-    typed = [prompts] if isinstance(prompts, str) else prompts
+    typed = [prompts] if isinstance(prompts, str | Mapping) else prompts
     given = ((f"{argument('prompts')}, number {n}", one) for n, one in enumerate(typed, start=1))
     found = list[tuple[str, str, str]]()  # place, content and trained form of each
     for where, line in chain(given, _lines(Path(file)) if file is not None else ()):

@@ -40,7 +40,7 @@ _UNFINISHED = "\ufffd"  # character that a decoder gives while bytes of one are 
 
 def generate(
     run_or_model: Model,
-    prompts: str | Sequence[str | Mapping[str, Any]] = (),
+    prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
     *,
     file: str | Path | None = None,
     task: str | None = None,
@@ -344,7 +344,7 @@ def _writable(name: str, codec: Codec) -> str:
 
 def classify(
     run_or_model: Model,
-    prompts: str | Sequence[str | Mapping[str, Any]] = (),
+    prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
     *,
     file: str | Path | None = None,
     task: str | None = None,
