@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from inspect import signature
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, is_first, load, loading
-from toque.cli.console import ConsoleReporter, TextsAsWritten, print_drill
+from toque.cli.console import ConsoleReporter, TextsAsWritten, flag, print_drill
 from toque.cli.launch import start_ranks, starts_ranks, without_secrets
 from toque.errors import ConfigError, Interrupted, in_shell
 from toque.workflows.results import existing_folder, hint_of
@@ -202,15 +203,24 @@ def generate(
 
     texts: Sequence[Written | Answer]
     if chosen or (task is not None and workflow.has_classes(run_or_model, task, adapter or [])):
-        for word, given in {
-            "--adapter": bool(adapter),
-            "--must-use": must_use,
-            "--schema": schema is not None,
-            "--best-of": best_of != 1,
-            "--by": by is not None,
-            f"--precision {precision}": precision != "float32",
-        }.items():
-            if given:
+        for_texts = {
+            "adapter": adapter,
+            "must_use": must_use,
+            "schema": schema,
+            "best_of": best_of,
+            "by": by,
+            "precision": precision,
+            "n": n,
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "no_repeat_ngram_size": no_repeat_ngram_size,
+            "seed": seed,
+        }
+        usual = signature(generate).parameters
+        for name, given in for_texts.items():
+            if given != usual[name].default:
+                word = flag(f"precision={given}") if name == "precision" else flag(name)
                 raise ConfigError(
                     f"{word} is for texts, and --choices, or a --task with classes, weighs the "
                     "answers of one model in float32. Leave one of them out."
