@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from toque.cli.console import ConsoleReporter, flag
+from toque.cli.console import ConsoleReporter, flag, for_reader
 from toque.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _ask(talk: Talk, question: str, options: GenerationOptions) -> None:
     talk.ask(
         question,
         options,
-        on_text=lambda piece: print(piece, end="", flush=True),
+        on_text=lambda piece: print(for_reader(piece), end="", flush=True),
         notice=notes.append,
     )
     print(flush=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, is_first, load, loading
-from toque.cli.console import ConsoleReporter, TextsAsWritten, flag, print_drill
+from toque.cli.console import ConsoleReporter, TextsAsWritten, flag, for_reader, print_drill
 from toque.cli.launch import start_ranks, starts_ranks, without_secrets
 from toque.errors import ConfigError, Interrupted, in_shell
 from toque.workflows.results import existing_folder, hint_of
@@ -244,7 +244,8 @@ def generate(
         shown.end()
     else:
         for each in texts:
-            print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
+            whole = dumps(each.record(), ensure_ascii=False) if json else str(each)
+            print(for_reader(whole), flush=True)
     if said := hint_of(texts):
         prints.notice(said)
 
