@@ -1,5 +1,6 @@
 """The protocol as its clients speak it: the `openai` package, and requests by hand."""
 
+import copy
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import torch
 from serving.alone import alone, client_of, metric, sent
 from serving.conftest import build, served_as
 from toque.data.tokenizer.codec import TextStream
+from toque.errors import DataError
 from toque.evaluation import best_of
 from toque.models.generation import engine
 from toque.models.generation.options import GenerationOptions
@@ -104,6 +106,28 @@ def test_a_stream_is_the_whole_in_pieces(kind, client, gpt2):
     assert ends == ["length" if len(ids) == 24 else "stop"] * 2
     assert usage.completion_tokens == 2 * len(ids)
     assert n_events > 2
+
+
+def test_a_stream_that_breaks_off_says_so(gpt2, serving):
+    codec = copy.copy(gpt2.codec)
+    n_left = iter(range(12))  # beyond the first token, which comes alone
+
+    def decode(ids):
+        if next(n_left, None) is None:
+            raise DataError("The tokenizer cannot be used.")
+        return gpt2.codec.decode(ids)
+
+    codec.decode = decode
+    said = [{"role": "user", "content": "rice"}]
+    fields = {"model": "tiny", "messages": said, "temperature": 0, "stream": True}
+    with serving(ServedModels([replace(gpt2, codec=codec)])) as address:
+        status, _, body = sent(address, "POST", "/v1/chat/completions", json.dumps(fields), JSON)
+    *events, done = body.decode().split("\n\n")[:-1]
+    assert (status, done) == (200, "data: [DONE]")
+    *pieces, last = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert all(piece["choices"] for piece in pieces)
+    assert pieces
+    assert last["error"]["code"] == "internal_error"
 
 
 def test_seeds_repeat_draws_and_texts_of_one_request_differ(client):

@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import toque
-from serving.alone import client_of
+from serving.alone import client_of, sent
 from tiny import model_of, shape_of
 from toque.serving.protocol import ChatRequest
 from toque.workflows.inference.open_served import open_models
@@ -89,6 +89,17 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+def test_the_page_talks_to_a_model_with_a_template_and_continues_texts_with_others(
+    tmp_path, tokenizers_at, serving
+):
+    plain = write_model(tmp_path / "plain", tokenizers_at["decoder"], begins=True)
+    talks = shutil.copytree(plain, tmp_path / "talks")
+    (talks / "chat_template.jinja").write_text(CHAT)
+    with serving(open_models({"plain": plain, "talks": talks})) as address:
+        found = json.loads(sent(address, "GET", "/api/models").body)["models"]
+    assert [model["form"] for model in found] == ["documents", "conversations"]
+
+
 REFUSED = {
     "refuses": ("{{ raise_exception('roles must alternate.') }}", r"roles must alternate\.(?!\.)"),
     "reaches-out": ("{{ ().__class__.__base__.__subclasses__() }}", "unsafe"),
@@ -127,6 +138,9 @@ def test_a_conversation_is_read_whole_by_the_models_template(name, conversing):
     ids = tokenizer.apply_chat_template(TURNS, add_generation_prompt=True)["input_ids"]
     assert ids.count(tokenizer.eos_token_id) == 5, "the tokens that the template writes are tokens"
     asked = ChatRequest(model=name, messages=TURNS)
+    assert asyncio.run(asked.prompt_ids(models[name])) == [ids]
+    developers = [TURNS[0] | {"role": "developer"}, *TURNS[1:]]  # OpenAI's name, as in training
+    asked = ChatRequest(model=name, messages=developers)
     assert asyncio.run(asked.prompt_ids(models[name])) == [ids]
     settings = {"model": name, "temperature": 0, "max_tokens": 12}
     found = client.chat.completions.create(messages=TURNS, **settings)

@@ -10,8 +10,10 @@ import sys
 import pytest
 
 import toque
+from fixtures.kitchens import Notices
 from serving.alone import sent
 from toque.errors import CheckpointError, ConfigError
+from toque.workflows.inference import open_model as opening
 from toque.workflows.inference.open_served import open_models
 
 DISH = "lentil soup"
@@ -44,6 +46,17 @@ def test_adapters_beside_their_base_write_their_own_texts_with_one_base_in_memor
     assert len(set(texts.values())) == 3
 
 
+def test_what_is_not_in_float32_is_told_once_with_its_name(folders, monkeypatch):
+    kinds = {name: folders[name] for name in ("one", "base", "two")} | {"again": folders["base"]}
+    monkeypatch.setattr(opening, "placement_note", lambda _: "it is held over two cards in bf16")
+    told = Notices()
+    open_models(kinds, reporter=told)
+    assert told.notices == [
+        "note: base: it is held over two cards in bf16",
+        "note: again: it is held over two cards in bf16",
+    ]
+
+
 def test_an_adapter_alone_is_merged(folders):
     (served,) = open_models({"mine": folders["one"]}).values()
     assert (served.name, served.adapter) == ("mine", None)
@@ -62,6 +75,7 @@ def test_an_adapter_of_another_base_is_refused(folders):
         (["base", "mine=base", "base"], {}, "both be served as 'base'"),
         (["base"], {"host": "0.0.0.0"}, "there is no token"),  # noqa: S104
         (["base"], {"host": "example.org"}, "there is no token"),
+        (["base"], {"token": ""}, "token is empty, and no request could bring it"),
         (["base"], {"rows": 0}, "rows is 0"),
         (["base"], {"port": 70_000}, "port is 70000; it must be between 0"),
         (["base"], {"host": "127.9.9.999.9", "token": "t"}, "cannot listen"),

@@ -221,3 +221,30 @@ def test_a_model_that_writes_no_recipes_is_talked_to(opened, talks, size):
     assert page.input_value("#question") == "And how long?"
     page.click("#fresh")
     assert texts(page, ".asked") == []
+
+
+def test_a_question_without_an_answer_is_neither_saved_nor_kept_nor_brought_back(opened, talks):
+    page = opened(to=talks)
+    page.fill("#question", "Which rice?")
+    page.click("#go")
+    page.wait_for_selector(".answer[aria-busy=false] .by:not([hidden])")
+    page.route("**/v1/chat/completions", lambda _: None)  # no answer comes
+    page.fill("#question", "And how long?")
+    page.click("#go")
+    soon(page.locator(".asked")).to_have_count(2)
+    with page.expect_download() as saved:
+        page.click("#save")
+    line = json.loads(Path(saved.value.path()).read_text())
+    assert [m["role"] for m in line["messages"]] == ["user", "assistant"]
+    page.reload()
+    soon(page.locator(".asked")).to_have_text(["Which rice?"])
+    page.wait_for_selector("#model option", state="attached")
+    page.fill("#question", "And how long?")
+    page.click("#go")
+    soon(page.locator(".asked")).to_have_count(2)
+    page.click("#fresh")
+    soon(page.locator("#go")).to_have_text("Ask")
+    assert texts(page, ".asked") == []
+    page.reload()
+    page.wait_for_selector("#model option", state="attached")
+    assert texts(page, ".asked") == []

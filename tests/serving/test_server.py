@@ -1,5 +1,6 @@
 """A server among clients that go away, wait, or send nothing; its token, and its end."""
 
+import copy
 import json
 import socket
 import threading
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from serving.alone import alone, metric, open_to, sent
+from toque.models.generation.live_rows import LiveRows
 from toque.serving.batcher import ServedModels
 
 ASK = {"model": "tiny", "prompt": "rice", "temperature": 0}
@@ -54,12 +56,61 @@ def test_a_client_that_goes_away_frees_its_place(gpt2, serving):
 
 
 def test_a_full_queue_answers_429_with_when_to_try_again(gpt2, serving):
-    with serving(ServedModels([gpt2]), limits={"rows": 1, "queue": 0}) as address:
-        refused = ask(address, n=2)
+    with serving(ServedModels([gpt2]), limits={"rows": 1, "queue": 59}) as address:
+        with closing(open_to(address)) as full:
+            body = json.dumps(ASK | {"prompt": ["rice"] * 60})
+            full.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            until(lambda: metric(address, "toque_live_texts") == 1)
+            refused = ask(address, prompt=["rice"] * 60)
         assert refused.status == 429
         assert refused.headers["retry-after"] == "1"
         assert json.loads(refused.body)["error"]["type"] == "rate_limit_error"
+        until(lambda: not metric(address, "toque_live_texts"))
         assert ask(address).status == 200
+        never = ask(address, prompt=["rice"] * 61)
+        assert never.status == 400
+        assert "writes and queues 60 at a time" in json.loads(never.body)["error"]["message"]
+
+
+def test_prompts_that_are_read_count_in_the_queue_hold_up_nobody_and_end_with_their_client(
+    gpt2, serving
+):
+    codec, begun, go = copy.copy(gpt2.codec), set[int](), threading.Event()
+
+    def decode(ids):
+        begun.add(ids[0])
+        assert go.wait(20)
+        threading.Event().wait(0.005)
+        return gpt2.codec.decode(ids)
+
+    codec.decode = decode
+    models = ServedModels([gpt2, replace(gpt2, name="slow", codec=codec)])
+    asked = {"model": "slow", "prompt": [[number] * 8 for number in range(60)], "echo": True}
+    kind = {"Content-Type": "application/json"}
+    with serving(models, limits={"rows": 1, "queue": 60}) as address:
+        reader = open_to(address)
+        body = json.dumps(ASK | asked | {"max_tokens": 0, "logprobs": 0})
+        reader.request("POST", "/v1/completions", body, kind)
+        until(lambda: begun)
+        assert metric(address, "toque_waiting_texts") == 60
+        assert ask(address, n=2).status == 429
+        assert ask(address).status == 200
+        assert metric(address, "toque_clients_gone_total") == 0
+        reader.sock.close()
+        go.set()
+        until(lambda: metric(address, "toque_clients_gone_total") == 1)
+        assert len(begun) < 60
+        assert metric(address, "toque_waiting_texts") == 0
+
+
+def test_the_texts_of_one_prompt_read_it_once(gpt2, serving, monkeypatch):
+    n_read = []
+    read = LiveRows.read
+    monkeypatch.setattr(LiveRows, "read", lambda *args: n_read.append(1) or read(*args))
+    with serving(ServedModels([gpt2])) as address:
+        answer = ask(address, prompt=["rice", "soup"], n=3, echo=True, logprobs=0, max_tokens=2)
+    texts = [choice["text"] for choice in json.loads(answer.body)["choices"]]
+    assert (len(n_read), len(texts), len(set(texts))) == (2, 6, 2)
 
 
 def test_a_request_out_of_time_says_so_and_leaves(gpt2, serving):

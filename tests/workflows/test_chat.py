@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 import toque
 from toque.cli import main
 from toque.errors import ConfigError
+from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.workflows.inference import talk as chat
 from workflows.test_chat_bases import TEMPLATE, chat_base
@@ -60,6 +61,45 @@ def test_what_does_not_fit_is_forgotten_from_its_beginning_and_said(base):
     assert not any("Question 0:" in turn["content"] for turn in talk.turns)
 
 
+def test_old_turns_go_before_they_leave_an_answer_no_room(base):
+    talk = chat.opened(base, system=None, device="cpu")
+    talk.opened.codec.eos_id = -1  # no answer ends by itself
+    options = GenerationOptions(max_new_tokens=100)
+    for n in range(12):
+        told: list[str] = []
+        pieces: list[str] = []
+        talk.ask(f"Question {n}: which rice?", options, on_text=pieces.append, notice=told.append)
+        assert len(pieces) == 101, "the whole length, and the end"
+        assert told[-1] == "the answer was cut at 100 tokens, the longest that was asked for"
+    assert talk.turns[-2]["content"] == "Question 11: which rice?"
+
+
+def test_an_answer_that_the_positions_cut_is_told(base):
+    talk = chat.opened(base, system=None, device="cpu")
+    talk.opened.codec.eos_id = -1
+    told: list[str] = []
+    question = "Which rice is the best one for a pudding, and how is it cooked? " * 8
+    n = len(talk.prompt_ids([{"role": "user", "content": question}]))
+    options = GenerationOptions(max_new_tokens=512)
+    talk.ask(question, options, on_text=lambda _: None, notice=told.append)
+    [said] = told
+    assert said == (
+        f"the answer was cut at {513 - n} tokens, where the 512 that the model reads and writes "
+        f"end: {n} are the question and what was said before"
+    )
+
+
+def test_an_answer_whose_last_token_is_the_end_is_whole(base):
+    talk = chat.opened(base, system=None, device="cpu")
+    told: list[str] = []
+    prompt = talk.prompt_ids([{"role": "user", "content": "Which rice?"}])
+    [ids] = generate(talk.opened.model, [prompt], GREEDY, eos_id=-1, pad_id=0)
+    talk.opened.codec.eos_id = ids[-1]
+    longest = GenerationOptions(max_new_tokens=ids.index(ids[-1]) + 1)
+    talk.ask("Which rice?", longest, on_text=lambda _: None, notice=told.append)
+    assert told == []
+
+
 def test_an_interrupted_answer_is_kept_as_far_as_it_came(base):
     talk = chat.opened(base, system=None, device="cpu")
 
@@ -90,8 +130,26 @@ def test_a_conversation_in_a_terminal(base, tmp_path, monkeypatch, capsys):
     assert out.startswith(saved["messages"][1]["content"])
     assert out.count(f"[{base}]") == 2
     assert "/compare QUESTION" in out
+    assert err.count("note: the answer was cut at 6 tokens, the longest that was asked for") == 3
     for words in ("cannot be written: File exists", "no answer to save", "/sing is not known"):
         assert words in err
+
+
+def test_what_is_no_text_is_refused_and_a_pipe_ends_with_the_code_of_its_mistake(
+    base, monkeypatch, capsys
+):
+    piped = io.TextIOWrapper(io.BytesIO(b"caf\xe9\nWhich rice?\n"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", piped)
+    asked = ["chat", str(base), "--max-new-tokens", "6"]
+    assert main(asked) == 2
+    out, err = capsys.readouterr()
+    assert "The question is no text in UTF-8: 'caf\\udce9'" in err
+    assert out.count("\n") == 1, "the next question is answered"
+    monkeypatch.setattr("sys.stdin", io.StringIO("long " * 999 + "\n"))
+    assert main(asked) == 2
+    assert "Shorten the prompt" in capsys.readouterr().err
+    assert main([*asked, "--system", "\udcff"]) == 2
+    assert "--system is no text in UTF-8" in capsys.readouterr().err
 
 
 def test_a_model_of_single_requests_reads_one_at_a_time(gpt2_run_like, capsys):

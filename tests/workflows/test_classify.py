@@ -9,11 +9,14 @@ import pytest
 
 import toque
 from fixtures.kitchens import TINY
+from plain_transformers import model_folder
 from tiny import shape_of
 from toque.config import load_config
 from toque.cooking.prompts import CLASSES
+from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
 from toque.workflows.asking import read_prompts
+from toque.workflows.inference.open_model import open_model
 from toque.workflows.prepared_store import open_store
 
 
@@ -65,11 +68,30 @@ def test_choices_of_ones_own(run: Path) -> None:
         ({"task": "difficulty"}, "Nothing to answer"),
         ({"task": "difficulty", "choices": ["a"], "prompts": "x"}, "Leave one"),
         ({"choices": ["a", "a"], "prompts": "x"}, "two answers or more"),
+        ({"choices": ["a", "\udcff"], "prompts": "x"}, "is no text in UTF-8"),
     ],
 )
 def test_what_is_refused(run: Path, asked: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         toque.classify(run, **asked)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_prompt_that_leaves_no_positions_for_an_answer_is_refused(
+    family: str, tokenizers_at: dict[str, Path], tmp_path: Path
+) -> None:
+    codec = load_codec(tokenizers_at["decoder"])
+    model = model_folder(tmp_path, family, codec, "pairs")
+    choices = ["yes", "not at all"]
+    longest = max(len(codec.encode(codec.normalise(one))) for one in choices)
+    n = 256 - longest - len(open_model(model).prompt_ids(""))
+    unit = codec.encode("a a")[len(codec.encode("a")) :]
+    assert len(unit) == 1, "a word more is a token more"
+    fits = codec.decode([*codec.encode("a"), *unit * (n - len(codec.encode("a")))])
+    assert len(toque.classify(model, fits, choices=choices, device="cpu")) == 1
+    said = rf"Prompt 1 has {257 - longest} tokens and the longest answer {longest}, .* end at 256"
+    with pytest.raises(ConfigError, match=said):
+        toque.classify(model, ["b", fits + " a"], choices=choices, device="cpu")
 
 
 def test_questions_are_in_the_trained_form(tmp_path: Path) -> None:
@@ -90,6 +112,10 @@ def test_questions_are_in_the_trained_form(tmp_path: Path) -> None:
         ["2 eggs, salt", "Egg: 1 egg", {"ingredients": ["1 egg"], "steps": ["Boil."]}],
         None, task="title", raw=False,
     ) == [f"{asks}eggs, salt\n", f"{asks}egg\n", f"{asks}egg\n1. Boil."]  # fmt: skip
+    fields = {"title": "Egg", "ingredients": ["1 egg"]}
+    assert read_prompts(fields, None, task="write", raw=False) == read_prompts(
+        [fields], None, task="write", raw=False
+    ), "one record is one prompt"
     toast = {"title": "Toast", "ingredients": ["bread"], "steps": ["Cut.", "Toast.", "Eat."]}
     assert read_prompts([toast], None, task="next_step", raw=False) == [
         "Write the next step of this recipe: Toast\nIngredients: bread\n1. Cut.\n2. Toast.\n3. Eat."

@@ -55,6 +55,20 @@ def test_what_is_printed_bit_by_bit_is_what_is_printed_at_once(
     assert capsys.readouterr().out == expected
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_no_control_characters_of_a_model_and_a_pipe_all(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    text = "a\tb\n\x1b[2J\x07\r\x7f\x9bé\u00a0\u200f"
+    show = TextsAsWritten()
+    show(0, Written("p\x1b", text[:7], 1))
+    show(0, Written("p\x1b", text, 2))
+    shown = "a\tb\n\ufffd[2J\ufffd\ufffd\ufffd\ufffdé\u00a0\u200f" if terminal else text
+    heading = "p\ufffd" if terminal else "p\x1b"
+    assert capsys.readouterr().out == f"{heading}\n\n{shown}"
+
+
 @pytest.fixture
 def model(tokenizers_at: dict[str, Path], tmp_path: Path) -> Path:
     return model_folder(tmp_path, "gpt2", load_codec(tokenizers_at["decoder"]))

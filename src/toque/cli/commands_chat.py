@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from toque.cli.console import ConsoleReporter
+from toque.cli.console import ConsoleReporter, flag, for_reader
 from toque.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ def chat(
     seed: int = 0,
     device: str = "auto",
     precision: Literal["auto", "bf16", "float32"] = "float32",
-) -> None:
+) -> int:
     """Talk to a model in the terminal; it reads all that was said before.
 
     An answer appears as it is written. /help lists what else can be typed. From a pipe each line is
-    a question.
+    a question, and one that could not be asked gives the exit code.
 
     Args:
         run_or_model: run folder, or a Hugging Face model folder.
@@ -67,19 +68,25 @@ def chat(
     talks = [opened(name, system=system, device=device, reporter=prints) for name in names]
     if sys.stdin.isatty():
         print("/help lists what can be typed besides questions.")
+    code = 0
     for line in _lines():
         try:
             if line == "/exit":
                 break
             _answered(line, talks, options)
         except (ConfigError, DataError) as error:
-            print(error, file=sys.stderr)
+            print(error.message(flag), file=sys.stderr)
+            if not sys.stdin.isatty() and not line.startswith("/"):
+                code = error.exit_code
+    return code
 
 
 def _lines() -> Iterator[str]:
     """The lines that are typed, or come from a pipe, without blank ones."""
     with suppress(ImportError):
         import readline  # noqa: F401  # lets `input` edit and recall lines
+    if isinstance(sys.stdin, io.TextIOWrapper):  # one line of other bytes is one mistake
+        sys.stdin.reconfigure(errors="surrogateescape")
     while True:
         try:
             line = input("\n> " if sys.stdin.isatty() else "").strip()
@@ -119,10 +126,13 @@ def _answered(line: str, talks: list[Talk], options: GenerationOptions) -> None:
 
 
 def _ask(talk: Talk, question: str, options: GenerationOptions) -> None:
+    notes = list[str]()  # which stand below the answer
     talk.ask(
         question,
         options,
-        on_text=lambda piece: print(piece, end="", flush=True),
-        notice=lambda text: print(f"note: {text}", file=sys.stderr),
+        on_text=lambda piece: print(for_reader(piece), end="", flush=True),
+        notice=notes.append,
     )
     print(flush=True)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, is_first, load, loading
-from toque.cli.console import ConsoleReporter, TextsAsWritten, print_drill
+from toque.cli.console import ConsoleReporter, TextsAsWritten, flag, for_reader, print_drill
 from toque.cli.launch import is_secret, start_ranks, starts_ranks
 from toque.errors import ConfigError, Interrupted, in_shell
 from toque.workflows.results import existing_folder, hint_of
@@ -179,8 +180,8 @@ def generate(
             text if that is one field. Of a task with classes the answer is one of them, with the
             probability of each; of another a text.
         choices: an answer of your own to choose from, for prompts as they are; given twice or more.
-        adapter: adapter folder to write with; may be given several times, and each writes every
-            text: the model itself is read once.
+        adapter: adapter folder, or a run that trained one, to write with; may be given several
+            times, and each writes every text: the model itself is read once.
         n: texts for each prompt.
         max_new_tokens: longest text; what the model was trained on when left out.
         temperature: 0 takes the likeliest token every time.
@@ -210,15 +211,24 @@ def generate(
 
     texts: Sequence[Written | Answer]
     if chosen or (task is not None and workflow.has_classes(run_or_model, task, adapter or [])):
-        for word, given in {
-            "--adapter": bool(adapter),
-            "--must-use": must_use,
-            "--schema": schema is not None,
-            "--best-of": best_of != 1,
-            "--by": by is not None,
-            f"--precision {precision}": precision != "float32",
-        }.items():
-            if given:
+        for_texts = {
+            "adapter": adapter,
+            "must_use": must_use,
+            "schema": schema,
+            "best_of": best_of,
+            "by": by,
+            "precision": precision,
+            "n": n,
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "no_repeat_ngram_size": no_repeat_ngram_size,
+            "seed": seed,
+        }
+        usual = signature(generate).parameters
+        for name, given in for_texts.items():
+            if given != usual[name].default:
+                word = flag(f"precision={given}") if name == "precision" else flag(name)
                 raise ConfigError(
                     f"{word} is for texts, and --choices, or a --task with classes, weighs the "
                     "answers of one model in float32. Leave one of them out."
@@ -242,7 +252,8 @@ def generate(
         shown.end()
     else:
         for each in texts:
-            print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
+            whole = dumps(each.record(), ensure_ascii=False) if json else str(each)
+            print(for_reader(whole), flush=True)
     if said := hint_of(texts):
         prints.notice(said)
 

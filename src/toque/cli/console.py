@@ -10,6 +10,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -49,6 +50,7 @@ _FLAGS: Final = {
     "upload": "--no-upload",
     "prepare": "--no-prepare",
 }  # arguments whose flag has another name
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for line breaks and tabs
 _NO_TERMINAL_COLUMNS = 120  # wide enough for a path in a log file; rich would guess 80
 
 
@@ -286,6 +288,14 @@ class ConsoleReporter(Reporter):
         self._drawn = float("-inf")
 
 
+def for_reader(text: str) -> str:
+    """What a model wrote: as it is for a file or a pipe, without control characters on a terminal.
+
+    A terminal obeys them, and a model may have learnt them, or have been trained to write them.
+    """
+    return _CONTROLS.sub("\ufffd", text) if sys.stdout.isatty() else text
+
+
 class TextsAsWritten:
     """Texts printed while they grow; what stands there at the end is what `print` gives of each."""
 
@@ -300,8 +310,8 @@ class TextsAsWritten:
             if self.any:
                 self.end()
             self.any, self._number, self._shown = True, number, 0
-            print(so_far.heading, end="\n\n")
-        print(so_far.text[self._shown :], end="", flush=True)
+            print(for_reader(so_far.heading), end="\n\n")
+        print(for_reader(so_far.text[self._shown :]), end="", flush=True)
         self._shown = max(self._shown, len(so_far.text))
 
     def end(self) -> None:

@@ -166,6 +166,7 @@ class Batcher:
             with computing(served.model):
                 self._rows[name] = self._made(served)
         self._waiting: deque[tuple[Order, Ticket]] = deque()
+        self._read: set[Order] = set()  # of which the prompt is all that is asked for
         self._live: dict[Order, Ticket] = {}
         self._leaving: set[Order] = set()
         self._changed = asyncio.Event()
@@ -175,8 +176,8 @@ class Batcher:
 
     @property
     def n_waiting(self) -> int:
-        """Orders in the queue."""
-        return len(self._waiting)
+        """Orders in the queue, those among them of which the prompt alone will be read."""
+        return len(self._waiting) + len(self._read)
 
     @property
     def n_live(self) -> int:
@@ -196,7 +197,16 @@ class Batcher:
 
     @contextmanager
     def ticket(self, served: ServedModel, orders: Sequence[Order]) -> Iterator[Ticket]:
-        """Queue the orders of one request, and free their places in the end; 429 without room."""
+        """Queue the orders of one request, and free their places in the end.
+
+        RequestError 429 where there is no room now, 400 where there never is.
+        """
+        if len(orders) > (most := self.rows + self.queue):
+            raise RequestError(
+                400,
+                f"The request asks for {len(orders)} texts, and this server writes and queues "
+                f"{most} at a time. Ask for fewer.",
+            )
         if len(orders) > self.rows - self.n_live + self.queue - self.n_waiting:
             raise RequestError(
                 429,
@@ -205,7 +215,8 @@ class Batcher:
                 headers={"Retry-After": "1"},
             )
         ticket = Ticket(served, orders)
-        self._waiting.extend((order, ticket) for order in orders)
+        self._waiting.extend((order, ticket) for order in orders if order.most_tokens)
+        self._read.update(order for order in orders if not order.most_tokens)
         self._wake()
         try:
             yield ticket
@@ -215,19 +226,19 @@ class Batcher:
     def cancel(self, orders: Collection[Order]) -> None:
         """Free the places of orders; nothing where they have ended."""
         self._waiting = deque(place for place in self._waiting if place[0] not in orders)
+        self._read.difference_update(orders)
         if live := self._live.keys() & orders:
             self._leaving |= live
             for order in live:
                 del self._live[order]
             self._wake()
 
-    def read(self, served: ServedModel, orders: Iterable[Order]) -> list[list[NewToken]]:
-        """The tokens of the orders' prompts, see `LiveRows.read`; not in the event loop."""
+    def read(self, served: ServedModel, order: Order) -> list[NewToken]:
+        """The tokens of an order's prompt, see `LiveRows.read`; not in the event loop."""
 
-        def call() -> list[list[NewToken]]:
+        def call() -> list[NewToken]:
             with computing(served.model):
-                rows = self._rows_of(served)
-                return [rows.read(order) for order in orders]
+                return self._rows_of(served).read(order)
 
         return self.run(served, call)
 

@@ -160,7 +160,9 @@ def _described(served: ServedModel) -> Json:
     tasks = [
         {"name": one.name, "prompt": blank_text(one.prompt)} for one in served.record.own_tasks
     ]
-    return {"name": served.name, "form": served.record.form, "tasks": tasks}
+    # One of others that has a chat template is talked to, though nothing is known of its training.
+    form = served.record.form if served.chat is None else "conversations"
+    return {"name": served.name, "form": form, "tasks": tasks}
 
 
 def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:

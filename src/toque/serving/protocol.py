@@ -258,6 +258,12 @@ class _Message(BaseModel):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
+    @property
+    def turn(self) -> dict[str, str]:
+        """The message as chat templates know it; OpenAI's `developer` is their `system`."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self.text}
+
 
 class ChatRequest(TextRequest):
     """POST /v1/chat/completions: a conversation, in the form the model was trained on."""
@@ -298,7 +304,7 @@ class ChatRequest(TextRequest):
             )
         if served.chat is None:
             return [await run_in_threadpool(lambda: served.prompt_ids(served.asked(texts[-1])))]
-        turns = [{"role": message.role, "content": message.text} for message in self.messages]
+        turns = [message.turn for message in self.messages]
         try:
             return [await asyncio.wrap_future(served.chat.ids(turns))]
         except DataError as error:

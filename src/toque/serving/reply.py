@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -189,6 +190,11 @@ class Reply(Response):
             )
         except RequestError as refusal:
             error = refusal
+        except Exception:
+            if not self._has_begun:  # the application answers it
+                raise
+            _log.exception("an answer of %s broke off", self._served.name)
+            error = failure()
         if not self._has_begun:
             await answer_to(error)(scope, receive, send)
             return
@@ -198,8 +204,7 @@ class Reply(Response):
 
     async def _write(self) -> None:
         metrics, name = self._batcher.metrics, self._served.name
-        due = [order for order in self._orders if order.most_tokens]
-        with self._batcher.ticket(self._served, due) as ticket:
+        with self._batcher.ticket(self._served, self._orders) as ticket:
             metrics.prompt_tokens.labels(name).inc(self._prompt_tokens)
             try:
                 await (self._stream(ticket) if self._request.stream else self._at_once(ticket))
@@ -214,8 +219,8 @@ class Reply(Response):
         self._texts = texts = {
             order: _Text(i, codec, stops, echoes=echoes) for i, order in enumerate(self._orders)
         }
-        if echoes:
-            yield await self._prompts(list(texts.values()))
+        async for piece in self._prompts():
+            yield [piece]
         first = True
         steps, begun = Counter[Order](), dict[Order, float]()  # after each text's first news
         while not all(text.is_over for text in texts.values()):
@@ -248,17 +253,27 @@ class Reply(Response):
             if pieces:
                 yield pieces
 
-    async def _prompts(self, texts: Sequence[_Text]) -> list[Piece]:
-        """The prompts, with the probabilities of their tokens where they are asked for."""
-        try:
-            found = await run_in_threadpool(self._batcher.read, self._served, self._orders)
-        except (RuntimeError, MemoryError) as error:
-            _log.exception("reading a prompt with %s failed", self._served.name)
-            raise failure() from error
-        return [
-            text.prompt(tokens, is_all=order.most_tokens == 0)
-            for text, tokens, order in zip(texts, found, self._orders, strict=True)
-        ]
+    async def _prompts(self) -> AsyncIterator[Piece]:
+        """The prompts that texts begin with, and the probabilities of their tokens if asked for.
+
+        They are read one at a time, so that others are answered in between, and a client that goes
+        away ends it.
+        """
+        prompt, tokens = None, list[NewToken]()
+        for order in self._orders if self._request.echoes else ():
+            if order.prompt is not prompt:  # `n` texts have one
+                prompt = order.prompt
+                try:
+                    tokens = await run_in_threadpool(self._batcher.read, self._served, order)
+                except (RuntimeError, MemoryError) as error:
+                    _log.exception("reading a prompt with %s failed", self._served.name)
+                    raise failure() from error
+            is_all = order.most_tokens == 0
+            reading = partial(self._texts[order].prompt, tokens, is_all=is_all)
+            piece = await run_in_threadpool(reading)
+            if is_all:
+                self._batcher.cancel([order])  # its place is free
+            yield piece
 
     async def _at_once(self, ticket: Ticket) -> None:
         texts: list[list[Piece]] = [[] for _ in self._orders]

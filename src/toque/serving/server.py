@@ -307,8 +307,14 @@ def _openable(wanted: int) -> int:
 def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str, ...] | None:
     """Names under which a server at `host` may be asked; None for any.
 
-    ConfigError where other machines reach it without a token, which is a `risk`, or for no port.
+    ConfigError where other machines reach it without a token, which is a `risk`; for no port; or
+    for an empty token.
     """
+    if token is not None and not token.strip():
+        raise ConfigError(
+            f"{argument('token')} is empty, and no request could bring it. Give one that clients "
+            "must bring, or none at all: a variable that is set to nothing is not unset."
+        )
     is_local = host.lower() == "localhost"
     with suppress(ValueError):  # another name may lead anywhere
         is_local = is_local or ipaddress.ip_address(host).is_loopback
@@ -323,7 +329,7 @@ def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str
             f"{argument('port')} is {port}; it must be between 0 (any that is free) and "
             f"{_LAST_PORT}."
         )
-    return LOOPBACK_NAMES if is_local else None
+    return tuple(dict.fromkeys((*LOOPBACK_NAMES, host.lower()))) if is_local else None
 
 
 def listening(host: str, port: int) -> socket.socket:

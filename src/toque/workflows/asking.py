@@ -84,6 +84,9 @@ def provenance_in(folder: Path) -> Provenance:
         if not folder.exists():
             with suppress(ConfigError, DataError):  # opening it says what is wrong
                 folder = resolve_folder(str(folder))
+        base = base_of(folder)
+        if base is not None:
+            return record_on(folder, base)
         return provenance_of(folder) or (UNKNOWN if is_toques(folder) else FOREIGN)
     record = provenance_of(folder / "model")
     # A record that an earlier version wrote names no tasks of one's own; the configuration does.
@@ -95,10 +98,48 @@ def provenance_in(folder: Path) -> Provenance:
     return provenance_of_run(config, read_manifest(Path(config.data.store)))
 
 
+def model_in(folder: Path) -> Path:
+    """The folder of a run's finished model, or the folder itself."""
+    inner = folder / "model"
+    return inner if (folder / "config.yaml").exists() and inner.is_dir() else folder
+
+
+def base_of(folder: Path) -> Path | None:
+    """The folder of the weights that an adapter stands on; None for a whole model."""
+    if not (folder / "adapter_config.json").is_file():
+        return None  # without torch, which reading an adapter's settings takes
+    from toque.models.lora.adapter_files import is_adapter_folder, read_config
+
+    named = read_config(folder).base_model_name_or_path if is_adapter_folder(folder) else None
+    if not named:
+        return None
+    base = resolve_folder(str(named), setting="the base").resolve()
+    if is_adapter_folder(base):
+        raise ConfigError(
+            f"The adapter {folder} names {base} as its base, which is an adapter itself. Export "
+            "that one as a whole model, and name its folder in adapter_config.json."
+        )
+    return base
+
+
+def record_on(adapter: Path, base: Path) -> Provenance:
+    """Record of an adapter; one without, and without a tokenizer of Toque's, is asked as its base.
+
+    An adapter is asked in its own form, which its base may not know.
+    """
+    return provenance_of(adapter) or (UNKNOWN if is_toques(adapter) else provenance_in(base))
+
+
+def tokenizer_of(folder: Path) -> Path:
+    """The folder of a model's tokenizer: its own, or its base's for an adapter that has none."""
+    base = None if (folder / "tokenizer.json").is_file() else base_of(folder)
+    return resolve_tokenizer(str(base or folder))
+
+
 def codec_in(folder: Path, record: Provenance) -> Codec:
     """The tokenizer of a model folder, or a CheckpointError; it begins foreign prompts."""
     try:
-        codec = load_codec(resolve_tokenizer(str(folder)))
+        codec = load_codec(tokenizer_of(folder))
     except DataError as error:
         raise CheckpointError(str(error)) from error
     if record is FOREIGN:
@@ -275,7 +316,7 @@ def _asked_by(task: OwnTask, typed: str, where: str) -> str:
 
 
 def read_prompts(
-    prompts: str | Sequence[str | Mapping[str, Any]],
+    prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
     file: str | Path | None,
     *,
     task: Task | OwnTask | None,
@@ -289,7 +330,7 @@ def read_prompts(
     and `steps`, or with the fields of an own task; so is one of `prompts`. Texts are put in the
     form of the `task`, unless it is None, `raw` is set, or the model does not write `recipes`. With
     `blanks` a prompt of nothing passes: a text begins there. Without any prompt it is a
-    ConfigError, and a file that cannot be read is a DataError.
+    ConfigError, as is one that is no text, and a file that cannot be read is a DataError.
     """
     wish, example = "write for", 'prompts="lentil soup"'
     if task != "write":
@@ -300,7 +341,7 @@ def read_prompts(
     if task == "write" and not recipes:
         task = None
     form = None if raw else task
-    typed = [prompts] if isinstance(prompts, str) else prompts
+    typed = [prompts] if isinstance(prompts, str | Mapping) else prompts
     given = ((f"{argument('prompts')}, number {n}", one) for n, one in enumerate(typed, start=1))
     found = list[tuple[str, str, str]]()  # place, content and trained form of each
     for where, line in chain(given, _lines(Path(file)) if file is not None else ()):
@@ -328,6 +369,13 @@ def read_prompts(
                 'Write {"prompt": "..."} or {"title": "...", "ingredients": ["2 eggs"], "steps": '
                 '["..."]} on each line.'
             )
+    return _usable(found, wish=wish, example=example, blanks=blanks)
+
+
+def _usable(
+    found: Sequence[tuple[str, str, str]], *, wish: str, example: str, blanks: bool
+) -> list[str]:
+    """The trained forms of prompts; ConfigError for none, a blank one, or one that is no text."""
     if not found:
         raise ConfigError(
             f"Nothing to {wish}. Give {argument(example)} or {argument('file=prompts.txt')}."
@@ -338,7 +386,21 @@ def read_prompts(
             f"The prompt at {blank} is blank, so there is nothing to {wish}. Say what is wanted, "
             f"as in {argument(example)}, or leave it out."
         )
+    for where, _, asked in found:
+        refuse_no_text(asked, f"The prompt at {where}")
     return [asked for _, _, asked in found]
+
+
+def refuse_no_text(text: str, what: str) -> None:
+    """Raise a ConfigError for a text that holds bytes which are no UTF-8, or half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.end + 20]
+        raise ConfigError(
+            f"{what} is no text in UTF-8: {around!a} holds a byte of another encoding, or "
+            "half of a surrogate pair. Write it in UTF-8, as of a file with `iconv -t UTF-8`."
+        ) from error
 
 
 def trained_prompt(prompt: str, task: Task | None) -> str:
@@ -372,7 +434,8 @@ def _texts(value: object) -> tuple[str, ...]:
 def _lines(file: Path) -> Iterator[tuple[str, str | dict[str, Any]]]:
     """Place of each line, and its text or its JSON object; blank lines are left out."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`, which ends a line at U+2028 and others that JSON and texts may hold.
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{argument(f'file={file}')} cannot be read as UTF-8 text: {error}."

@@ -25,6 +25,7 @@ from toque.workflows.asking import (
     example_prompt,
     model_files,
     provenance_in,
+    tokenizer_of,
     writes_recipes,
 )
 from toque.workflows.card_head import head_as
@@ -132,16 +133,25 @@ def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance
         raise ConfigError(
             f"{argument('dtype')} is {dtype}. Use {', '.join(DTYPES)} in the format hf."
         )
+    tokenizer = tokenizer_of(source)
     if record is FOREIGN and not is_toques(source):  # of another's model nothing is known to add
-        return _compared(source, export_model(source, to, card=card, dtype=dtype))
+        made = export_model(source, to, codec_folder=tokenizer, card=card, dtype=dtype)
+        return _compared(tokenizer, made)
     codec, encoder, most = codec_in(source, record), _has_encoder(source), record.max_new_tokens
     files, portable = model_files(codec, record, encoder=encoder)
     asked = example_prompt(record)
     card = with_usage(card, prompt=asked, encoder=encoder, max_new_tokens=most, portable=portable)
     made = export_model(
-        source, to, card=card, dtype=dtype, files=files, record=record, eos_id=codec.eos_id
+        source,
+        to,
+        codec_folder=tokenizer,
+        card=card,
+        dtype=dtype,
+        files=files,
+        record=record,
+        eos_id=codec.eos_id,
     )
-    return _compared(source, made)
+    return _compared(tokenizer, made)
 
 
 def _adapter_folder(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.codec import Codec, TextStream, load_codec
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.data.tokenizer.word_cache import Encoded
@@ -233,6 +233,65 @@ def test_the_same_texts_give_the_same_vocabulary(kind: str, times: int) -> None:
     learnt = [train_codec(texts, vocab_size=420, kind=kind) for _ in range(times)]
     assert len({codec.sha256 for codec in learnt}) == 1
     assert learnt[0].vocab_size <= 420
+
+
+LETTERS = [*"abc", "\u2581a", "\u2581b", "\u2581", "\u00e9"]
+
+
+@pytest.fixture
+def byte_fallback(tmp_path: Path) -> Codec:
+    """A tokenizer of Llama 2's kind, which spells what it lacks byte by byte."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *LETTERS]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))  # noqa: S106
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    special = [AddedToken(one, special=True, normalized=False) for one in pieces[:3]]
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return load_codec(tmp_path)
+
+
+def streamed(codec: Codec, ids: list[int]) -> str:
+    stream = TextStream(codec)
+    return "".join([*map(stream.feed, ids), stream.rest()])
+
+
+def test_bytes_that_make_no_character_end_no_stream(byte_fallback: Codec) -> None:
+    codec, rng = byte_fallback, random.Random(1)
+    named = codec.pieces()
+    newline = [named[one] for one in ("a", "<0x0A>", "<0xF0>", "<0x9F>", "b", "\u2581a")]
+    assert codec.decode(newline) == "a\ufffd\ufffd\ufffdb a"
+    assert streamed(codec, newline) == "a\n\ufffd\ufffdb a"
+    for _ in range(200):
+        ids = [named["a"]]
+        expected = "a"  # a pattern: letters as they are, and a character or more of each run
+        for _ in range(8):
+            letters = rng.choices(LETTERS, k=rng.randint(1, 4))
+            run = [f"<0x{rng.randrange(256):02X}>" for _ in range(rng.randint(1, 5))]
+            ids += [named[one] for one in (*letters, *run)]
+            written = re.escape("".join(letters).replace("\u2581", " "))
+            expected += written + f".{{1,{len(run)}}}"
+        assert re.fullmatch(expected, streamed(codec, ids), re.DOTALL)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder", "fallback"])
+def test_the_pieces_of_a_stream_are_the_text(
+    kind: str, tokenizers_at: dict[str, Path], byte_fallback: Codec
+) -> None:
+    codec, rng = byte_fallback, random.Random(2)
+    if kind != "fallback":
+        codec = load_codec(tokenizers_at[kind])
+    for _ in range(200):
+        ids = [rng.randrange(codec.vocab_size) for _ in range(40)]
+        if kind == "fallback":  # of whole characters
+            ids = codec.encode("".join(rng.choices("ab c\u00e9\n\U0001f372\u4e16", k=30)))
+        assert streamed(codec, ids) == codec.decode(ids)
 
 
 def test_a_vocabulary_of_nothing_is_refused() -> None:

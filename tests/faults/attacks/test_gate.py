@@ -89,6 +89,8 @@ def test_names_of_hosts_are_compared_without_case(host, tmp_path):
 
 def test_an_address_to_listen_on_is_read_without_case_too():
     assert hosts_of("LOCALHOST", port=0, token=None, risk="ask") == LOOPBACK_NAMES
+    other = hosts_of("127.0.0.2", port=0, token=None, risk="ask")  # the address that is printed
+    assert other == (*LOOPBACK_NAMES, "127.0.0.2")
 
 
 def repeated(begin: bytes, item: bytes, end: bytes, *, numbered: bool = False) -> bytes:

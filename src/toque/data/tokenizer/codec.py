@@ -20,7 +20,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
 from toque.data.tokenizer.tokenizer_folder import TokenizerFolder, read_folder, tokenizer_faults
@@ -159,11 +158,6 @@ class Codec:
             decode = self._tokenizer.decode
             return "\n".join(decode(line, skip_special_tokens=False) for line in lines)
 
-    def decode_next(self, stream: DecodeStream, token: int) -> str:
-        """The text that one more token of a line settles; see `TextStream`."""
-        with tokenizer_faults(self.name):
-            return stream.step(self._tokenizer, token) or ""
-
     def sentinels(self) -> list[int]:
         """The ids of `<extra_id_0>`, `<extra_id_1>`, ... without the line break's marker."""
         found = {
@@ -283,25 +277,29 @@ def asking_bounds(
 
 
 class TextStream:
-    """Feed ids, get text in whole characters; all pieces together are `codec.decode` of all ids."""
+    """Feed ids, get text in whole characters; all pieces together are `codec.decode` of all ids.
+
+    Bytes that are whole characters by themselves keep them, though `decode` gives up all bytes of a
+    run (Llama 2's `<0x0A><0xF0>`) for one that is no part of any. The tokenizers library's own
+    stream raises an error there.
+    """
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._line = DecodeStream(skip_special_tokens=False)
         self._ids: list[int] = []
-        self._length = 0
+        # Ids from `_start` on are decoded together, for one decides how the next is written; their
+        # text before `_end`, `_told`, has been given away.
+        self._start, self._end, self._told = 0, 0, ""
 
     def feed(self, token: int) -> str:
         """The text that one more id settles, often one word, sometimes nothing."""
         self._ids.append(token)
-        if token == self._codec.newline_id:
-            self._line = DecodeStream(skip_special_tokens=False)
-            return self.rest()
         if token in self._codec.silent:
             return ""
-        piece = self._codec.decode_next(self._line, token)
-        self._length += len(piece)
-        return piece
+        text = self._codec.decode(self._ids[self._start :])
+        if len(text) <= len(self._told) or text.endswith("\ufffd"):  # half a character
+            return ""
+        return self._given(text)
 
     def would_be(self, token: int) -> str:
         """The text of one more id in this place; the name of a token that texts are without."""
@@ -313,6 +311,12 @@ class TextStream:
 
     def rest(self) -> str:
         """Text held back until now, to be called after the last id."""
-        piece = self._codec.decode(self._ids)[self._length :]
-        self._length += len(piece)
+        return self._given(self._codec.decode(self._ids[self._start :]))
+
+    def _given(self, text: str) -> str:
+        """What is new in the text from `_start` on."""
+        piece, new = text[len(self._told) :], self._codec.decode(self._ids[self._end :])
+        # A space that stands first is stripped: the ids before it are kept, which let it stand.
+        self._start, self._told = (self._end, new) if new else (self._start, text)
+        self._end = len(self._ids)
         return piece

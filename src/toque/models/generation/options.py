@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -45,7 +46,7 @@ class GenerationOptions:
         if self.precision not in get_args(Precision):
             known = ", ".join(get_args(Precision))
             raise ConfigError(f"{argument('precision')} is {self.precision!r}; use one of {known}.")
-        if self.temperature < 0.0:
+        if not 0.0 <= self.temperature < math.inf:  # NaN is no number
             raise ConfigError(f"{argument('temperature')} is {self.temperature:g}; use 0 or more.")
         for name, none in (("top_k", "to keep all"), ("no_repeat_ngram_size", "for no such rule")):
             value = getattr(self, name)

@@ -170,6 +170,7 @@ def export_model(
     source: Path,
     to: Path,
     *,
+    codec_folder: Path | None = None,
     card: str,
     dtype: str = "f32",
     files: Mapping[str, str] = MappingProxyType({}),
@@ -178,6 +179,7 @@ def export_model(
 ) -> Exported:
     """Write the model or adapter of `source` as a whole model, read it back and compare.
 
+    Its tokenizer is that of `codec_folder`, or the one in `source`, which not every adapter has.
     One that computes other logits than the source rounded to `dtype` is removed: CheckpointError,
     as where something lies in `to`.
     """
@@ -187,7 +189,8 @@ def export_model(
     before = sample_logits(model)
     whole = merged(model)
     whole.to(DTYPES[dtype])  # type: ignore[arg-type]  # transformers annotates it away
-    save_model(whole, source, to, card=card, files=files, record=record, eos_id=eos_id)
+    beside = codec_folder or source
+    save_model(whole, beside, to, card=card, files=files, record=record, eos_id=eos_id)
     whole.to(torch.float32)  # type: ignore[arg-type]
     expected = before if dtype == "f32" else sample_logits(whole)
     del model, whole  # one model is in memory at a time

@@ -39,11 +39,13 @@ async function start() {
     at("question").focus();
   });
   at("undo").addEventListener("click", () => {
+    writing?.abort();
     at("question").value = turns.at(-1).question;
     change(turns.slice(0, -1));
     at("question").focus();
   });
   at("fresh").addEventListener("click", () => {
+    writing?.abort();
     change([]);
     at("question").focus();
   });
@@ -93,6 +95,7 @@ async function answer(question) {
   writing = null;
   at("go").textContent = "Ask";
   at("status").textContent = Object.values(turn.answers).join(" ");
+  if (!turns.includes(turn)) return; // taken back, or begun again, while it was written
   if (!Object.keys(turn.answers).length) {
     if (at("question").value === at("task").value) at("question").value = question;
     change(before);
@@ -129,6 +132,7 @@ function messagesOf(before, model) {
   const messages = system ? [{ role: "system", content: system }] : [];
   for (const { question, answers } of before) {
     const said = answers[model] ?? Object.values(answers)[0];
+    if (said === undefined) continue; // nothing is written of it yet
     messages.push({ role: "user", content: question }, { role: "assistant", content: said });
   }
   return messages;
@@ -176,7 +180,7 @@ function save() {
 function kept() {
   try {
     const found = JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
-    return Array.isArray(found) ? found.filter((turn) => turn?.question && turn?.answers) : [];
+    return Array.isArray(found) ? found.filter((turn) => turn?.question && Object.keys(turn?.answers ?? {}).length) : [];
   } catch {
     return []; // storage is off, or holds what another program wrote
   }

@@ -16,12 +16,15 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.evaluation.best_of import BestOf
 from toque.models.generation.options import GenerationOptions, Precision
-from toque.models.loading.provenance import OwnTask, Provenance, provenance_of
+from toque.models.loading.provenance import OwnTask, Provenance
 from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.asking import (
     classes_of,
+    model_in,
     provenance_in,
     read_prompts,
+    record_on,
+    refuse_no_text,
     task_to_ask,
     writes_recipes,
 )
@@ -37,7 +40,7 @@ _UNFINISHED = "\ufffd"  # character that a decoder gives while bytes of one are 
 
 def generate(
     run_or_model: Model,
-    prompts: str | Sequence[str | Mapping[str, Any]] = (),
+    prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
     *,
     file: str | Path | None = None,
     task: str | None = None,
@@ -68,7 +71,7 @@ def generate(
         file: more prompts, one a line or as JSON lines.
         task: what to ask, a task that the model learnt: title, next_step, or one of the run's own.
             None: a recipe, where the model writes recipes.
-        adapters: adapter folders; each writes every text.
+        adapters: adapter folders, or finished runs that trained one; each writes every text.
         n: texts for each prompt; they follow each other.
         temperature: 0 takes the likeliest token every time.
         top_p: sample from the likeliest tokens that together have this probability.
@@ -124,6 +127,7 @@ def generate(
     best.check(options, wanted=n)
     folder = existing_folder(run_or_model)
     asked = []
+    beside = [_adapter_in(one) for one in adapters]
     for adapter, record in _records(folder, adapters):
         recipes, blanks = writes_recipes(record), record.form == "documents"
         asks = _task_to_write(task, record, adapter or folder)
@@ -137,7 +141,6 @@ def generate(
         from toque.models.glibc_malloc import keep_freed_memory
         from toque.workflows.inference.open_model import open_model
 
-        beside = [*map(Path, adapters)]
         opened = open_model(folder, device=device, adapters=beside, reporter=reporter)
         if opened.model.device.type == "cpu":
             keep_freed_memory()
@@ -148,12 +151,21 @@ def generate(
 
 
 def _records(folder: Path, adapters: Sequence[str | Path]) -> list[tuple[str | None, Provenance]]:
-    """Names of the adapters, or None for the model itself, each with its record.
+    """Names of the adapters, or None for the model itself, each with its record."""
+    found = [(str(one), record_on(_adapter_in(one), folder)) for one in adapters]
+    return [*found] or [(None, provenance_in(folder))]
 
-    An adapter is asked in its own form, which its base may not know.
-    """
-    own = provenance_in(folder)
-    return [(str(one), provenance_of(Path(one)) or own) for one in adapters] or [(None, own)]
+
+def _adapter_in(named: str | Path) -> Path:
+    """The folder of an adapter, or that of a finished run; ConfigError where it holds none."""
+    folder = model_in(existing_folder(named))
+    if not (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{argument(f'adapters={named}')}: {folder} holds no adapter (adapter_config.json). "
+            "Name an adapter folder, or a finished run that trained one; a whole model is named "
+            "in place of the base."
+        )
+    return folder
 
 
 def _task_to_write(task: str | None, record: Provenance, of: str | Path) -> Task | OwnTask:
@@ -189,20 +201,19 @@ def _written(
 ) -> list[Written]:
     """The texts of the adapters, one after the other."""
     from toque.models.generation.engine import generate as generate_ids
-    from toque.models.lora.adapter_files import use_adapter
 
-    codec, texts, in_json = opened.codec, list[Written](), schema is not None
+    texts, in_json = list[Written](), schema is not None
     chooses = best.n > 1
     for i, (adapter, record, typed) in enumerate(asked):
-        if adapter is not None:
-            use_adapter(opened.model, f"adapter_{i}")
+        own = opened if adapter is None else opened.with_adapter(i, _adapter_in(adapter), record)
+        codec = own.codec
         watch, logprobs = None, [list[float]() for _ in typed]
         if on_text is not None and not chooses:
             watch = InOrder(on_text, typed, codec.decode, adapter=adapter, first=len(texts))
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
-                [opened.prompt_ids(text, record.form) for text in typed],
+                [own.prompt_ids(text) for text in typed],
                 record.completed(options, in_json=in_json),
                 eos_id=codec.eos_id,
                 pad_id=codec.pad_id,
@@ -213,13 +224,15 @@ def _written(
             )
         pairs = zip(typed, written, strict=True)
         knows = record.knows_recipes
-        own = [Written(p, codec.decode(ids), len(ids), adapter, in_json, knows) for p, ids in pairs]
+        told = [
+            Written(p, codec.decode(ids), len(ids), adapter, in_json, knows) for p, ids in pairs
+        ]
         if chooses:
-            own = _chosen(own, logprobs, best, wanted=wanted, reporter=reporter)
+            told = _chosen(told, logprobs, best, wanted=wanted, reporter=reporter)
             if on_text is not None:
-                for number, text in enumerate(own, start=len(texts)):
+                for number, text in enumerate(told, start=len(texts)):
                     on_text(number, text)
-        texts += own
+        texts += told
     if n_cut := sum(text.is_cut for text in texts):
         reporter.notice(
             f"{n_cut} of {len(texts)} texts reached their longest length before their JSON was "
@@ -336,7 +349,7 @@ def _writable(name: str, codec: Codec) -> str:
 
 def classify(
     run_or_model: Model,
-    prompts: str | Sequence[str | Mapping[str, Any]] = (),
+    prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
     *,
     file: str | Path | None = None,
     task: str | None = None,
@@ -360,7 +373,8 @@ def classify(
         reporter: hears of progress.
 
     Raises:
-        ConfigError: no prompt, a task the run did not learn, or fewer than two choices.
+        ConfigError: no prompt, or one that is too long to be answered, a task the run did not
+            learn, or fewer than two choices.
         DataError: a file that cannot be read.
     """
     folder = existing_folder(run_or_model)
@@ -374,12 +388,31 @@ def classify(
 
         opened = open_model(folder, device=device, reporter=reporter)
     ids = [opened.prompt_ids(prompt) for prompt in asked]
+    _refuse_too_long(ids, answers, opened)
     with counting(reporter, "choosing for", "prompts") as count:
         shares = choose(opened.model, opened.codec, ids, answers, count)
     return [
         Answer(prompt, answers[int(row.argmax())], dict(zip(answers, row.tolist(), strict=True)))
         for prompt, row in zip(asked, shares, strict=True)
     ]
+
+
+def _refuse_too_long(
+    prompts: Sequence[Sequence[int]], answers: Sequence[str], opened: OpenedModel
+) -> None:
+    """Raise a ConfigError for a prompt that leaves no positions for the longest answer."""
+    from toque.models.families import max_positions
+
+    codec, room = opened.codec, max_positions(opened.model.config)
+    if room is None or opened.model.config.is_encoder_decoder:
+        return
+    longest = max(len(codec.encode(codec.normalise(answer))) for answer in answers)
+    for number, prompt in enumerate(prompts):
+        if len(prompt) + longest > room:  # the end token is never read back
+            raise ConfigError(
+                f"Prompt {number} has {len(prompt)} tokens and the longest answer {longest}, and "
+                f"this model's positions end at {room}. Shorten the prompt."
+            )
 
 
 def has_classes(run_or_model: Model, task: str, adapters: Sequence[str | Path] = ()) -> bool:
@@ -411,6 +444,8 @@ def _allowed(task: str | None, choices: Sequence[str], classes: tuple[str, ...])
         )
     if task is not None:
         return classes
+    for choice in choices:
+        refuse_no_text(choice, argument(f"choices={choice}"))
     if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):
         raise ConfigError(
             f"{argument('choices')} are {', '.join(map(repr, choices))}. Give two answers or more, "

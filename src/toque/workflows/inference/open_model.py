@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,9 +28,9 @@ from toque.models.loading.pretrained import (
     load_model,
     load_with_adapters,
 )
-from toque.models.loading.provenance import Form, Provenance
+from toque.models.loading.provenance import Provenance
 from toque.models.loading.to_train import family_to_train
-from toque.models.lora.adapter_files import is_adapter_folder, load_adapter, merged
+from toque.models.lora.adapter_files import is_adapter_folder, load_adapter, merged, use_adapter
 from toque.models.lora.frozen import PLAIN, FrozenFormat, format_of
 from toque.models.lora.layers import ADAPTER
 from toque.reporter import SILENT, Reporter
@@ -54,10 +54,21 @@ class OpenedModel:
     step: int | None
     provenance: Provenance  # record of the prompts it was trained on
 
-    def prompt_ids(self, prompt: str, form: Form | None = None) -> list[int]:
-        """A prompt as the model reads it, or as one of another form does."""
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """A prompt as the model reads it."""
         kind: FamilyKind = "encoder-decoder" if self.model.config.is_encoder_decoder else "decoder"
-        return prompt_ids(self.codec, prompt, kind, form or self.provenance.form)
+        return prompt_ids(self.codec, prompt, kind, self.provenance.form)
+
+    def with_adapter(self, number: int, folder: Path, record: Provenance) -> OpenedModel:
+        """The same model with one of its adapters active, by its record and its own tokenizer.
+
+        One that has no tokenizer reads and writes by that of the model.
+        """
+        use_adapter(self.model, f"adapter_{number}")
+        own = (folder / "tokenizer.json").is_file()
+        return replace(
+            self, codec=codec_in(folder, record) if own else self.codec, provenance=record
+        )
 
     def check_tokenizer(self, store: TokenStore) -> None:
         """Raise a DataError for a store of another tokenizer; one saved again is no other."""
@@ -95,16 +106,21 @@ def open_model(
         return placement_of(found, free_memory(where))
 
     opened = _opened(folder, place if where.type == "cuda" else None, where, adapters)
-    note, placed = placement_note(opened.model), getattr(opened.model, "hf_device_map", None)
+    placed = getattr(opened.model, "hf_device_map", None)
     if placed is None:
         opened.model.to(where)  # type: ignore[arg-type]  # transformers annotates it away
     elif len(set(placed.values())) > 1:
         use_attention(opened.model, "dense")  # masks alone go from device to device by themselves
-    if (held := format_of(opened.model)) != PLAIN:
-        note = f"the adapter is used beside its base, which is held on {where} in {held}"
-    if note is not None:
+    if (note := held_in_words(opened.model)) is not None:
         reporter.notice(f"note: {note}")
     return opened
+
+
+def held_in_words(model: PreTrainedModel) -> str | None:
+    """A sentence about a model that is not in float32 on one device; None for one that is."""
+    if (held := format_of(model)) != PLAIN:
+        return f"the adapter is used beside its base, which is held on {model.device} in {held}"
+    return placement_note(model)
 
 
 def _opened(

@@ -16,34 +16,39 @@ from toque.hardware.devices import device_named
 from toque.models.families import vocabulary_rows
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import formats_in_use, load_with_adapters
-from toque.models.loading.provenance import Provenance, provenance_of
+from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import (
     is_adapter_folder,
     load_adapter,
-    read_config,
     rows_needed,
 )
+from toque.reporter import SILENT, Reporter
 from toque.serving.batcher import ServedModel, ServedModels
 from toque.workflows.asking import (
+    base_of,
     codec_in,
-    provenance_in,
+    model_in,
+    record_on,
     template_asked_by,
     trained_prompt,
     writes_recipes,
 )
-from toque.workflows.inference.open_model import open_model
+from toque.workflows.inference.open_model import held_in_words, open_model
 
 
-def open_models(folders: Mapping[str, Path], *, device: str = "cpu") -> ServedModels:
+def open_models(
+    folders: Mapping[str, Path], *, device: str = "cpu", reporter: Reporter = SILENT
+) -> ServedModels:
     """Open the models and adapters of some folders by their names, on a device as `open_model`.
 
     Adapters share the weights of a base that is served, in float32, or has several: then in the
-    format that they were trained beside, if it is one. One alone is opened as `generate` does.
+    format that they were trained beside, if it is one. One alone is opened as `generate` does. The
+    reporter hears of each that is not in float32.
     """
     where = device_named(device)
-    inner = {name: _model_in(folder) for name, folder in folders.items()}
+    inner = {name: model_in(folder) for name, folder in folders.items()}
     adapters = {name for name, folder in inner.items() if is_adapter_folder(folder)}
-    bases = {name: _base_of(folder) for name, folder in inner.items()}
+    bases = {name: base_of(folder) or _weights_of(folder) for name, folder in inner.items()}
     sharing = Counter(bases.values())
     shared: dict[Path, list[ServedModel]] = {}
     found: dict[str, ServedModel] = {}
@@ -56,6 +61,9 @@ def open_models(folders: Mapping[str, Path], *, device: str = "cpu") -> ServedMo
         else:
             opened = open_model(folders[name], device=device)
             model = _served(name, opened.model, opened.codec, opened.provenance)
+        is_new = all(one.model is not model.model for one in beside)
+        if is_new and (note := held_in_words(model.model)) is not None:
+            reporter.notice(f"note: {name}: {note}")
         beside.append(model)
         found[name] = model
     return ServedModels([found[name] for name in folders])
@@ -87,9 +95,8 @@ def _laid_on(
         model = load_with_adapters(alike, formats, device, base=str(base))
     if _inner(name) not in getattr(model, "peft_config", {}):
         load_adapter(model, adapter, name=_inner(name))
-    own = (adapter / "tokenizer.json").exists()
-    record = provenance_of(adapter) or provenance_in(base)
-    codec = codec_in(adapter if own else base, record)
+    record = record_on(adapter, base)
+    codec = codec_in(adapter, record)
     plain = next((one.name for one in fitting if one.adapter is None), None)
     return replace(_served(name, model, codec, record), adapter=_inner(name), base=plain)
 
@@ -106,16 +113,6 @@ def _inner(name: str) -> str:
     return "served_" + name.encode().hex()
 
 
-def _model_in(folder: Path) -> Path:
-    """The folder of a run's finished model, or the folder itself."""
-    inner = folder / "model"
-    return inner if (folder / "config.yaml").exists() and inner.is_dir() else folder
-
-
-def _base_of(folder: Path) -> Path:
-    """The folder of the weights that a model or an adapter stands on."""
-    base, setting = str(folder), "the model"
-    if is_adapter_folder(folder):
-        base, setting = str(read_config(folder).base_model_name_or_path or folder), "the base"
-    there = Path(base).expanduser()
-    return there.resolve() if there.is_dir() else resolve_folder(base, setting=setting)
+def _weights_of(model: Path) -> Path:
+    """The folder of a whole model's weights, one for all of its names."""
+    return resolve_folder(str(model), setting="the model").resolve()

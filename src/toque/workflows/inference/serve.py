@@ -77,7 +77,8 @@ def serve(
         # a step took twice as long (lab/notes.md, 2026-11-22).
         said = "reading " + ", ".join(map(str, named.values()))
         with reporter.working(said), ThreadPoolExecutor(1) as once:
-            served = once.submit(open_models, named, device=device).result()
+            opening = once.submit(open_models, named, device=device, reporter=reporter)
+            served = opening.result()
             asked = partial(build_app, limits=limits, token=token, hosts=hosts, precision=precision)
             app = once.submit(asked, served).result()
         for said in {emulation_in_words(precision, one.model) for one in served.values()} - {""}:

@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from toque.data.tokenizer.chat import ChatTemplate
 from toque.data.tokenizer.codec import TextStream
-from toque.errors import ConfigError, DataError
+from toque.errors import ConfigError, DataError, argument
 from toque.models.generation.options import GenerationOptions
 from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import write_new
-from toque.workflows.asking import in_trained_form, template_asked_by
+from toque.workflows.asking import in_trained_form, refuse_no_text, template_asked_by
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SINGLE = "this model was trained on single requests: it reads each question without those before it"
 FORGOTTEN = "the conversation is longer than the model reads; its oldest question is left out"
+ANSWER_SHARE: Final = 4
+"""One in so many positions is kept for an answer that may be longer: what was said goes first."""
 
 
 @dataclass
@@ -43,18 +45,20 @@ class Talk:
     ) -> str:
         """The answer, which joins the history with its question; `on_text` hears each piece.
 
+        `notice` hears what was left out of the history, and that an answer was cut by its length.
         Interrupted (KeyboardInterrupt), the answer is what was written until then.
 
         Raises:
-            ConfigError: the question alone is longer than the model reads.
+            ConfigError: the question alone is longer than the model reads, or is no text.
             DataError: the chat template refuses the conversation.
         """
         from toque.models.generation.engine import generate
 
+        refuse_no_text(question, "The question")
         model, codec = self.opened.model, self.opened.codec
         asked = [*self.turns, {"role": "user", "content": question}]
-        prompt = self.prompt_ids(asked, notice)
         options = self.opened.provenance.completed(options)
+        prompt = self.prompt_ids(asked, longest=options.max_new_tokens or 1, notice=notice)
         stream, pieces = TextStream(codec), list[str]()
 
         def tell(_: int, token: int | None) -> None:
@@ -63,27 +67,57 @@ class Talk:
             on_text(piece)
 
         try:
-            generate(
+            [ids] = generate(
                 model, [prompt], options, eos_id=codec.eos_id, pad_id=codec.pad_id, on_token=tell
             )
+            if said := self._cut_in_words(len(prompt), len(ids), options):
+                notice(said)
         except KeyboardInterrupt:
             tell(0, None)
         answer = "".join(pieces)
         self.turns = [*asked, {"role": "assistant", "content": answer}]
         return answer
 
+    def _cut_in_words(self, n_prompt: int, n_answer: int, options: GenerationOptions) -> str:
+        """A sentence about an answer that ended at its longest length; "" for one that is whole."""
+        most = self._positions
+        if n_answer == options.max_new_tokens:
+            return f"the answer was cut at {n_answer} tokens, the longest that was asked for"
+        if most is not None and n_prompt + n_answer > most:
+            return (
+                f"the answer was cut at {n_answer} tokens, where the {most} that the model reads "
+                f"and writes end: {n_prompt} are the question and what was said before"
+            )
+        return ""
+
+    @property
+    def _positions(self) -> int | None:
+        """Tokens of the longest conversation with its answer; None without a limit."""
+        from toque.models.families import max_positions
+
+        config = self.opened.model.config
+        return None if config.is_encoder_decoder else max_positions(config)
+
     def prompt_ids(
-        self, turns: list[dict[str, str]], notice: Callable[[str], object] = lambda _: None
+        self,
+        turns: list[dict[str, str]],
+        *,
+        longest: int = 1,
+        notice: Callable[[str], object] = lambda _: None,
     ) -> list[int]:
-        """Ids that ask to answer the last of `turns`; the oldest go where they do not fit."""
+        """Ids that ask to answer the last of `turns`.
+
+        The oldest go where they leave no room for an answer of the `longest` length, or of a share
+        of the positions where that is less.
+        """
         if self.template is None:
             record = self.opened.provenance
             return self.opened.prompt_ids(in_trained_form(turns[-1]["content"], record))
-        from toque.models.families import max_positions
-
-        most = max_positions(self.opened.model.config)
+        most = self._positions
         ids = self.template.ids(turns).result()
-        while most is not None and len(ids) >= most and (older := _without_oldest(turns)):
+        # The last token of an answer is never read back, so it needs no position.
+        kept = 0 if most is None else min(longest, most // ANSWER_SHARE) - 1
+        while most is not None and len(ids) + kept > most and (older := _without_oldest(turns)):
             notice(FORGOTTEN)
             turns[:] = older
             ids = self.template.ids(turns).result()
@@ -121,6 +155,7 @@ def opened(
         CheckpointError: a run without a checkpoint.
     """
     folder = existing_folder(run_or_model)
+    refuse_no_text(system or "", argument("system"))
     with reporter.working(f"reading {folder}"):
         from toque.workflows.inference.open_model import open_model
 
