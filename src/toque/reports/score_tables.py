@@ -105,9 +105,10 @@ def _confusions(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
         except msgspec.ValidationError:  # a task without classes, or a stranger's file
             continue
         names, confusion = found.classes, found.confusion
-        if any(len(row) != len(names) for row in (confusion, *confusion)):
+        if len(confusion) != len(names) or any(len(row) != len(names) for row in confusion):
             continue
         heads: Sequence[str]
+        rows: Sequence[Sequence[str]]
         if len(names) <= _MOST_COLUMNS:
             heads = ("true class", *(f"answered {name}" for name in names))
             rows = [(name, *map(written, row)) for name, row in zip(names, confusion, strict=True)]
