@@ -98,7 +98,7 @@ def _filled(word: str, page: Path) -> str:
     if re.fullmatch(r"[\w/-]+\.yaml", word):
         return word if word == "runs/mine/config.yaml" else "my.yaml"
     # Each run and store of the pages is the kitchen's but these, which are there.
-    place = re.fullmatch(r"(run|store|work)s?/(?!mine|my|other|reviews|a/|b/)\w+(/.+)?", word)
+    place = re.fullmatch(r"(run|store|work)s?/(?!mine|my|other|reviews|[ab](?:/|$))\w+(/.+)?", word)
     return f"{place[1].replace('work', 'run')}s/mine{place[2] or ''}" if place else word
 
 

@@ -174,7 +174,7 @@ def test_texts_of_recipes_repeat_no_run_unless_asked(form, codecs, serving):
 def test_the_best_of_several_is_answered(kind, by, gpt2, serving, monkeypatch):
     """The texts are those of `n` with the same seed; a scripted score stands for a recipe's."""
 
-    def length(_prompt, text):
+    def length(_prompt, text, **_):
         return {"form": len(text)}
 
     monkeypatch.setattr(best_of, "text_metrics", length)

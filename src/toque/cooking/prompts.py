@@ -95,9 +95,8 @@ def task_table(data: DataConfig) -> dict[str, TaskTemplate]:
     return table
 
 
-_REQUEST: Final = re.compile(
-    "|".join(".+".join(map(re.escape, re.split(r"\{\w+\}", form))) for form in REQUESTS), re.DOTALL
-)
+FIELD: Final = re.compile(r"\{\w+\}")
+_PARTS: Final = tuple(FIELD.split(form) for form in REQUESTS)
 
 
 def asks_for_a_recipe(prompt: str, *, knows_recipes: bool = True) -> bool:
@@ -111,7 +110,12 @@ def asks_for_a_recipe(prompt: str, *, knows_recipes: bool = True) -> bool:
     prompt = prompt.strip()
     if prompt.startswith(ASKS_FOR):
         return True
-    return knows_recipes and _REQUEST.fullmatch(prompt) is not None
+    return knows_recipes and any(
+        prompt.startswith(parts[0])
+        and prompt.endswith(parts[-1])
+        and all(part in prompt for part in parts)
+        for parts in _PARTS
+    )
 
 
 def write_prompt(title: str, ingredients: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ from toque.cooking.labels.foods import find_food
 from toque.cooking.plausible_amounts import quantity_sanity
 from toque.cooking.prompts import (
     ASKS_FOR,
+    FIELD,
     MAX_PROMPT_INGREDIENTS,
     REQUESTS,
     WITH_INGREDIENTS,
@@ -44,10 +45,9 @@ from toque.cooking.text_keys import (
 )
 from toque.cooking.times_and_heat import oven_fits, times_and_heat
 
-_FIELD: Final = re.compile(r"\{\w+\}")
 _AROUND_TITLES: Final = sorted(
     (
-        (_FIELD.split(before)[-1], _FIELD.split(after)[0])
+        (FIELD.split(before)[-1], FIELD.split(after)[0])
         for before, _, after in (form.partition("{title}") for form in REQUESTS)
     ),
     key=lambda around: -len(around[0]) - len(around[1]),
