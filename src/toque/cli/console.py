@@ -289,7 +289,7 @@ class ConsoleReporter(Reporter):
 
 
 def for_reader(text: str) -> str:
-    """What a model wrote: as it is for a file or a pipe, without control characters on a terminal.
+    """A model's text as it is for a file or a pipe, without control characters on a terminal.
 
     A terminal obeys them, and a model may have learnt them, or have been trained to write them.
     """

@@ -34,7 +34,7 @@ METHOD: Final = (
 )
 _PRIMARY: Final = ("loss", "bits_per_byte", "recipe_score")  # of the sentence
 _NONE: Final = "-"
-_COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})  # no scores
+COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})  # no scores
 _COSTS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
     ("updates", "steps", "{:,d}".format),
     ("training time", "training_seconds", clock_text),
@@ -209,7 +209,7 @@ class Comparison:
             yield Grid(heads, rows, title=f"{other} against {first}")
         runs = list(self.runs.values())
         shown = [{d.measure for d in found} for found in self.differences.values()]
-        covered = _COUNTS.union(set.intersection(*shown) if shown else ())
+        covered = COUNTS.union(set.intersection(*shown) if shown else ())
         final = [
             (_title(name), *(written(run.scores.get(name, _NONE)) for run in runs))
             for name in dict.fromkeys(name for run in runs for name in run.scores)

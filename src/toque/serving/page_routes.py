@@ -179,7 +179,7 @@ def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[
         return Route(path, answer, methods=["POST"])
 
     # Where nobody writes recipes, the page is a conversation, of the same parts.
-    cooks = any(served.record.form == "recipes" for served in models.values())
+    cooks = any(served.record.knows_recipes for served in models.values())
     pages = page_files() if cooks else page_files(TALK, (PAGE / name for name in _SHARED))
     return [
         *pages,

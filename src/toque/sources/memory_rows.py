@@ -19,6 +19,7 @@ import msgspec
 
 from toque.errors import DataError, argument
 from toque.storage.atomic import atomic_file, disk_faults, sha256_of
+from toque.storage.bucket_lock import died_here, this_machine
 from toque.storage.no_follow import refuse_links
 
 ROWS: Final = "rows"  # folder of such files in a store's
@@ -67,22 +68,14 @@ def _sweep(folder: Path) -> None:
     """
     for path in folder.iterdir():
         found = _NEW.fullmatch(path.name)
-        if found is not None and found[1] == _host() and not _lives(int(found[2])):
+        if found is None or found[1] != _host():
+            continue
+        if died_here({"machine": this_machine(), "pid": int(found[2])}):
             path.unlink(missing_ok=True)
 
 
 def _host() -> str:
     return socket.gethostname()[:64].replace("/", "-")
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)  # sends nothing
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):  # somebody else's, or none that this machine has
-        return True
-    return True
 
 
 def forget_rows(store: Path, kept: Collection[str]) -> None:

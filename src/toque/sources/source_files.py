@@ -112,7 +112,7 @@ def _files_of(pattern: str) -> list[Path]:
 
 
 def _files_inside(folder: Path) -> list[Path]:
-    """What is no folder below a folder, and below those linked to in it; nothing hidden.
+    """The files below a folder, and below those linked to in it; none that is hidden.
 
     A folder is read once, under its own name if it has one there, and a link to a folder around
     the first one is not followed.

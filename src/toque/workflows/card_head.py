@@ -19,12 +19,12 @@ from toque.config import RunConfig
 from toque.data.store.store_manifest import StoreManifest
 from toque.errors import ConfigError
 from toque.models.loading.hub import hub_name, resolve_folder
+from toque.reports.comparison import COUNTS
 from toque.sources.hub_datasets import recorded_dataset
 from toque.workflows.evaluate import Evaluation
 
 _LICENCE: Final = ("license", "license_name", "license_link")
 _MOST_BYTES: Final = 1 << 20  # of a base's card
-_SIZES: Final = ("target_tokens", "target_bytes")  # among the held-out metrics, and no scores
 _LONGEST: Final = 200  # characters of a value that a base's card gives
 
 
@@ -74,7 +74,7 @@ def card_head(
             metric_value=float(f"{value:.6g}"),
         )
         for name, value in scores.items()
-        if math.isfinite(value) and name not in _SIZES
+        if math.isfinite(value) and name not in COUNTS
     ]
     return f"---\n{data.to_yaml()}\n---\n"
 

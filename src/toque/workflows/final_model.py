@@ -281,7 +281,7 @@ def _limits(
     if score is not None and score.value < POOR:
         lines.append(f"The texts are still poor: their recipe score is {score.value:.2f} of 1.")
     truth = "whether what it writes is true or harmless"
-    if record.form == "recipes":
+    if record.knows_recipes:
         truth = "whether a recipe is true, safe to cook or to eat, or free of an allergen"
     lines.append(f"Not measured: {truth}; {_OF_TEXTS}.")
     return "".join(f"- {line}\n" for line in lines)

@@ -130,7 +130,7 @@ _OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock", LOG)
 SET_ASIDE: Final = "set-aside"
 _KINDS: Final = ("checkpoints", "best")
 _OF_THE_END: Final = (END, EVALUATION, BY_TEXT, "model")
-"""What a run's end leaves, the record of it first: without that the rest is not finished."""
+"""Files of a run's end, its record first: without that the rest is not finished."""
 _DONE: Final = "resumed.json"
 """The checkpoint that a command has gone back to; read when its launcher starts it again."""
 

@@ -175,7 +175,7 @@ class ShardWriting:
     _counted: int = 0  # groups whose distinct rows are in `_distinct`
     _distinct: int = 0
     _seen: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1, np.uint64))
-    """What the counted groups hold, each record's key and task in one number, ascending from 0."""
+    """Rows of the counted groups, each by its record's key and task in a number; 0 is first."""
 
     def write(
         self, progress: ProgressSink, *, workers: int | None, engine: Engine

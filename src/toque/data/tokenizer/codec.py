@@ -314,7 +314,7 @@ class TextStream:
         return self._given(self._codec.decode(self._ids[self._start :]))
 
     def _given(self, text: str) -> str:
-        """What is new in the text from `_start` on."""
+        """The new end of the text from `_start` on, which counts as given away from now."""
         piece, new = text[len(self._told) :], self._codec.decode(self._ids[self._end :])
         # A space that stands first is stripped: the ids before it are kept, which let it stand.
         self._start, self._told = (self._end, new) if new else (self._start, text)

@@ -140,7 +140,7 @@ def _own_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def allowed_share(name: str, value: object) -> str:
-    """What a dropout or an epsilon of a config may be, where this one is not; "" for others."""
+    """The range of a dropout or an epsilon of a config that is outside of it; else ""."""
     if _SHARE.fullmatch(name) and not _is_between(value, 0, 1):
         return "a number from 0 to 1"
     if _SMALL.fullmatch(name) and not _is_between(value, 1e-30, 1):

@@ -102,7 +102,7 @@ class UserCallback(Callback):
 
     @property
     def label(self) -> str:
-        """By the user's name for it, so that another one before it takes nothing from it."""
+        """The user's name for it is in the key, so that one added before it takes no state."""
         return f"{type(self).__name__} {self.name}"
 
     def on_fit_start(self, start: RunStart) -> Requests | None:

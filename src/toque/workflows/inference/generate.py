@@ -127,10 +127,9 @@ def generate(
     best.check(options, wanted=n)
     folder = existing_folder(run_or_model)
     asked = []
-    beside = [_adapter_in(one) for one in adapters]
     for adapter, record in _records(folder, adapters):
         recipes, blanks = writes_recipes(record), record.form == "documents"
-        asks = _task_to_write(task, record, adapter or folder)
+        asks = _task_to_write(task, record, folder if adapter is None else adapter.name)
         read = read_prompts(prompts, file, task=asks, raw=raw, recipes=recipes, blanks=blanks)
         best.check_prompts(read, in_json=in_json is not None, knows_recipes=record.knows_recipes)
         some = [text for text in read for _ in range(max(n, best.n))]
@@ -141,6 +140,7 @@ def generate(
         from toque.models.glibc_malloc import keep_freed_memory
         from toque.workflows.inference.open_model import open_model
 
+        beside = [one.adapter.folder for one in asked if one.adapter is not None]
         opened = open_model(folder, device=device, adapters=beside, reporter=reporter)
         if opened.model.device.type == "cpu":
             keep_freed_memory()
@@ -150,10 +150,21 @@ def generate(
     return how(opened, asked, options, best=best, wanted=n)
 
 
-def _records(folder: Path, adapters: Sequence[str | Path]) -> list[tuple[str | None, Provenance]]:
-    """Names of the adapters, or None for the model itself, each with its record."""
-    found = [(str(one), record_on(_adapter_in(one), folder)) for one in adapters]
-    return [*found] or [(None, provenance_in(folder))]
+class _Adapter(NamedTuple):
+    """An adapter's name as it was given, and its folder."""
+
+    name: str
+    folder: Path
+
+
+def _records(
+    folder: Path, adapters: Sequence[str | Path]
+) -> list[tuple[_Adapter | None, Provenance]]:
+    """The adapters, or None for the model itself, each with its record."""
+    if not adapters:
+        return [(None, provenance_in(folder))]
+    named = [_Adapter(str(one), _adapter_in(one)) for one in adapters]
+    return [(one, record_on(one.folder, folder)) for one in named]
 
 
 def _adapter_in(named: str | Path) -> Path:
@@ -182,7 +193,7 @@ def _task_to_write(task: str | None, record: Provenance, of: str | Path) -> Task
 class _Asked(NamedTuple):
     """Prompts as an adapter, or the model itself, reads them."""
 
-    adapter: str | None
+    adapter: _Adapter | None
     record: Provenance
     prompts: list[str]
 
@@ -205,11 +216,11 @@ def _written(
     texts, in_json = list[Written](), schema is not None
     chooses = best.n > 1
     for i, (adapter, record, typed) in enumerate(asked):
-        own = opened if adapter is None else opened.with_adapter(i, _adapter_in(adapter), record)
-        codec = own.codec
+        own = opened if adapter is None else opened.with_adapter(i, adapter.folder, record)
+        codec, name = own.codec, None if adapter is None else adapter.name
         watch, logprobs = None, [list[float]() for _ in typed]
         if on_text is not None and not chooses:
-            watch = InOrder(on_text, typed, codec.decode, adapter=adapter, first=len(texts))
+            watch = InOrder(on_text, typed, codec.decode, adapter=name, first=len(texts))
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
@@ -224,9 +235,7 @@ def _written(
             )
         pairs = zip(typed, written, strict=True)
         knows = record.knows_recipes
-        told = [
-            Written(p, codec.decode(ids), len(ids), adapter, in_json, knows) for p, ids in pairs
-        ]
+        told = [Written(p, codec.decode(ids), len(ids), name, in_json, knows) for p, ids in pairs]
         if chooses:
             told = _chosen(told, logprobs, best, wanted=wanted, reporter=reporter)
             if on_text is not None:
@@ -426,7 +435,10 @@ def has_classes(run_or_model: Model, task: str, adapters: Sequence[str | Path] =
     if task in CLASSES:
         return True
     folder = existing_folder(run_or_model)
-    asked = [task_to_ask(task, one, name or folder) for name, one in _records(folder, adapters)]
+    asked = [
+        task_to_ask(task, record, folder if adapter is None else adapter.name)
+        for adapter, record in _records(folder, adapters)
+    ]
     return any(map(classes_of, asked))
 
 
