@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -34,7 +35,7 @@ import peers
 from s3_emulator import BUCKET, s3_emulator
 
 from toque.storage.atomic import sha256_of
-from toque.workflows.diagnosis.drill import Kills, Session, facts_of, kill_and_continue, preload
+from toque.workflows.diagnosis.drill import Kills, Session, facts_of, kill_and_continue
 
 SAVE_EVERY = 3
 SHAPE = "{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_rate: 0.1}"
@@ -76,7 +77,7 @@ observe: {{log_every: "1 step"}}
 
 
 def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
-    preload()
+    importlib.import_module("toque.workflows.preloaded")
     own = a.trainer == "toque"
     session, facts = (_toque, facts_of) if own else (_transformers, _facts_of_transformers)
     began = time.perf_counter()

@@ -46,14 +46,6 @@ SHOWN: Final = (
     ("training_seconds", "seconds", 1, 1.0),
     ("peak_bytes", "peak MB", 0, 1e6),
 )  # measure, its heading, digits and unit
-_PRELOAD: Final = (
-    "toque.workflows.train",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.t5.modeling_t5",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama",
-    "peft",
-)  # imported once for all runs; one that is not installed is passed over
 _QUIET: Final = ("observe.webhook=null", "observe.trackers=[]", "checkpoint.upload=null")
 """Overrides for what the runs of an ablation do without."""
 _METHOD: Final = (
@@ -321,7 +313,7 @@ def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Resul
     words = [*variant.overrides, f"run_dir={out / 'runs' / key}"]
     resolved = load_config(config, words, trust_code=trust_code or None)
     processes = get_context("forkserver")
-    processes.set_forkserver_preload(list(_PRELOAD))
+    processes.set_forkserver_preload(["toque.workflows.preloaded"])
     child = processes.Process(target=_train, args=(resolved, out, key, log, dict(os.environ)))
     child.start()
     with _told_to_stop(child) as told:

@@ -183,7 +183,7 @@ def drill(
             "there, or copy the run elsewhere."
         ) from error
     with scratch:
-        preload()
+        importlib.import_module("toque.workflows.preloaded")  # before the first fork
         chance = random.Random(seed)
         place = Path(scratch.name)
         done = _Drill(folder, place, copied, words, steps, kills, chance, reporter.notice)
@@ -446,19 +446,6 @@ def _run(body: Callable[[], int], log: Path) -> None:
     for standard in (1, 2):  # output and errors
         os.dup2(file, standard)
     sys.exit(body())
-
-
-def preload() -> None:
-    """Import what a session needs, and compute nothing."""
-    for name in (
-        "torch",
-        "transformers.models.auto.modeling_auto",
-        "transformers.models.gpt2.modeling_gpt2",
-        "transformers.models.t5.modeling_t5",
-        "toque.models.families",
-        "toque.workflows.train",
-    ):
-        importlib.import_module(name)
 
 
 def newest_step(run: Path) -> int:
