@@ -115,6 +115,23 @@ def test_a_continued_session_undoes_what_went_beyond_its_step(written):
     assert run.curves["loss smoothed"].last == alone.curves["loss smoothed"].last
 
 
+@pytest.mark.parametrize("told_after", [3, 5, None], ids=["at once", "later", "never"])
+def test_a_session_returns_to_the_sums_of_the_step_that_was_saved(written, told_after):
+    """Saves in the background are told of some updates later, or never: the process was killed."""
+    for step in range(1, 7):
+        written.step(step)
+        if step == told_after:
+            written.save(3)
+    written.start(3)
+    first = read(written)
+    assert (first.progress.tokens, first.progress.seconds) == (300, 6.0)
+    written.step(4)
+    written.start(3)  # killed again, before anything was saved
+    again = read(written)
+    assert (again.progress.tokens, again.progress.seconds) == (300, 6.0)
+    assert again.curves["loss smoothed"].last == first.curves["loss smoothed"].last
+
+
 def test_sessions_and_how_they_ended(written):
     written.step(1)
     written.end(1, "interrupted")

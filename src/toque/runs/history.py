@@ -30,6 +30,7 @@ SYSTEM: Final = "system "  # first part of the names of curves over the machine'
 MOST_EVALUATIONS: Final = 2000
 MOST_WARNINGS: Final = 40
 _MOST_SESSIONS: Final = 200
+_MOST_ROWS: Final = 1000  # updates' rows while a checkpoint is written in the background
 _TURNED: Final = 1.02  # held-out loss over its lowest, from which it has risen for good
 _MOST_GPUS: Final = 16
 _MOST_CURVES: Final = 400
@@ -361,6 +362,9 @@ class RunHistory:
     _smoothed: RunningMean = field(default_factory=RunningMean)
     _at_saves: dict[int, tuple[Progress, RunningMean]] = field(default_factory=dict)
     """Sums at each checkpoint, to which a session that continues from it returns."""
+    _at_rows: dict[int, tuple[Progress, RunningMean]] = field(default_factory=dict)
+    """Sums at the newest rows: a checkpoint is told of when it is written, some updates later, or
+    never where the process was killed meanwhile."""
 
     @property
     def stop_after(self) -> Duration | None:
@@ -425,10 +429,11 @@ class RunHistory:
         for name, curve in self.curves.items():
             if not name.startswith(SYSTEM):  # the machine's time did pass
                 curve.drop_after(at)
-        # Sums at that checkpoint; where it is not in the file, those so far come nearest.
-        known = self._at_saves.get(at, (self.progress, self._smoothed))
+        known = self._at_saves.get(at) or self._at(at)
         self.progress, self._smoothed = known if at else (Progress(), RunningMean())
-        self._at_saves = {step: kept for step, kept in self._at_saves.items() if step <= at}
+        self._at_saves = {step: kept for step, kept in self._at_saves.items() if step < at}
+        self._at_saves[at] = self.progress, self._smoothed
+        self._at_rows.clear()
         while self.evaluations and self.evaluations[-1].step > at:
             self.evaluations.pop()
             self.n_evaluations -= 1
@@ -464,6 +469,13 @@ class RunHistory:
         )
         self._spent += seconds
         self.step = row
+        self._at_rows[row.step] = (self.progress, self._smoothed)
+        if len(self._at_rows) > _MOST_ROWS:
+            del self._at_rows[next(iter(self._at_rows))]
+
+    def _at(self, step: int) -> tuple[Progress, RunningMean]:
+        """Sums at a step; where it has no row, those so far come nearest."""
+        return self._at_rows.get(step, (self.progress, self._smoothed))
 
     def _evaluation(self, row: EvaluationRow) -> None:
         for name, value in row.metrics.items():
@@ -478,7 +490,7 @@ class RunHistory:
 
     def _save(self, row: SaveRow) -> None:
         self.saved = row.step
-        self._at_saves[row.step] = (self.progress, self._smoothed)
+        self._at_saves[row.step] = self._at(row.step)
         self._spent += row.blocked_seconds or 0.0
 
     def _gradients(self, row: GradientsRow) -> None:
