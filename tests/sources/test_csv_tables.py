@@ -13,6 +13,7 @@ from toque.sources import csv_tables as tables
 from toque.sources.csv_tables import row_end, table_blocks, table_records
 from toque.sources.documents import DocumentReader, TextReader
 from toque.sources.file_kinds import FileJudge
+from toque.sources.layouts import TextRecordsError
 from toque.sources.records import examples_in, unpack
 from toque.sources.source_files import blocks_of, find_files, located
 
@@ -111,6 +112,28 @@ def test_lists_in_cells(read_text, ingredients, lines):
 def test_row_names_without_a_name_for_them(read_text):
     text = 'title,ingredients,directions\n"1","A","2 eggs","%s"\n"2","B","2 eggs","%s"\n'
     assert [r.title for r in read_text(text % (STEPS, STEPS)).recipes] == ["A", "B"]
+
+
+def test_a_stray_delimiter_in_the_first_row_costs_that_row(read_text):
+    rows = [["A", "2 eggs", STEPS, "stray"]] + [[f"B{n}", "2 eggs", STEPS] for n in range(9)]
+    reading = read_text(table(rows))
+    assert reading.dropped == {"wrong number of fields": [2]}
+    assert [recipe.title for recipe in reading.recipes] == [f"B{n}" for n in range(9)]
+
+
+@pytest.mark.parametrize("first", ["A", "1"])
+def test_rows_that_end_in_a_delimiter(read_text, first):
+    text = f'title,ingredients,directions\n{first},"2 eggs","{STEPS}",\nB,"2 eggs","{STEPS}",\n'
+    reading = read_text(text)
+    assert [r.title for r in reading.recipes] == [first, "B"]
+    assert reading.recipes[0].steps == (STEPS,)
+
+
+def test_questions_with_answers_are_a_table_though_rows_lack_their_last_field(tmp_path):
+    rows = [f"How long is {n} boiled?,{n} minutes{',x' * (n % 2)}\n" for n in range(20)]
+    (tmp_path / "file").write_text("question,answer,note\n" + "".join(rows))
+    with pytest.raises(TextRecordsError, match="prompt: question"):
+        RecipeReader().schema(tmp_path / "file")
 
 
 def test_a_cut_list_is_dropped_not_taken_for_text(read_text):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -93,27 +94,40 @@ def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
         name.strip() + (f" (column {at + 1})" if last[name.strip()] != at else "")
         for at, name in enumerate(names)
     )
-    first_row = row_end(start, end, delimiter, quoted=True, last=whole)
-    if len(columns) > 1 and first_row is not None and first_row > end:
-        row = start[end:first_row].decode(errors="replace")
-        values = _fields(row, delimiter, quoted=True)
-        if values is not None and len(values) == len(columns) + 1:
-            columns = ("", *columns)  # R writes row names without a name for them
-    shares = {q: _share_fitting(start[end:], delimiter, len(columns), quoted=q) for q in _BOTH}
+    rows = {q: _first_rows(start[end:], delimiter, quoted=q) for q in _BOTH}
+    n = len(columns)
     # Tab-separated files are often written without quoting: take whichever fits more rows.
+    shares = {q: max(rows[q].share(n), rows[q].share(n + 1)) for q in _BOTH}
     quoted = delimiter == "," or shares[True] >= shares[False]
-    return Dialect(delimiter, quoted, columns, shares[quoted])
+    found = rows[quoted]
+    if n > 1 and found.share(n + 1) > found.share(n):
+        # Every row ends in a delimiter, or R writes row names without a name for them.
+        all_end = found.n_open[n + 1] == found.n_fields[n + 1]
+        columns = (*columns, "") if all_end else ("", *columns)
+    return Dialect(delimiter, quoted, columns, found.share(len(columns)))
 
 
-def _share_fitting(rows: bytes, delimiter: str, n_columns: int, *, quoted: bool) -> float:
-    """Share of whole rows with the right number of fields; 0 when there is no row."""
-    at = n_rows = n_right = 0
+@dataclass(frozen=True)
+class _FirstRows:
+    """How many fields the first rows below a header have."""
+
+    n_fields: Counter[int]  # rows by their number of fields; 0 where they cannot be read
+    n_open: Counter[int]  # those of them with nothing behind their last delimiter
+
+    def share(self, n_columns: int) -> float:
+        """Share of the rows that have so many fields; 0 when there is no row."""
+        return self.n_fields[n_columns] / (self.n_fields.total() or 1)
+
+
+def _first_rows(rows: bytes, delimiter: str, *, quoted: bool) -> _FirstRows:
+    """The rows in the start of a file that are known to be whole."""
+    found, at = _FirstRows(Counter(), Counter()), 0
     while (end := row_end(rows, at, delimiter, quoted=quoted, last=False)) and end > at:
-        fields = _fields(rows[at:end].decode(errors="replace"), delimiter, quoted=quoted)
-        n_rows += 1
-        n_right += fields is not None and len(fields) == n_columns
+        fields = _fields(rows[at:end].decode(errors="replace"), delimiter, quoted=quoted) or []
+        found.n_fields[len(fields)] += 1
+        found.n_open[len(fields)] += fields[-1:] == [""]
         at = end
-    return n_right / n_rows if n_rows else 0.0
+    return found
 
 
 def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:

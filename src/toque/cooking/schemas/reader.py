@@ -12,7 +12,13 @@ from typing import Self, cast
 from toque.cooking.examples import examples_of
 from toque.cooking.prompts import TASKS, Task
 from toque.cooking.recipe import Recipe
-from toque.cooking.schemas.columns import ROLES, refuse_cut_schema, schema_of_records, shape_of
+from toque.cooking.schemas.columns import (
+    PAIRS,
+    ROLES,
+    refuse_cut_schema,
+    schema_of_records,
+    shape_of,
+)
 from toque.cooking.schemas.fields import UNUSED, records_of
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.schema_org import is_page, page_blocks, page_records
@@ -210,7 +216,9 @@ def _n_parts(fields: tuple[str, ...]) -> int:
 
 def _is_prose(layout: FileLayout) -> bool:
     """True if what was taken for a table has no column of a recipe, nor names for columns."""
-    if layout.name not in ("csv", "tsv") or _n_parts(layout.fields) > 0:
+    shape = shape_of(layout.fields)
+    known = len(shape.missing) < 3 or any(shape.folded.keys() >= {*pair} for pair in PAIRS)
+    if layout.name not in ("csv", "tsv") or known:
         return False
     are_names = all(len(name) <= 40 and len(name.split()) <= 4 for name in layout.fields)
     return not (layout.fits and are_names)
