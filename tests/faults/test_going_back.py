@@ -1,5 +1,6 @@
 """Going back to a named checkpoint: the same bits again, and nothing is lost of what was newer."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -220,3 +221,30 @@ def test_a_sharded_checkpoint_goes_to_a_bucket_and_comes_back(remote, tmp_path):
     found = verify_checkpoint(tmp_path / "new" / "checkpoints" / "step-00000002")
     assert found.manifest.format == 2
     assert torch.equal(found.tensors("model")["w"], alone["w"])
+
+
+def test_a_run_without_checkpoints_begins_anew_and_leaves_no_part_of_the_former_one(
+    again, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    former = tree(run / "model")
+    shutil.rmtree(run / "checkpoints")
+    code, said = again("optim.peak_lr=1e-5")  # whose models are worse than the former best one
+    assert code == 0, said
+    assert f"{run} holds no checkpoint, so the run begins anew" in said
+    (aside,) = (path for path in (run / "set-aside").iterdir() if path.is_dir())
+    assert tree(aside / "model") == former
+    assert tree(run / "model") != former
+    kept = [path.read_text() for path in (run / "best").glob("step-*/manifest.json")]
+    assert [json.loads(text)["settings"]["optim"]["peak_lr"] for text in kept] == [1e-5]
+
+
+def test_a_run_does_not_begin_from_the_model_that_it_would_replace(again, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.rmtree(run / "checkpoints")
+    before = tree(run)
+    (best,) = (run / "best").glob("step-*")
+    code, said = again("--from", str(best))
+    assert code == 4
+    assert "from whose model this one begins" in " ".join(said.split())
+    assert tree(run) == before

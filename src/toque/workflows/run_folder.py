@@ -34,7 +34,7 @@ from toque.runs.run_record import END, EVALUATION
 from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into
 from toque.storage.bucket import Bucket
 from toque.storage.no_follow import open_append, place_of
-from toque.training.checkpoint.fetch import OUTBOX, complete_steps, fetch_step
+from toque.training.checkpoint.fetch import OUTBOX, complete_steps, fetch_run, fetch_step
 from toque.training.checkpoint.resume import load_model_tensors, model_tensors
 from toque.training.checkpoint.saved import (
     MANIFEST,
@@ -216,6 +216,42 @@ def _total_seconds(found: Checkpoint) -> float:
     return 0.0
 
 
+def take_up(
+    resolved: Resolved,
+    store: TokenStore,
+    say: Callable[[str], None],
+    bucket: Bucket | None,
+    *,
+    resume: str | None,
+    start: Path | None,
+) -> None:
+    """Ready a claimed folder and its bucket, on the first rank.
+
+    The newest checkpoint is fetched, or the one to `resume` made the newest. Without any the run
+    begins anew, and what a former one left, which none of its numbers describe, is set aside.
+    """
+    config, run = resolved.config, Path(resolved.config.run_dir)
+    if resume is not None:
+        go_back(resolved, store, resume, say, bucket)
+        return
+    if bucket is not None:
+        fetch_run(bucket, run, say=say)
+    if step_folders(run / "checkpoints"):
+        return
+    begins = [path for path in (start, config.model.start_from) if path is not None]
+    moves = [run / "best", *([run / "model"] if (run / END).exists() else [])]
+    if any(Path(path).resolve().is_relative_to(m.resolve()) for path in begins for m in moves):
+        raise CheckpointError(
+            f"{run} holds a former run without its checkpoints, from whose model this one begins, "
+            "and where it would write its own. Choose another folder: run_dir=runs/another."
+        )
+    if moved := set_aside(run, None, bucket=bucket):
+        say(
+            f"note: {run} holds no checkpoint, so the run begins anew; set aside in "
+            f"{run / SET_ASIDE}, for they are of a former one: {', '.join(moved)}"
+        )
+
+
 def go_back(
     resolved: Resolved,
     store: TokenStore,
@@ -268,24 +304,27 @@ def named_step(name: str, run: Path, bucket: Bucket | None) -> int:
     )
 
 
-def set_aside(run: Path, step: int, *, bucket: Bucket | None) -> list[str]:
+def set_aside(run: Path, step: int | None, *, bucket: Bucket | None) -> list[str]:
     """Move what lies beyond `step` out of the way, the newest first; the names of what was moved.
 
-    The end that is undone goes first, its model and scores included, and is named last. After a
-    kill in between, the same command takes the run up again.
+    Without a step everything, a finished end that no checkpoint is left of, too. The end that is
+    undone goes first, its model and scores included, and is named last. After a kill in between,
+    the same command takes the run up again.
     """
     when = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     place = run / SET_ASIDE / when
     newer = [(kind, path) for kind in _KINDS for path in step_folders(run / kind)]
-    newer = [(kind, path) for kind, path in newer if step_of(path) > step]
+    after = -1 if step is None else step
+    newer = [(kind, path) for kind, path in newer if step_of(path) > after]
     names = bucket.names() if bucket is not None else []
     there = [
         f"{kind}/{folder}"
         for kind in _KINDS
         for folder in complete_steps(names, kind)
-        if int(folder.removeprefix("step-")) > step
+        if int(folder.removeprefix("step-")) > after
     ]
-    ends = [name for name in _OF_THE_END if (newer or there) and (run / name).exists()]
+    here = newer or there or (step is None and (run / END).exists())
+    ends = [name for name in _OF_THE_END if here and (run / name).exists()]
     moved = []
     try:
         for name in ends:
@@ -295,16 +334,17 @@ def set_aside(run: Path, step: int, *, bucket: Bucket | None) -> list[str]:
             move_into(path, place / kind, name)
             moved.append(f"{kind}/{name}")
         for path in sorted((run / OUTBOX).glob("*-step-*"), reverse=True):  # to be uploaded
-            if int(path.name.rpartition("-")[2]) > step:
+            if int(path.name.rpartition("-")[2]) > after:
                 move_into(path, place / OUTBOX, path.name)
     except OSError as error:
         raise CheckpointError(
-            f"What lies beyond step {step} in {run} cannot be set aside: {error.strerror}. "
+            f"What lies beyond step {after} in {run} cannot be set aside: {error.strerror}. "
             f"{len(moved)} were moved to {place}. Give yourself the right to write, and repeat "
             "the command."
         ) from error
     if bucket is not None:
-        of_the_end = [n for n in names if there and n.split("/")[0] in _OF_THE_END]
+        ended = there or (step is None and END in names)
+        of_the_end = [n for n in names if ended and n.split("/")[0] in _OF_THE_END]
         for name in of_the_end:
             bucket.copy(name, f"{SET_ASIDE}/{when}/{name}")
         bucket.remove(of_the_end)

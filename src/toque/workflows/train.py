@@ -23,7 +23,6 @@ from toque.storage.bucket import RUNS, Bucket, BucketError, is_remote, open_buck
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.download import cache_folder
 from toque.storage.no_follow import place_of, refuse_links
-from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.resume import broadcast_checkpoint, refuse_unshared_folder
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
@@ -47,9 +46,9 @@ from toque.workflows.run_folder import (
     begin_from,
     checkpoint_to_continue,
     claimed_folder,
-    go_back,
     refuse_small_disk,
     start_folder,
+    take_up,
     write_config,
 )
 
@@ -93,9 +92,9 @@ def train(
             if ranks.is_distributed:
                 refuse_unshared_folder(folder, ranks)
             # Going back, fetching and uploading are the first rank's.
-            on, older = upload and ranks.is_main, resume if ranks.is_main else None
-            back = None if older is None else partial(go_back, config, store, older, say)
-            uploads = stack.enter_context(_uploading(settings, say=say, on=on, go_back=back))
+            begin = partial(take_up, config, store, say, resume=resume, start=weights)
+            begun = _begun(settings, begin if ranks.is_main else None, say=say, upload=upload)
+            uploads = stack.enter_context(begun)
             if watchers is not None:
                 stack.enter_context(_tracked(watchers, reporter))
 
@@ -208,29 +207,28 @@ def _on_this_machine(resolved: Resolved) -> Resolved:
 
 
 @contextmanager
-def _uploading(
+def _begun(
     config: RunConfig,
+    begin: Callable[[Bucket | None], None] | None,
     *,
     say: Callable[[str], None],
-    on: bool,
-    go_back: Callable[[Bucket | None], None] | None,
+    upload: bool,
 ) -> Iterator[Uploads | None]:
-    """Hold the run's place in its bucket, fetch what is newer there, and upload until the end.
+    """Ready the folder by `begin`, hold the run's place in its bucket, and upload until the end.
 
-    `go_back` is called instead of fetching, with the place, or None without a bucket.
+    `begin` gets that place, or None without one. Ranks other than the first have no `begin`.
     """
-    if config.checkpoint.upload is None or not on:
-        if go_back is not None:
-            go_back(None)
+    if begin is None:
+        yield None
+        return
+    if config.checkpoint.upload is None or not upload:
+        begin(None)
         yield None
         return
     run = Path(config.run_dir)
     bucket = open_bucket(config.checkpoint.upload.rstrip("/"), RUNS)
     with BucketLock(bucket) as lock:
-        if go_back is None:
-            fetch_run(bucket, run, say=say)
-        else:
-            go_back(bucket)
+        begin(bucket)
         uploads = Uploads(run, bucket, lock, keep_last=config.train.keep_last)
         try:
             with uploads:
