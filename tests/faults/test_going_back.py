@@ -248,3 +248,18 @@ def test_a_run_does_not_begin_from_the_model_that_it_would_replace(again, tmp_pa
     assert code == 4
     assert "from whose model this one begins" in " ".join(said.split())
     assert tree(run) == before
+
+
+def test_the_same_command_continues_a_run_that_began_from_a_checkpoint(
+    kitchen: Path, whole_run: Path, tmp_path: Path, capfd: Any
+) -> None:
+    run, starts = tmp_path / "new", sorted((whole_run / "checkpoints").glob("step-*"))[-2:]
+    assert trained(kitchen, run, "--from", str(starts[0])) == 0
+    whole = end_of(run)
+    shutil.rmtree(run / LAST)  # as if it had been killed before
+    capfd.readouterr()
+    assert trained(kitchen, run, "--from", str(starts[0])) == 0
+    assert "continuing" in capfd.readouterr().err
+    assert end_of(run) == whole
+    assert trained(kitchen, run, "--from", str(starts[1])) == 4
+    assert "already holds a run at step 12" in capfd.readouterr().err

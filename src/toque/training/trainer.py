@@ -79,6 +79,7 @@ class Trainer:
     noise: GradientNoise | None = None
     check_reached: Callable[[nn.Module], None] | None = None  # raises at the first gradients
     base_sha256: str | None = None  # of frozen weights, which checkpoints leave out
+    begun_from: str | None = None  # hash of the checkpoint's manifest whose weights it began with
     prefetch: Callable[[BatchStream, Cursor], Prefetch] = Prefetch  # ahead of the loop
     background_saves: bool = False  # the last of a session is waited for all the same
     layout: CheckpointLayout = "whole"  # of checkpoints
@@ -310,7 +311,8 @@ class Trainer:
     def state_dict(self) -> State:
         """The JSON of a checkpoint."""
         at = resume.TrainerState(self.progress, self.cursor, self.best, self.owes_evaluation)
-        return at.to_json(self._stateful, self._ranks, base=self.base_sha256)
+        state = at.to_json(self._stateful, self._ranks, base=self.base_sha256)
+        return state | {"begun_from": self.begun_from}
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from `checkpoint` of this run; a CheckpointError where it does not fit."""
@@ -322,6 +324,7 @@ class Trainer:
         resume.load_tensors(checkpoint, self.model, self.optimizer)
         self.progress, self.cursor, self.best = at.progress, at.cursor, at.best
         self.owes_evaluation, self.notes = at.owes_evaluation, self.notes + notes
+        self.begun_from = checkpoint.state().get("begun_from")
 
     def _start(self, leftovers: list[str]) -> RunStart:
         removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []

@@ -31,7 +31,7 @@ from toque.errors import CheckpointError, DataError, ToqueError, argument, in_sh
 from toque.evaluation.bootstrap import FILE as BY_TEXT
 from toque.reporter import Reporter, size_text
 from toque.runs.run_record import END, EVALUATION
-from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into
+from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into, sha256_of
 from toque.storage.bucket import Bucket
 from toque.storage.no_follow import open_append, place_of
 from toque.training.checkpoint.fetch import OUTBOX, complete_steps, fetch_run, fetch_step
@@ -164,11 +164,16 @@ def _remove_unused(run: Path, new: Sequence[Path]) -> None:
 def checkpoint_to_continue(
     config: RunConfig, store: TokenStore, say: Callable[[str], None], *, start: Path | None
 ) -> Checkpoint | None:
-    """The newest checkpoint of a claimed folder, if any; refuses one of another run."""
+    """The newest checkpoint of a claimed folder, if any; refuses one of another run.
+
+    One of a run that began from the same `start` is continued: the same command was given again.
+    """
     found = CheckpointStore(Path(config.run_dir) / "checkpoints").newest_valid()
     if found is not None:
         _refuse_another_run(config, store, found, say)
     if start is not None and found is not None:
+        if found.state().get("begun_from") == sha256_of(start / MANIFEST):
+            return found
         raise CheckpointError(
             f"{config.run_dir} already holds a run at step {found.step}, and {argument('start')} "
             "begins a new one. Choose another folder: run_dir=runs/another."
@@ -422,6 +427,7 @@ def begin_from(
     was trained beside. What cannot be compared is said.
     """
     checkpoint = verify_checkpoint(start)
+    trainer.begun_from = sha256_of(start / MANIFEST)
     _refuse_another_base(checkpoint, trainer.base_sha256, say)
     _refuse_other_tokens(checkpoint, store, say)
     load_weights(trainer.model, checkpoint)

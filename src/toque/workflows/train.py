@@ -111,7 +111,7 @@ def train(
                 found=found,
             )
             say(run.banner)
-            if weights is not None:
+            if weights is not None and found is None:
                 begin_from(run.trainer, store, weights, say)
             if ranks.is_main:
                 refuse_small_disk(run.trainer, settings)
