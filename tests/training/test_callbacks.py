@@ -108,3 +108,23 @@ def test_a_run_that_now_goes_by_another_metric_begins_to_count():
     same = Patience(patience=3)
     same.load_state_dict(state)
     assert (same.best, same.evaluations_without_improvement) == (1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("metric", "changed", "kept"),
+    [
+        ("loss", {"max_examples": 8}, False),
+        ("loss", {"texts": 8}, True),
+        ("bleu", {"texts": 8}, False),
+        ("bleu", {"prompts": ["soup"]}, True),
+    ],
+)
+def test_a_run_that_is_now_evaluated_otherwise_begins_to_count(metric, changed, kept):
+    settings = {"max_examples": 512, "texts": 16, "prompts": []}
+    first = Patience(patience=3, metric=metric, evaluation=settings)
+    for value in (2.0, 2.0):
+        first.on_evaluate(Progress(), {metric: value})
+    second = Patience(patience=3, metric=metric, evaluation=settings | changed)
+    second.load_state_dict(first.state_dict())
+    found = (second.best, second.evaluations_without_improvement)
+    assert found == ((2.0, 1) if kept else (None, 0))

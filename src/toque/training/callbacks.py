@@ -71,6 +71,15 @@ class Goal:
             return so_far
         return Best(step, loss, self.metric, None if self.metric == "loss" else value)
 
+    def measured_by(self, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of evaluations that the metric depends on; values under others are others.
+
+        >>> Goal().measured_by({"max_examples": 512, "texts": 16})
+        {'max_examples': 512}
+        """
+        names = {"max_examples"} if self.metric == "loss" else evaluation.keys() - {"prompts"}
+        return {name: evaluation[name] for name in sorted(names & evaluation.keys())}
+
     def __str__(self) -> str:
         if self.metric == "loss":
             return "lowest held-out loss"

@@ -40,19 +40,28 @@ _PASSED_ON: Final = 5.0  # seconds in which a launcher passes on a signal
 _AFTER_HANGUP: Final = 5.0  # seconds in which whatever follows a hangup belongs to it
 _STANDARD_ERROR: Final = 2
 _STEP: Final = "finishing this step"
+_NO_SETTINGS: Final[Mapping[str, Any]] = {}
 
 
 class Patience(Callback):
     """Early stopping, when a metric has not improved for `patience` evaluations.
 
-    A change for the better smaller than `min_delta`, in the metric's unit, is none.
+    A change for the better smaller than `min_delta`, in the metric's unit, is none. Of the settings
+    of `evaluation`, those that the metric depends on must stay the same.
     """
 
     def __init__(
-        self, *, patience: int, min_delta: float = 0.0, metric: str = "loss", rises: bool = False
+        self,
+        *,
+        patience: int,
+        min_delta: float = 0.0,
+        metric: str = "loss",
+        rises: bool = False,
+        evaluation: Mapping[str, Any] = _NO_SETTINGS,
     ) -> None:
         self.patience, self.min_delta = patience, min_delta
         self.metric, self.goal = metric, Goal(metric, rises)
+        self.measured_by = self.goal.measured_by(evaluation)
         self.best: float | None = None
         self.evaluations_without_improvement = 0
 
@@ -75,13 +84,14 @@ class Patience(Callback):
         return Requests(stop=True, reason="early_stopping")
 
     def state_dict(self) -> State:
-        """The metric, its best value and the count."""
-        names = ("metric", "best", "evaluations_without_improvement")
+        """The metric and how it is measured, its best value and the count."""
+        names = ("metric", "measured_by", "best", "evaluations_without_improvement")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore them; a run that now goes by another metric begins to count."""
-        if state["metric"] != self.metric:
+        """Restore them; a run that goes by another metric, or measures it otherwise, begins anew."""
+        measured_by = state.get("measured_by", self.measured_by)  # states of before lack it
+        if (state["metric"], measured_by) != (self.metric, self.measured_by):
             return
         self.best = None if state["best"] is None else number_in(state, "best")
         self.evaluations_without_improvement = count_in(state, "evaluations_without_improvement")

@@ -324,6 +324,12 @@ class Trainer:
         resume.load_tensors(checkpoint, self.model, self.optimizer)
         self.progress, self.cursor, self.best = at.progress, at.cursor, at.best
         self.owes_evaluation, self.notes = at.owes_evaluation, self.notes + notes
+        if not self.checkpoints.measures_as(checkpoint.manifest):
+            self.best = None
+            self.notes.append(
+                f"the settings of evaluation were others until step {self.progress.step}, so the "
+                f"{self.goal} is looked for anew from here"
+            )
         self.begun_from = checkpoint.state().get("begun_from")
 
     def _start(self, leftovers: list[str]) -> RunStart:

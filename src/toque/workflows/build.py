@@ -356,5 +356,6 @@ def _observers(
     samples = SampleWriter(evaluator, folder / "samples.jsonl", evaluator.watched, reporter, warn)
     callbacks += [*gradients(record=log.record), log, samples, *summaries]
     if (asked := config.train.early_stopping) is not None:
-        callbacks.append(Patience(**dict(asked), rises=goal_of(asked.metric).rises))
+        rises, measured = goal_of(asked.metric).rises, config.evaluation.model_dump(mode="json")
+        callbacks.append(Patience(**dict(asked), rises=rises, evaluation=measured))
     return [*callbacks, *watchers.callbacks(warn), *feeds]

@@ -198,6 +198,20 @@ def keep_best(store, step, loss, **others):
     return True
 
 
+def test_a_best_model_of_other_evaluations_is_not_compared(store):
+    def evaluated(**settings):
+        return RunIdentity(settings={"evaluation": {"max_examples": 512, "texts": 16} | settings})
+
+    store.identity = evaluated()
+    assert keep_best(store, 2, 4.0)
+    store.identity = evaluated(max_examples=1)
+    assert store.best() is None
+    assert keep_best(store, 4, 5.0)
+    assert store.best().step == 4
+    store.identity = evaluated(texts=0)  # on which the loss does not depend
+    assert store.best().step == 2
+
+
 def test_the_best_are_those_with_the_lowest_loss_and_a_damaged_one_is_passed_over(store):
     store.keep_best = 2
     losses = [(1, 5.0), (2, 4.0), (3, 4.5), (4, 9.0), (5, 4.0), (6, float("nan")), (5, 4.0)]

@@ -202,14 +202,23 @@ class CheckpointStore:
                 continue  # a damaged best model is no best model; the next one stands in
         return None
 
+    def measures_as(self, manifest: Manifest) -> bool:
+        """True if evaluations are now as they were then, where `best_by` is concerned."""
+        then, now = (s.get("evaluation") for s in (manifest.settings, self.identity.settings))
+        if not isinstance(then, dict) or not isinstance(now, dict):
+            return True  # of no configuration
+        return self.best_by.measured_by(then) == self.best_by.measured_by(now)
+
     def _best_first(self) -> list[Manifest]:
+        """Those that compare: evaluated as evaluations are now."""
         found = []
         for path in step_folders(self.best_folder):
             try:
                 manifest = read_manifest(path)
             except CheckpointError:
                 continue
-            if path.name == step_name(manifest.step) and "loss" in manifest.metrics:
+            same = self.measures_as(manifest)
+            if same and path.name == step_name(manifest.step) and "loss" in manifest.metrics:
                 found.append(manifest)
         return sorted(found, key=lambda m: (self.best_by.rank(m.metrics), m.step))
 
