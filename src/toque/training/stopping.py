@@ -89,7 +89,7 @@ class Patience(Callback):
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore them; a run that goes by another metric, or measures it otherwise, begins anew."""
+        """Restore them; a run that goes by another metric, or another measurement, begins anew."""
         measured_by = state.get("measured_by", self.measured_by)  # states of before lack it
         if (state["metric"], measured_by) != (self.metric, self.measured_by):
             return
