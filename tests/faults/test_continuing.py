@@ -1,5 +1,6 @@
 """Data, settings and tokenizers that changed between two sessions, or while one reads them."""
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -117,3 +118,19 @@ def test_fault_16_a_shard_that_is_cut_while_it_is_read(kitchen, tmp_path, way, c
     assert done.returncode == code, (done.returncode, done.stderr[-2000:])
     if code == 3:
         assert "target_tokens.npy was cut short while it was being read" in done.stdout
+
+
+def test_a_signal_while_the_finished_model_is_scored_leaves_a_run_that_continues(
+    kitchen, tmp_path, monkeypatch, capfd
+):
+    words = ["train", str(kitchen / "run.yaml"), f"run_dir={tmp_path / 'run'}"]
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "toque.workflows.train.finish", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+        )
+        assert main(words) == 75
+    assert "Stopped by a signal and saved at step 12" in " ".join(capfd.readouterr().err.split())
+    assert not (tmp_path / "run" / "end.json").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert main(words) == 0
+    assert (tmp_path / "run" / "model").is_dir()

@@ -127,6 +127,15 @@ def test_without_a_lock_age_decides(written):
     assert state_of(run, now=time.time() + 3600).kind == "silent"
 
 
+def test_an_end_that_a_callback_asked_for_is_scored_too(written):
+    written.step(10)
+    written.end(10, reason="Callback")
+    written.lock(os.getppid())
+    assert state_of(watched(written)).kind == "scoring"
+    written.end(10, reason="interrupted")
+    assert state_of(watched(written)).kind == "waiting"
+
+
 def test_how_it_ended(written):
     written.step(10)
     written.end(10)

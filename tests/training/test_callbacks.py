@@ -66,9 +66,15 @@ def test_state_goes_by_name_and_new_callbacks_start_afresh():
     second.on_evaluate(Progress(), {"bleu_gap": 6.0})
     state = Callbacks([Callback(), first, second]).state_dict()
     assert state == {
-        "Patience": {"metric": "loss", "best": 2.0, "evaluations_without_improvement": 0},
+        "Patience": {
+            "metric": "loss",
+            "measured_by": {},
+            "best": 2.0,
+            "evaluations_without_improvement": 0,
+        },
         "Patience.1": {
             "metric": "bleu_gap",
+            "measured_by": {},
             "best": 5.0,
             "evaluations_without_improvement": 1,
         },

@@ -13,7 +13,7 @@ from toque.runs.run_record import RunRecord
 
 Kind = Literal["waiting", "running", "scoring", "ended", "killed", "silent"]
 _QUIET_SECONDS: Final = 120.0  # without output, after which a run is silent or its silence is said
-_SCORED: Final = ("finished", "early_stopping")  # then the best model is scored
+_LEFT: Final = ("interrupted", "taken_over", "folder moved")  # what goes on; other ends are scored
 _ENDED: Final = {
     "finished": "Finished",
     "early_stopping": "Stopped early, as requested",
@@ -40,7 +40,8 @@ def state_of(run: RunRecord, *, now: float | None = None) -> RunStatus:
         outlook = "it is being set up" if is_alive else "metrics appear here when training begins"
         return RunStatus("waiting", f"No update yet: {outlook}.")
     if (end := history.end) is not None:
-        words, is_whole = ended_in_words(end), end.get("reason") in _SCORED
+        words = ended_in_words(end)
+        is_whole = end.get("reason") not in _LEFT and not end.get("error")
         if is_alive and is_whole and not run.is_scored:
             return RunStatus("scoring", f"{words} Its best model is being scored and written.")
         if is_alive and not is_whole:

@@ -13,11 +13,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
 
+from toque.errors import Interrupted
 from toque.training.callbacks import (
     Callback,
     Goal,
@@ -109,7 +110,7 @@ class Interrupt(Callback):
     def __init__(self, *, silent: bool = False, launched: bool = False) -> None:
         self._silent, self._same_for_seconds = silent, _PASSED_ON if launched else 0.0
         self._caught_at = 0.0
-        self._before: dict[int, Any] = {}
+        self._before: dict[signal.Signals, Any] = {}
         self._caught: signal.Signals | None = None
         self._doing = _STEP
 
@@ -143,9 +144,7 @@ class Interrupt(Callback):
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Restore the handlers that were there before."""
-        for number, handler in self._before.items():
-            # None: a handler that was not set from Python, which Python cannot restore.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        _restore(self._before)
         self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -161,6 +160,33 @@ class Interrupt(Callback):
         self._caught, self._caught_at = signal.Signals(number), time.monotonic()
         if not self._silent:
             _say(f"\n{name}: {self._doing}, then saving. Once more exits at once.\n")
+
+
+@contextlib.contextmanager
+def leaving_on_signal() -> Iterator[None]:
+    """Until the context ends, a signal that asks to stop raises `Interrupted` where it is met.
+
+    For work that the same command does again from its beginning, in one process: where ranks wait
+    for each other, none may leave alone.
+    """
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise Interrupted(f"{signal.Signals(number).name} came before the end was written.")
+
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handled = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+        before = {s: signal.signal(s, leave) for s in handled}
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _restore(before: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in before.items():
+        # None: a handler that was not set from Python, which Python cannot restore.
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _say(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,13 @@ from toque.training.distributed.process_group import (
 )
 from toque.training.observers.metrics_log import write_after
 from toque.training.observers.watchers import Watchers
-from toque.training.stopping import TAKEN_OVER, CommandClock
-from toque.workflows.build import build_run
+from toque.training.stopping import (
+    INTERRUPTED,
+    TAKEN_OVER,
+    CommandClock,
+    leaving_on_signal,
+)
+from toque.workflows.build import Run, build_run
 from toque.workflows.final_model import finish
 from toque.workflows.prepare import prepare_if_absent
 from toque.workflows.prepared_store import is_prepared, open_store
@@ -117,9 +122,7 @@ def train(
                 refuse_small_disk(run.trainer, settings)
                 write_config(config)
             end = run.trainer.fit()
-            result = TrainedRun(folder, end.progress.step, end.reason)
-            if not (result.interrupted or result.reason == TAKEN_OVER):
-                finish(run, reporter)
+            result = _ended(run, TrainedRun(folder, end.progress.step, end.reason), reporter)
             trained = time.perf_counter()
             if uploads is not None and not result.interrupted:
                 uploads.finished()
@@ -127,6 +130,19 @@ def train(
             write_after(folder, {"uploads": time.perf_counter() - trained})
     if reporter is not SILENT and (verdict := verdict_of(folder)) is not None:
         reporter.notice(str(verdict))
+    return result
+
+
+def _ended(run: Run, result: TrainedRun, reporter: Reporter) -> TrainedRun:
+    """The result of a run, its best model scored and written where training came to its end."""
+    if result.interrupted or result.reason == TAKEN_OVER:
+        return result
+    alone = not run.evaluator.ranks.is_distributed
+    try:
+        with leaving_on_signal() if alone else nullcontext():
+            finish(run, reporter)
+    except Interrupted:  # what was trained is saved, and the same command finishes
+        return replace(result, reason=INTERRUPTED)
     return result
 
 

@@ -16,8 +16,9 @@ from toque.reporter import Reporter, clock_text
 from toque.runs.outlined_update import Peak
 from toque.runs.time_left import TimeLeft
 from toque.training.bottlenecks import GRAD_NORM
-from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
+from toque.training.callbacks import LOSS, Callback, RunEnd, RunStart, Saved, State, StepInfo
 from toque.training.observers.metrics_log import StepWindow
+from toque.training.state_values import number_in
 from toque.units import Duration, Progress
 
 _LOOK_SECONDS: Final = 0.25  # between two looks, each of which waits for the device on CUDA
@@ -42,6 +43,15 @@ class ConsoleProgress(Callback):
         self._log_every, self._reporter, self._warn = log_every, reporter, warn
         self._foreseen, self._clock = time_left, clock
         self._dropping_told = False
+        self._best: float | None = None  # the lowest held-out loss so far
+
+    def state_dict(self) -> State:
+        """The lowest held-out loss, which a run that goes by another metric keeps nowhere else."""
+        return {"best": self._best}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore it."""
+        self._best = None if state["best"] is None else number_in(state, "best")
 
     def on_fit_start(self, start: RunStart) -> None:
         """Show the step that the run begins at, and the time it will take."""
@@ -49,7 +59,8 @@ class ConsoleProgress(Callback):
         self._last_loss: float | None = None
         self._evaluation_began: float | None = None
         self._stop_after = start.stop_after
-        self._best = start.best.loss if start.best is not None else None
+        if start.best is None or start.best.metric == LOSS.metric:
+            self._best = start.best.loss if start.best is not None else None
         self._time_left = self._foreseen or TimeLeft(start.stop_after)
         self._time_left.start(start.progress)
         self._newest_saved = start.progress.step

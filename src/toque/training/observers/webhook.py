@@ -52,7 +52,7 @@ class Webhook(Callback):
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Announce how the run ended, and wait a little for that to arrive."""
-        best = end.best.loss if end.best else None
+        best = self._best
         text = f"{end.reason.replace('_', ' ')} after {end.seconds / 60:.1f} minutes"
         text += f", best held-out loss {best:.4f}" if best is not None else ""
         text += f": {end.error}" if end.error else ""
