@@ -49,6 +49,21 @@ def test_a_share_of_the_run_is_that_many_of_its_units():
     assert rates("cosine", 100, warmup="10 %") == rates("cosine", 100, warmup="10 steps")
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"warmup": "3 epochs"}, 'optim.warmup is "3 epochs" and the run lasts "1000 steps"'),
+        ({"schedule": "wsd", "cooldown": "2000 steps"}, "less than both together"),
+        ({"schedule": "wsd", "cooldown": "3 epochs"}, "less than both together"),
+        ({"schedule": "wsd", "cooldown": "80 %", "warmup": "50 %"}, "less than both together"),
+    ],
+)
+def test_a_run_shorter_than_its_warmup_or_cooldown_is_refused(settings, words):
+    optim = OptimConfig.model_validate({"warmup": "0 steps"} | settings)
+    with pytest.raises(ConfigError, match=words):
+        make_schedule(optim, Duration.parse("1000 steps"), {"steps": 1000, "epochs": 2})
+
+
 def test_warmup_in_steps_of_a_run_in_epochs_ends_where_it_is_expected():
     expected = {"steps": 1000, "epochs": 2}
     lr_at = schedule("linear", "2 epochs", expected, warmup="100 steps")

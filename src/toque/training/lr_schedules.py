@@ -40,7 +40,9 @@ LearningRate = Callable[[Progress], float]
 def make_schedule(
     optim: OptimConfig, stop_after: Duration, expected: Mapping[str, float] | None = None
 ) -> LearningRate:
-    """A learning rate for every progress; a ConfigError where the cooldown cannot be placed.
+    """A learning rate for every progress.
+
+    Raises a ConfigError where the cooldown cannot be placed, or the run ends before its warmup.
 
     `expected` holds the whole run's totals by unit, e.g. {"steps": 1000, "epochs": 3}, to place
     what is given in another unit than `stop_after`: without it the decay runs from the beginning
@@ -48,7 +50,7 @@ def make_schedule(
     """
     totals, whole = dict(expected or {}), stop_after.in_minutes()
     warmup = _in_units(optim.warmup.in_minutes(), whole)
-    warm_share = _share(warmup, whole, totals)
+    warm_share = _warm_share(optim, warmup, whole, totals)
     one_update = _one_update(warmup, totals)
 
     def since_warmup(progress: Progress) -> float:  # the share that is done, in [0, 1]
@@ -108,6 +110,18 @@ def cycle_at(elapsed: float, first: float, growth: int) -> tuple[float, float]:
     return elapsed - began, length
 
 
+def _warm_share(
+    optim: OptimConfig, warmup: Duration, whole: Duration, totals: Mapping[str, float]
+) -> float:
+    share = _share(warmup, whole, totals)
+    if share >= 1.0 and warmup.unit != whole.unit:  # in the same unit the configuration says it
+        raise ConfigError(
+            f'optim.warmup is "{optim.warmup}" and the run lasts "{whole}", so it would end before '
+            'its learning rate is reached. Warm up for less, e.g. "5 %".'
+        )
+    return min(1.0, share)
+
+
 def _one_update(warmup: Duration, totals: Mapping[str, float]) -> float:
     """An update in warmup's unit, so that the first update already learns; 0 when unknown."""
     if warmup.unit == "steps":
@@ -132,10 +146,15 @@ def _cooling_share(
 ) -> float:
     cooldown = (optim.cooldown or Duration(20, "%")).in_minutes()
     share = _share(_in_units(cooldown, whole), whole, totals)
-    if not 0.0 < share <= 1.0:
+    if share == 0.0:
         raise ConfigError(
             f'optim.cooldown is "{cooldown}" and the run lasts "{whole}", so when it begins '
             'cannot be said. Give it in the same unit or as a share, e.g. "20 %".'
+        )
+    if share + warm_share > 1.0 and optim.cooldown is not None:
+        raise ConfigError(
+            f'optim.cooldown is "{cooldown}", optim.warmup "{optim.warmup}" and the run lasts '
+            f'"{whole}", less than both together. Cool down for less, e.g. "20 %".'
         )
     return min(share, 1.0 - warm_share) or 1.0
 
@@ -145,5 +164,6 @@ def _in_units(part: Duration, whole: Duration) -> Duration:
 
 
 def _share(part: Duration, whole: Duration, totals: Mapping[str, float]) -> float:
+    """How much of the whole a part is; 0 where that cannot be told."""
     amount = whole.amount if part.unit == whole.unit else totals.get(part.unit, 0.0)
-    return min(1.0, part.amount / amount) if amount > 0 else 0.0
+    return part.amount / amount if amount > 0 else 0.0
