@@ -156,11 +156,18 @@ def test_an_interval_is_advised_up_to_half_the_run_and_then_fewer_texts(tmp_path
     both = (longest, "evaluation.max_examples=64", "evaluation.texts=4")
     assert advised(24.0, had=had) == both
     assert advised(24.0, had={"max_examples": None, "texts": 0}) == both[:2]
-    assert advised(24.0, had={"max_examples": 64, "texts": 2}) == (longest,)
+    for n in (29, 64):  # as many as are held out
+        assert advised(24.0, had={"max_examples": n, "texts": 2}) == (longest,)
     assert advised(0.9, had=had) == (longest,)  # a twelfth of the time, and then a fiftieth
     assert advised(24.0, had=had, every="4 steps")[0] == "train.evaluate_every=20 steps"
     assert advised(24.0, had=had, every="0 %") == both[1:]
     assert advised(24.0, had=had, every="30 %") == both[1:]
+
+
+def test_without_a_save_saving_is_no_cause(tmp_path: Path) -> None:
+    """Where a loss is not finite, the search for its origin is timed as what came last."""
+    verdict = judged(tmp_path, events(parts={"saving": 5.0}))
+    assert "saving" not in [finding.cause for finding in verdict.found]
 
 
 def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:

@@ -68,6 +68,11 @@ class HeldOut:
     """True if all ranks compute together: one with a batch less computes a row without labels."""
     n_bytes: int = 0  # bytes of all targets as text in UTF-8; 0 where they are no whole text
 
+    @property
+    def n_examples(self) -> int:
+        """Held-out examples of an evaluation."""
+        return sum(map(len, self.rows))
+
     @classmethod
     def from_settings(
         cls,
@@ -142,7 +147,7 @@ class HeldOut:
         """
         nats, weighed, targets, plain, cut = 0.0, 0.0, 0, 0.0, False
         rank, ranks = self.share
-        n_examples, done = sum(map(len, self.rows)), 0
+        n_examples, done = self.n_examples, 0
         with evaluating(model), torch.no_grad(), suppress(Interrupted):
             cut = True
             on_progress(0, n_examples)

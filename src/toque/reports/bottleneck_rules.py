@@ -153,6 +153,8 @@ def _evaluation(facts: Facts) -> Iterator[Finding]:
 
 def _saving(facts: Facts) -> Iterator[Finding]:
     share, n, skipped = facts.share(shares.SAVING), facts.n_saves, facts.skipped_saves
+    if n + skipped == 0:  # the search for where a loss stopped being finite counts to the end, too
+        return
     settings, saved = _interval(facts, share, n + skipped, setting="save_every")
     also = f"; {skipped} more that were due were skipped, as the disk was too slow for them"
     yield Finding(

@@ -338,7 +338,10 @@ def _observers(
             "config_sha256": config_sha256(config),
             **start_event(run.model, run.stream, runtime, sharing, fitted.resources, arithmetic),
             "train": config.train.model_dump(mode="json"),
-            "evaluation": config.evaluation.model_dump(include={"max_examples", "texts"}),
+            "evaluation": {
+                "max_examples": evaluator.heldout.n_examples,  # at most, and as many as there are
+                "texts": config.evaluation.texts,
+            },
         },
         flops_per_token=arithmetic.flops_per_token,
         peak=peak,
