@@ -130,6 +130,19 @@ def test_a_stream_that_breaks_off_says_so(gpt2, serving):
     assert last["error"]["code"] == "internal_error"
 
 
+def test_a_failure_that_nobody_foresaw_is_in_the_servers_own_log(gpt2, serving, caplog):
+    def broken(_):
+        raise RuntimeError("the cupboard is bare")
+
+    with serving(ServedModels([replace(gpt2, asked=broken)])) as address:
+        status, error = refusal(address, CHAT, {"model": "tiny", "messages": USER})
+    assert (status, error["code"]) == (500, "internal_error")
+    assert "its log says why" in error["message"]
+    (said,) = [one for one in caplog.records if one.name == "toque.serving"]
+    assert said.getMessage() == f"answering {CHAT} failed"
+    assert "the cupboard is bare" in str(said.exc_info[1])
+
+
 def test_seeds_repeat_draws_and_texts_of_one_request_differ(client):
     def draw(seed):
         found = client.completions.create(model="tiny", prompt="rice", n=3, seed=seed)
