@@ -147,7 +147,7 @@ def generate(
     if said := emulation_in_words(precision, opened.model):
         reporter.notice(said)
     how = partial(_written, must_use=must_use, schema=in_json, on_text=on_text, reporter=reporter)
-    return how(opened, asked, options, best=best, wanted=n)
+    return how(opened, asked, options, best=best, wanted=n, raw=raw)
 
 
 class _Adapter(NamedTuple):
@@ -205,6 +205,7 @@ def _written(
     *,
     best: BestOf,
     wanted: int,
+    raw: bool,
     must_use: bool,
     schema: Mapping[str, Any] | None,
     on_text: OnText | None,
@@ -224,7 +225,7 @@ def _written(
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
-                [own.prompt_ids(text) for text in typed],
+                [own.prompt_ids(text, raw=raw) for text in typed],
                 record.completed(options, in_json=in_json),
                 eos_id=codec.eos_id,
                 pad_id=codec.pad_id,
@@ -396,7 +397,7 @@ def classify(
         from toque.workflows.inference.open_model import open_model
 
         opened = open_model(folder, device=device, reporter=reporter)
-    ids = [opened.prompt_ids(prompt) for prompt in asked]
+    ids = [opened.prompt_ids(prompt, raw=raw) for prompt in asked]
     _refuse_too_long(ids, answers, opened)
     with counting(reporter, "choosing for", "prompts") as count:
         shares = choose(opened.model, opened.codec, ids, answers, count)
