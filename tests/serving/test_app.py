@@ -310,8 +310,12 @@ def test_an_echo_tells_the_prompts_own_tokens(client, gpt2, most):
     found = client.completions.create(prompt=prompts, logprobs=2, stop=["soup"], **settings)
     bare = client.completions.create(prompt=prompts, stop=["soup"], **settings)
     assert found.usage.prompt_tokens == sum(map(len, prompts))
-    for choice, other, prompt in zip(found.choices, bare.choices, prompts, strict=True):
-        written = alone(gpt2, prompt, most=most) if most else []
+    answers = [alone(gpt2, prompt, most=most) if most else [] for prompt in prompts]
+    # Tokens are those of the texts: the end token, which is told, is none of them, as without echo.
+    assert found.usage.completion_tokens == sum(map(len, answers))
+    assert bare.usage.completion_tokens == sum(map(len, answers))
+    every = zip(found.choices, bare.choices, prompts, answers, strict=True)
+    for choice, other, prompt, written in every:
         read = gpt2.codec.decode(prompt)
         assert choice.text == other.text
         assert choice.text.startswith(read)
