@@ -130,6 +130,19 @@ def test_a_stream_that_breaks_off_says_so(gpt2, serving):
     assert last["error"]["code"] == "internal_error"
 
 
+def test_a_failure_that_nobody_foresaw_is_in_the_servers_own_log(gpt2, serving, caplog):
+    def broken(_):
+        raise RuntimeError("the cupboard is bare")
+
+    with serving(ServedModels([replace(gpt2, asked=broken)])) as address:
+        status, error = refusal(address, CHAT, {"model": "tiny", "messages": USER})
+    assert (status, error["code"]) == (500, "internal_error")
+    assert "its log says why" in error["message"]
+    (said,) = [one for one in caplog.records if one.name == "toque.serving"]
+    assert said.getMessage() == f"answering {CHAT} failed"
+    assert "the cupboard is bare" in str(said.exc_info[1])
+
+
 def test_seeds_repeat_draws_and_texts_of_one_request_differ(client):
     def draw(seed):
         found = client.completions.create(model="tiny", prompt="rice", n=3, seed=seed)
@@ -297,8 +310,12 @@ def test_an_echo_tells_the_prompts_own_tokens(client, gpt2, most):
     found = client.completions.create(prompt=prompts, logprobs=2, stop=["soup"], **settings)
     bare = client.completions.create(prompt=prompts, stop=["soup"], **settings)
     assert found.usage.prompt_tokens == sum(map(len, prompts))
-    for choice, other, prompt in zip(found.choices, bare.choices, prompts, strict=True):
-        written = alone(gpt2, prompt, most=most) if most else []
+    answers = [alone(gpt2, prompt, most=most) if most else [] for prompt in prompts]
+    # Tokens are those of the texts: the end token, which is told, is none of them, as without echo.
+    assert found.usage.completion_tokens == sum(map(len, answers))
+    assert bare.usage.completion_tokens == sum(map(len, answers))
+    every = zip(found.choices, bare.choices, prompts, answers, strict=True)
+    for choice, other, prompt, written in every:
         read = gpt2.codec.decode(prompt)
         assert choice.text == other.text
         assert choice.text.startswith(read)

@@ -1,6 +1,7 @@
 """What is served under which name, and what is refused before anything listens."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -77,6 +78,8 @@ def test_an_adapter_of_another_base_is_refused(folders):
         (["base"], {"host": "example.org"}, "there is no token"),
         (["base"], {"token": ""}, "token is empty, and no request could bring it"),
         (["base"], {"rows": 0}, "rows is 0"),
+        (["base"], {"seconds": math.nan}, "seconds is nan"),
+        (["base"], {"seconds": 0.5}, "seconds is 0.5"),
         (["base"], {"port": 70_000}, "port is 70000; it must be between 0"),
         (["base"], {"host": "127.9.9.999.9", "token": "t"}, "cannot listen"),
         (["base/gone"], {}, "There is no folder"),

@@ -163,13 +163,18 @@ def test_more_open_requests_than_connections_are_refused_in_the_protocols_form(g
         assert ask(address).status == 200
 
 
+OTHER = {"Authorization": "Basic secret"}
+
+
 def test_a_token_guards_all_but_health(gpt2, serving):
     with serving(ServedModels([gpt2]), token="secret") as address:  # noqa: S106
-        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, OTHER):
             refused = ask(address, headers=header)
             assert refused.status == 401
             assert json.loads(refused.body)["error"]["code"] == "invalid_api_key"
-        assert ask(address, headers={"Authorization": "Bearer secret"}).status == 200
+        for scheme in ("Bearer", "bearer", "BEARER"):  # RFC 9110, 11.1: in any case
+            given = {"Authorization": f"{scheme} secret"}
+            assert ask(address, headers=given).status == 200
         for path, status in (("/health", 200), ("/metrics", 401), ("/v1/models", 401)):
             assert sent(address, "GET", path).status == status
 

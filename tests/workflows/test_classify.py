@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import toque
+from fixtures.asked import texts_asked
 from fixtures.kitchens import TINY
 from plain_transformers import model_folder
 from tiny import shape_of
@@ -15,7 +16,6 @@ from toque.config import load_config
 from toque.cooking.prompts import CLASSES
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
-from toque.workflows.asking import read_prompts
 from toque.workflows.inference.open_model import open_model
 from toque.workflows.prepared_store import open_store
 
@@ -89,7 +89,10 @@ def test_a_prompt_that_leaves_no_positions_for_an_answer_is_refused(
     assert len(unit) == 1, "a word more is a token more"
     fits = codec.decode([*codec.encode("a"), *unit * (n - len(codec.encode("a")))])
     assert len(toque.classify(model, fits, choices=choices, device="cpu")) == 1
-    said = rf"Prompt 1 has {257 - longest} tokens and the longest answer {longest}, .* end at 256"
+    said = (
+        rf"The prompt at prompts, number 2 has {257 - longest} tokens and the longest answer "
+        rf"{longest}, .* end at 256"
+    )
     with pytest.raises(ConfigError, match=said):
         toque.classify(model, ["b", fits + " a"], choices=choices, device="cpu")
 
@@ -101,25 +104,25 @@ def test_questions_are_in_the_trained_form(tmp_path: Path) -> None:
         '{"title": "Toast", "ingredients": ["2 slices bread"], "steps": ["Toast it."]}\n'
     )
     asks = "Rate how difficult this recipe is (easy, medium or hard): "
-    assert read_prompts(["Egg"], file, task="difficulty", raw=False) == [
+    assert texts_asked(["Egg"], file, task="difficulty", raw=False) == [
         f"{asks}Egg\nIngredients: \n",
         f"{asks}Toast\nIngredients: bread, butter\n",
         "as it is",
         f"{asks}Toast\nIngredients: bread\n1. Toast it.",
     ]
     asks = "Name the dish of this recipe:\nIngredients: "
-    assert read_prompts(
+    assert texts_asked(
         ["2 eggs, salt", "Egg: 1 egg", {"ingredients": ["1 egg"], "steps": ["Boil."]}],
         None, task="title", raw=False,
     ) == [f"{asks}eggs, salt\n", f"{asks}egg\n", f"{asks}egg\n1. Boil."]  # fmt: skip
     fields = {"title": "Egg", "ingredients": ["1 egg"]}
-    assert read_prompts(fields, None, task="write", raw=False) == read_prompts(
+    assert texts_asked(fields, None, task="write", raw=False) == texts_asked(
         [fields], None, task="write", raw=False
     ), "one record is one prompt"
     toast = {"title": "Toast", "ingredients": ["bread"], "steps": ["Cut.", "Toast.", "Eat."]}
-    assert read_prompts([toast], None, task="next_step", raw=False) == [
+    assert texts_asked([toast], None, task="next_step", raw=False) == [
         "Write the next step of this recipe: Toast\nIngredients: bread\n1. Cut.\n2. Toast.\n3. Eat."
     ]
-    assert read_prompts(["How is it?"], None, task="request", raw=False) == ["How is it?"]
-    assert read_prompts(["Egg: a"], None, task="nutrition", raw=False)[0].endswith(": Egg\n- a")
-    assert read_prompts(["Egg: a"], None, task=None, raw=False) == ["Egg: a"]
+    assert texts_asked(["How is it?"], None, task="request", raw=False) == ["How is it?"]
+    assert texts_asked(["Egg: a"], None, task="nutrition", raw=False)[0].endswith(": Egg\n- a")
+    assert texts_asked(["Egg: a"], None, task=None, raw=False) == ["Egg: a"]

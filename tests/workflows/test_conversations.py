@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from dataclasses import replace
@@ -23,10 +24,12 @@ from toque.data.prepare.store_plan import LIMITS
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import TEMPLATES
 from toque.errors import ConfigError, DataError
+from toque.serving.protocol import ChatRequest, CompletionRequest
 from toque.units import Cursor
 from toque.workflows.asking import template_asked_by
 from toque.workflows.build import build_language_model, build_stream
 from toque.workflows.diagnosis.show_batch import show_batch
+from toque.workflows.inference.open_served import open_models
 from workflows.test_chat_bases import TEMPLATE, chat_base
 
 FOODS = ("rice", "beans", "leeks", "eggs", "pears", "oats", "figs", "kale")
@@ -138,6 +141,25 @@ def test_a_model_is_asked_and_leaves_in_the_form_it_was_trained_in(base, tmp_pat
         eos_token_id=before.convert_tokens_to_ids("<|im_end|>"), pad_token_id=0,
     )  # fmt: skip
     assert written.text == model.codec.decode(theirs[0, len(prompt) :].tolist())
+    # A raw prompt goes to the model without the template, as plain transformers reads a text.
+    plain = after(asked[0]["content"])["input_ids"]
+    assert model.codec.decode(plain) == asked[0]["content"]
+    [written] = toque.generate(
+        run, asked[0]["content"], temperature=0.0, max_new_tokens=8, raw=True
+    )
+    theirs = model.model.generate(
+        torch.tensor([plain]), max_new_tokens=8, do_sample=False,
+        eos_token_id=before.convert_tokens_to_ids("<|im_end|>"), pad_token_id=0,
+    )  # fmt: skip
+    assert written.text == model.codec.decode(theirs[0, len(plain) :].tolist())
+    served = open_models({"run": run.folder})["run"]
+    for request, ids in (
+        (CompletionRequest(model="run", prompt=asked[0]["content"]), plain),
+        (ChatRequest(model="run", messages=asked), prompt),
+    ):
+        assert asyncio.run(request.prompt_ids(served)) == [ids]
+    shares = [toque.classify(run, asked[0]["content"], choices=["a", "b"], raw=r) for r in (0, 1)]
+    assert shares[0] != shares[1]
     file = toque.export(run, tmp_path / "soup", form="gguf")
     fields = gguf.GGUFReader(file.folder / file.file).fields
     assert fields["tokenizer.chat_template"].contents() == TEMPLATE

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import toque
+from fixtures.asked import texts_asked
 from fixtures.kitchens import kitchen_in, tiny_config
 from toque.cli import main
 from toque.config.dump import differences, to_yaml
@@ -20,7 +21,6 @@ from toque.errors import ConfigError, DataError
 from toque.evaluation.bootstrap import FILE, from_json
 from toque.models.loading.provenance import OwnTask
 from toque.sources.documents import template_parts
-from toque.workflows.asking import read_prompts
 from toque.workflows.prepared_store import open_store
 
 ADJECTIVES = {"good": ("warm", "fresh", "crisp"), "bad": ("cold", "stale", "burnt")}
@@ -214,9 +214,9 @@ def test_a_record_takes_the_templates_that_a_configuration_does() -> None:
 def test_a_text_does_not_stand_for_several_fields() -> None:
     task = OwnTask("oven", "{context}: {question}")
     with pytest.raises(ConfigError, match=r"asks by 2 fields, context, question\. Give records"):
-        read_prompts("How hot?", None, task=task, raw=False)
+        texts_asked("How hot?", None, task=task, raw=False)
     record = {"context": "Ovens", "question": "How hot?", "answer": "Hot."}
-    assert read_prompts([record], None, task=task, raw=False) == ["Ovens: How hot?"]
+    assert texts_asked([record], None, task=task, raw=False) == ["Ovens: How hot?"]
 
 
 def test_a_function_of_ones_own_scores_a_task(

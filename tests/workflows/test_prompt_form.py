@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import toque
+from fixtures.asked import texts_asked
 from fixtures.kitchens import TINY
 from plain_transformers import plain
 from tiny import shape_of
@@ -17,7 +18,6 @@ from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
-from toque.workflows.asking import read_prompts
 from toque.workflows.inference.open_model import open_model
 
 PAIRS = [{"question": f"What is {i} plus 1?", "answer": f"It is {i + 1}."} for i in range(40)]
@@ -201,11 +201,11 @@ def test_a_model_whose_tokenizer_was_saved_again_is_scored_on_its_store(trained:
 @pytest.mark.parametrize("how", [{"task": "write"}, {"task": None}, {"task": "write", "raw": True}])
 def test_a_prompt_of_nothing_is_refused(blank: str, how: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"prompts, number 2 is blank.*nothing to (write|answer)"):
-        read_prompts(["soup", blank], None, **{"raw": False} | how)
+        texts_asked(["soup", blank], None, **{"raw": False} | how)
 
 
 def test_a_model_of_whole_texts_may_begin_one_from_nothing() -> None:
-    found = read_prompts("", None, task="write", raw=False, recipes=False, blanks=True)
+    found = texts_asked("", None, task="write", raw=False, recipes=False, blanks=True)
     assert found == [""]
 
 
@@ -217,12 +217,12 @@ def test_one_of_a_file_is_named_by_its_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text(f"soup\n\n{line}\n")
     with pytest.raises(ConfigError, match=r"prompts\.txt:3 is blank"):
-        read_prompts((), file, task="write", raw=False)
+        texts_asked((), file, task="write", raw=False)
 
 
 def test_what_says_something_is_not_blank(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"title": "", "ingredients": ["2 eggs"]}\n{"prompt": "?"}\n')
-    asked = read_prompts(": eggs", file, task="write", raw=False)
+    asked = texts_asked(": eggs", file, task="write", raw=False)
     assert asked[0].endswith("using ingredients: eggs")
     assert asked[2] == "?"

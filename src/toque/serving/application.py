@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,8 @@ from toque.serving.page_routes import page_routes
 from toque.serving.protocol import ChatRequest, CompletionRequest, TextRequest, parsed
 from toque.serving.reply import Reply
 from toque.serving.server import Gate, Limits, RequestError, answer_to, read_body
+
+_log = logging.getLogger("toque.serving")
 
 
 def build_app(
@@ -92,8 +95,12 @@ def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Rout
     ]
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    return answer_to(error if isinstance(error, RequestError) else failure())
+async def _refused(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestError):
+        return answer_to(error)
+    # uvicorn's own log of it is kept off the terminal with those of all libraries.
+    _log.error("answering %s failed", request.scope["path"][:100], exc_info=error)
+    return answer_to(failure())
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

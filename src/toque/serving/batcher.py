@@ -88,9 +88,9 @@ class ServedModel:
         return HeldVocabulary(self.codec)
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """A prompt as the model reads it."""
+        """A prompt as it is, in no template: a conversation is asked by `chat`."""
         kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
-        return prompt_ids(self.codec, prompt, kind, self.record.form)
+        return prompt_ids(self.codec, prompt, kind, self.record.form, raw=True)
 
     def most_tokens(self, prompt: Sequence[int], most: int | None, *, param: str) -> int:
         """Tokens of the longest answer to a prompt, of at most `most` (None: as it was trained).

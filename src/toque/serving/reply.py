@@ -244,7 +244,8 @@ class Reply(Response):
                 since = begun.setdefault(order, time.monotonic())
                 piece = texts[order].piece(own)
                 pieces.append(piece)
-                self._n_tokens += len(piece.tokens)
+                # With an echo the end token is told as well, and is none of the text.
+                self._n_tokens += sum(token.new.end != "stop" for token in piece.tokens)
                 if piece.end is not None and steps[order]:
                     each = (time.monotonic() - since) / steps[order]
                     self._batcher.metrics.token_seconds.observe(each)

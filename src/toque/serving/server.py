@@ -159,8 +159,9 @@ class Gate:
             )
         if self.token is None or not path.startswith(_GUARDED):
             return None
-        given = request.headers.get("authorization", "")
-        if hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        is_known = hmac.compare_digest(given.encode(), self.token.encode())
+        if is_known and scheme.lower() == "bearer":
             return None
         return RequestError(
             401,

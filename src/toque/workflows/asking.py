@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -315,6 +315,13 @@ def _asked_by(task: OwnTask, typed: str, where: str) -> str:
     return _asked_of(task, dict.fromkeys(fields, typed), where) if typed.strip() else typed
 
 
+class ReadPrompt(NamedTuple):
+    """A prompt as a model reads it, and its place in a call or a file, for errors."""
+
+    where: str
+    text: str
+
+
 def read_prompts(
     prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
     file: str | Path | None,
@@ -323,7 +330,7 @@ def read_prompts(
     raw: bool,
     recipes: bool = True,
     blanks: bool = False,
-) -> list[str]:
+) -> list[ReadPrompt]:
     """Prompts as a model reads them, those of a file after those of the call.
 
     A line of `file` is a prompt, or JSON with `prompt`, or for a task with `title`, `ingredients`
@@ -357,10 +364,10 @@ def read_prompts(
         elif isinstance(line.get("prompt"), str):
             found.append((where, line["prompt"], prompt_of(line)))
         elif task is not None and (isinstance(line.get("title"), str) or task == "title"):
-            steps = line.get("steps", line.get("directions"))
             title = line.get("title")
             title = title if isinstance(title, str) else ""
-            recipe = Recipe(title, _texts(line.get("ingredients")), _texts(steps))
+            steps = _texts(line, "steps" if "steps" in line else "directions", where)
+            recipe = Recipe(title, _texts(line, "ingredients", where), steps)
             said = " ".join((recipe.title, *recipe.ingredients))
             found.append((where, said, _trained_form(task, recipe)))
         else:
@@ -374,7 +381,7 @@ def read_prompts(
 
 def _usable(
     found: Sequence[tuple[str, str, str]], *, wish: str, example: str, blanks: bool
-) -> list[str]:
+) -> list[ReadPrompt]:
     """The trained forms of prompts; ConfigError for none, a blank one, or one that is no text."""
     if not found:
         raise ConfigError(
@@ -388,7 +395,7 @@ def _usable(
         )
     for where, _, asked in found:
         refuse_no_text(asked, f"The prompt at {where}")
-    return [asked for _, _, asked in found]
+    return [ReadPrompt(where, asked) for where, _, asked in found]
 
 
 def refuse_no_text(text: str, what: str) -> None:
@@ -426,9 +433,20 @@ def _trained_form(task: Task, recipe: Recipe) -> str:
     return question(task, recipe)
 
 
-def _texts(value: object) -> tuple[str, ...]:
-    value = value.splitlines() if isinstance(value, str) else value
-    return tuple(map(str, value)) if isinstance(value, list) else ()
+def _texts(record: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
+    """A record's list of texts, or the lines of one; () for none, DataError for what is no text."""
+    value = record.get(field)
+    if value is None or isinstance(value, str):
+        return tuple((value or "").splitlines())
+    is_list = isinstance(value, list | tuple)
+    for number, item in enumerate(value if is_list else [value], start=1):
+        if not isinstance(item, str):
+            what = f"item {number} of {field}" if is_list else field
+            raise DataError(
+                f"{where}: {what} is {str(item)[:100]}, which is no text. Write {field} as a list "
+                'of texts, ["2 eggs", "salt"], or leave the field out.'
+            )
+    return tuple(value)
 
 
 def _lines(file: Path) -> Iterator[tuple[str, str | dict[str, Any]]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.asked import texts_asked
 from fixtures.recipe_files import as_lines
 from toque.cli import main
 from toque.config import SourceConfig
@@ -14,7 +15,6 @@ from toque.errors import ConfigError
 from toque.sources.file_kinds import FileJudge
 from toque.sources.records import BlockExamples
 from toque.sources.source_files import located
-from toque.workflows.asking import read_prompts
 
 Record = dict[str, Any]
 ALPACA = {"instruction": "Say it in German.", "input": "bread", "output": "Brot"}
@@ -138,8 +138,8 @@ def test_a_line_of_a_prompt_file_is_sent_with_its_context(tmp_path: Path) -> Non
     file.write_bytes(
         as_lines([{"context": "Anna bakes.", "prompt": "Who?", "system": "Be brief."}])
     )
-    asked = read_prompts((), file, task=None, raw=False)
+    asked = texts_asked((), file, task=None, raw=False)
     assert asked == ["Be brief.\n\nWho?\n\nAnna bakes."]
     file.write_bytes(as_lines([{"title": "Toast", "ingredients": "bread\nbutter"}]))
-    (asked_for,) = read_prompts((), file, task="write", raw=False)
+    (asked_for,) = texts_asked((), file, task="write", raw=False)
     assert "bread, butter" in asked_for

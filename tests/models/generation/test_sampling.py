@@ -48,6 +48,20 @@ def test_top_k_zero_keeps_all_and_impossible_tokens_are_never_drawn():
     assert got[[0, 1, 4]].sum() == 0
 
 
+@pytest.mark.parametrize("how", [(None, 1.0), (3, 1.0), (None, 0.95), (3, 0.95)])
+@pytest.mark.parametrize("temperature", [1e-20, 1e-37, 1e-40, 1e-46, 1e-300])
+def test_the_smallest_temperatures_take_the_likeliest(temperature, how):
+    """Divided by them the logits are infinite, in float32, and the draws were of NaN: token 0."""
+    rows = logits(rows=40, vocabulary=500)
+    rows[1] -= 100.0  # all below zero
+    rows[2, :7] = -torch.inf
+    draws = [uniform(0, row, 0) for row in range(len(rows))]
+    tokens = sampled(rows, draws, temperature, *how)
+    assert torch.equal(tokens, rows.argmax(-1))
+    equal = torch.tensor([[0.0, 2.0, 2.0, -1.0]])
+    assert sorted({sampled(equal, [u], temperature, *how).item() for u in (0.1, 0.9)}) == [1, 2]
+
+
 def by_sorting_all(rows, draws, temperature, top_p):
     """The definition of nucleus sampling: sort, keep the fewest, invert the running sum."""
     sorted_rows, ids = (rows / temperature).sort(dim=-1, descending=True, stable=True)

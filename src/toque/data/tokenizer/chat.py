@@ -195,9 +195,15 @@ def template_named(name: str, settings: Mapping[str, Any]) -> str:
     return TEMPLATES.get(name, name)
 
 
-def prompt_ids(codec: Codec, text: str, family_kind: FamilyKind, form: Form) -> list[int]:
-    """A prompt encoded as in the store, for generating in the form the model was trained on."""
-    if form == "conversations" and (template := chat_template_of(codec)) is not None:
+def prompt_ids(
+    codec: Codec, text: str, family_kind: FamilyKind, form: Form, *, raw: bool = False
+) -> list[int]:
+    """A prompt encoded as in the store, for generating in the form the model was trained on.
+
+    A `raw` one is a text, of which no template makes a question.
+    """
+    talks = form == "conversations" and not raw
+    if talks and (template := chat_template_of(codec)) is not None:
         return template.ids([{"role": "user", "content": text}]).result()
     begin, end = asking_bounds(codec, family_kind, form)
     ids = codec.encode(codec.normalise(text))

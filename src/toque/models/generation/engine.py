@@ -38,6 +38,7 @@ def generate(
     eos_id: int,
     pad_id: int,
     held: Sequence[HeldText] = (),
+    places: Sequence[str] = (),
     on_progress: Count = uncounted,
     on_token: Callable[[int, int | None], object] | None = None,
     on_logprob: Callable[[int, float], object] | None = None,
@@ -59,6 +60,7 @@ def generate(
         eos_id: Ends an answer.
         pad_id: Fills the short prompts of a batch; starts an encoder-decoder's answer.
         held: The form that each answer is held to; see `constraints.py`. Empty for none.
+        places: Where each prompt stands, for errors; empty where its number says it.
         on_progress: Told finished prompts, all prompts and the share of the work in tokens.
         on_token: Told a prompt's number and its next token, and None once the answer has ended.
         on_logprob: Told a prompt's number and the log-probability of its next token, in nats and
@@ -68,7 +70,7 @@ def generate(
     core, longest = unwrapped(model), options.max_new_tokens
     if longest is None:
         raise ConfigError(f"{argument('max_new_tokens')} is missing; it must be at least 1.")
-    limits = _limits(core, prompts, longest)
+    limits = _limits(core, prompts, longest, places)
     encoder = family_of(core.config).is_encoder_decoder  # whose cache holds answers alone
     lengths = ((0 if encoder else len(p)) + n for p, n in zip(prompts, limits, strict=True))
     columns = max(lengths, default=0)
@@ -94,7 +96,8 @@ def generate(
             for new in news:
                 number, answer = new.order.number, answers[new.order.number]
                 if new.end == "stuck" and new.order.held is not None:
-                    raise ConfigError(f"The text of prompt {number} {new.order.held.fault}")
+                    name = _name_of(number, places)
+                    raise ConfigError(f"{name} has a text that {new.order.held.fault}")
                 if on_logprob is not None and new.logprob is not None:
                     on_logprob(number, new.logprob)
                 covered += 1 if new.end is None else limits[number] - len(answer)
@@ -194,15 +197,22 @@ def _affordable_rows(core: PreTrainedModel, prompts: Sequence[Sequence[int]], co
     return max(1, int(BESIDE_TRAINING * free / per_row))
 
 
+def _name_of(number: int, places: Sequence[str]) -> str:
+    return f"The prompt at {places[number]}" if places else f"Prompt {number + 1}"
+
+
 def _limits(
-    core: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int
+    core: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    places: Sequence[str],
 ) -> list[int]:
     """Most tokens that each prompt may get."""
     empty = [number for number, prompt in enumerate(prompts) if not prompt]
     if empty:
         raise ConfigError(
-            f"Prompt {empty[0]} holds no tokens, and a model needs one to begin from. Write "
-            "something, or give the tokenizer's beginning or end token."
+            f"{_name_of(empty[0], places)} holds no tokens, and a model needs one to begin from. "
+            "Write something, or give the tokenizer's beginning or end token."
         )
     rows, largest = vocabulary_rows(core), max((max(prompt) for prompt in prompts), default=0)
     if largest >= rows:
@@ -216,8 +226,8 @@ def _limits(
     for number, prompt in enumerate(prompts):
         if len(prompt) > room:
             raise ConfigError(
-                f"Prompt {number} has {len(prompt)} tokens, and this model's positions end at "
-                f"{room}. Shorten the prompt."
+                f"{_name_of(number, places)} has {len(prompt)} tokens, and this model's positions "
+                f"end at {room}. Shorten the prompt."
             )
     # The last new token is never read back, so it needs no position.
     return [min(max_new_tokens, room - len(prompt) + 1) for prompt in prompts]

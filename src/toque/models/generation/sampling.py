@@ -27,6 +27,9 @@ _ZERO: Final = 128  # the unsigned number that stands for zero
 _AT_ONCE: Final = 64  # blocks quantized together: some 8 MB of weights
 MOST_BLOCKS: Final = 1 / 8  # of the blocks in doubt; for a row with more, all logits are computed
 _ROUNDING: Final = 1.001  # widens the bounds, because they were computed in float32 themselves
+_COLDEST: Final = 1e-20
+"""Lower temperatures are taken for this one, which already draws the larger of any two logits. By
+1e-38 logits are divided to infinity, and their softmax is NaN."""
 
 
 def sampled(
@@ -41,7 +44,8 @@ def sampled(
     A row's token depends on its logits and its draw in [0, 1) (`uniform`) alone, so neither
     neighbours nor batch size change it. The other arguments are those of `GenerationOptions`.
     """
-    logits, numbers = logits.float() / temperature, torch.tensor(draws, dtype=torch.float64)
+    logits = logits.float() / max(temperature, _COLDEST)
+    numbers = torch.tensor(draws, dtype=torch.float64)
     if not top_k and top_p < 1.0:
         return _from_nucleus(logits, numbers, top_p)
     ids: Tensor | None = None

@@ -19,6 +19,7 @@ from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.loading.provenance import OwnTask, Provenance
 from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.asking import (
+    ReadPrompt,
     classes_of,
     model_in,
     provenance_in,
@@ -131,8 +132,9 @@ def generate(
         recipes, blanks = writes_recipes(record), record.form == "documents"
         asks = _task_to_write(task, record, folder if adapter is None else adapter.name)
         read = read_prompts(prompts, file, task=asks, raw=raw, recipes=recipes, blanks=blanks)
-        best.check_prompts(read, in_json=in_json is not None, knows_recipes=record.knows_recipes)
-        some = [text for text in read for _ in range(max(n, best.n))]
+        texts = [one.text for one in read]
+        best.check_prompts(texts, in_json=in_json is not None, knows_recipes=record.knows_recipes)
+        some = [one for one in read for _ in range(max(n, best.n))]
         asked.append(_Asked(adapter, record, some))
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
@@ -147,7 +149,7 @@ def generate(
     if said := emulation_in_words(precision, opened.model):
         reporter.notice(said)
     how = partial(_written, must_use=must_use, schema=in_json, on_text=on_text, reporter=reporter)
-    return how(opened, asked, options, best=best, wanted=n)
+    return how(opened, asked, options, best=best, wanted=n, raw=raw)
 
 
 class _Adapter(NamedTuple):
@@ -195,7 +197,7 @@ class _Asked(NamedTuple):
 
     adapter: _Adapter | None
     record: Provenance
-    prompts: list[str]
+    prompts: list[ReadPrompt]
 
 
 def _written(
@@ -205,6 +207,7 @@ def _written(
     *,
     best: BestOf,
     wanted: int,
+    raw: bool,
     must_use: bool,
     schema: Mapping[str, Any] | None,
     on_text: OnText | None,
@@ -215,7 +218,8 @@ def _written(
 
     texts, in_json = list[Written](), schema is not None
     chooses = best.n > 1
-    for i, (adapter, record, typed) in enumerate(asked):
+    for i, (adapter, record, prompts) in enumerate(asked):
+        typed = [one.text for one in prompts]
         own = opened if adapter is None else opened.with_adapter(i, adapter.folder, record)
         codec, name = own.codec, None if adapter is None else adapter.name
         watch, logprobs = None, [list[float]() for _ in typed]
@@ -224,11 +228,12 @@ def _written(
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
-                [own.prompt_ids(text) for text in typed],
+                [own.prompt_ids(text, raw=raw) for text in typed],
                 record.completed(options, in_json=in_json),
                 eos_id=codec.eos_id,
                 pad_id=codec.pad_id,
                 held=held_texts(codec, typed, record, schema) if must_use or in_json else (),
+                places=[one.where for one in prompts],
                 on_progress=count,
                 on_token=watch,
                 on_logprob=partial(_note, logprobs) if chooses else None,
@@ -389,25 +394,31 @@ def classify(
     folder = existing_folder(run_or_model)
     asks = None if task is None else task_to_ask(task, provenance_in(folder), folder)
     answers = _allowed(task, choices, () if asks is None else classes_of(asks))
-    asked = read_prompts(prompts, file, task=asks, raw=raw)
+    read = read_prompts(prompts, file, task=asks, raw=raw)
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.evaluation.constrained_choice import choose
         from toque.workflows.inference.open_model import open_model
 
         opened = open_model(folder, device=device, reporter=reporter)
-    ids = [opened.prompt_ids(prompt) for prompt in asked]
-    _refuse_too_long(ids, answers, opened)
+    ids = [opened.prompt_ids(prompt.text, raw=raw) for prompt in read]
+    _refuse_too_long(ids, answers, opened, places=[prompt.where for prompt in read])
     with counting(reporter, "choosing for", "prompts") as count:
         shares = choose(opened.model, opened.codec, ids, answers, count)
     return [
-        Answer(prompt, answers[int(row.argmax())], dict(zip(answers, row.tolist(), strict=True)))
-        for prompt, row in zip(asked, shares, strict=True)
+        Answer(
+            prompt.text, answers[int(row.argmax())], dict(zip(answers, row.tolist(), strict=True))
+        )
+        for prompt, row in zip(read, shares, strict=True)
     ]
 
 
 def _refuse_too_long(
-    prompts: Sequence[Sequence[int]], answers: Sequence[str], opened: OpenedModel
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[str],
+    opened: OpenedModel,
+    *,
+    places: Sequence[str],
 ) -> None:
     """Raise a ConfigError for a prompt that leaves no positions for the longest answer."""
     from toque.models.families import max_positions
@@ -416,11 +427,11 @@ def _refuse_too_long(
     if room is None or opened.model.config.is_encoder_decoder:
         return
     longest = max(len(codec.encode(codec.normalise(answer))) for answer in answers)
-    for number, prompt in enumerate(prompts):
+    for where, prompt in zip(places, prompts, strict=True):
         if len(prompt) + longest > room:  # the end token is never read back
             raise ConfigError(
-                f"Prompt {number} has {len(prompt)} tokens and the longest answer {longest}, and "
-                f"this model's positions end at {room}. Shorten the prompt."
+                f"The prompt at {where} has {len(prompt)} tokens and the longest answer {longest}, "
+                f"and this model's positions end at {room}. Shorten the prompt."
             )
 
 

@@ -54,10 +54,10 @@ class OpenedModel:
     step: int | None
     provenance: Provenance  # record of the prompts it was trained on
 
-    def prompt_ids(self, prompt: str) -> list[int]:
-        """A prompt as the model reads it."""
+    def prompt_ids(self, prompt: str, *, raw: bool = False) -> list[int]:
+        """A prompt as the model reads it; a `raw` one without the template of a conversation."""
         kind: FamilyKind = "encoder-decoder" if self.model.config.is_encoder_decoder else "decoder"
-        return prompt_ids(self.codec, prompt, kind, self.provenance.form)
+        return prompt_ids(self.codec, prompt, kind, self.provenance.form, raw=raw)
 
     def with_adapter(self, number: int, folder: Path, record: Provenance) -> OpenedModel:
         """The same model with one of its adapters active, by its record and its own tokenizer.

@@ -65,7 +65,7 @@ def serve(
     hosts = hosts_of(host, port=port, token=token, risk="use the models")
     GenerationOptions(precision=precision)  # refuses another than the three
     for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
-        if value < least:
+        if not value >= least:  # NaN is no number
             raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {least}.")
     from toque.models.generation.engine import emulation_in_words
     from toque.workflows.inference.open_served import open_models
