@@ -139,7 +139,7 @@ def test_a_failure_that_nobody_foresaw_is_in_the_servers_own_log(gpt2, serving, 
     assert (status, error["code"]) == (500, "internal_error")
     assert "its log says why" in error["message"]
     (said,) = [one for one in caplog.records if one.name == "toque.serving"]
-    assert said.getMessage() == f"answering {CHAT} failed"
+    assert said.getMessage() == f"answering {CHAT!r} failed"
     assert "the cupboard is bare" in str(said.exc_info[1])
 
 

@@ -99,7 +99,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestError):
         return answer_to(error)
     # uvicorn's own log of it is kept off the terminal with those of all libraries.
-    _log.error("answering %s failed", request.scope["path"][:100], exc_info=error)
+    _log.error("answering %.100r failed", request.scope["path"], exc_info=error)
     return answer_to(failure())
 
 
