@@ -259,3 +259,9 @@ def test_a_path_that_no_file_system_holds_is_refused(setting, path):
     assert setting in refusal("demo", f"{setting}={form % path}")
     held = [f"{setting}={form % ('c' * 255)}", "model.shape={}"]
     assert load_config("demo", held).config is not None
+
+
+def test_a_file_that_is_no_configuration_by_its_length_is_not_read(tmp_path):
+    (tmp_path / "long.yaml").write_text("# " + "x" * (1 << 20))
+    with pytest.raises(ConfigError, match="longer than 1,048,576 bytes"):
+        load_config(str(tmp_path / "long.yaml"))

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from toque.cli import main
+from toque.errors import CheckpointError
+from toque.models.loading.model_folder import read_config_json
+from toque.models.lora.adapter_files import read_config
 from toque.storage.atomic import atomic_file, atomic_write, sweep_files
 from toque.storage.json_files import append_json_lines
 from toque.storage.no_follow import LINK, open_append, write_new
@@ -120,3 +123,39 @@ def test_fault_58_a_file_with_a_second_name_is_copied_before_it_is_appended_to(t
     os.close(descriptor)
     assert victim.read_bytes() == SECRET
     assert path.read_bytes() == SECRET + b"{}\n"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "README.md"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_a_model_folder_with_a_file_that_never_ends_is_refused(tmp_path, name, kind):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).unlink(missing_ok=True)
+    if kind == "a pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    for read in (read_config_json, read_config):
+        with pytest.raises(CheckpointError, match=f"{name} is a pipe or a device"):
+            read(tmp_path)
+
+
+def test_a_text_of_gigabytes_in_a_model_folder_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(2 << 30)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is longer than"):
+        read_config_json(tmp_path)
+
+
+def test_an_export_copies_no_file_that_a_link_leads_to(kitchen, tmp_path, victim, capfd):
+    model = tmp_path / "model"
+    shutil.copytree(kitchen / "whole-run" / "model", model)
+    (model / "README.md").unlink()
+    (model / "README.md").symlink_to(victim)
+    assert main(["export", str(model), "--to", str(tmp_path / "out")]) == 4
+    assert f"README.md is a symbolic link to {victim}" in " ".join(capfd.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+    (model / "README.md").unlink()
+    (model / "real.md").write_text("# mine\n")
+    (model / "README.md").symlink_to("real.md")
+    assert main(["export", str(model), "--to", str(tmp_path / "out")]) == 0

@@ -32,6 +32,8 @@ from toque.errors import ConfigError, argument, nearest_hint
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 PRESETS = Path(__file__).parent.parent / "presets"
+MOST_BYTES = 1 << 20
+"""Length of a configuration; `init` writes some thousand."""
 _HARDWARE = "hardware"
 _LONGEST_PLACE = 20  # digits of a place in a list; Python reads no number of thousands
 
@@ -248,7 +250,14 @@ def _read(name: str) -> Document:
         text = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
         return _mapping(text, f"presets/{name}.yaml")
     try:
-        text = Path(name).read_bytes().decode("utf-8-sig")
+        with Path(name).open("rb") as file:  # a pipe of the shell, too
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ConfigError(
+                f"{name} is longer than {MOST_BYTES:,} bytes, and a configuration has some "
+                "thousand. Give a YAML file with the settings of a run."
+            )
+        text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
         hint = nearest_hint(name, known, cutoff=0.4)
         raise ConfigError(

@@ -47,8 +47,20 @@ class _TooDeep(yaml.YAMLError):
     """Lists and mappings within each other beyond any use, where PyYAML takes quadratic time."""
 
 
+class _TooMany(yaml.YAMLError):
+    """More values than a configuration has, of which PyYAML composes some ten thousand a second."""
+
+
 class _Loader(yaml.SafeLoader):
     """The safe loader with the scalar rules of YAML 1.2; only its `compose` is used."""
+
+    n_nodes = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.n_nodes += 1
+        if self.n_nodes > 2 * MAX_NODES:  # names of settings are nodes, too
+            raise _TooMany
+        return super().compose_node(parent, index)
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         if self.flow_level >= MAX_DEPTH:
@@ -88,6 +100,10 @@ def read_yaml(text: str, name: str) -> Document:
         node = yaml.compose(text, Loader=_Loader)
     except _TooDeep as error:
         raise ConfigError(f"{name} is nested too deeply. Settings need five levels.") from error
+    except _TooMany as error:
+        raise ConfigError(
+            f"{name} holds more than {MAX_NODES:,} values, and a configuration about a hundred."
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigError(_not_yaml(error, text, name)) from error
     if node is not None:

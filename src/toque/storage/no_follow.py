@@ -22,6 +22,8 @@ from toque.errors import CheckpointError
 LINK: Final = "it is a symbolic link, and none is followed here"
 _NOT_PLAIN: Final = "it is not a plain file"
 _LEFT_ALONE: Final = "wandb"  # links inside itself, and Toque writes nothing there
+_TEXTS: Final = (".json", ".jinja", ".md", ".txt", ".model")  # suffixes in a model's folder
+_MOST_TEXT: Final = 1 << 28  # bytes; the largest vocabularies have a tenth
 _HELD: Final[dict[Path, int]] = {}
 """Descriptors of the folders that this process holds, by their absolute paths."""
 
@@ -79,6 +81,41 @@ def write_new(path: Path, data: bytes) -> None:
     """Write a file that did not exist, in a folder that is not in use yet."""
     with os.fdopen(open_new(path), "wb") as file:
         file.write(data)
+
+
+def refuse_endless_files(folder: Path) -> None:
+    """Raise a CheckpointError where a pipe, a device or a text of gigabytes is in a model's folder.
+
+    For what other libraries read whole there; weights are mapped.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        what = ""
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            what = "is a pipe or a device, and no file"
+        elif path.suffix in _TEXTS and path.is_file() and path.stat().st_size > _MOST_TEXT:
+            what = f"is longer than {_MOST_TEXT:,} bytes, which no such file of a model is"
+        if what:
+            raise CheckpointError(
+                f"{path} {what}. The folder is damaged or made to harm: copy it from its source "
+                "again."
+            )
+
+
+def refuse_links_elsewhere(folder: Path) -> None:
+    """Raise a CheckpointError where a text in a model's folder is a link out of it.
+
+    A copy of the folder would hold, and perhaps publish, the file of the user's that it leads to.
+    Those of a snapshot in the hub's cache lead to the blobs beside it.
+    """
+    real = folder.resolve()
+    within = (real, real.parent.parent / "blobs")
+    for path in folder.iterdir():
+        target = path.resolve()
+        if path.suffix in _TEXTS and not any(target.is_relative_to(place) for place in within):
+            raise CheckpointError(
+                f"{path} is a symbolic link to {path.readlink()}, outside its folder, and would be "
+                "copied with the model. Put the file itself in its place, or remove the link."
+            )
 
 
 def refuse_links(folder: Path, refuse: Callable[[str], Exception]) -> None:

@@ -18,6 +18,7 @@ from toque.errors import CheckpointError, ConfigError, DataError, argument, need
 from toque.models.loading.card_usage import with_gguf_usage, with_usage
 from toque.models.loading.hub import hub_name, push, refuse_push, resolve_folder
 from toque.models.loading.provenance import Provenance
+from toque.storage.no_follow import refuse_endless_files, refuse_links_elsewhere
 from toque.workflows.asking import (
     FOREIGN,
     UNKNOWN,
@@ -100,6 +101,8 @@ def export(
             f"{given} is neither a run, a model folder nor an adapter folder. Name a run "
             "such as runs/cookbook."
         )
+    refuse_endless_files(source)
+    refuse_links_elsewhere(source)
     if form == "adapter":
         _refuse_adapter(source, dtype, push_to=push_to)
     card = head_as(_card_in(source, otherwise=f"# {Path(to).name}\n"), form)
@@ -117,7 +120,7 @@ def _card_in(folder: Path, *, otherwise: str) -> str:
     """The card of a model folder, which anyone may have written; CheckpointError for no UTF-8."""
     readme = folder / "README.md"
     try:
-        return readme.read_text(encoding="utf-8") if readme.exists() else otherwise
+        return readme.read_text(encoding="utf-8") if readme.is_file() else otherwise
     except UnicodeDecodeError as error:
         raise CheckpointError(
             f"{readme} is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x}), "

@@ -40,6 +40,7 @@ from toque.workflows.results import Model, TrainedRun, existing_folder
 _COMPARED: Final = BucketUse(
     "the address to compare", "list and read", "Nothing there was changed.", RunBucketError
 )
+_MOST_BYTES: Final = 1 << 24  # of a checkpoint's manifest; a store's shards are beside a larger one
 
 
 @dataclass(frozen=True)
@@ -249,10 +250,11 @@ def verify(path: Model) -> Verified:
             f"{folder} is no store or checkpoint (manifest.json) and no run (config.yaml). Name "
             "one."
         )
-    is_store = (folder / "shards").is_dir()
-    with suppress(ValueError, RecursionError):
-        found = json.loads((folder / "manifest.json").read_bytes())
-        is_store |= isinstance(found, dict) and "shards" in found
+    manifest, is_store = folder / "manifest.json", (folder / "shards").is_dir()
+    if not is_store and manifest.stat().st_size <= _MOST_BYTES:
+        with suppress(ValueError, RecursionError):
+            found = json.loads(manifest.read_bytes())
+            is_store = isinstance(found, dict) and "shards" in found
     return Verified((_store(folder) if is_store else _checkpoint(folder),))
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from toque.errors import CheckpointError
 from toque.storage.array_headers import opened_weights
+from toque.storage.no_follow import refuse_endless_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +33,7 @@ _AGAIN: Final = "It is damaged or made to harm: copy the model from its source a
 
 def read_config_json(folder: Path) -> dict[str, Any]:
     """The object in a model's config.json; CheckpointError where there is none to be read."""
+    refuse_endless_files(folder)
     file = folder / "config.json"
     try:
         if file.stat().st_size > _MOST_BYTES:

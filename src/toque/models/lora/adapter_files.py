@@ -20,7 +20,7 @@ from toque.models.families import vocabulary_rows
 from toque.models.lora.frozen import FORMATS, FrozenFormat, base_sha256, format_of
 from toque.models.lora.layers import ADAPTER, _peft, is_adapted
 from toque.storage.array_headers import opened_weights, with_sorted_metadata
-from toque.storage.no_follow import write_new
+from toque.storage.no_follow import refuse_endless_files, write_new
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -193,6 +193,7 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 def read_config(folder: Path) -> Any:
     """The adapter's configuration; ConfigError if it is none of the base with a plain LoRA."""
+    refuse_endless_files(folder)
     file = folder / CONFIG
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
