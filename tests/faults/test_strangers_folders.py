@@ -159,3 +159,9 @@ def test_an_export_copies_no_file_that_a_link_leads_to(kitchen, tmp_path, victim
     (model / "real.md").write_text("# mine\n")
     (model / "README.md").symlink_to("real.md")
     assert main(["export", str(model), "--to", str(tmp_path / "out")]) == 0
+
+
+def test_verify_refuses_a_run_whose_configuration_never_ends(kitchen, tmp_path, capfd):
+    run = linked(kitchen / "whole-run", tmp_path, "config.yaml", Path("/dev/zero"))
+    assert main(["verify", str(run)]) == 4
+    assert "config.yaml is a symbolic link to /dev/zero" in said(capfd)

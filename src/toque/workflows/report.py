@@ -244,6 +244,7 @@ def verify(path: Model) -> Verified:
     """
     folder = existing_folder(path)
     if (folder / "config.yaml").exists():
+        refuse_links(folder, CheckpointError)
         return Verified(tuple(_run(folder)))
     if not (folder / "manifest.json").exists():
         raise ConfigError(
