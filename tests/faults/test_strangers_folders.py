@@ -147,9 +147,9 @@ def test_a_text_of_gigabytes_in_a_model_folder_is_refused(tmp_path):
         read_config_json(tmp_path)
 
 
-def test_an_export_copies_no_file_that_a_link_leads_to(kitchen, tmp_path, victim, capfd):
+def test_an_export_copies_no_file_that_a_link_leads_to(whole_run, tmp_path, victim, capfd):
     model = tmp_path / "model"
-    shutil.copytree(kitchen / "whole-run" / "model", model)
+    shutil.copytree(whole_run / "model", model)
     (model / "README.md").unlink()
     (model / "README.md").symlink_to(victim)
     assert main(["export", str(model), "--to", str(tmp_path / "out")]) == 4
@@ -161,7 +161,7 @@ def test_an_export_copies_no_file_that_a_link_leads_to(kitchen, tmp_path, victim
     assert main(["export", str(model), "--to", str(tmp_path / "out")]) == 0
 
 
-def test_verify_refuses_a_run_whose_configuration_never_ends(kitchen, tmp_path, capfd):
-    run = linked(kitchen / "whole-run", tmp_path, "config.yaml", Path("/dev/zero"))
+def test_verify_refuses_a_run_whose_configuration_never_ends(whole_run, tmp_path, capfd):
+    run = linked(whole_run, tmp_path, "config.yaml", Path("/dev/zero"))
     assert main(["verify", str(run)]) == 4
     assert "config.yaml is a symbolic link to /dev/zero" in said(capfd)
