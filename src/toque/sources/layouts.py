@@ -62,8 +62,8 @@ def read_records(
     used: Collection[str],
 ) -> BlockExamples:
     """Examples of each record of a block by `make`, which counts its repairs, or a reason."""
-    kept = 0
     examples: list[Example] = []
+    per_record: list[int] = []
     dropped: dict[str, list[int]] = {}
     texts: dict[int, str] = {}
     notes: Counter[str] = Counter()
@@ -72,16 +72,18 @@ def read_records(
     for number, record in records:
         found = record if isinstance(record, str) else attempted(make, record, notes)
         if not isinstance(found, str):
-            kept += 1
-            examples += found if isinstance(found, list) else [found]
+            made = found if isinstance(found, list) else [found]
+            examples += made
+            per_record.append(len(made))
             continue
         numbers = dropped.setdefault(found, [])
         if len(numbers) < PER_REASON and not isinstance(record, str):
             texts[number] = shortened(str(record))
         numbers.append(number)
     unused = unused_in((raw for _, raw in records), used, contents.meta.get("unread", ()))
-    n_read = len(records)
-    return BlockExamples(examples, n_read, kept, dropped, dict(notes), unused, texts)
+    return BlockExamples(
+        examples, len(records), len(per_record), dropped, dict(notes), unused, texts, per_record
+    )
 
 
 class UnknownFormatError(DataError):

@@ -20,7 +20,7 @@ from toque.data.prepare.source_sample import every_nth_record
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import DataError
 from toque.sources.documents import TextReader
-from toque.sources.records import Block, Example
+from toque.sources.records import Block, BlockExamples, Example
 
 Make = Callable[..., PrepareSettings]
 OPEN = {"max_prompt_tokens": None, "max_target_tokens": None}
@@ -150,26 +150,28 @@ def test_a_store_of_unknown_tokens_is_refused(made: Made, tmp_path: Path) -> Non
 # The sample that a tokenizer is learnt from, and lengths are measured in.
 
 
-def examples(*tasks: int) -> list[Example]:
-    return [
-        Example(prompt=str(i), target="", key=i, title_key=0, record_key=0, task=task)
-        for i, task in enumerate(tasks)
+def examples(*per_record: int) -> BlockExamples:
+    made = [
+        Example(prompt=str(i), target="", key=i, title_key=0, record_key=0)
+        for i in range(sum(per_record))
     ]
+    n = len(per_record)
+    return BlockExamples(made, n, n, per_record=[*per_record])
 
 
 @pytest.mark.parametrize(
-    ("tasks", "n", "kept"),
+    ("per_record", "n", "kept"),
     [
-        ((0, 0, 0, 0, 0), 2, "024"),  # one task: every second example
-        ((0, 2, 0, 2, 0, 2, 0, 2), 2, "0145"),
-        ((1, 0, 1, 1, 0), 2, "03"),  # records that lack a task
-        ((0, 1, 2), 1, "012"),
-        ((3, 4), 5, "01"),
+        ((1, 1, 1, 1, 1), 2, "024"),  # one task: every second example
+        ((2, 2, 2, 2), 2, "0145"),
+        ((1, 2, 1, 1), 2, "03"),  # records that lack a task
+        ((3,), 1, "012"),
+        ((2,), 5, "01"),
         ((), 3, ""),
     ],
 )
-def test_records_are_taken_whole(tasks: tuple[int, ...], n: int, kept: str) -> None:
-    assert "".join(e.prompt for e in every_nth_record(examples(*tasks), n)) == kept
+def test_records_are_taken_whole(per_record: tuple[int, ...], n: int, kept: str) -> None:
+    assert "".join(e.prompt for e in every_nth_record(examples(*per_record), n)) == kept
 
 
 def test_every_task_is_in_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

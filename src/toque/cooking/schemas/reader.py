@@ -90,10 +90,11 @@ class RecipeReader:
     def examples(self, block: Block) -> BlockExamples:
         """The examples of each usable recipe, and the reasons for which others were dropped."""
         examples: list[Example] = []
+        per_record: list[int] = []
         dropped: dict[str, list[int]] = {}
         notes: Counter[str] = Counter()
         texts: dict[int, str] = {}
-        read = kept = 0
+        read = 0
         for number, recipe, raw in self.recipes(block, notes):
             read += 1
             found: list[Example] | str = (
@@ -102,8 +103,8 @@ class RecipeReader:
                 else attempted(examples_of, recipe, notes, self.tasks)
             )
             if isinstance(found, list):
-                kept += 1
                 examples += found
+                per_record.append(len(found))
                 continue
             numbers = dropped.setdefault(found, [])
             if len(numbers) < PER_REASON:  # its fields, or its bytes if they cannot be read
@@ -118,7 +119,8 @@ class RecipeReader:
         unused = {n.removeprefix(UNUSED): c for n, c in notes.items() if n.startswith(UNUSED)}
         counted = {n: count for n, count in notes.items() if count and not n.startswith(UNUSED)}
         unused = most_named(Counter(unused))
-        return BlockExamples(examples, read, kept, dropped, counted, unused, texts)
+        kept = len(per_record)
+        return BlockExamples(examples, read, kept, dropped, counted, unused, texts, per_record)
 
     def schema(self, path: Path) -> str:
         """The name of a file's schema, for the report: "recipenlg", "web-page", "csv" ...

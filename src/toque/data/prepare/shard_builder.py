@@ -14,7 +14,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +76,11 @@ class ShardBuilder:
         """Add a block's examples, checked against the reader's own counts."""
         given = examples_in(block, reader)
         _check_ids(block, given.examples, self._codec)
-        # The record of each example, from 0; a new one begins where the task does not rise.
-        of = given.examples
-        begins = (a.record_key != b.record_key or a.task >= b.task for a, b in pairwise(of))
-        records = list(accumulate(begins, initial=0))[: len(of)]
-        n_records = records[-1] + 1 if records else 0
-        n_dropped = sum(map(len, given.dropped.values()))
+        each = [len(examples) for examples in given.by_record if examples]
+        n_records = len(each)
+        n_dropped, n_all = sum(map(len, given.dropped.values())), len(given.examples)
         # An error and no assert: readers are plugged in, and a wrong count would hide lost recipes.
-        if given.read != given.kept + n_dropped or n_records != given.kept:
+        if given.read != given.kept + n_dropped or [n_records, sum(each)] != [given.kept, n_all]:
             raise DataError(
                 f"The reader of {block.path} (lines from {block.first_line}) read {given.read} "
                 f"records, kept {given.kept}, dropped {n_dropped} and gave examples of {n_records}"
@@ -91,7 +88,7 @@ class ShardBuilder:
             )
         self._examples += given.examples
         self._sources += [block.source] * len(given.examples)
-        self._records += [self._n_records + r for r in records]
+        self._records += np.repeat(self._n_records + np.arange(n_records), each).tolist()
         self._n_records += n_records
         self._counts["notes"].update(given.notes)
         name = Path(block.path).name

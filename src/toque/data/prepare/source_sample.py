@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,14 @@ from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_bounds
 from toque.data.tokenizer.tokenizer_training import Kind, train_codec
 from toque.errors import DataError
 from toque.sources.decompress import CHUNK_BYTES
-from toque.sources.records import NOT_UTF_8, Block, Example, RecordReader, examples_in
+from toque.sources.records import (
+    NOT_UTF_8,
+    Block,
+    BlockExamples,
+    Example,
+    RecordReader,
+    examples_in,
+)
 from toque.sources.source_files import SourceFile, blocks_of
 
 MAX_EXAMPLES = 20_000
@@ -92,21 +100,15 @@ def _sample(
             places += [f"{Path(block.path).name}:{n}" for n in numbers[: _PLACES - len(places)]]
         characters = MAX_CHARACTERS // len(chosen)
         every = -(-len(found.examples) * len(chosen) // MAX_EXAMPLES) or 1
-        for example in every_nth_record(found.examples, every):
+        for example in every_nth_record(found, every):
             for text in (example.prompt, example.target):
                 yield text[: max(0, characters)]
                 characters -= len(text)
 
 
-def every_nth_record(examples: Sequence[Example], n: int) -> Iterator[Example]:
+def every_nth_record(found: BlockExamples, n: int) -> Iterator[Example]:
     """All examples of one record in `n`, from the first on; every n-th one might skip a task."""
-    record, before = -1, 0
-    for example in examples:
-        if record < 0 or example.task <= before:  # a record's examples carry rising numbers
-            record += 1
-        before = example.task
-        if record % n == 0:
-            yield example
+    return chain.from_iterable(islice(found.by_record, 0, None, n))
 
 
 def _first_bytes(files: Sequence[SourceFile], max_examples: int | None) -> int | None:
@@ -200,9 +202,9 @@ def _measured(files: Sequence[SourceFile], codec: Codec, settings: PrepareSettin
     none = np.empty((2, 0), np.int64)
     of_pairs, of_talks, of_documents = [none], [none], [none[0]]
     for block, reader in chosen:
-        examples = examples_in(block, reader).examples
-        every = -(-len(examples) * len(chosen) // SAMPLED) or 1
-        sample = list(every_nth_record(examples, every))
+        found = examples_in(block, reader)
+        every = -(-len(found.examples) * len(chosen) // SAMPLED) or 1
+        sample = list(every_nth_record(found, every))
         pairs = [e for e in sample if not e.document and not e.turns]
         prompts = _lengths(codec, [e.prompt for e in pairs]) + around
         of_pairs.append(np.stack([prompts, _lengths(codec, [e.target for e in pairs]) + 1]))
