@@ -47,7 +47,7 @@ class TaskReader:
     tasks: Mapping[str, TaskTemplate]
     first_code: int  # number of the first of them in the column `task`
     fit: tuple[str, ...] | None = None  # those whose columns its files have; None: not known yet
-    version: int = 1
+    version: int = 2
     encoding: str = UTF_8
 
     @property

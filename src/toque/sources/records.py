@@ -7,6 +7,7 @@ so worker processes start fast.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -275,7 +276,12 @@ def is_filled(value: Any) -> bool:
     """True if a field holds anything: a text that is not blank, a number, a list of some length."""
     if isinstance(value, str):
         return bool(value.strip())
-    return value not in (None, [], {}) and value == value  # noqa: PLR0124  # pandas writes NaN
+    return value not in (None, [], {}) and not is_not_finite(value)
+
+
+def is_not_finite(value: Any) -> bool:
+    """True for NaN and infinity, as which pandas writes a value that is missing."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def most_named(found: Counter[str]) -> dict[str, int]:
