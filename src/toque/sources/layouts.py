@@ -14,7 +14,7 @@ from typing import Any
 from toque.errors import DataError
 from toque.sources.columnar import columnar_blocks, columnar_format, columnar_records, columns_of
 from toque.sources.csv_tables import dialect_of, table_blocks, table_records
-from toque.sources.decompress import UTF_8, head, opened
+from toque.sources.decompress import UTF_8, head, more_of, opened
 from toque.sources.json_records import form_of, json_blocks, json_records, sample_records
 from toque.sources.records import (
     PER_REASON,
@@ -140,6 +140,8 @@ def structured_layout(
         return None
     form = form_of(start, whole=whole)
     sample = tuple(sample_records(start, form, whole=whole))
+    if not sample and (more := more_of(path, start, whole=whole, encoding=encoding)):
+        return structured_layout(path, more[0], whole=more[1], encoding=encoding)
     return FileLayout(
         "json-lines" if form == "lines" else "json",
         tuple(dict.fromkeys(name for record in sample for name in record)),
@@ -165,6 +167,9 @@ def table_layout(
     dialect = dialect_of(path, start, whole=whole, n_known=n_known, alone=alone)
     if dialect is None:
         return None
+    if not dialect.n_rows and (more := more_of(path, start, whole=whole, encoding=encoding)):
+        start, whole = more
+        dialect = dialect_of(path, start, whole=whole, n_known=n_known, alone=alone) or dialect
     blocks = partial(table_blocks, path, dialect, encoding=encoding)
     return FileLayout(dialect.name, dialect.columns, lambda _: blocks(), fits=dialect.fits)
 
