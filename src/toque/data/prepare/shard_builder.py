@@ -156,14 +156,10 @@ class ShardBuilder:
         arrays |= self._columns(of, part)
         if self._settings.dedup == "near":
             starts = np.flatnonzero(arrays["starts_record"])
-            firsts = [self._examples[i] for i in of[starts].tolist()]
+            # A record is compared by all of its tasks: one may ask the same of many records.
+            records = [dict.fromkeys(rows.tolist()) for rows in np.split(of, starts)[1:]]
             arrays[NEAR] = signatures(
-                [  # token files have no words: their ids are compared
-                    " ".join(map(str, np.frombuffer(example.ids, "<u4").tolist()))
-                    if example.ids
-                    else f"{example.prompt}\n{example.target}"
-                    for example in firsts
-                ]
+                ["\n".join(_words_of(self._examples[i]) for i in record) for record in records]
             )
         return arrays
 
@@ -317,6 +313,13 @@ def _merged(some: Rows, others: Rows) -> Rows:
         return TokenRows.joined([rows[i] for i in order])
 
     return merged(some[0], others[0]), merged(some[1], others[1]), of[order], part[order]
+
+
+def _words_of(example: Example) -> str:
+    """What is compared of an example; token files have no words, so their ids are."""
+    if example.ids:
+        return " ".join(map(str, np.frombuffer(example.ids, "<u4").tolist()))
+    return f"{example.prompt}\n{example.target}"
 
 
 def _check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
