@@ -57,6 +57,7 @@ _NAME_THE_FIELDS = (
     "Name the right fields in data.sources.columns or the right data.sources.format. "
 )
 LONG_WORDS = f"words over {MAX_WORD_CHARS:,} characters, cut where the tokenizer was learnt"
+FEWER_ENTRIES = "entries fewer in the learnt vocabulary than were asked for: its texts hold no more"
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 
@@ -107,6 +108,8 @@ class StoreFinalizer:
         notes.update(f"files left out: {why}" for why in self.plan.left_out.values())
         if self.plan.tokenizer is None:
             notes[LONG_WORDS] = int(self.codec.settings.get(WORDS_CUT, 0))
+            asked = self.settings.trained_vocab_size or 0
+            notes[FEWER_ENTRIES] = max(0, asked - self.codec.vocab_size)
         notes["comparisons of near-duplicates cut short"] = n_unchecked
         report = self._report(TokenStore(folder, manifest), division, dropped, lines, notes)
         if report.unknown_share > MOST_UNKNOWN:

@@ -38,7 +38,7 @@ from toque.sources.source_files import SourceFile, blocks_of
 MAX_EXAMPLES = 20_000
 MAX_CHARACTERS = 8_000_000
 _PLACES = 3
-_BLOCKS = 12  # blocks that the sample is spread over
+_BLOCKS = 12  # blocks that the sample is spread over, more where they are small
 SAMPLED = 6_000  # examples measured, spread evenly over the sources
 READ_BYTES, MOST_PLACES = 16 << 20, 400  # bytes parsed for it, about, and blocks
 _TRIED_BYTES = 1 << 20  # bytes parsed to find how many hold `max_examples`
@@ -73,7 +73,8 @@ def learn_tokenizer(
     """Train a tokenizer on examples spread over the sources: BPE for a decoder, else Unigram."""
     dropped: Counter[str] = Counter()
     lines: dict[str, list[str]] = {}
-    chosen = list(_spread_blocks(files, _BLOCKS, _first_bytes(files, max_examples)))
+    places = _places(files, _BLOCKS * CHUNK_BYTES, MAX_EXAMPLES)
+    chosen = list(_spread_blocks(files, places, _first_bytes(files, max_examples)))
     texts = list(_sample(chosen, dropped, lines))
     if not texts:
         hint = f" {ENCODING_HINT}" if 2 * dropped[NOT_UTF_8] > dropped.total() else ""
@@ -92,14 +93,18 @@ def _sample(
     lines: dict[str, list[str]],
 ) -> Iterator[str]:
     """Prompts and targets of the sample; refused records are counted in `dropped`, by reason."""
+    n_bytes = sum(len(block.payload) for block, _ in chosen)
     for block, reader in chosen:
         found = examples_in(block, reader)
         for reason, numbers in found.dropped.items():
             dropped[reason] += len(numbers)
             places = lines.setdefault(reason, [])
             places += [f"{Path(block.path).name}:{n}" for n in numbers[: _PLACES - len(places)]]
-        characters = MAX_CHARACTERS // len(chosen)
-        every = -(-len(found.examples) * len(chosen) // MAX_EXAMPLES) or 1
+        n: float = len(chosen)
+        if n > _BLOCKS:  # of many a long one gives more, by how many of its size the sample is
+            n = n_bytes / max(1, len(block.payload))
+        characters = int(MAX_CHARACTERS // n)
+        every = int(-(-len(found.examples) * n // MAX_EXAMPLES)) or 1
         for example in every_nth_record(found, every):
             for text in (example.prompt, example.target):
                 yield text[: max(0, characters)]
@@ -124,6 +129,12 @@ def _first_bytes(files: Sequence[SourceFile], max_examples: int | None) -> int |
         if n_bytes >= _TRIED_BYTES:
             break
     return n_bytes * max_examples // max(1, found)
+
+
+def _places(files: Sequence[SourceFile], n_bytes: int, most: int) -> int:
+    """Number of blocks that hold about so many bytes: more where files are small, as pages are."""
+    of_a_file = sum(file.plain_bytes for file in files) // max(1, len(files))
+    return min(most, n_bytes // max(1, min(CHUNK_BYTES, of_a_file)))
 
 
 def _read_in_turns(files: Sequence[SourceFile]) -> Iterator[tuple[Block, RecordReader]]:
@@ -194,8 +205,8 @@ def _measured(files: Sequence[SourceFile], codec: Codec, settings: PrepareSettin
     """Tokens of each sampled prompt and target, with what begins and ends them."""
     total, places = sum(file.plain_bytes for file in files), MOST_PLACES
     first_bytes = _first_bytes(files, settings.max_examples)
-    if (first_bytes or total) > READ_BYTES:  # more of them where blocks are small, as pages are
-        places = min(places, READ_BYTES // max(1, min(CHUNK_BYTES, total // len(files))))
+    if (first_bytes or total) > READ_BYTES:
+        places = _places(files, READ_BYTES, MOST_PLACES)
     chosen = list(_spread_blocks(files, places, first_bytes))
     around = sum(i is not None for i in prompt_bounds(codec, settings.family_kind))
     splits = settings.on_overlong in ("auto", "split")
