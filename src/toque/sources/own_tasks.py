@@ -60,6 +60,11 @@ class TaskReader:
         }
         return in_encoding(f"{PAIRS}{json.dumps({'tasks': own})}", self.encoding)
 
+    @property
+    def task_names(self) -> dict[int, str]:
+        """Names of all tasks by their number in the column `task`."""
+        return dict(enumerate(self.tasks, start=self.first_code))
+
     @cached_property
     def _pairs(self) -> dict[str, PairReader]:
         return {
@@ -107,7 +112,8 @@ class TaskReader:
     def _examples_of(self, record: Mapping[str, Any], notes: Counter[str]) -> list[Example] | str:
         made: list[Example] = []
         without: dict[str, str] = {}
-        for code, (name, task) in enumerate(self.tasks.items(), start=self.first_code):
+        for code, name in self.task_names.items():
+            task = self.tasks[name]
             if name not in self._pairs:
                 continue
             found = self._pairs[name].example_of(record, notes)

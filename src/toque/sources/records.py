@@ -171,7 +171,8 @@ class BlockExamples:
 class RecordReader(Protocol):
     """Turns files of one kind into examples.
 
-    A reader is a frozen dataclass: the main process pickles it once for every worker.
+    A reader is a frozen dataclass: the main process pickles it once for every worker. One of
+    several tasks has `task_names`, by which the examples in use are counted.
     """
 
     @property

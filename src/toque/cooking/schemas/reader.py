@@ -74,6 +74,11 @@ class RecipeReader:
         columns = json.dumps(dict(self.columns), sort_keys=True)
         return in_encoding(f"toque.cooking.formats:columns={columns}", self.encoding)
 
+    @property
+    def task_names(self) -> dict[int, str]:
+        """Names of all tasks by their number in the column `task`."""
+        return dict(enumerate(TASKS))
+
     def for_tasks(self, tasks: tuple[str, ...]) -> Self:
         """The same reader for these tasks; raises `ConfigError` if one is unknown."""
         if unknown := [task for task in tasks if task not in TASKS]:
