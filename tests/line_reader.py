@@ -31,6 +31,7 @@ class LineReader:
 
     def examples(self, block: Block) -> BlockExamples:
         examples: list[Example] = []
+        per_record: list[int] = []
         dropped: dict[str, list[int]] = {}
         lines = block.payload.splitlines()
         for number, line in enumerate(lines, block.first_line):
@@ -42,6 +43,7 @@ class LineReader:
             body = xxhash.xxh3_64_intdigest(record["target"].encode())
             title = xxhash.xxh3_64_intdigest(record["prompt"].encode())
             targets = [record["target"]] + ([record["extra"]] if "extra" in record else [])
+            per_record.append(len(targets))
             examples += [
                 Example(
                     prompt=record["prompt"],
@@ -54,8 +56,8 @@ class LineReader:
                 )
                 for task, target in enumerate(targets)
             ]
-        n_dropped = sum(map(len, dropped.values()))
-        return BlockExamples(examples, len(lines), len(lines) - n_dropped, dropped)
+        n_kept = len(lines) - sum(map(len, dropped.values()))
+        return BlockExamples(examples, len(lines), n_kept, dropped, per_record=per_record)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class ForgetfulReader(LineReader):
 
     def examples(self, block: Block) -> BlockExamples:
         given = super().examples(block)
-        return BlockExamples(given.examples, given.read + 1, given.kept, given.dropped)
+        return replace(given, read=given.read + 1)
 
 
 @dataclass(frozen=True)

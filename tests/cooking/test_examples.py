@@ -15,6 +15,7 @@ from toque.cooking.labels.origins import CUISINES, cuisine_of
 from toque.cooking.prompts import CLASSES, REQUESTS, TASKS, asks_for_a_recipe
 from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.schemas.reader import RecipeReader
+from toque.data.prepare.data_report import Report
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import TokenStore
@@ -124,6 +125,20 @@ def test_tasks_of_a_record_lie_side_by_side_and_never_straddle_the_split(tmp_pat
         assert len(set(split[record == one].tolist())) == 1
     answers = {store.codec().decode(store.target(i)) for i in np.flatnonzero(numbers == 4).tolist()}
     assert answers == {"Thai", "French"}
+
+
+def test_neighbours_of_one_body_and_of_two_tasks_are_two_records(tmp_path: Path) -> None:
+    """Their tasks rise as those of one record do: "lost count" was said of any file with them."""
+    source = written(tmp_path / "a.jsonl", cuisine=True)
+    pie = {"title": "Zorblax Pie", "ingredients": ["1 zorblax"], "directions": [*STEPS]}
+    figures = {"calories": "300 kcal", "fatContent": "10 g", "sugarContent": "5 g"}
+    with source.open("a") as file:
+        for more in ({"nutrition": figures}, {"cuisine": "Thai"}):
+            file.write(json.dumps(pie | more) + "\n")
+    report = Report.read_from(stored(tmp_path, source, "nutrition", "cuisine").path)
+    assert report is not None
+    assert report.dropped.get("duplicate", 0) == 0  # each has what the other lacks
+    assert report.notes["examples of the task cuisine"] == 17
 
 
 def test_a_task_without_any_label_is_refused_with_what_is_missing(tmp_path: Path) -> None:

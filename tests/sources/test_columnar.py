@@ -102,3 +102,18 @@ def test_nonsense_where_a_page_begins_is_a_damaged_file(tmp_path):
         path.write_bytes(b"PAR1" + nonsense + whole[4 + len(nonsense) :])
         with pytest.raises(DataError, match="damaged or truncated Parquet"):
             list(columnar_blocks(path, ["text"]))
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_of_columns_of_one_name_the_last_counts(tmp_path, form):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = arrow.table([["old"], ["Stir."], ["new"]], names=["answer", "text", "answer"])
+    path = tmp_path / "twice"
+    if form == "parquet":
+        parquet.write_table(table, path)
+    else:
+        with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as file:
+            file.write_table(table)
+    (block,) = columnar_blocks(path, ["answer", "text"])
+    assert list(columnar_records(unpack(block))) == [(1, {"answer": "new", "text": "Stir."})]

@@ -13,7 +13,7 @@ from toque.sources import csv_tables as tables
 from toque.sources.csv_tables import row_end, table_blocks, table_records
 from toque.sources.documents import DocumentReader, TextReader
 from toque.sources.file_kinds import FileJudge
-from toque.sources.layouts import TextRecordsError
+from toque.sources.layouts import TextRecordsError, layout_for
 from toque.sources.records import examples_in, unpack
 from toque.sources.source_files import blocks_of, find_files, located
 
@@ -134,6 +134,19 @@ def test_questions_with_answers_are_a_table_though_rows_lack_their_last_field(tm
     (tmp_path / "file").write_text("question,answer,note\n" + "".join(rows))
     with pytest.raises(TextRecordsError, match="prompt: question"):
         RecipeReader().schema(tmp_path / "file")
+
+
+@pytest.mark.parametrize("cell", ["word " * 60_000, '"word, ""word""\n' + "more\n" * 60_000 + '"'])
+def test_a_first_row_longer_than_the_head_is_a_row(tmp_path, cell):
+    (tmp_path / "file").write_text("label,text\na," + cell + "\n" + "b,some other text\n" * 20)
+    with pytest.raises(TextRecordsError, match="text: text"):
+        RecipeReader().schema(tmp_path / "file")
+
+
+def test_a_row_without_a_line_break_is_a_row(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("heading,body\nOne,Simmer the beans")
+    assert layout_for(path, set()).fits
 
 
 def test_a_cut_list_is_dropped_not_taken_for_text(read_text):

@@ -186,7 +186,11 @@ def test_pairs_are_the_same_whatever_their_case(tmp_path: Path) -> None:
         ('{"prompt": "p", "target": "t"}{}\n\n{}', 0, {"not JSON": [1], "no prompt": [3]}),
         ('{"prompt": "p", "target": "t"}\n{"prompt": "q", "targ', 1, {"not JSON": [2]}),
         ('{"prompt": "p", "target": "t"}\n[1]\n', 1, {"not an object": [2]}),
-        ('{"prompt": "p", "target": "t\\ud800"}\r\n{"prompt": "a\\u0007", "target": NaN}', 2, {}),
+        (
+            '{"prompt": "p", "target": "t\\ud800"}\r\n{"prompt": "a\\u0007", "target": NaN}',
+            1,
+            {"no target": [2]},
+        ),
         ('{"prompt": "p", "target": "t"}\r{"prompt": "q"}', 1, {"no target": [2]}),
         # A number that only one of the decoders can read.
         (f'{{"prompt": "", "n": {"7" * 4400}, "target": "b"}}\n', 0, {"not JSON": [1]}),
@@ -209,6 +213,18 @@ def test_of_a_key_written_twice_the_last_value_is_taken(tmp_path: Path) -> None:
     assert [e.target for e in pairs_in(path, reader).examples] == ["new"]
     path.write_text(path.read_text() + '{"prompt": 7, "prompt": 8, "target": "t"}\n')
     assert [e.prompt for e in pairs_in(path, reader).examples] == ["p", "8"]
+
+
+def test_numbers_that_are_not_finite_are_empty(tmp_path: Path) -> None:
+    """As rows from Python have them: pandas and json.dumps write NaN for a missing value."""
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(
+        '{"prompt": "p", "target": NaN}\n{"prompt": "p", "target": 1e400}\n'
+        '{"prompt": -Infinity, "target": "t"}\n{"prompt": "p", "target": 1.5}\n'
+    )
+    found = pairs_in(path, PairReader("prompt", "target"))
+    assert [e.target for e in found.examples] == ["1.5"]
+    assert found.dropped == {"no target": [1, 2], "no prompt": [3]}
 
 
 def test_missing_columns_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from toque.errors import DataError
 from toque.sources import json_records as json_files
 from toque.sources.decompress import LONG_LINE, MAX_RECORD_BYTES
 from toque.sources.json_records import DamagedJsonError, JsonSplitter, decode_line
+from toque.sources.layouts import TextRecordsError
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve."]
 
@@ -77,6 +78,15 @@ def test_lines_that_are_longer_than_the_head_are_lines(n_seen):
     assert json_files.form_of(start, whole=False) == "lines"
     for of_one_line in (json.dumps(RECIPES), json.dumps({"recipes": RECIPES})):
         assert json_files.form_of(of_one_line[:300].encode(), whole=False) in ("array", "wrapped")
+
+
+@pytest.mark.parametrize("write", [lambda made: "\n".join(map(json.dumps, made)), json.dumps])
+def test_a_first_record_longer_than_the_head_is_one_of_them(read_text, write):
+    """Nothing was known of the fields then, and texts were refused as recipes without a title."""
+    made = [{"text": "word " * (60_000 if i == 0 else 5)} for i in range(9)]
+    with pytest.raises(TextRecordsError) as error:
+        read_text(write(made))
+    assert error.value.columns == {"text": "text"}
 
 
 def test_recipe1m(read_text, tmp_path):

@@ -140,6 +140,14 @@ def test_only_texts_that_were_compared_are_told_of_and_unlike_ones_have_a_margin
     assert "each a sixth more or less" in own.forecast(hour)
 
 
+def test_no_loss_above_a_guess_among_all_tokens_is_foreseen():
+    minute = Duration.parse("1 minutes total")
+    few = best_for(9_000.0, 8.0, by_parameters, only="300k")
+    assert few.bits_per_byte * few.tokenizer.bytes_a_token * math.log(2) > math.log(2048)
+    assert "Expected: no loss that can be foreseen, for so little" in few.forecast(minute)
+    assert "by runs over" not in few.forecast(minute)
+
+
 def test_passes_and_vocabulary_go_by_the_texts():
     fewest, few, more, short, once = (
         best_for(text, seconds, by_parameters, only="300k")

@@ -256,6 +256,27 @@ def test_rows_of_no_class_are_left_out_and_counted(tmp_path: Path) -> None:
     assert both.report.notes["records without an example of the task sentiment: no target"] == 1
 
 
+def test_tasks_and_classes_are_counted_in_the_rows_in_use(tmp_path: Path) -> None:
+    config = settings(tmp_path, [*ROWS, *ROWS[:30]], data={"tasks": {"sentiment": SENTIMENT}})
+    notes = toque.prepare(config).report.notes
+    assert notes["examples of the task sentiment"] == 240
+    notes = toque.prepare(
+        toque.configure(config, data={"max_examples": 100}), replace=True
+    ).report.notes
+    counts = [notes[f"examples of the task sentiment, answer {name}"] for name in ("good", "bad")]
+    assert notes["examples of the task sentiment"] == sum(counts) == 100
+
+
+def test_a_class_that_is_only_held_out_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "held.jsonl").write_text(json.dumps({"text": "It was soup.", "label": "neutral"}))
+    task = SENTIMENT | {"classes": ["good", "bad", "neutral"]}
+    data = {"tasks": {"sentiment": task}, "validation": [{"path": str(tmp_path / "held.jsonl")}]}
+    with pytest.raises(
+        DataError, match=r"'neutral', and of the 1 records in .* none is trained on"
+    ):
+        toque.prepare(settings(tmp_path, data=data))
+
+
 @pytest.mark.parametrize("form", ["json", "parquet"])
 def test_a_column_of_true_and_false_has_two_classes(tmp_path: Path, form: str) -> None:
     rows = [{"text": row["text"], "good": row["label"] == "good"} for row in ROWS]

@@ -128,7 +128,13 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterat
                 batches = map(reader.get_batch, range(reader.num_record_batches))
             else:
                 batches = reader = arrow.ipc.open_stream(source)
-            yield arrow, reader.schema, lambda columns: (b.select(columns) for b in batches)
+            names = list(enumerate(reader.schema.names))
+
+            def selected(columns: list[str]) -> Iterator[Any]:
+                places = [at for column in columns for at, name in names if name == column]
+                return (batch.select(places) for batch in batches)
+
+            yield arrow, reader.schema, selected
     except (arrow.ArrowException, *_DAMAGE) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
         kind, to_do = "Arrow", "Save or fetch it again."
@@ -201,7 +207,8 @@ def columnar_records(contents: Contents) -> Numbered:
     """The rows of a block by column name; their numbers are the rows' in the file."""
     arrow = _pyarrow_for("a block of Parquet rows")
     table = arrow.ipc.open_stream(arrow.py_buffer(contents.body)).read_all()
-    values = {name: _cells(table.column(name), arrow) for name in table.column_names}
+    names = enumerate(table.column_names)  # of equal names the last counts, as in JSON and CSV
+    values = {name: _cells(table.column(at), arrow) for at, name in names}
     for row in range(table.num_rows):
         number = contents.first + row
         record = {name: column[row] for name, column in values.items()}

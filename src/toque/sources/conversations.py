@@ -47,7 +47,7 @@ class ConversationReader:
     """
 
     columns: Mapping[str, str | tuple[str, ...]]
-    version: int = 1
+    version: int = 2
     encoding: str = UTF_8
 
     @property

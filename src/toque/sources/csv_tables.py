@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from toque.errors import DataError
-from toque.sources.decompress import CHUNK_BYTES, MAX_RECORD_BYTES, UTF_8, chunks, count_lines
+from toque.sources.decompress import (
+    CHUNK_BYTES,
+    HEAD_BYTES,
+    MAX_RECORD_BYTES,
+    UTF_8,
+    chunks,
+    count_lines,
+)
 from toque.sources.records import (
     NOT_UTF_8,
     TOO_LONG,
@@ -45,6 +52,7 @@ class Dialect:
     quoted: bool
     columns: tuple[str, ...]
     share: float  # share of the first rows that have as many fields as the header
+    n_rows: int  # first rows that were seen whole
 
     @property
     def fits(self) -> bool:
@@ -94,7 +102,7 @@ def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
         name.strip() + (f" (column {at + 1})" if last[name.strip()] != at else "")
         for at, name in enumerate(names)
     )
-    rows = {q: _first_rows(start[end:], delimiter, quoted=q) for q in _BOTH}
+    rows = {q: _first_rows(start[end:], delimiter, quoted=q, last=whole) for q in _BOTH}
     n = len(columns)
     # Tab-separated files are often written without quoting: take whichever fits more rows.
     shares = {q: max(rows[q].share(n), rows[q].share(n + 1)) for q in _BOTH}
@@ -104,7 +112,8 @@ def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
         # Every row ends in a delimiter, or R writes row names without a name for them.
         all_end = found.n_open[n + 1] == found.n_fields[n + 1]
         columns = (*columns, "") if all_end else ("", *columns)
-    return Dialect(delimiter, quoted, columns, found.share(len(columns)))
+    share = found.share(len(columns))
+    return Dialect(delimiter, quoted, columns, share, found.n_fields.total())
 
 
 @dataclass(frozen=True)
@@ -119,10 +128,11 @@ class _FirstRows:
         return self.n_fields[n_columns] / (self.n_fields.total() or 1)
 
 
-def _first_rows(rows: bytes, delimiter: str, *, quoted: bool) -> _FirstRows:
-    """The rows in the start of a file that are known to be whole."""
-    found, at = _FirstRows(Counter(), Counter()), 0
-    while (end := row_end(rows, at, delimiter, quoted=quoted, last=False)) and end > at:
+def _first_rows(rows: bytes, delimiter: str, *, quoted: bool, last: bool) -> _FirstRows:
+    """The rows in the start of a file that are known to be whole; `last` as of `row_end`."""
+    found, at, most = _FirstRows(Counter(), Counter()), 0, HEAD_BYTES
+    while (end := row_end(rows, at, delimiter, quoted=quoted, last=last)) and most >= at < end:
+        most = most if at else end + HEAD_BYTES  # behind a long first row as many as elsewhere
         fields = _fields(rows[at:end].decode(errors="replace"), delimiter, quoted=quoted) or []
         found.n_fields[len(fields)] += 1
         found.n_open[len(fields)] += fields[-1:] == [""]

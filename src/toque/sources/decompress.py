@@ -120,6 +120,13 @@ def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[
     return start[:size], len(start) <= size
 
 
+def more_of(path: Path, start: bytes, *, whole: bool, encoding: str) -> tuple[bytes, bool] | None:
+    """As `head`, as much as a record may have, where `start` holds no whole one; None: no more."""
+    if whole or len(start) >= MAX_RECORD_BYTES:
+        return None
+    return head(path, MAX_RECORD_BYTES, encoding=encoding)
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
     """The stream of plain bytes, the compressed file's size (0 if it is plain), and the file."""

@@ -34,6 +34,7 @@ from toque.sources.records import (
     document_example,
     in_encoding,
     is_filled,
+    is_not_finite,
 )
 
 PART_BYTES = 4 << 20
@@ -203,7 +204,7 @@ class PairReader:
 
     prompt: str | tuple[str, ...]
     target: str
-    version: int = 1
+    version: int = 2
     encoding: str = UTF_8
 
     @property
@@ -356,12 +357,12 @@ def _field(
 def plain_text(value: object, notes: Counter[str]) -> str:
     """A field's text without control characters; anything but a number or a truth is empty.
 
-    >>> plain_text(True, Counter()), plain_text(1.5, Counter()), plain_text(None, Counter())
-    ('true', '1.5', '')
+    >>> [plain_text(value, Counter()) for value in (True, 1.5, None, float("nan"))]
+    ['true', '1.5', '', '']
     """
     if isinstance(value, bool):
         return "true" if value else "false"  # as JSON writes them
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float) or is_not_finite(value):
         return ""
     text = str(value).encode("utf-8", "replace").decode()
     if text.isprintable():

@@ -14,7 +14,7 @@ from typing import Any
 from toque.errors import DataError
 from toque.sources.columnar import columnar_blocks, columnar_format, columnar_records, columns_of
 from toque.sources.csv_tables import dialect_of, table_blocks, table_records
-from toque.sources.decompress import UTF_8, head, opened
+from toque.sources.decompress import UTF_8, head, more_of, opened
 from toque.sources.json_records import form_of, json_blocks, json_records, sample_records
 from toque.sources.records import (
     PER_REASON,
@@ -62,8 +62,8 @@ def read_records(
     used: Collection[str],
 ) -> BlockExamples:
     """Examples of each record of a block by `make`, which counts its repairs, or a reason."""
-    kept = 0
     examples: list[Example] = []
+    per_record: list[int] = []
     dropped: dict[str, list[int]] = {}
     texts: dict[int, str] = {}
     notes: Counter[str] = Counter()
@@ -72,16 +72,18 @@ def read_records(
     for number, record in records:
         found = record if isinstance(record, str) else attempted(make, record, notes)
         if not isinstance(found, str):
-            kept += 1
-            examples += found if isinstance(found, list) else [found]
+            made = found if isinstance(found, list) else [found]
+            examples += made
+            per_record.append(len(made))
             continue
         numbers = dropped.setdefault(found, [])
         if len(numbers) < PER_REASON and not isinstance(record, str):
             texts[number] = shortened(str(record))
         numbers.append(number)
     unused = unused_in((raw for _, raw in records), used, contents.meta.get("unread", ()))
-    n_read = len(records)
-    return BlockExamples(examples, n_read, kept, dropped, dict(notes), unused, texts)
+    return BlockExamples(
+        examples, len(records), len(per_record), dropped, dict(notes), unused, texts, per_record
+    )
 
 
 class UnknownFormatError(DataError):
@@ -138,6 +140,8 @@ def structured_layout(
         return None
     form = form_of(start, whole=whole)
     sample = tuple(sample_records(start, form, whole=whole))
+    if not sample and (more := more_of(path, start, whole=whole, encoding=encoding)):
+        return structured_layout(path, more[0], whole=more[1], encoding=encoding)
     return FileLayout(
         "json-lines" if form == "lines" else "json",
         tuple(dict.fromkeys(name for record in sample for name in record)),
@@ -163,6 +167,9 @@ def table_layout(
     dialect = dialect_of(path, start, whole=whole, n_known=n_known, alone=alone)
     if dialect is None:
         return None
+    if not dialect.n_rows and (more := more_of(path, start, whole=whole, encoding=encoding)):
+        start, whole = more
+        dialect = dialect_of(path, start, whole=whole, n_known=n_known, alone=alone) or dialect
     blocks = partial(table_blocks, path, dialect, encoding=encoding)
     return FileLayout(dialect.name, dialect.columns, lambda _: blocks(), fits=dialect.fits)
 

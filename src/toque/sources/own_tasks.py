@@ -47,7 +47,7 @@ class TaskReader:
     tasks: Mapping[str, TaskTemplate]
     first_code: int  # number of the first of them in the column `task`
     fit: tuple[str, ...] | None = None  # those whose columns its files have; None: not known yet
-    version: int = 1
+    version: int = 2
     encoding: str = UTF_8
 
     @property
@@ -59,6 +59,11 @@ class TaskReader:
             if name in self._pairs
         }
         return in_encoding(f"{PAIRS}{json.dumps({'tasks': own})}", self.encoding)
+
+    @property
+    def task_names(self) -> dict[int, str]:
+        """Names of all tasks by their number in the column `task`."""
+        return dict(enumerate(self.tasks, start=self.first_code))
 
     @cached_property
     def _pairs(self) -> dict[str, PairReader]:
@@ -107,7 +112,8 @@ class TaskReader:
     def _examples_of(self, record: Mapping[str, Any], notes: Counter[str]) -> list[Example] | str:
         made: list[Example] = []
         without: dict[str, str] = {}
-        for code, (name, task) in enumerate(self.tasks.items(), start=self.first_code):
+        for code, name in self.task_names.items():
+            task = self.tasks[name]
             if name not in self._pairs:
                 continue
             found = self._pairs[name].example_of(record, notes)

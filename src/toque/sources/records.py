@@ -7,9 +7,11 @@ so worker processes start fast.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
@@ -81,7 +83,7 @@ class Example(msgspec.Struct, frozen=True):
     record_key: int
     """Hash of the record's cleaned body, the same for all its examples. Records of one key are
     duplicates, and the first in source order is kept."""
-    task: int = NO_TASK  # number of the example's task; a record's examples carry rising numbers
+    task: int = NO_TASK  # number of the example's task
     columns: Mapping[str, int | float] = {}  # stored as float32; one reader, one set of names
     document: bool = False  # True for a text without a prompt, which may be cut into several rows
     ends: bool = True  # False if the target ends before its text, so that no end token is written
@@ -156,12 +158,21 @@ class BlockExamples:
     unused: dict[str, int] = field(default_factory=dict)  # as `unused_in` finds it
     texts: dict[int, str] = field(default_factory=dict, compare=False)
     """Line number to the record's text, for the first few dropped records of each reason."""
+    per_record: list[int] = field(default_factory=list)
+    """Examples of each kept record, in order; may be left out where each gave one."""
+
+    @property
+    def by_record(self) -> Iterator[list[Example]]:
+        """The examples of each kept record."""
+        each = iter(self.examples)
+        return (list(islice(each, n)) for n in self.per_record or [1] * len(self.examples))
 
 
 class RecordReader(Protocol):
     """Turns files of one kind into examples.
 
-    A reader is a frozen dataclass: the main process pickles it once for every worker.
+    A reader is a frozen dataclass: the main process pickles it once for every worker. One of
+    several tasks has `task_names`, by which the examples in use are counted.
     """
 
     @property
@@ -266,7 +277,12 @@ def is_filled(value: Any) -> bool:
     """True if a field holds anything: a text that is not blank, a number, a list of some length."""
     if isinstance(value, str):
         return bool(value.strip())
-    return value not in (None, [], {}) and value == value  # noqa: PLR0124  # pandas writes NaN
+    return value not in (None, [], {}) and not is_not_finite(value)
+
+
+def is_not_finite(value: Any) -> bool:
+    """True for NaN and infinity, as which pandas writes a value that is missing."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def most_named(found: Counter[str]) -> dict[str, int]:

@@ -111,6 +111,22 @@ def near_lines(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("small_groups")
+def test_records_that_one_task_asks_alike_are_told_apart_by_the_others(
+    made: Made, tmp_path: Path
+) -> None:
+    rng, path = random.Random(5), tmp_path / "tasks.jsonl"
+    records = [
+        {
+            "prompt": "A great product that works well for everyone in the house",
+            "target": f"good {n}",
+            "extra": " ".join(rng.choices([f"w{i}" for i in range(900)], k=60)),
+        }
+        for n in range(12)
+    ]
+    path.write_text("\n".join(map(json.dumps, records)))
+    assert made("s", of=path, dedup="near").report.dropped == {}
+
+
 def test_prepare_leaves_near_duplicates_out_and_counts_them(made: Made, tmp_path: Path) -> None:
     path = near_lines(tmp_path)
     result = made("s", of=path, dedup="near")

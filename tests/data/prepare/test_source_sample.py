@@ -15,12 +15,13 @@ from line_reader import LineReader
 from store_checks import content, many_lines
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.prepare import source_sample
-from toque.data.prepare.pipeline import PrepareResult
+from toque.data.prepare.finalize import FEWER_ENTRIES
+from toque.data.prepare.pipeline import PrepareResult, prepare
 from toque.data.prepare.source_sample import every_nth_record
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import DataError
 from toque.sources.documents import TextReader
-from toque.sources.records import Block, Example
+from toque.sources.records import Block, BlockExamples, Example, Source
 
 Make = Callable[..., PrepareSettings]
 OPEN = {"max_prompt_tokens": None, "max_target_tokens": None}
@@ -150,26 +151,28 @@ def test_a_store_of_unknown_tokens_is_refused(made: Made, tmp_path: Path) -> Non
 # The sample that a tokenizer is learnt from, and lengths are measured in.
 
 
-def examples(*tasks: int) -> list[Example]:
-    return [
-        Example(prompt=str(i), target="", key=i, title_key=0, record_key=0, task=task)
-        for i, task in enumerate(tasks)
+def examples(*per_record: int) -> BlockExamples:
+    made = [
+        Example(prompt=str(i), target="", key=i, title_key=0, record_key=0)
+        for i in range(sum(per_record))
     ]
+    n = len(per_record)
+    return BlockExamples(made, n, n, per_record=[*per_record])
 
 
 @pytest.mark.parametrize(
-    ("tasks", "n", "kept"),
+    ("per_record", "n", "kept"),
     [
-        ((0, 0, 0, 0, 0), 2, "024"),  # one task: every second example
-        ((0, 2, 0, 2, 0, 2, 0, 2), 2, "0145"),
-        ((1, 0, 1, 1, 0), 2, "03"),  # records that lack a task
-        ((0, 1, 2), 1, "012"),
-        ((3, 4), 5, "01"),
+        ((1, 1, 1, 1, 1), 2, "024"),  # one task: every second example
+        ((2, 2, 2, 2), 2, "0145"),
+        ((1, 2, 1, 1), 2, "03"),  # records that lack a task
+        ((3,), 1, "012"),
+        ((2,), 5, "01"),
         ((), 3, ""),
     ],
 )
-def test_records_are_taken_whole(tasks: tuple[int, ...], n: int, kept: str) -> None:
-    assert "".join(e.prompt for e in every_nth_record(examples(*tasks), n)) == kept
+def test_records_are_taken_whole(per_record: tuple[int, ...], n: int, kept: str) -> None:
+    assert "".join(e.prompt for e in every_nth_record(examples(*per_record), n)) == kept
 
 
 def test_every_task_is_in_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +204,35 @@ def test_every_task_is_in_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyP
         asked = [sum(word in text for text in texts) for word in ("healthy", "difficult")]
         assert sum(asked) < 120
         assert min(asked) > 10
+
+
+@pytest.mark.parametrize("longest", [1, 900])
+def test_a_vocabulary_is_learnt_from_as_much_text_of_small_files_as_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
+    """Of 60 short texts 12 were read, and with a long one beside them little of that."""
+    learnt: list[str] = []
+    train = source_sample.train_codec
+
+    def remembered(texts, **settings):
+        learnt.extend(texts)
+        return train(learnt, **settings)
+
+    monkeypatch.setattr(source_sample, "train_codec", remembered)
+    monkeypatch.setattr(source_sample, "MAX_CHARACTERS", 80_000)
+    for n in range(60):
+        text = " ".join(f"word{(n * k) % 97}" for k in range(1, 60)) + "\n"
+        (tmp_path / f"{n}.txt").write_text(text * (longest if n == 7 else 1))
+    settings = PrepareSettings(
+        family_kind="decoder", tokenizer="trained:4000", max_prompt_tokens=32, max_target_tokens=64
+    )
+    source = [Source(f"{tmp_path}/*.txt", TextReader())]
+    result = prepare(source, store=tmp_path / "store", settings=settings)
+    fewer = 4000 - result.store.codec().vocab_size
+    assert fewer > 0
+    assert result.report.notes[FEWER_ENTRIES] == fewer
+    assert sum(1 for text in learnt if text) == 60
+    assert (max(map(len, learnt)) > 40_000) == (longest > 1)
 
 
 class CountingReader(LineReader):

@@ -31,7 +31,7 @@ READERS: list[tuple[RecordReader, str, str]] = [
         "44e88343afa625d8b070743d",
     ),
     (
-        PairReader("question", "réponse"),
+        PairReader("question", "réponse", version=1),
         'toque.cooking.formats:pairs={"prompt": "question", "target": "r\\u00e9ponse"}',
         "f9856b466b28ebbb278e98c8",
     ),

@@ -74,6 +74,11 @@ class RecipeReader:
         columns = json.dumps(dict(self.columns), sort_keys=True)
         return in_encoding(f"toque.cooking.formats:columns={columns}", self.encoding)
 
+    @property
+    def task_names(self) -> dict[int, str]:
+        """Names of all tasks by their number in the column `task`."""
+        return dict(enumerate(TASKS))
+
     def for_tasks(self, tasks: tuple[str, ...]) -> Self:
         """The same reader for these tasks; raises `ConfigError` if one is unknown."""
         if unknown := [task for task in tasks if task not in TASKS]:
@@ -90,10 +95,11 @@ class RecipeReader:
     def examples(self, block: Block) -> BlockExamples:
         """The examples of each usable recipe, and the reasons for which others were dropped."""
         examples: list[Example] = []
+        per_record: list[int] = []
         dropped: dict[str, list[int]] = {}
         notes: Counter[str] = Counter()
         texts: dict[int, str] = {}
-        read = kept = 0
+        read = 0
         for number, recipe, raw in self.recipes(block, notes):
             read += 1
             found: list[Example] | str = (
@@ -102,8 +108,8 @@ class RecipeReader:
                 else attempted(examples_of, recipe, notes, self.tasks)
             )
             if isinstance(found, list):
-                kept += 1
                 examples += found
+                per_record.append(len(found))
                 continue
             numbers = dropped.setdefault(found, [])
             if len(numbers) < PER_REASON:  # its fields, or its bytes if they cannot be read
@@ -118,7 +124,8 @@ class RecipeReader:
         unused = {n.removeprefix(UNUSED): c for n, c in notes.items() if n.startswith(UNUSED)}
         counted = {n: count for n, count in notes.items() if count and not n.startswith(UNUSED)}
         unused = most_named(Counter(unused))
-        return BlockExamples(examples, read, kept, dropped, counted, unused, texts)
+        kept = len(per_record)
+        return BlockExamples(examples, read, kept, dropped, counted, unused, texts, per_record)
 
     def schema(self, path: Path) -> str:
         """The name of a file's schema, for the report: "recipenlg", "web-page", "csv" ...

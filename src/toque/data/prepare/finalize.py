@@ -53,10 +53,12 @@ from toque.sources.source_files import SourceFile
 from toque.storage.atomic import atomic_file, atomic_write, sync_folder, write_array
 
 _SHOWN = 10
+_AT_ONCE = 1 << 16  # rows whose answers are read at a time
 _NAME_THE_FIELDS = (
     "Name the right fields in data.sources.columns or the right data.sources.format. "
 )
 LONG_WORDS = f"words over {MAX_WORD_CHARS:,} characters, cut where the tokenizer was learnt"
+FEWER_ENTRIES = "entries fewer in the learnt vocabulary than were asked for: its texts hold no more"
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 
@@ -107,8 +109,12 @@ class StoreFinalizer:
         notes.update(f"files left out: {why}" for why in self.plan.left_out.values())
         if self.plan.tokenizer is None:
             notes[LONG_WORDS] = int(self.codec.settings.get(WORDS_CUT, 0))
+            asked = self.settings.trained_vocab_size or 0
+            notes[FEWER_ENTRIES] = max(0, asked - self.codec.vocab_size)
         notes["comparisons of near-duplicates cut short"] = n_unchecked
-        report = self._report(TokenStore(folder, manifest), division, dropped, lines, notes)
+        store = TokenStore(folder, manifest)
+        self._count_in_use(store, notes)
+        report = self._report(store, division, dropped, lines, notes)
         if report.unknown_share > MOST_UNKNOWN:
             raise DataError(
                 f"{report.unknown_notice()} Above {MOST_UNKNOWN:.0%} no store is written: nothing "
@@ -133,6 +139,36 @@ class StoreFinalizer:
                     f"{without[0].removeprefix(begins)}. Take {task} out of data.tasks, or add a "
                     "source that has what it needs."
                 )
+
+    def _count_in_use(self, store: TokenStore, notes: Counter[str]) -> None:
+        """Put counts of the rows in use for those read, of each task and of each of its classes.
+
+        Refuse a class that no row to train on has.
+        """
+        in_use, to_train = store.split != LEFT_OUT, store.split == SPLIT_CODES["train"]
+        readers = [file.reader for file in self.plan.files]
+        names = {c: n for reader in readers for c, n in getattr(reader, "task_names", {}).items()}
+        own = next((reader.tasks for reader in readers if isinstance(reader, TaskReader)), {})
+        for code, name in names.items():
+            of_task = store.column("task") == code
+            if examples_note(name) in notes:
+                notes[examples_note(name)] = int((in_use & of_task).sum())
+            if name not in own or not own[name].classes:
+                continue
+            used, trained = (
+                _answers(store, self.codec, np.flatnonzero(of_task & rows))
+                for rows in (in_use, to_train)
+            )
+            for answer in map(str.strip, own[name].classes):
+                if not trained[answer]:
+                    raise DataError(
+                        f"data.tasks.{name}.classes names {answer!r}, and of the "
+                        f"{notes[class_note(name, answer)]:,} records in {self._named_sources()} "
+                        "with that answer none is trained on: they are held out, duplicates, "
+                        "beyond data.max_examples or over a limit of the data section. Add some, "
+                        "or take it out."
+                    )
+                notes[class_note(name, answer)] = used[answer]
 
     def _refuse_classes(self) -> None:
         """Refuse a class of a task that no row has, or that the tokenizer does not give back."""
@@ -267,6 +303,17 @@ class StoreFinalizer:
             cut=dict(sorted(self._cut(division.split != LEFT_OUT).items())),
             self_sha256="",
         )
+
+
+def _answers(store: TokenStore, codec: Codec, rows: NDArray[np.int64]) -> Counter[str]:
+    """How many of these rows, which have few different targets, have each of them."""
+    found: Counter[bytes] = Counter()
+    dtype: np.dtype[np.generic] = np.dtype(np.uint8)
+    for at in range(0, len(rows), _AT_ONCE):
+        targets = store.sides(rows[at : at + _AT_ONCE])[1]
+        found.update(targets.parts)
+        dtype = targets.dtype
+    return Counter({codec.decode(np.frombuffer(ids, dtype)).strip(): n for ids, n in found.items()})
 
 
 def refuse_bad_sources(plan: StorePlan, shards: Sequence[ShardResult]) -> None:

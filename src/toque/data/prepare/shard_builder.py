@@ -14,7 +14,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +76,11 @@ class ShardBuilder:
         """Add a block's examples, checked against the reader's own counts."""
         given = examples_in(block, reader)
         _check_ids(block, given.examples, self._codec)
-        # The record of each example, from 0; a new one begins where the task does not rise.
-        of = given.examples
-        begins = (a.record_key != b.record_key or a.task >= b.task for a, b in pairwise(of))
-        records = list(accumulate(begins, initial=0))[: len(of)]
-        n_records = records[-1] + 1 if records else 0
-        n_dropped = sum(map(len, given.dropped.values()))
+        each = [len(examples) for examples in given.by_record if examples]
+        n_records = len(each)
+        n_dropped, n_all = sum(map(len, given.dropped.values())), len(given.examples)
         # An error and no assert: readers are plugged in, and a wrong count would hide lost recipes.
-        if given.read != given.kept + n_dropped or n_records != given.kept:
+        if given.read != given.kept + n_dropped or [n_records, sum(each)] != [given.kept, n_all]:
             raise DataError(
                 f"The reader of {block.path} (lines from {block.first_line}) read {given.read} "
                 f"records, kept {given.kept}, dropped {n_dropped} and gave examples of {n_records}"
@@ -91,7 +88,7 @@ class ShardBuilder:
             )
         self._examples += given.examples
         self._sources += [block.source] * len(given.examples)
-        self._records += [self._n_records + r for r in records]
+        self._records += np.repeat(self._n_records + np.arange(n_records), each).tolist()
         self._n_records += n_records
         self._counts["notes"].update(given.notes)
         name = Path(block.path).name
@@ -159,14 +156,10 @@ class ShardBuilder:
         arrays |= self._columns(of, part)
         if self._settings.dedup == "near":
             starts = np.flatnonzero(arrays["starts_record"])
-            firsts = [self._examples[i] for i in of[starts].tolist()]
+            # A record is compared by all of its tasks: one may ask the same of many records.
+            records = [dict.fromkeys(rows.tolist()) for rows in np.split(of, starts)[1:]]
             arrays[NEAR] = signatures(
-                [  # token files have no words: their ids are compared
-                    " ".join(map(str, np.frombuffer(example.ids, "<u4").tolist()))
-                    if example.ids
-                    else f"{example.prompt}\n{example.target}"
-                    for example in firsts
-                ]
+                ["\n".join(_words_of(self._examples[i]) for i in record) for record in records]
             )
         return arrays
 
@@ -320,6 +313,13 @@ def _merged(some: Rows, others: Rows) -> Rows:
         return TokenRows.joined([rows[i] for i in order])
 
     return merged(some[0], others[0]), merged(some[1], others[1]), of[order], part[order]
+
+
+def _words_of(example: Example) -> str:
+    """What is compared of an example; token files have no words, so their ids are."""
+    if example.ids:
+        return " ".join(map(str, np.frombuffer(example.ids, "<u4").tolist()))
+    return f"{example.prompt}\n{example.target}"
 
 
 def _check_ids(block: Block, examples: list[Example], codec: Codec) -> None:

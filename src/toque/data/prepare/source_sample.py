@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +25,20 @@ from toque.data.tokenizer.codec import Codec, FamilyKind, prompt_bounds
 from toque.data.tokenizer.tokenizer_training import Kind, train_codec
 from toque.errors import DataError
 from toque.sources.decompress import CHUNK_BYTES
-from toque.sources.records import NOT_UTF_8, Block, Example, RecordReader, examples_in
+from toque.sources.records import (
+    NOT_UTF_8,
+    Block,
+    BlockExamples,
+    Example,
+    RecordReader,
+    examples_in,
+)
 from toque.sources.source_files import SourceFile, blocks_of
 
 MAX_EXAMPLES = 20_000
 MAX_CHARACTERS = 8_000_000
 _PLACES = 3
-_BLOCKS = 12  # blocks that the sample is spread over
+_BLOCKS = 12  # blocks that the sample is spread over, more where they are small
 SAMPLED = 6_000  # examples measured, spread evenly over the sources
 READ_BYTES, MOST_PLACES = 16 << 20, 400  # bytes parsed for it, about, and blocks
 _TRIED_BYTES = 1 << 20  # bytes parsed to find how many hold `max_examples`
@@ -65,7 +73,8 @@ def learn_tokenizer(
     """Train a tokenizer on examples spread over the sources: BPE for a decoder, else Unigram."""
     dropped: Counter[str] = Counter()
     lines: dict[str, list[str]] = {}
-    chosen = list(_spread_blocks(files, _BLOCKS, _first_bytes(files, max_examples)))
+    places = _places(files, _BLOCKS * CHUNK_BYTES, MAX_EXAMPLES)
+    chosen = list(_spread_blocks(files, places, _first_bytes(files, max_examples)))
     texts = list(_sample(chosen, dropped, lines))
     if not texts:
         hint = f" {ENCODING_HINT}" if 2 * dropped[NOT_UTF_8] > dropped.total() else ""
@@ -84,29 +93,27 @@ def _sample(
     lines: dict[str, list[str]],
 ) -> Iterator[str]:
     """Prompts and targets of the sample; refused records are counted in `dropped`, by reason."""
+    n_bytes = sum(len(block.payload) for block, _ in chosen)
     for block, reader in chosen:
         found = examples_in(block, reader)
         for reason, numbers in found.dropped.items():
             dropped[reason] += len(numbers)
             places = lines.setdefault(reason, [])
             places += [f"{Path(block.path).name}:{n}" for n in numbers[: _PLACES - len(places)]]
-        characters = MAX_CHARACTERS // len(chosen)
-        every = -(-len(found.examples) * len(chosen) // MAX_EXAMPLES) or 1
-        for example in every_nth_record(found.examples, every):
+        n: float = len(chosen)
+        if n > _BLOCKS:  # of many a long one gives more, by how many of its size the sample is
+            n = n_bytes / max(1, len(block.payload))
+        characters = int(MAX_CHARACTERS // n)
+        every = int(-(-len(found.examples) * n // MAX_EXAMPLES)) or 1
+        for example in every_nth_record(found, every):
             for text in (example.prompt, example.target):
                 yield text[: max(0, characters)]
                 characters -= len(text)
 
 
-def every_nth_record(examples: Sequence[Example], n: int) -> Iterator[Example]:
+def every_nth_record(found: BlockExamples, n: int) -> Iterator[Example]:
     """All examples of one record in `n`, from the first on; every n-th one might skip a task."""
-    record, before = -1, 0
-    for example in examples:
-        if record < 0 or example.task <= before:  # a record's examples carry rising numbers
-            record += 1
-        before = example.task
-        if record % n == 0:
-            yield example
+    return chain.from_iterable(islice(found.by_record, 0, None, n))
 
 
 def _first_bytes(files: Sequence[SourceFile], max_examples: int | None) -> int | None:
@@ -122,6 +129,12 @@ def _first_bytes(files: Sequence[SourceFile], max_examples: int | None) -> int |
         if n_bytes >= _TRIED_BYTES:
             break
     return n_bytes * max_examples // max(1, found)
+
+
+def _places(files: Sequence[SourceFile], n_bytes: int, most: int) -> int:
+    """Number of blocks that hold about so many bytes: more where files are small, as pages are."""
+    of_a_file = sum(file.plain_bytes for file in files) // max(1, len(files))
+    return min(most, n_bytes // max(1, min(CHUNK_BYTES, of_a_file)))
 
 
 def _read_in_turns(files: Sequence[SourceFile]) -> Iterator[tuple[Block, RecordReader]]:
@@ -192,17 +205,17 @@ def _measured(files: Sequence[SourceFile], codec: Codec, settings: PrepareSettin
     """Tokens of each sampled prompt and target, with what begins and ends them."""
     total, places = sum(file.plain_bytes for file in files), MOST_PLACES
     first_bytes = _first_bytes(files, settings.max_examples)
-    if (first_bytes or total) > READ_BYTES:  # more of them where blocks are small, as pages are
-        places = min(places, READ_BYTES // max(1, min(CHUNK_BYTES, total // len(files))))
+    if (first_bytes or total) > READ_BYTES:
+        places = _places(files, READ_BYTES, MOST_PLACES)
     chosen = list(_spread_blocks(files, places, first_bytes))
     around = sum(i is not None for i in prompt_bounds(codec, settings.family_kind))
     splits = settings.on_overlong in ("auto", "split")
     none = np.empty((2, 0), np.int64)
     of_pairs, of_talks, of_documents = [none], [none], [none[0]]
     for block, reader in chosen:
-        examples = examples_in(block, reader).examples
-        every = -(-len(examples) * len(chosen) // SAMPLED) or 1
-        sample = list(every_nth_record(examples, every))
+        found = examples_in(block, reader)
+        every = -(-len(found.examples) * len(chosen) // SAMPLED) or 1
+        sample = list(every_nth_record(found, every))
         pairs = [e for e in sample if not e.document and not e.turns]
         prompts = _lengths(codec, [e.prompt for e in pairs]) + around
         of_pairs.append(np.stack([prompts, _lengths(codec, [e.target for e in pairs]) + 1]))

@@ -327,12 +327,22 @@ class Choice(NamedTuple):
         is_learnt = self.tokenizer.setting.startswith(TRAINED)  # no other was measured
         unlike = abs(self.difficulty - 1.0) > _UNLIKE or not is_learnt
         margin = ", each a sixth more or less," if self.passes.of_time > 2.0 or unlike else ","
+        expected = (
+            f"{self.bits_per_byte:.2f} bits a byte of held-out text, a loss of {loss:.2f}{margin}"
+        )
+        by_what = (
+            f" That is by runs over {self.like.texts}{beside}: docs/explanation/what-to-expect.md."
+        )
+        # Of far less than any run read, the fit may lie above a guess among all tokens, or bytes.
+        guesses = [8.0 * math.log(2.0) * self.tokenizer.bytes_a_token]
+        if is_learnt:
+            guesses.append(math.log(int(self.tokenizer.setting.removeprefix(TRAINED))))
+        if loss >= min(guesses):
+            expected, by_what = "no loss that can be foreseen, for so little is read,", ""
         return (
-            f"Expected: {self.bits_per_byte:.2f} bits a byte of held-out text, a loss of "
-            f"{loss:.2f}{margin} by a model of {self.name} parameters, of which this machine just "
-            f"trained {self.rate:,.0f} tokens a second. It reads "
-            f"{self.passes.in_words(_about(self.tokens), whole)}. That is by runs over "
-            f"{self.like.texts}{beside}: docs/explanation/what-to-expect.md."
+            f"Expected: {expected} by a model of {self.name} parameters, of which this machine "
+            f"just trained {self.rate:,.0f} tokens a second. It reads "
+            f"{self.passes.in_words(_about(self.tokens), whole)}.{by_what}"
         )
 
 
