@@ -11,7 +11,7 @@ from toque.models.loading.card_usage import with_usage
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.models.loading.provenance import Provenance
-from toque.workflows.asking import model_files
+from toque.workflows.asking import example_prompt, model_files
 
 PROMPTS = [
     f"Generate recipe for: {dish} using ingredients: {foods}"
@@ -43,8 +43,9 @@ def model_folder(
     files, portable = model_files(codec, record, encoder=family == "t5")
     assert portable
     card = with_usage(
-        "# Soup\n", prompt=PROMPTS[0], encoder=family == "t5", max_new_tokens=40, portable=True
-    )
+        "# Soup\n", prompt=PROMPTS[0] if form == "recipes" else example_prompt(record),
+        encoder=family == "t5", max_new_tokens=40, portable=True,
+    )  # fmt: skip
     save_model(model.eval(), None, to / family, card=card, files=files, record=record)
     return to / family
 

@@ -34,6 +34,7 @@ from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, load_co
 from toque.data.tokenizer.portable import files_of_model
 from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
 from toque.errors import CheckpointError, ConfigError, DataError, argument
+from toque.models.loading.card_usage import Example
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import OwnTask, Provenance, provenance_of
 from toque.sources.documents import blank_text, fields_in, text_of
@@ -201,7 +202,7 @@ def classes_of(task: Task | OwnTask) -> tuple[str, ...]:
     return task.classes if isinstance(task, OwnTask) else RECIPE_TASKS[task].classes
 
 
-def example_prompt(record: Provenance) -> str | None:
+def example_prompt(record: Provenance) -> Example | None:
     """A prompt for the model card; None for a model that answers none."""
     if record.form == "gaps":
         return None
@@ -210,8 +211,10 @@ def example_prompt(record: Provenance) -> str | None:
         return _asked_of(own, dict.fromkeys(fields_in(own.prompt), "Your text"), "")
     if record.form == "documents":
         return "Once upon a time"
-    if record.form in ("pairs", "conversations"):
+    if record.form == "pairs":
         return "Your prompt"
+    if record.form == "conversations":
+        return [{"role": "user", "content": "Your prompt"}]
     if writes_recipes(record):
         return write_prompt(*_DISH)
     if "request" in record.tasks:

@@ -45,9 +45,13 @@ _SAMPLE: Final = (
 N_PROMPTS: Final = 20  # prompts by which the file is compared with the model
 _OLLAMA: Final = """# ollama create {name} -f Modelfile
 FROM ./{file}
-TEMPLATE \"\"\"{before}{{{{ .Prompt }}}}{after}\"\"\"
+{asks}
 PARAMETER num_predict {most}
 """
+_AROUND: Final = 'TEMPLATE """{before}{{{{ .Prompt }}}}{after}"""'
+_TALKS: Final = """# Ollama talks by the chat template in the file where it knows that one.
+# Another must be written here in Ollama's words: TEMPLATE ...
+PARAMETER stop "{end}\""""
 _RECIPES: Final = """{{%- set asked = messages[-1]['content'] -%}}
 {{%- if not asked.startswith({asks!r}) -%}}
 {{%- set title = asked.split(':')[0] -%}}
@@ -236,17 +240,24 @@ def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenanc
     usage = with_gguf_usage(
         card, file=file, prompt=asked, ends=ends, encoder=encoder, max_new_tokens=most
     )
+    own = template_text(codec.settings)
+    template = chat_template(record, own, ends=ends)
     before = f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""
-    modelfile = _OLLAMA.format(name=to.name, file=file, before=before, after=ends, most=most)
+    asks = _AROUND.format(before=before, after=ends)
+    if template == own:
+        asks = _TALKS.format(end=codec.piece(codec.eos_id))
+    modelfile = _OLLAMA.format(name=to.name, file=file, asks=asks, most=most)
     some = [write_prompt(one.title, one.ingredients) for one in recipes(N_PROMPTS, 0)]
     asking = Asking(
         begin=begin,
+        # Also where prompts do not begin with it.
+        bos=codec.pieces().get(codec.special_tokens.get("bos_token", "")),
         eos=codec.eos_id,
         pad=codec.pad_id,
         unk=codec.unk_id,
         newline=codec.newline_id,
         ends_with_eos=encoder,
-        template=chat_template(record, template_text(codec.settings), ends=ends),
+        template=template,
     )
     return export_gguf(
         source,

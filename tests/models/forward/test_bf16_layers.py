@@ -10,6 +10,7 @@ from toque.models.forward import cpu_linear, varlen_attention
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.loss import _add_in_pieces, _input_gradient, cross_entropy_sum, loss_sum
 from toque.models.forward.packed import position_bias
+from toque.models.loading.model_export import sample_logits
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.layers import attach
 from toque.training.runtime import Runtime
@@ -102,6 +103,23 @@ def test_an_adapter_trains_and_the_base_gets_no_gradient(family_kind, tiny, some
     assert found.keys() == exact.keys()
     assert all(".lora_" in name for name in found)
     assert distance(found, exact) < 0.05
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_texts_may_be_written_before_the_first_update(
+    family_kind, tiny, some_examples, packed, adapted
+):
+    model, made = tiny(family_kind), some_examples(5)
+    batch = packed(family_kind, [made[:2], made[2:]])
+    if adapted:
+        attach(model, AdapterConfig(r=4, dropout=0.0), base="tiny", seed=0)
+    use_cpu_layers(model)
+    expected, _ = loss_and_gradients(copy.deepcopy(model), batch, bf16=True)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        sample_logits(model)
+    found, gradients = loss_and_gradients(model, batch, bf16=True)
+    assert found == expected
+    assert gradients
 
 
 @pytest.mark.parametrize("vocabulary", [70, 128])

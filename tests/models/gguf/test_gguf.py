@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import jinja2
 import numpy as np
 import pytest
 import torch
@@ -23,8 +24,9 @@ from toque.models.loading.model_export import save_model
 
 Export, Write = Callable[..., ExportedGguf], Callable[..., Path]
 ASKING = Asking(
-    begin=None, eos=EOS, pad=PAD, unk=None, newline=None, ends_with_eos=False, template=None
-)
+    begin=None, bos=None, eos=EOS, pad=PAD, unk=None, newline=None, ends_with_eos=False,
+    template=None,
+)  # fmt: skip
 PROMPTS = [[5 + i, 9, 13 + i, 7, EOS] for i in range(20)]
 READ_BY_TRANSFORMERS = {"gpt2": False, "llama": True, "qwen2": True, "qwen3": False}
 """By kind, whether its sizes are read, too: some config values transformers leaves at defaults. It
@@ -96,6 +98,22 @@ def test_transformers_reads_the_file_as_the_same_model(kind: str, write: Write) 
     with torch.no_grad():
         theirs, ours = (m(input_ids=tokens).logits for m in (read, model))
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("begin", "bos", "held", "text"),
+    [(None, 7, 7, "<7>hi"), (9, 7, 9, "<9>hi"), (None, None, EOS, "hi")],
+)
+def test_the_template_writes_the_token_that_the_tokenizer_begins_with(
+    begin: int | None, bos: int | None, held: int, text: str, write: Write
+) -> None:
+    """llama.cpp takes `bos_token` from the file, which must hold some token."""
+    asking = replace(ASKING, begin=begin, bos=bos, template="{{ bos_token }}hi")
+    fields = gguf.GGUFReader(write(make("gpt2"), asking=asking)).fields
+    assert fields["tokenizer.ggml.bos_token_id"].contents() == held
+    assert fields["tokenizer.ggml.add_bos_token"].contents() is (begin is not None)
+    template = jinja2.Template(fields["tokenizer.chat_template"].contents())
+    assert template.render(bos_token=f"<{held}>") == text
 
 
 def test_neox_gives_all_queries_first() -> None:

@@ -185,13 +185,15 @@ def test_a_gpu_holds_what_was_trained_beside_and_a_cpu_float32(
     assert formats_in_use(adapters, device, NF4) == expected
 
 
-def of_peft(base: Path, to: Path, **settings: Any) -> PreTrainedModel:
+def of_peft(
+    base: Path, to: Path, *, save_embedding_layers: Any = "auto", **settings: Any
+) -> PreTrainedModel:
     """A model with an adapter that peft alone made and wrote."""
     model = load_model(str(base))
-    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **settings)
+    config = peft.LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"]} | settings)
     adapted = peft.get_peft_model(model, config)
     disturb(model, seed=1)
-    adapted.save_pretrained(to)
+    adapted.save_pretrained(to, save_embedding_layers=save_embedding_layers)
     file = to / "adapter_config.json"
     named = json.loads(file.read_text()) | {"base_model_name_or_path": str(base)}
     file.write_text(json.dumps(named))
@@ -230,6 +232,33 @@ def test_an_adapter_that_is_no_plain_sum_is_refused_by_name(settings, base, tmp_
     ):
         with pytest.raises(ConfigError, match=rf"adapter_config.json says {named} .* with peft"):
             read()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "held"),
+    [
+        ("gpt2", {"target_modules": ["wte"]}, "wte.lora_embedding_A.* an embedding or"),
+        ("gpt2", {"target_modules": ["c_attn"], "bias": "all"}, '.bias.* for bias "all"'),
+        ("llama", {"target_modules": ["lm_head"]}, "lm_head.base_layer.weight.* the output head"),
+        ("llama", {"modules_to_save": ["lm_head"]}, 'lm_head.weight.* for modules_to_save .*head"'),
+    ],
+    ids=["embedding", "bias", "head", "saved"],
+)
+def test_an_adapter_with_other_weights_is_refused_by_name(settings, held, base, tmp_path):
+    of_peft(base, tmp_path / "a", **settings)
+    for read in (
+        lambda: load_with_adapter(tmp_path / "a"),
+        lambda: load_adapter(load_model(str(base)), tmp_path / "a"),
+    ):
+        with pytest.raises(ConfigError, match=rf"model.safetensors holds .*{held}.* with peft"):
+            read()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_head_that_shares_its_matrix_is_merged_alone(base, tmp_path):
+    settings = {"target_modules": ["lm_head"], "save_embedding_layers": False}
+    model = of_peft(base, tmp_path / "a", **settings)
+    torch.testing.assert_close(logits(load_with_adapter(tmp_path / "a")), logits(model))
 
 
 @pytest.mark.parametrize("kind", ["llama"])

@@ -80,6 +80,22 @@ def test_settings_of_generation_that_do_nothing_are_kept(idle, file, tiny, tmp_p
     load_model(str(tmp_path / "model"))
 
 
+def test_a_bases_own_way_of_writing_is_not_that_of_what_is_trained_from_it(tiny, tmp_path):
+    """Several published chat models draw samples, and make repetitions less likely."""
+    model, prompt = tiny("gpt2"), torch.tensor([[5, 9, 13]])
+    expected = model.generate(prompt, max_new_tokens=20)
+    odd = {"do_sample": True, "temperature": 0.7, "repetition_penalty": 3.0, "num_beams": 2}
+    odd |= {"no_repeat_ngram_size": 2, "suppress_tokens": expected[0, -5:].tolist()}
+    model.generation_config.update(**odd)
+    save_model(model, None, tmp_path / "base", card="")
+    base = load_model(str(tmp_path / "base"))
+    assert not torch.equal(base.generate(prompt, max_new_tokens=20, do_sample=False), expected)
+    record = Provenance(form="documents", max_new_tokens=20)
+    save_model(base, None, tmp_path / "model", card="", record=record)
+    for asked in ({}, {"do_sample": False}):
+        assert torch.equal(load_model(str(tmp_path / "model")).generate(prompt, **asked), expected)
+
+
 def test_unscaled_outputs_are_written_as_untied_even_when_shared(tiny, codec_folder, tmp_path):
     """What transformers 5 makes of a v1.1 from scratch: one table, outputs not scaled."""
     model = tiny("t5")

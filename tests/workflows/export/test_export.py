@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import gguf
@@ -10,10 +11,12 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 import toque
 from plain_transformers import model_folder
 from toque.cooking.prompts import write_prompt
+from toque.data.tokenizer.chat import TEMPLATES
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, ConfigError
 from toque.models.loading.provenance import Provenance
@@ -50,6 +53,52 @@ def test_the_gguf_folder_holds_the_file_and_how_it_is_asked(model: Path, tmp_pat
     assert found["tokenizer.ggml.add_bos_token"] is True
     assert found["tokenizer.ggml.pre"] == "gpt-2"
     assert found["general.name"] == "soup"
+
+
+@pytest.fixture
+def talker(tokenizers_at: dict[str, Path], tmp_path: Path) -> Path:
+    """The folder of a finished GPT-2 of conversations."""
+    source = shutil.copytree(tokenizers_at["decoder"], tmp_path / "tokenizer")
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(source / "tokenizer.json"))
+    told = json.loads((source / "tokenizer_config.json").read_text())
+    told |= {"chat_template": TEMPLATES["plain"], "bos_token": "<s>"}  # another than its end
+    (source / "tokenizer_config.json").write_text(json.dumps(told))
+    return model_folder(tmp_path, "gpt2", load_codec(source), "conversations", wide=0.2)
+
+
+def test_a_gguf_that_converses_is_asked_by_the_template_in_the_file(
+    talker: Path, tmp_path: Path
+) -> None:
+    done, codec = toque.export(talker, tmp_path / "talk", form="gguf"), load_codec(talker)
+    modelfile = (done.folder / "Modelfile").read_text().splitlines()
+    assert not [line for line in modelfile if line.startswith("TEMPLATE")]
+    assert f'PARAMETER stop "{codec.piece(codec.eos_id)}"' in modelfile
+    fields = gguf.GGUFReader(done.folder / done.file).fields
+    assert fields["tokenizer.chat_template"].contents() == TEMPLATES["plain"]
+    assert codec.bos_id not in (None, codec.eos_id)
+    assert fields["tokenizer.ggml.bos_token_id"].contents() == codec.bos_id
+    assert fields["tokenizer.ggml.add_bos_token"].contents() is False
+    card = (done.folder / "README.md").read_text()
+    assert "llama-server" in card
+    assert "llama-completion" not in card
+
+
+def test_the_card_of_a_model_that_converses_shows_messages(
+    talker: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    card = (toque.export(talker, tmp_path / "talk").folder / "README.md").read_text()
+    assert card == (talker / "README.md").read_text()
+    assert "The tokenizer adds" not in card
+    monkeypatch.chdir(talker)
+    capsys.readouterr()
+    exec(compile(card.split("```python\n")[1].split("```")[0], "README.md", "exec"), {})  # noqa: S102  # the card's own text
+    [expected] = toque.generate(talker, "Your prompt", temperature=0, max_new_tokens=40)
+    assert capsys.readouterr().out == expected.text + "\n"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])

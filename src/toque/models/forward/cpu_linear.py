@@ -74,7 +74,8 @@ def _kept(owner: Any, name: str, weights: Sequence[Tensor], rows: int) -> Tensor
     if held is not None and held[0] == now:
         return held[1]
     shape = (rows, *weights[0].shape[1:])
-    with torch.no_grad():
+    # Texts may be written before the first update, and training saves the copy for its backward.
+    with torch.inference_mode(mode=False), torch.no_grad():
         if held is not None and held[1].shape == shape:
             copy = held[1]
         else:

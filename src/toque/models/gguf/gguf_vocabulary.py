@@ -27,6 +27,7 @@ _PRE: Final = {  # pattern that cuts words before byte-level BPE, and llama.cpp'
 }
 _BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
 _UNUSED_SCORE: Final = -1000.0
+_NO_BOS: Final = "{%- set bos_token = '' -%}"
 _BLANK: Final = "▁"  # what SentencePiece writes for a blank
 
 
@@ -35,6 +36,7 @@ class Asking:
     """Tokens around a prompt, beside the vocabulary itself."""
 
     begin: int | None  # the token before a prompt; None for none
+    bos: int | None  # the token that a template calls `bos_token`; None for none
     eos: int
     pad: int
     unk: int | None
@@ -82,16 +84,20 @@ def write_vocabulary(
     writer.add_token_types(types)
     if scores is not None:
         writer.add_token_scores(scores)
+    bos = asking.bos if asking.begin is None else asking.begin
     # Left out, llama.cpp would take ids of its own for begin and end.
-    writer.add_bos_token_id(asking.eos if asking.begin is None else asking.begin)
+    writer.add_bos_token_id(asking.eos if bos is None else bos)
     writer.add_eos_token_id(asking.eos)
     writer.add_pad_token_id(asking.pad)
     if asking.unk is not None:
         writer.add_unk_token_id(asking.unk)
     writer.add_add_bos_token(asking.begin is not None)
     writer.add_add_eos_token(asking.ends_with_eos)
-    if asking.template is not None:
-        writer.add_chat_template(asking.template)
+    template = asking.template
+    if template is not None and bos is None and "bos_token" in template:
+        template = _NO_BOS + template  # which would write the one above
+    if template is not None:
+        writer.add_chat_template(template)
 
 
 def _steps(step: Any) -> Iterator[dict[str, Any]]:

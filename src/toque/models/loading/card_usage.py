@@ -6,6 +6,7 @@ from typing import Final
 
 from toque.errors import in_shell
 
+Example = str | list[dict[str, str]]  # a prompt, or the messages that begin a conversation
 HEADING: Final = "## Use it without Toque"
 _DECODER: Final = """from transformers import pipeline
 
@@ -25,7 +26,7 @@ print(tokenizer.decode(written[0], skip_special_tokens=True))"""
 
 
 def with_usage(
-    card: str, *, prompt: str | None, encoder: bool, max_new_tokens: int, portable: bool
+    card: str, *, prompt: Example | None, encoder: bool, max_new_tokens: int, portable: bool
 ) -> str:
     """A whole model's card with its usage section; without an example of a prompt it has none."""
     if prompt is None:
@@ -39,27 +40,31 @@ def with_usage(
     code = (_ENCODER if encoder else _DECODER).format(prompt=prompt, most=max_new_tokens)
     told = (
         "In this folder, or with its path or hub name in place of the dot; the text is that of "
-        "`toque generate` with temperature 0. The tokenizer adds what begins and ends a prompt."
+        "`toque generate` with temperature 0."
     )
-    if not encoder:
+    if isinstance(prompt, str):
+        told += " The tokenizer adds what begins and ends a prompt."
+    if isinstance(prompt, str) and not encoder:
         told += " With `return_full_text=True` a line break that it added is missing from the text."
     return _used(card, told, f"```python\n{code}\n```")
 
 
 def with_gguf_usage(
-    card: str, *, file: str, prompt: str | None, ends: str, encoder: bool, max_new_tokens: int
+    card: str, *, file: str, prompt: Example | None, ends: str, encoder: bool, max_new_tokens: int
 ) -> str:
     """A GGUF file's card with its usage section; Ollama runs no encoder-decoder."""
     if prompt is None:
         return without_usage(card)
-    asked = prompt + ends.encode("unicode_escape").decode()
-    lines = [f"llama-completion -m {file} -e -p {in_shell(asked)} -n {max_new_tokens} --temp 0"]
+    lines = []
+    if isinstance(prompt, str):
+        asked = in_shell(prompt + ends.encode("unicode_escape").decode())
+        lines = [f"llama-completion -m {file} -e -p {asked} -n {max_new_tokens} --temp 0"]
     told = "In llama.cpp, from this folder:"
     if not encoder:
         lines += [f"llama-server -m {file} --jinja", "ollama create NAME -f Modelfile"]
         told = (
             "In llama.cpp and Ollama, from this folder. The server's chat takes what `toque "
-            "generate` takes, by the template in the file; Ollama puts `Modelfile`'s around it."
+            "generate` takes, by the template in the file; Ollama asks as `Modelfile` says."
         )
     shown = "\n".join(lines)
     return _used(card, told, f"```sh\n{shown}\n```")

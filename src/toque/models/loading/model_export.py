@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from toque.errors import CheckpointError, argument
 from toque.models.loading.pretrained import load_model, load_with_adapter
@@ -36,6 +36,12 @@ _TOKENIZER_FILES = (
     "added_tokens.json",
 )
 _CHAT = "chat_template.jinja"
+_KEPT: Final = (
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache"),
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "length_penalty"),
+)
+"""Settings of generation that a base hands on to what is trained from it: those of the second line
+do nothing before somebody asks for samples or beams."""
 
 
 def save_model(
@@ -53,9 +59,10 @@ def save_model(
     For a T5 whose outputs are not scaled (v1.1, FLAN) the config says `tie_word_embeddings: false`,
     and the head is in the file even when it equals the embedding: by that flag every version of
     transformers decides the scaling. `files`, texts by their place, replace those of
-    `codec_folder`; `record` tells `model.generate` its defaults, and `eos_id` ends its texts,
-    too. A model that is already there is replaced at the last moment;
-    CheckpointError where that fails, or `folder` holds something else.
+    `codec_folder`; `record` tells `model.generate` its defaults, by which it writes the likeliest
+    text whatever the base asked for, and `eos_id` ends its texts, too. A model that is already
+    there is replaced at the last moment; CheckpointError where that fails, or `folder` holds
+    something else.
     """
     write = partial(_write_model, model, record=record, eos_id=eos_id)
     _write_folder(folder, write, codec_folder, {**files, "README.md": card})
@@ -117,6 +124,7 @@ def _write_model(
     if model.generation_config is not None:
         generation = copy.deepcopy(model.generation_config)
         if record is not None:
+            generation = _greedy(generation)
             generation.max_new_tokens = record.max_new_tokens
             if size := record.no_repeat_ngram_size:
                 # For a decoder transformers bans the prompt's runs, too, as our engine does not.
@@ -136,6 +144,14 @@ def _write_model(
         tensors["lm_head.weight"] = model.get_parameter("lm_head.weight").detach().clone()
     held = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _greedy(generation: GenerationConfig) -> GenerationConfig:
+    """A base's settings without those that change the likeliest text, as a repetition_penalty."""
+    plain = GenerationConfig()  # type: ignore[no-untyped-call]
+    for name in _KEPT:
+        setattr(plain, name, getattr(generation, name, None))
+    return plain
 
 
 TOLERANCE = 1e-4

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError
@@ -34,6 +34,10 @@ _STARTS: Final = ("gaussian", "eva", "orthogonal", "mica")
 take away from it what the adapter starts with, and no file holds the rest."""
 _NO_SUM: Final = ("alora_invocation_tokens", "lora_bias", "kasa_config", "layer_replication")
 """Settings of adapters that are more than a product of two matrices beside the base's own."""
+
+_PARTS: Final = (".lora_A.", ".lora_B.", ".lora_magnitude_vector", ".trainable_tokens_delta")
+"""Parts of the names of an adapter's tensors. Others are LoRA on an embedding, which is computed
+otherwise, and weights of the base itself."""
 
 
 def is_adapter_folder(folder: Path) -> bool:
@@ -169,6 +173,11 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if isinstance(head, BaseTunerLayer) and head.weight is model.get_input_embeddings().weight:
+        # What is added to the head is not added to the embedding that shares its matrix.
+        own: Any = head.get_base_layer()
+        own.weight = nn.Parameter(own.weight.detach().clone(), requires_grad=False)
     # A table that two sides share is found under each of its names.
     places = list(model.named_modules(remove_duplicate=False))
     plain: dict[int, Any] = {}
@@ -209,17 +218,36 @@ def read_config(folder: Path) -> Any:
     other = {name: raw[name] for name in _NO_SUM if raw.get(name)}
     if isinstance(start, str) and start.lower() not in _STARTS:
         other["init_lora_weights"] = start
-    if other:
-        shown = ", ".join(f"{name} {json.dumps(value)[:40]}" for name, value in other.items())
+    said = f"{file} says {_shown(other)}" if other else _more_than_sums(folder / WEIGHTS, raw)
+    if said:
         raise ConfigError(
-            f"{file} says {shown}. Adapters are used here that add a product of two matrices to "
-            "their base as it is: LoRA, rsLoRA and DoRA. Merge it with peft (merge_and_unload) and "
-            "name the merged model; what peft does not merge is used with peft alone."
+            f"{said}. Adapters are used here that add a product of two matrices to linear layers "
+            "of their base as it is: LoRA, rsLoRA and DoRA. Merge it with peft (merge_and_unload) "
+            "and name the merged model; what peft does not merge is used with peft alone."
         )
     try:
         return _peft().LoraConfig.from_pretrained(str(folder))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{file} is not a LoRA configuration: {error}.") from error
+
+
+def _more_than_sums(weights: Path, config: dict[str, Any]) -> str:
+    """What an adapter's file holds beside matrices for linear layers, in words; "" for nothing."""
+    if not weights.exists():  # said where it is read
+        return ""
+    with _opened(weights) as file:
+        keys = sorted(file.keys())
+    own = [key for key in keys if not any(part in key for part in _PARTS)]
+    if not own:
+        return ""
+    asked = {name: config.get(name) for name in ("modules_to_save", "bias")}
+    asked = {name: value for name, value in asked.items() if value and value != "none"}
+    by = _shown(asked) or "an embedding or the output head among target_modules"
+    return f"{weights} holds {own[0]}, as peft writes for {by}"
+
+
+def _shown(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {json.dumps(value)[:40]}" for name, value in settings.items())
 
 
 def rows_needed(folder: Path) -> int | None:
