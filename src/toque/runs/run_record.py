@@ -27,6 +27,19 @@ _LOCK: Final = "checkpoints/.lock"
 _CLOCK_SLACK: Final = 5.0  # seconds by which a process may seem younger than what it wrote
 SAMPLES: Final = "samples.jsonl"
 EVALUATION: Final = "evaluation.json"
+HELD_OUT: Final = ("loss", "perplexity")
+BITS: Final = "bits_per_byte"  # measured where the bytes of the held-out targets are known
+COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})  # beside them; no scores
+TASK_SCORES: Final[Mapping[str, str]] = {
+    "loss": "loss",
+    "choice_accuracy": "accuracy",
+    "choice_macro_f1": "macro_f1",
+    "ece": "ece",
+}
+"""Scores of a task's held-out examples, after its name and "_", and what EVALUATION calls them.
+
+A choice among the classes is another answer than what a model writes, which is scored, too.
+"""
 CONFIG: Final = "config.yaml"
 END: Final = "end.json"
 """File of a run's folder that says which end its model and its scores are of; written last."""
