@@ -1,4 +1,5 @@
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +116,46 @@ def test_the_whole_job_from_python_prints_nothing(kitchen, capfd):
     assert capfd.readouterr() == ("", "")
     with pytest.raises(ConfigError, match="not a run folder"):
         toque.evaluate(run.model)
+
+
+def test_a_program_finds_torch_as_it_was(run):
+    assert not torch.are_deterministic_algorithms_enabled()
+    drawn = []
+    for verb in (
+        lambda: toque.train(toque.configure(configuration(), run_dir="as_before")),
+        lambda: toque.evaluate(run),
+        lambda: None,
+    ):
+        torch.manual_seed(4)
+        verb()
+        assert not torch.are_deterministic_algorithms_enabled()
+        drawn.append(torch.rand(3).tolist())
+    assert drawn[1:] == drawn[:-1]
+
+
+@pytest.mark.usefixtures("run")
+def test_of_two_threads_one_trains_after_the_other():
+    """And a callback may train within, which is not waited for."""
+    config, order = toque.configure(configuration(), run_dir="threads"), list[str]()
+
+    def refused(name: str) -> None:
+        with pytest.raises(ConfigError, match="prepare=False"):
+            toque.train(config, data=[], prepare=False)
+        order.append(name)
+
+    second = threading.Thread(target=refused, args=("second",))
+
+    class Meanwhile:
+        def on_step_end(self, state):
+            if state.step == 1:
+                second.start()
+                second.join(0.2)
+                refused("within")
+            order.append("first")
+
+    toque.train(config, callbacks=[Meanwhile()])
+    second.join()
+    assert order == ["within", "first", "first", "first", "second"]
 
 
 def test_what_only_commands_show_is_a_value_too(run, capfd):

@@ -195,7 +195,7 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         from toque.evaluation.text_scores import ScoresByTask
         from toque.models.families import family_of
         from toque.models.lora.frozen import PLAIN, computing, format_of
-        from toque.training.runtime import Runtime
+        from toque.training.runtime import Runtime, torch_as_before
         from toque.workflows.build import build_heldout, build_sampler, build_stream
         from toque.workflows.inference.open_model import open_model
         from toque.workflows.prepared_store import open_store
@@ -214,19 +214,20 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
     opened.check_tokenizer(store)
     model, precision = opened.model, config.train.precision
     fp16_is_safe = precision == "fp16" and family_of(model.config).fp16_is_safe
-    runtime = Runtime.detect(precision=precision, fp16_is_safe=fp16_is_safe)
-    layout = build_stream(config, store, model).layout
-    heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
-    if format_of(model) != PLAIN:  # it computes in no other precision, whatever is configured
-        heldout = replace(heldout, autocast=partial(computing, model))
-    with counting(reporter, "evaluating", "held-out examples") as count:
-        losses = heldout(model, count)
-    prompts = held_out_prompts(store, config.evaluation.generate, config.data)
-    with counting(reporter, "writing", "texts") as count:
-        samples = build_sampler(config, store, prompts, reporter)(model, count)
-    return evaluation_of(
-        config, store, model, heldout, losses, samples, step=opened.step, reporter=reporter
-    )
+    with torch_as_before():
+        runtime = Runtime.detect(precision=precision, fp16_is_safe=fp16_is_safe)
+        layout = build_stream(config, store, model).layout
+        heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
+        if format_of(model) != PLAIN:  # it computes in no other precision, whatever is configured
+            heldout = replace(heldout, autocast=partial(computing, model))
+        with counting(reporter, "evaluating", "held-out examples") as count:
+            losses = heldout(model, count)
+        prompts = held_out_prompts(store, config.evaluation.generate, config.data)
+        with counting(reporter, "writing", "texts") as count:
+            samples = build_sampler(config, store, prompts, reporter)(model, count)
+        return evaluation_of(
+            config, store, model, heldout, losses, samples, step=opened.step, reporter=reporter
+        )
 
 
 def evaluation_of(
