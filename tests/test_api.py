@@ -1,6 +1,8 @@
 import re
+import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ from conftest import REPOSITORY
 from fixtures.kitchens import Notices, tiny_config
 from fixtures.processes import python
 from toque.cooking.cookbook.recipes import write_cookbook
-from toque.errors import ConfigError, ToqueError
+from toque.errors import CheckpointError, ConfigError, ToqueError
 from toque.models.onednn import has_fast_bf16
+from toque.runs.history import METRICS
 
 
 def test_importing_is_light_and_every_name_is_there():
@@ -110,7 +113,7 @@ def test_the_whole_job_from_python_prints_nothing(kitchen, capfd):
     assert sum(answer.probabilities.values()) == pytest.approx(1.0)
     assert toque.export(run, kitchen / "exported").folder == kitchen / "exported"
     assert len(toque.verify(run).parts) == 3  # the checkpoint, the best model, the store
-    assert toque.report(run).file == Path("silent/report.html")
+    assert toque.report(run).file == kitchen / "silent" / "report.html"
     assert toque.report("store", out="store.html").bytes > 1000
     assert toque.check(config, examples=2).passed
     assert capfd.readouterr() == ("", "")
@@ -131,6 +134,24 @@ def test_a_program_finds_torch_as_it_was(run):
         assert not torch.are_deterministic_algorithms_enabled()
         drawn.append(torch.rand(3).tolist())
     assert drawn[1:] == drawn[:-1]
+
+
+def test_scores_and_history_are_those_of_the_folder_now(run, tmp_path, monkeypatch):
+    moved = replace(run, folder=shutil.copytree(run.folder, tmp_path / "moved"))
+    assert (moved.metrics, moved.history) == (run.metrics, run.history)
+    assert moved.metrics["loss"] > 0
+    (moved.folder / "evaluation.json").write_text('{"heldout": {"loss": 2}, "generated": {}}')
+    with (moved.folder / METRICS).open("a") as file:
+        file.write('{"event": "warning", "step": 3}\n')
+    assert moved.metrics == {"loss": 2}
+    assert len(moved.history) == len(run.history) + 1
+    before = run.losses
+    monkeypatch.chdir(tmp_path)
+    assert run.losses == before  # wherever the program goes
+    shutil.rmtree(moved.folder)
+    for name in ("metrics", "history", "losses"):
+        with pytest.raises(CheckpointError, match=r"There is no folder .*moved"):
+            getattr(moved, name)
 
 
 @pytest.mark.usefixtures("run")

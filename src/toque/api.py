@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from toque.errors import ConfigError, argument
@@ -81,7 +82,7 @@ def train(
         from toque.workflows.train import train as workflow
 
         with torch_as_before():
-            return workflow(
+            run = workflow(
                 with_origins(settings),
                 start=start,
                 resume=resume,
@@ -91,3 +92,4 @@ def train(
                 clock=CommandClock(began=began),
                 reporter=reporter,
             )
+        return replace(run, folder=run.folder.absolute())  # the program may go to another folder

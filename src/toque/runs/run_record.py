@@ -48,6 +48,26 @@ _MOST_PROMPTS: Final = 64
 _MOST_TEXTS: Final = 32  # kept of a prompt; of more, every second one and the newest stay
 
 
+class FinalScores(msgspec.Struct):
+    """The scores of EVALUATION, as every reader takes them."""
+
+    step: int | None = None
+    heldout: dict[str, int | float | None] = {}
+    generated: dict[str, int | float | None] = {}
+    tasks: dict[str, dict[str, Any]] = {}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every score by the name that `toque.evaluate` gives it; those that are null have none."""
+        of_tasks = {
+            f"{task}_{name}": own.get(field)
+            for task, own in self.tasks.items()
+            for name, field in TASK_SCORES.items()
+        }
+        pairs = {**self.heldout, **of_tasks, **self.generated}
+        return {name: value for name, value in pairs.items() if isinstance(value, int | float)}
+
+
 @final
 class Tail:
     """Lines of a growing file, each given once.
