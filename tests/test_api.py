@@ -42,6 +42,28 @@ def test_sections_are_merged_and_lists_replaced(tmp_path):
         toque.configure(optim={"peak_lrr": 1.0})
 
 
+def test_a_section_of_another_configuration_replaces_the_whole_one():
+    shape = {"n_embd": 32, "n_head": 2}
+    other = toque.configure(
+        model={"family": "gpt2", "shape": shape},
+        optim={"name": "torch.optim:NAdam"},
+        train={"early_stopping": {"patience": 2}},
+        observe={"webhook": "https://example.org/t"},
+        data={"sources": [{"path": "a.jsonl"}]},
+    )
+    base = toque.configure("demo", model={"family": "gpt2", "shape": {"n_layer": 3}}, seed=3)
+    for first in (base, None, base.model_dump(mode="json")):
+        parts = ("model", "optim", "train", "observe", "data", "evaluation")
+        found = toque.configure(first, **{name: getattr(other, name) for name in parts})
+        assert found.model.shape == shape
+        assert {name: getattr(found, name) for name in parts} == {
+            name: getattr(other, name) for name in parts
+        }
+    inner = toque.configure(base, train={"early_stopping": other.train.early_stopping})
+    assert inner.train.early_stopping == other.train.early_stopping
+    assert inner.train.stop_after == base.train.stop_after
+
+
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with recipes, to work in."""
