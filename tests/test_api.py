@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -110,6 +112,21 @@ def test_texts_of_any_writer_have_the_scores_of_an_evaluation(capfd):
     for wrong in (([],), (RECIPE,), ([RECIPE], []), ([RECIPE], RECIPE)):
         with pytest.raises(ConfigError, match=r"(texts|references) is (a list of 0|one text)"):
             toque.score(*wrong)
+    for wrong in ((None,), (["a", None],), (["a", 2],), (["a"], [float("nan")]), (3,)):
+        with pytest.raises(
+            ConfigError, match=r"(texts|references)(, number \d,)? is .*no text|is a "
+        ):
+            toque.score(*wrong)
+
+
+def test_texts_to_score_may_stand_in_any_column():
+    texts, references = ["Cut the leeks.", "Eggs"], ["Cut two leeks.", "Two eggs"]
+    expected = toque.score(texts, references, prompts=references).metrics
+    for kind in (np.array, pd.Series, iter, tuple):
+        found = toque.score(kind(texts), kind(references), prompts=kind(references))
+        assert found.metrics == expected
+    some = toque.score(texts, [None, "Two eggs"]).overall
+    assert some["rouge1"].n == 1
 
 
 class Watcher:

@@ -456,11 +456,12 @@ def _allowed(task: str | None, choices: Sequence[str], classes: tuple[str, ...])
         )
     if task is not None:
         return classes
+    example = argument("choices=['Healthy', 'Indulgent']")
+    allowed = f"Give two answers or more, each once, e.g. {example}."
+    if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
+        raise ConfigError(f"{argument('choices')} is {choices!r}, no list of texts. {allowed}")
     for choice in choices:
         refuse_no_text(choice, argument(f"choices={choice}"))
     if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):
-        raise ConfigError(
-            f"{argument('choices')} are {', '.join(map(repr, choices))}. Give two answers or more, "
-            f"each once: {argument('choices=Healthy')} {argument('choices=Indulgent')}."
-        )
+        raise ConfigError(f"{argument('choices')} are {', '.join(map(repr, choices))}. {allowed}")
     return tuple(choices)
