@@ -289,6 +289,12 @@ REFUSED = {
     "examples": lambda _: toque.check(configuration(), examples=1),
     "kills": lambda run: toque.drill(run, kills=-1),
     "start": lambda run: toque.train(configuration(), start=run.folder),
+    "n": lambda run: toque.generate(run, "x", n=1.5),
+    "best_of": lambda run: toque.generate(run, "x", best_of="2"),
+    "max_new_tokens": lambda run: toque.generate(run, "x", max_new_tokens="5"),
+    "prompts, number 2": lambda run: toque.generate(run, ["x", None]),
+    "prompts, number 1": lambda run: toque.generate(run, 3),
+    "callbacks": lambda _: toque.train(configuration(), callbacks=Watcher()),
     "replace": lambda _: toque.prepare(
         toque.configure(configuration(), data={"max_target_tokens": 99})
     ),
@@ -302,10 +308,20 @@ def test_a_bad_argument_is_named_as_python_names_it(name, run, capfd):
         REFUSED[name](run)
     named: set[str] = set()
     caught.value.message(lambda text: named.add(text.partition("=")[0]) or text)
-    assert name in named
+    assert name.partition(",")[0] in named
     assert "--" not in str(caught.value)
     assert "\0" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_python_writes_otherwise_is_understood_or_refused_in_words(run):
+    found = toque.configure(seed=np.int64(3), optim={"betas": np.array([0.5, 0.75])})
+    assert (found.seed, found.optim.betas) == (3, (0.5, 0.75))
+    assert len(toque.generate(run, "x", n=np.int64(1), max_new_tokens=np.int32(2))) == 1
+    with pytest.raises(CheckpointError, match=r"no checkpoint '.*step-9'.* there are: step-"):
+        toque.train(configuration(), resume=Path("run/checkpoints/step-9"))
+    with pytest.raises(ConfigError, match=r"compare\(run, other\) in Python"):
+        toque.compare([run, run])
 
 
 FORKED = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -60,6 +60,11 @@ def train(
     """
     with _ONE_AT_A_TIME:
         began = time.monotonic()
+        if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
+            raise ConfigError(
+                f"{argument('callbacks')} is a {type(callbacks).__name__}, no list. Give one, such "
+                "as [MyCallback()]."
+            )
         settings = configure(config)
         if trust_code:
             settings = settings.with_foreign_code({})
@@ -85,7 +90,7 @@ def train(
             run = workflow(
                 with_origins(settings),
                 start=start,
-                resume=resume,
+                resume=None if resume is None else str(resume),  # a Path is refused by name
                 callbacks=callbacks,
                 upload=upload,
                 prepare=prepare,

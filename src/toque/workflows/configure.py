@@ -107,6 +107,8 @@ def _plain(value: Any) -> Any:
         return _saved(value)
     if isinstance(value, Path):
         return str(value)
+    if hasattr(value, "tolist"):  # a number or an array of numpy
+        return value.tolist()
     if isinstance(value, Mapping):
         return {name: _plain(held) for name, held in value.items()}
     return [_plain(held) for held in value] if isinstance(value, list | tuple) else value

@@ -134,7 +134,10 @@ def compare(
 def _named(runs: Sequence[Model]) -> dict[str, Place]:
     """The runs by the shortest names that tell them apart."""
     if len(runs) < 2:
-        raise ConfigError("A comparison needs two runs or more: toque compare RUN RUN.")
+        raise ConfigError(
+            "A comparison needs two runs or more, each an argument of its own: `toque compare RUN "
+            "RUN`, or compare(run, other) in Python."
+        )
     places = [_place(run) for run in runs]
     for place in places:
         if place.look(METRICS) is None:

@@ -15,7 +15,7 @@ from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.evaluation.best_of import BestOf
-from toque.models.generation.options import GenerationOptions, Precision
+from toque.models.generation.options import GenerationOptions, Precision, refuse_no_number
 from toque.models.loading.provenance import OwnTask, Provenance
 from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.asking import (
@@ -102,6 +102,7 @@ def generate(
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
+    refuse_no_number(n=n, best_of=best_of)
     if n < 1:
         raise ConfigError(f"{argument('n')} is {n}; it must be at least 1.")
     if must_use and schema is not None:
