@@ -294,7 +294,6 @@ REFUSED = {
     "max_new_tokens": lambda run: toque.generate(run, "x", max_new_tokens="5"),
     "prompts, number 2": lambda run: toque.generate(run, ["x", None]),
     "prompts, number 1": lambda run: toque.generate(run, 3),
-    "callbacks": lambda _: toque.train(configuration(), callbacks=Watcher()),
     "replace": lambda _: toque.prepare(
         toque.configure(configuration(), data={"max_target_tokens": 99})
     ),
@@ -320,6 +319,8 @@ def test_what_python_writes_otherwise_is_understood_or_refused_in_words(run):
     assert len(toque.generate(run, "x", n=np.int64(1), max_new_tokens=np.int32(2))) == 1
     with pytest.raises(CheckpointError, match=r"no checkpoint '.*step-9'.* there are: step-"):
         toque.train(configuration(), resume=Path("run/checkpoints/step-9"))
+    with pytest.raises(ConfigError, match=r"^callbacks is a Watcher, no list"):
+        toque.train(configuration(), callbacks=Watcher())
     with pytest.raises(ConfigError, match=r"compare\(run, other\) in Python"):
         toque.compare([run, run])
 

@@ -62,7 +62,7 @@ def train(
         began = time.monotonic()
         if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
             raise ConfigError(
-                f"{argument('callbacks')} is a {type(callbacks).__name__}, no list. Give one, such "
+                f"callbacks is a {type(callbacks).__name__}, no list. Give one, such "
                 "as [MyCallback()]."
             )
         settings = configure(config)
