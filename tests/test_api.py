@@ -1,7 +1,12 @@
 import re
+import shutil
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -10,8 +15,9 @@ from conftest import REPOSITORY
 from fixtures.kitchens import Notices, tiny_config
 from fixtures.processes import python
 from toque.cooking.cookbook.recipes import write_cookbook
-from toque.errors import ConfigError, ToqueError
+from toque.errors import CheckpointError, ConfigError, ToqueError
 from toque.models.onednn import has_fast_bf16
+from toque.runs.history import METRICS
 
 
 def test_importing_is_light_and_every_name_is_there():
@@ -36,6 +42,28 @@ def test_sections_are_merged_and_lists_replaced(tmp_path):
     assert again.observe.webhook == "https://example.org/t"
     with pytest.raises(ConfigError, match=r"peak_lr"):
         toque.configure(optim={"peak_lrr": 1.0})
+
+
+def test_a_section_of_another_configuration_replaces_the_whole_one():
+    shape = {"n_embd": 32, "n_head": 2}
+    other = toque.configure(
+        model={"family": "gpt2", "shape": shape},
+        optim={"name": "torch.optim:NAdam"},
+        train={"early_stopping": {"patience": 2}},
+        observe={"webhook": "https://example.org/t"},
+        data={"sources": [{"path": "a.jsonl"}]},
+    )
+    base = toque.configure("demo", model={"family": "gpt2", "shape": {"n_layer": 3}}, seed=3)
+    for first in (base, None, base.model_dump(mode="json")):
+        parts = ("model", "optim", "train", "observe", "data", "evaluation")
+        found = toque.configure(first, **{name: getattr(other, name) for name in parts})
+        assert found.model.shape == shape
+        assert {name: getattr(found, name) for name in parts} == {
+            name: getattr(other, name) for name in parts
+        }
+    inner = toque.configure(base, train={"early_stopping": other.train.early_stopping})
+    assert inner.train.early_stopping == other.train.early_stopping
+    assert inner.train.stop_after == base.train.stop_after
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +112,21 @@ def test_texts_of_any_writer_have_the_scores_of_an_evaluation(capfd):
     for wrong in (([],), (RECIPE,), ([RECIPE], []), ([RECIPE], RECIPE)):
         with pytest.raises(ConfigError, match=r"(texts|references) is (a list of 0|one text)"):
             toque.score(*wrong)
+    for wrong in ((None,), (["a", None],), (["a", 2],), (["a"], [float("nan")]), (3,)):
+        with pytest.raises(
+            ConfigError, match=r"(texts|references)(, number \d,)? is .*no text|is a "
+        ):
+            toque.score(*wrong)
+
+
+def test_texts_to_score_may_stand_in_any_column():
+    texts, references = ["Cut the leeks.", "Eggs"], ["Cut two leeks.", "Two eggs"]
+    expected = toque.score(texts, references, prompts=references).metrics
+    for kind in (np.array, pd.Series, iter, tuple):
+        found = toque.score(kind(texts), kind(references), prompts=kind(references))
+        assert found.metrics == expected
+    some = toque.score(texts, [None, "Two eggs"]).overall
+    assert some["rouge1"].n == 1
 
 
 class Watcher:
@@ -109,12 +152,70 @@ def test_the_whole_job_from_python_prints_nothing(kitchen, capfd):
     assert sum(answer.probabilities.values()) == pytest.approx(1.0)
     assert toque.export(run, kitchen / "exported").folder == kitchen / "exported"
     assert len(toque.verify(run).parts) == 3  # the checkpoint, the best model, the store
-    assert toque.report(run).file == Path("silent/report.html")
+    assert toque.report(run).file == kitchen / "silent" / "report.html"
     assert toque.report("store", out="store.html").bytes > 1000
     assert toque.check(config, examples=2).passed
     assert capfd.readouterr() == ("", "")
     with pytest.raises(ConfigError, match="not a run folder"):
         toque.evaluate(run.model)
+
+
+def test_a_program_finds_torch_as_it_was(run):
+    torch.use_deterministic_algorithms(False)  # as commands of other tests may have left it
+    drawn = []
+    for verb in (
+        lambda: toque.train(toque.configure(configuration(), run_dir="as_before")),
+        lambda: toque.evaluate(run),
+        lambda: None,
+    ):
+        torch.manual_seed(4)
+        verb()
+        assert not torch.are_deterministic_algorithms_enabled()
+        drawn.append(torch.rand(3).tolist())
+    assert drawn[1:] == drawn[:-1]
+
+
+def test_scores_and_history_are_those_of_the_folder_now(run, tmp_path, monkeypatch):
+    moved = replace(run, folder=shutil.copytree(run.folder, tmp_path / "moved"))
+    assert (moved.metrics, moved.history) == (run.metrics, run.history)
+    assert moved.metrics["loss"] > 0
+    (moved.folder / "evaluation.json").write_text('{"heldout": {"loss": 2}, "generated": {}}')
+    with (moved.folder / METRICS).open("a") as file:
+        file.write('{"event": "warning", "step": 3}\n')
+    assert moved.metrics == {"loss": 2}
+    assert len(moved.history) == len(run.history) + 1
+    before = run.losses
+    monkeypatch.chdir(tmp_path)
+    assert run.losses == before  # wherever the program goes
+    shutil.rmtree(moved.folder)
+    for name in ("metrics", "history", "losses"):
+        with pytest.raises(CheckpointError, match=r"There is no folder .*moved"):
+            getattr(moved, name)
+
+
+@pytest.mark.usefixtures("run")
+def test_of_two_threads_one_trains_after_the_other():
+    """And a callback may train within, which is not waited for."""
+    config, order = toque.configure(configuration(), run_dir="threads"), list[str]()
+
+    def refused(name: str) -> None:
+        with pytest.raises(ConfigError, match="prepare=False"):
+            toque.train(config, data=[], prepare=False)
+        order.append(name)
+
+    second = threading.Thread(target=refused, args=("second",))
+
+    class Meanwhile:
+        def on_step_end(self, state):
+            if state.step == 1:
+                second.start()
+                second.join(0.2)
+                refused("within")
+            order.append("first")
+
+    toque.train(config, callbacks=[Meanwhile()])
+    second.join()
+    assert order == ["within", "first", "first", "first", "second"]
 
 
 def test_what_only_commands_show_is_a_value_too(run, capfd):
@@ -188,6 +289,11 @@ REFUSED = {
     "examples": lambda _: toque.check(configuration(), examples=1),
     "kills": lambda run: toque.drill(run, kills=-1),
     "start": lambda run: toque.train(configuration(), start=run.folder),
+    "n": lambda run: toque.generate(run, "x", n=1.5),
+    "best_of": lambda run: toque.generate(run, "x", best_of="2"),
+    "max_new_tokens": lambda run: toque.generate(run, "x", max_new_tokens="5"),
+    "prompts, number 2": lambda run: toque.generate(run, ["x", None]),
+    "prompts, number 1": lambda run: toque.generate(run, 3),
     "replace": lambda _: toque.prepare(
         toque.configure(configuration(), data={"max_target_tokens": 99})
     ),
@@ -201,10 +307,22 @@ def test_a_bad_argument_is_named_as_python_names_it(name, run, capfd):
         REFUSED[name](run)
     named: set[str] = set()
     caught.value.message(lambda text: named.add(text.partition("=")[0]) or text)
-    assert name in named
+    assert name.partition(",")[0] in named
     assert "--" not in str(caught.value)
     assert "\0" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_python_writes_otherwise_is_understood_or_refused_in_words(run):
+    found = toque.configure(seed=np.int64(3), optim={"betas": np.array([0.5, 0.75])})
+    assert (found.seed, found.optim.betas) == (3, (0.5, 0.75))
+    assert len(toque.generate(run, "x", n=np.int64(1), max_new_tokens=np.int32(2))) == 1
+    with pytest.raises(CheckpointError, match=r"no checkpoint '.*step-9'.* there are: step-"):
+        toque.train(configuration(), resume=Path("run/checkpoints/step-9"))
+    with pytest.raises(ConfigError, match=r"^callbacks is a Watcher, no list"):
+        toque.train(configuration(), callbacks=Watcher())
+    with pytest.raises(ConfigError, match=r"compare\(run, other\) in Python"):
+        toque.compare([run, run])
 
 
 FORKED = """

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
 
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
 from toque.workflows.configure import Columns, Configured, configure, with_origins
 from toque.workflows.prepare import prepare_before_torch
 from toque.workflows.results import Model, TrainedRun
+
+_ONE_AT_A_TIME: Final = threading.RLock()
+"""Held while this process trains: torch's random numbers and settings are the whole process's."""
 
 
 def train(
@@ -27,6 +33,9 @@ def train(
     reporter: Reporter = SILENT,
 ) -> TrainedRun:
     """Train, or continue a run; prepare its data first where that was not done.
+
+    One thread of a process trains at a time; another waits. Torch's settings and random numbers are
+    afterwards as they were.
 
     Args:
         config: what `configure` takes.
@@ -49,34 +58,43 @@ def train(
         CheckpointError: the run folder belongs to another run, or is in use.
         NonFiniteError: the loss is not a number.
     """
-    began = time.monotonic()
-    settings = configure(config)
-    if trust_code:
-        settings = settings.with_foreign_code({})
-    if prepare:
-        settings = prepare_before_torch(
-            settings,
-            start=start,
-            data=data,
-            validation=validation,
-            columns=columns,
-            reporter=reporter,
-        )
-    elif any(given is not None for given in (data, validation, columns)):
-        raise ConfigError(
-            f"{argument('prepare=False')} leaves rows as they are, and they are trained on from a "
-            "store. Leave it out."
-        )
-    from toque.training.stopping import CommandClock
-    from toque.workflows.train import train as workflow
+    with _ONE_AT_A_TIME:
+        began = time.monotonic()
+        if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
+            raise ConfigError(
+                f"callbacks is a {type(callbacks).__name__}, no list. Give one, such "
+                "as [MyCallback()]."
+            )
+        settings = configure(config)
+        if trust_code:
+            settings = settings.with_foreign_code({})
+        if prepare:
+            settings = prepare_before_torch(
+                settings,
+                start=start,
+                data=data,
+                validation=validation,
+                columns=columns,
+                reporter=reporter,
+            )
+        elif any(given is not None for given in (data, validation, columns)):
+            raise ConfigError(
+                f"{argument('prepare=False')} leaves rows as they are, and they are trained on "
+                "from a store. Leave it out."
+            )
+        from toque.training.runtime import torch_as_before
+        from toque.training.stopping import CommandClock
+        from toque.workflows.train import train as workflow
 
-    return workflow(
-        with_origins(settings),
-        start=start,
-        resume=resume,
-        callbacks=callbacks,
-        upload=upload,
-        prepare=prepare,
-        clock=CommandClock(began=began),
-        reporter=reporter,
-    )
+        with torch_as_before():
+            run = workflow(
+                with_origins(settings),
+                start=start,
+                resume=None if resume is None else str(resume),  # a Path is refused by name
+                callbacks=callbacks,
+                upload=upload,
+                prepare=prepare,
+                clock=CommandClock(began=began),
+                reporter=reporter,
+            )
+        return replace(run, folder=run.folder.absolute())  # the program may go to another folder

@@ -43,6 +43,12 @@ def table_of(texts: list[tuple[str, str, str]]) -> tuple[TextTable, TextScores]:
     return TextTable(result.keys, result.each), scores
 
 
+def test_a_score_of_the_user_may_have_the_name_of_one_that_went():
+    own = TextTable(["a", "b", "c"], {"chrf": PerText.mean(np.array([0.5, np.nan, 0.25]))})
+    (read,) = from_json(to_json(examples=own, texts=own, step=7).encode()).texts.measures.values()
+    assert read.values[:, 0].tolist() == [0.5, 0.0, 0.25]
+
+
 TEXTS = [(f"dish {i}", f"cut {i} carrots and cook them", f"cut {i + 1} carrots") for i in range(9)]
 
 

@@ -1,13 +1,16 @@
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from toque import configure
 from toque.evaluation.bootstrap import PerText, TextTable, draws, estimates
 from toque.evaluation.ngram_metrics import distinct, grams, repetition, words
 from toque.evaluation.rouge import NAMES as ROUGE
 from toque.evaluation.text_samples import Sample
-from toque.evaluation.text_scores import PART, TextScores
+from toque.evaluation.text_scores import PART, ScoresByTask, TextScores
 
 
 def sample(text, reference="the reference text of four and more words", kind="a", **metrics):
@@ -104,6 +107,43 @@ def test_a_metric_of_the_user_that_raises_is_named_and_the_others_survive():
     assert found.failed["m:endless"] == "ValueError: ratio holds infinity, or NaN for every text"
     assert found.failed["m:broken"] == "ZeroDivisionError: division by zero"
     assert "rouge1" in found.overall
+
+
+OWN_TASK = {"joke": {"prompt": "{a}", "target": "{b}", "metrics": ["own:of_task"]}}
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [("", n) for n in ("loss", "perplexity", "bits_per_byte", "texts", "target_tokens")]
+    + [("", "joke_loss"), ("joke", "loss"), ("joke", "choice_accuracy"), ("joke", "ece")],
+)
+def test_a_score_of_the_user_takes_no_name_of_a_held_out_examples_score(task, name, monkeypatch):
+    """The run would go by it in place of the held-out loss."""
+    of_texts, of_task = (lambda *_: {name: 0.5}, lambda *_: 1.0)
+    if task:
+        of_texts, of_task = of_task, of_texts
+    monkeypatch.setitem(sys.modules, "own", SimpleNamespace(of_all=of_texts, of_task=of_task))
+    config = configure(evaluation={"metrics": ["own:of_all"]}, data={"tasks": OWN_TASK})
+    scores = ScoresByTask.from_settings(config.evaluation, config.data, {})
+    scores.add([sample("one"), replace(sample("two"), task="joke")])
+    found = scores.result(resamples=0)
+    failing, other = ("joke_own:of_task", "of_all") if task else ("own:of_all", "joke_of_task")
+    assert found.failed == {
+        failing: f"ValueError: the name {name} is taken; give the score another"
+    }
+    assert found.metrics == {other: 1.0}
+
+
+def test_a_metric_of_the_user_may_change_the_lists_that_it_gets():
+    def clears(predictions, references):
+        predictions.clear()
+        references.clear()
+        return 1.0
+
+    scores = TextScores((), {"m:clears": clears, "m:counts": lambda p, r: len(p) + len(r)})
+    scores.add([sample("one"), sample("two")])
+    found = scores.result()
+    assert (found.metrics, found.failed) == ({"clears": 1.0, "counts": 4.0}, {})
 
 
 def test_a_metric_of_the_user_is_not_asked_about_no_texts():

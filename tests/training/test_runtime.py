@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from toque.models.onednn import onednn_is_faster
 from toque.runs import outlined_update
 from toque.runs.outlined_update import measure_peak, peak_of
 from toque.training.optim.factory import build_optimizer
-from toque.training.runtime import Runtime, set_deterministic
+from toque.training.runtime import Runtime, set_deterministic, torch_as_before
 from toque.training.update_guard import UpdateGuard
 from toque.units import Cursor
 
@@ -59,6 +60,33 @@ def test_several_ranks_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="WORLD_SIZE is 2"):
         detect()
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_a_program_finds_torch_as_it_was(failing):
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    before = torch.get_deterministic_debug_mode()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.set_deterministic_debug_mode(1)  # warn only
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.backends.cudnn.benchmark = True
+    try:
+        with suppress(ConfigError), torch_as_before():
+            detect().seed(5, 6)
+            torch.rand(2)
+            if failing:
+                raise ConfigError("one")
+        assert torch.get_deterministic_debug_mode() == 1
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.set_deterministic_debug_mode(before)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+        torch.backends.cudnn.benchmark = False
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.initial_seed() == 4
 
 
 def test_the_settings_of_torch_follow():

@@ -67,7 +67,15 @@ def test_choices_of_ones_own(run: Path) -> None:
         ({"task": "nutrition", "prompts": "toast"}, "did not learn task=nutrition"),
         ({"task": "difficulty"}, "Nothing to answer"),
         ({"task": "difficulty", "choices": ["a"], "prompts": "x"}, "Leave one"),
-        ({"choices": ["a", "a"], "prompts": "x"}, "two answers or more"),
+        (
+            {"choices": ["a", "a"], "prompts": "x"},
+            r"two answers or more.* choices=\['Healthy', 'Indul",
+        ),
+        (
+            {"choices": "yes", "prompts": "x"},
+            r"choices is 'yes', no list.* choices=\['Healthy', 'Indul",
+        ),
+        ({"choices": ["a", 2], "prompts": "x"}, r"choices is \['a', 2\], no list of texts"),
         ({"choices": ["a", "\udcff"], "prompts": "x"}, "is no text in UTF-8"),
     ],
 )

@@ -2,7 +2,9 @@
 
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ from toque.data.store.store_manifest import TokenCounts
 from toque.data.store.token_store import TokenStore, store_to_write
 from toque.errors import ConfigError, DataError, ToqueError
 from toque.reporter import Reporter
-from toque.sources.memory_rows import write_rows
+from toque.sources.memory_rows import verify_rows, write_rows
 from toque.workflows.prepared_store import open_store
 
 ROWS = [{"prompt": f"Dish {n}?", "target": f"Soup number {n}.", "score": n / 2} for n in range(24)]
@@ -240,13 +242,32 @@ def test_another_rank_keeps_its_rows_meanwhile(tmp_path):
     assert len(list(path.parent.iterdir())) == 2
     gone = int(python("-c", "import os; print(os.getpid())").stdout)
     left = [f".new-{socket.gethostname()}-{gone}.jsonl.{'0' * 16}.partial",
-            f"new-{socket.gethostname()}-{gone}.jsonl"]  # fmt: skip
+            f"new-{socket.gethostname()}-{gone}.jsonl",
+            f"new-{socket.gethostname()}-{gone}.{'0' * 8}.jsonl"]  # fmt: skip
     others = f".new-elsewhere-{gone}.jsonl.{'0' * 16}.partial"
     for name in (*left, others):
         (path.parent / name).write_text("{}")
     write_rows(rows(), store, name="data")
     assert len(list(path.parent.iterdir())) == 3
     assert (path.parent / others).exists()
+
+
+def test_two_threads_keep_each_its_own_rows(tmp_path, monkeypatch):
+    """Both have written before either gives its file its name."""
+    both, replace = threading.Barrier(2, timeout=20), Path.replace
+
+    def waiting(path: Path, target: Path) -> Path:
+        both.wait()
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", waiting)
+
+    def keep(text: str) -> str:
+        return write_rows([text], tmp_path, name="data").read_text()
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(keep, "ab")] == ['{"text":"a"}\n', '{"text":"b"}\n']
+    assert verify_rows(tmp_path) == len([*(tmp_path / "rows").iterdir()]) == 2
 
 
 def test_who_cannot_prepare_takes_no_rows_away(config, monkeypatch):

@@ -109,6 +109,10 @@ def test_evaluate_compare_the_report_and_the_card_show_them(
     trained: toque.RunConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = trained.run_dir
+    metrics = toque.TrainedRun(Path(run), 0, "finished").metrics
+    assert {"sentiment_choice_accuracy", "sentiment_ece", "dish_loss"} < metrics.keys()
+    del metrics["texts"]  # their number, which is no score
+    assert metrics == pytest.approx(toque.evaluate(run).metrics, abs=1e-5)
     assert main(["evaluate", run]) == 0
     assert re.search(
         r"sentiment macro f1 +0\.\d+ +0\.\d+ to 0\.\d+   \(24 texts\)", capfd.readouterr().out

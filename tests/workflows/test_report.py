@@ -120,7 +120,7 @@ def test_all_that_is_damaged_of_a_run_is_named_and_an_absent_store_is_said(own_k
     shutil.rmtree(run / "checkpoints")
     shutil.rmtree(run / "best")
     assert verify(run).parts == (
-        "run: no checkpoint yet",
+        f"{run}: no checkpoint yet",
         "store: the run's store is not here, so nothing of it was compared",
     )
 

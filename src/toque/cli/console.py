@@ -158,11 +158,13 @@ def flag(name: str) -> str:
 
     >>> flag("max_new_tokens"), flag("start"), flag("upload=False"), flag("steps=8")
     ('--max-new-tokens', '--from', '--no-upload', '--steps 8')
-    >>> flag('for_="1 hour"')
-    '--for "1 hour"'
+    >>> flag('for_="1 hour"'), flag("choices=['Healthy', 'Indulgent']")
+    ('--for "1 hour"', '--choices Healthy --choices Indulgent')
     """
     name, _, value = name.partition("=")
     word = _FLAGS.get(name, f"--{name.strip('_').replace('_', '-')}")
+    if value.startswith("['") and value.endswith("']"):
+        return " ".join(f"{word} {one}" for one in value[2:-2].split("', '"))
     return word if value in ("", "True", "False") else f"{word} {value}"
 
 

@@ -199,7 +199,7 @@ FILE: Final = "scores_by_text.json"  # name of the file in a run's folder, besid
 _FORM: Final = 1
 _DIGITS: Final = 6
 _BLEU_SUMS: Final = 10  # of each text
-_GONE: Final = "chrf"  # a score that files of earlier runs may hold
+_GONE: Final = "chrf"  # of earlier runs, 18 sums a text; a user's own of the name has two
 
 
 def key_of_text(prompt: str, reference: str) -> str:
@@ -287,7 +287,11 @@ def _table(found: _Table) -> TextTable:
     wrong = [name for name, rows in found.measures.items() if len(rows) != len(found.keys)]
     if wrong:
         raise ValueError(f"{wrong[0]} is not of {len(found.keys)} texts")
-    kept = {name: rows for name, rows in found.measures.items() if name != _GONE}
+    kept = {
+        name: rows
+        for name, rows in found.measures.items()
+        if name != _GONE or all(row is None or len(row) == 2 for row in rows)
+    }
     return TextTable(found.keys, {name: _measure(name, rows) for name, rows in kept.items()})
 
 

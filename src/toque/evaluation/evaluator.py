@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from torch import nn
 
@@ -19,12 +19,10 @@ from toque.evaluation.text_samples import Prompt, Sample, Sampler, metrics_of
 from toque.evaluation.text_scores import NO_CLASS, ScoresByTask, groups_in, names_in
 from toque.reporter import SILENT, Count, Reporter, counting, uncounted
 from toque.runs.history import metric_named
+from toque.runs.run_record import BITS, HELD_OUT
 from toque.training.callbacks import Goal
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
-
-HELD_OUT: Final = ("loss", "perplexity")
-BITS: Final = "bits_per_byte"  # measured where the bytes of the held-out targets are known
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from toque.evaluation.classification import ClassScores, calibration_error, clas
 from toque.evaluation.constrained_choice import choose
 from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
 from toque.reporter import SILENT, Count, Reporter, counting, uncounted
+from toque.runs.run_record import TASK_SCORES
 
 
 @dataclass(frozen=True)
@@ -33,27 +34,28 @@ class TaskScores:
     truncated: int = 0  # class examples whose prompt was cut to data.max_prompt_tokens or fills it
 
     def measured(self) -> dict[str, float]:
-        """Its scores by name; a choice among the classes is another answer than what it writes."""
-        found = {"loss": self.loss}
-        if (scores := self.classes) is not None:
-            found |= {"choice_accuracy": scores.accuracy, "choice_macro_f1": scores.macro_f1}
-            found["ece"] = self.ece
-        return found
+        """Its scores by name."""
+        numbers = self._numbers()
+        return {name: numbers[field] for name, field in TASK_SCORES.items() if field in numbers}
 
-    def record(self) -> dict[str, Any]:
-        """The scores as evaluation.json has them."""
+    def _numbers(self) -> dict[str, float]:
         numbers = {"loss": self.loss, "perplexity": self.perplexity}
-        rest: dict[str, Any] = {}
         if (scores := self.classes) is not None:
             numbers |= {"accuracy": scores.accuracy, "majority": scores.majority}
             numbers |= {"macro_f1": scores.macro_f1, "ece": self.ece}
+        return numbers
+
+    def record(self) -> dict[str, Any]:
+        """The scores as evaluation.json has them."""
+        rest: dict[str, Any] = {}
+        if (scores := self.classes) is not None:
             rest = {
                 "f1": {name: round(value, 6) for name, value in scores.f1.items()},
                 "classes": list(scores.classes),
                 "confusion": scores.confusion.tolist(),
                 "full_prompts": self.truncated,
             }
-        rounded = {name: round(value, 6) for name, value in numbers.items()}
+        rounded = {name: round(value, 6) for name, value in self._numbers().items()}
         return {"examples": self.n, **rounded, **rest}
 
     def lines(self) -> list[str]:

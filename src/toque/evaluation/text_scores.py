@@ -41,6 +41,7 @@ from toque.evaluation.ngram_metrics import (
 from toque.evaluation.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.rouge import rouge_f1
 from toque.evaluation.text_samples import Sample, metrics_of
+from toque.runs.run_record import BITS, COUNTS, HELD_OUT, TASK_SCORES
 
 _BY_TEXT: Final[Mapping[str, Callable[[str, str], float]]] = {
     "exact_match": exact_match,
@@ -99,10 +100,17 @@ class TextScores:
     groups: Sequence[str] = METRIC_GROUPS
     user_metrics: Mapping[str, UserMetric] = field(default_factory=dict)
     classes: Sequence[str] = ()
+    taken: Collection[str] = ()
+    """Names of scores of held-out examples, which a user's metric cannot give to its own."""
 
     @classmethod
     def named(
-        cls, names: Sequence[str], foreign: ForeignCode, setting: str, classes: Sequence[str] = ()
+        cls,
+        names: Sequence[str],
+        foreign: ForeignCode,
+        setting: str,
+        classes: Sequence[str] = (),
+        taken: Collection[str] = (),
     ) -> Self:
         """An empty collection of the metrics that a setting names; functions are imported."""
         groups = groups_in(names)
@@ -118,7 +126,7 @@ class TextScores:
                     "function of predictions and references."
                 )
             own[path] = found
-        return cls(groups, own, classes)
+        return cls(groups, own, classes, taken)
 
     def __post_init__(self) -> None:
         self.n_texts = 0
@@ -231,7 +239,7 @@ class TextScores:
         totals: dict[str, Estimate],
     ) -> None:
         """Add a user's scores: a number for all texts, or a number for each."""
-        given = metric(*self._texts)
+        given = metric(*map(list, self._texts))  # copies, which it may change
         if not isinstance(given, Mapping):
             given = {path.rpartition(":")[2]: given}
         found = {name: np.asarray(v, float) for name, v in given.items()}
@@ -239,8 +247,8 @@ class TextScores:
         for name, values in found.items():
             if values.shape not in {(), (n,)}:
                 raise ValueError(f"{name} is of shape {values.shape}, not a number or {n} of them")
-            if name in measures or name in totals:
-                raise ValueError(f"the name {name} is taken")
+            if name in measures or name in totals or name in self.taken:
+                raise ValueError(f"the name {name} is taken; give the score another")
             # NaN in a number for each text says that it does not apply to that text.
             if np.isinf(values).any() or np.isnan(values).all():
                 raise ValueError(f"{name} holds infinity, or NaN for every text")
@@ -269,13 +277,14 @@ class ScoresByTask:
     ) -> Self:
         """An empty collection of what a configuration names; functions are imported."""
         asked = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
-        parts = {"": TextScores.named(asked, foreign, "evaluation.metrics")}
+        taken = {*HELD_OUT, BITS, *COUNTS, *(f"{t}_{s}" for t in data.tasks for s in TASK_SCORES)}
+        parts = {"": TextScores.named(asked, foreign, "evaluation.metrics", taken=taken)}
         table = task_table(data)
         for name in data.tasks:
             if names := metrics_of(table[name]):
                 setting, classes = f"data.tasks.{name}.metrics", table[name].classes
                 classes = tuple(map(str.strip, classes))
-                parts[name] = TextScores.named(names, foreign, setting, classes)
+                parts[name] = TextScores.named(names, foreign, setting, classes, TASK_SCORES)
         return cls(parts)
 
     def add(self, samples: Sequence[Sample]) -> None:

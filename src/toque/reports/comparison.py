@@ -22,7 +22,7 @@ from toque.reports.page import (
     written,
 )
 from toque.runs.history import metric_named
-from toque.runs.run_record import RunRecord
+from toque.runs.run_record import COUNTS, RunRecord
 from toque.runs.run_state import state_of
 from toque.version import __version__
 
@@ -34,7 +34,6 @@ METHOD: Final = (
 )
 _PRIMARY: Final = ("loss", "bits_per_byte", "recipe_score")  # of the sentence
 _NONE: Final = "-"
-COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})  # no scores
 _COSTS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
     ("updates", "steps", "{:,d}".format),
     ("training time", "training_seconds", clock_text),

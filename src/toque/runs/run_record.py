@@ -27,12 +27,45 @@ _LOCK: Final = "checkpoints/.lock"
 _CLOCK_SLACK: Final = 5.0  # seconds by which a process may seem younger than what it wrote
 SAMPLES: Final = "samples.jsonl"
 EVALUATION: Final = "evaluation.json"
+HELD_OUT: Final = ("loss", "perplexity")
+BITS: Final = "bits_per_byte"  # measured where the bytes of the held-out targets are known
+COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})  # beside them; no scores
+TASK_SCORES: Final[Mapping[str, str]] = {
+    "loss": "loss",
+    "choice_accuracy": "accuracy",
+    "choice_macro_f1": "macro_f1",
+    "ece": "ece",
+}
+"""Scores of a task's held-out examples, after its name and "_", and what EVALUATION calls them.
+
+A choice among the classes is another answer than what a model writes, which is scored, too.
+"""
 CONFIG: Final = "config.yaml"
 END: Final = "end.json"
 """File of a run's folder that says which end its model and its scores are of; written last."""
 _LONGEST_LINE: Final = 4 << 20  # bytes of a line that has no end; a longer one is passed over
 _MOST_PROMPTS: Final = 64
 _MOST_TEXTS: Final = 32  # kept of a prompt; of more, every second one and the newest stay
+
+
+class FinalScores(msgspec.Struct):
+    """The scores of EVALUATION, as every reader takes them."""
+
+    step: int | None = None
+    heldout: dict[str, int | float | None] = {}
+    generated: dict[str, int | float | None] = {}
+    tasks: dict[str, dict[str, Any]] = {}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every score by the name that `toque.evaluate` gives it; those that are null have none."""
+        of_tasks = {
+            f"{task}_{name}": own.get(field)
+            for task, own in self.tasks.items()
+            for name, field in TASK_SCORES.items()
+        }
+        pairs = {**self.heldout, **of_tasks, **self.generated}
+        return {name: value for name, value in pairs.items() if isinstance(value, int | float)}
 
 
 @final

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -24,7 +25,7 @@ from toque.storage.no_follow import refuse_links
 
 ROWS: Final = "rows"  # folder of such files in a store's
 _NAME: Final = re.compile(r"[0-9a-f]{16}\.jsonl")
-_NEW: Final = re.compile(r"\.?new-(.+)-([0-9]+)\.jsonl(\.[0-9a-f]{16}\.partial)?")
+_NEW: Final = re.compile(r"\.?new-(.+)-([0-9]+)(\.[0-9a-f]{8})?\.jsonl(\.[0-9a-f]{16}\.partial)?")
 """A file that is being written, by the machine and the id of the process that writes it."""
 _AT_ONCE: Final = 4096  # rows taken from a frame at a time
 _MISSING: Final = ("NAType", "NaTType")  # pandas' own missing values
@@ -48,7 +49,8 @@ def write_rows(
     with disk_faults(store, "keeping the rows"):
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
-        made = folder / f"new-{_host()}-{os.getpid()}.jsonl"
+        # Two threads may write here, too.
+        made = folder / f"new-{_host()}-{os.getpid()}.{secrets.token_hex(4)}.jsonl"
         with atomic_file(made) as file:
             for number, row in enumerate(_each(rows, name), start=1):
                 line = _line(encoder, row, f"Row {number:,} of {argument(name)}")

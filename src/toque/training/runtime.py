@@ -8,8 +8,8 @@ next one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
@@ -197,6 +197,31 @@ def set_deterministic(on: bool) -> None:  # noqa: FBT001 - the name is the argum
     # Filling every new tensor would hide reads of uninitialised memory; we have none, and it costs.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not on
+
+
+@contextmanager
+def torch_as_before() -> Iterator[None]:
+    """Torch's settings and random numbers are again as they were when the block ends.
+
+    For what is called from a program, which goes on afterwards.
+    """
+    seed, cpu, cuda = torch.initial_seed(), torch.get_rng_state(), None
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.get_rng_state_all()
+    mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    of_new = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        torch.backends.cudnn.benchmark = benchmark
+        torch.utils.deterministic.fill_uninitialized_memory = of_new  # type: ignore[attr-defined]
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+        elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # By the block; the program's seed had waited for it.
+            torch.cuda.manual_seed_all(seed)
+        torch.set_rng_state(cpu)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.nn.Parameter]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -351,7 +351,8 @@ def read_prompts(
     if task == "write" and not recipes:
         task = None
     form = None if raw else task
-    typed = [prompts] if isinstance(prompts, str | Mapping) else prompts
+    several = isinstance(prompts, Iterable) and not isinstance(prompts, str | Mapping)
+    typed = prompts if several else [prompts]
     given = ((f"{argument('prompts')}, number {n}", one) for n, one in enumerate(typed, start=1))
     found = list[tuple[str, str, str]]()  # place, content and trained form of each
     for where, line in chain(given, _lines(Path(file)) if file is not None else ()):
@@ -360,6 +361,11 @@ def read_prompts(
             if own is not None and not raw:
                 asked = _asked_by(own, line, where)
             found.append((where, line, asked))
+        elif not isinstance(line, Mapping):
+            raise ConfigError(
+                f"{where} is {str(line)[:60]!r}, a {type(line).__name__}. Give a text, or a record "
+                f"of fields by their names: {argument(example)}."
+            )
         elif own is not None and (
             "prompt" not in line or not line.keys().isdisjoint(fields_in(own.prompt))
         ):

@@ -19,7 +19,7 @@ from toque.config import RunConfig
 from toque.data.store.store_manifest import StoreManifest
 from toque.errors import ConfigError
 from toque.models.loading.hub import hub_name, resolve_folder
-from toque.reports.comparison import COUNTS
+from toque.runs.run_record import COUNTS
 from toque.sources.hub_datasets import recorded_dataset
 from toque.workflows.evaluate import Evaluation
 

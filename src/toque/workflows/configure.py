@@ -9,8 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from toque.config import Resolved, RunConfig, load_config, resolve_values
-from toque.config.field_types import ColumnPart
+from toque.config.field_types import ColumnPart, Config
 from toque.config.resolve import DEFAULT, leaves
+from toque.config.schema import ObserveConfig
 from toque.config.user_code import names_of_code
 from toque.config.yaml_reader import dotted
 from toque.errors import ConfigError, argument, nearest_hint
@@ -29,9 +30,10 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     Args:
         base: what to begin with; None for the defaults.
         sections: settings by section, as in a file; mappings change what they name and no more:
-            `optim={"peak_lr": 1e-4}` keeps the optimizer's other settings. Lists are replaced. A
-            model or tokenizer of transformers may stand where a folder may: it is saved to the
-            cache, under the name of its content.
+            `optim={"peak_lr": 1e-4}` keeps the optimizer's other settings. Lists are replaced, and
+            a section of another configuration, `optim=other.optim`, replaces the whole one. A model
+            or tokenizer of transformers may stand where a folder may: it is saved to the cache,
+            under the name of its content.
 
     Raises:
         ConfigError: an unknown name, a wrong value or an impossible combination.
@@ -43,9 +45,7 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     if isinstance(base, RunConfig):
         if not sections:
             return base
-        values = base.model_dump(mode="json")
-        # What is written down leaves the secret out; here it stays in the program.
-        values["observe"]["webhook"] = base.observe.webhook
+        values = _plain(base)
     elif isinstance(base, Mapping):
         values = _plain(base)
     elif base is not None:
@@ -54,7 +54,8 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     if not isinstance(base, RunConfig):
         return made
     # A setting that this program gives is the program's; the others are from where they were.
-    given = names_of_code(sections)
+    written = {n: _plain(s) if isinstance(s, Config) else s for n, s in sections.items()}
+    given = names_of_code(written)
     old = {s: names for s, names in base.foreign_code.items() if s not in given}
     return made.with_foreign_code({s: old[s] for s in names_of_code(made.model_dump()) if s in old})
 
@@ -97,10 +98,17 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 def _plain(value: Any) -> Any:
     """The value as YAML would hold it: paths as text, tuples as lists, objects as their folder."""
+    if isinstance(value, Config):
+        parts = {name: _plain(held) for name, held in value if isinstance(held, Config)}
+        # What is written down leaves the secret out; here it stays in the program.
+        secret = {"webhook": value.webhook} if isinstance(value, ObserveConfig) else {}
+        return value.model_dump(mode="json") | parts | secret
     if hasattr(value, "save_pretrained") and not isinstance(value, type):
         return _saved(value)
     if isinstance(value, Path):
         return str(value)
+    if hasattr(value, "tolist"):  # a number or an array of numpy
+        return value.tolist()
     if isinstance(value, Mapping):
         return {name: _plain(held) for name, held in value.items()}
     return [_plain(held) for held in value] if isinstance(value, list | tuple) else value
@@ -113,8 +121,15 @@ def _saved(model: Any) -> str:
         above.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=above, ignore_cleanup_errors=True) as made:
             model.save_pretrained(made)
-            for path in sorted(Path(made).iterdir()):
-                content.update(f"{path.name} {sha256_of(path)}\n".encode())
+            if (Path(made) / "adapter_config.json").exists():
+                raise ConfigError(
+                    f"A {type(model).__name__} with an adapter stands where a model may, and saves "
+                    "the adapter alone. Merge the two first (peft: model.merge_and_unload()), or "
+                    "give the base alone, on which adapter={'kind': 'lora'} trains a new one."
+                )
+            for path in sorted(path for path in Path(made).rglob("*") if path.is_file()):
+                name = path.relative_to(made).as_posix()
+                content.update(f"{name} {sha256_of(path)}\n".encode())
             folder = above / content.hexdigest()[:16]
             if not folder.exists():
                 Path(made).rename(folder)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from toque.config import RunConfig, load_config
 from toque.cooking.prompts import ASKS_FOR
 from toque.cooking.recipe_scores import hint
-from toque.errors import CheckpointError, ConfigError
+from toque.errors import CheckpointError, ConfigError, argument
 from toque.evaluation.bootstrap import (
     FILE,
     RESAMPLES,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from toque.evaluation.text_scores import Scores
 
 _DIGITS: Final = 6  # digits after the point in evaluation.json
+_LISTS: Final = "Give lists of one length, of a text or more."
 _SHOWN_SLICES: Final = ("recipe_score", "rougeL", "bleu")
 """Scores of the printed table of slices; evaluation.json holds all."""
 
@@ -195,7 +196,7 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         from toque.evaluation.text_scores import ScoresByTask
         from toque.models.families import family_of
         from toque.models.lora.frozen import PLAIN, computing, format_of
-        from toque.training.runtime import Runtime
+        from toque.training.runtime import Runtime, torch_as_before
         from toque.workflows.build import build_heldout, build_sampler, build_stream
         from toque.workflows.inference.open_model import open_model
         from toque.workflows.prepared_store import open_store
@@ -214,19 +215,20 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
     opened.check_tokenizer(store)
     model, precision = opened.model, config.train.precision
     fp16_is_safe = precision == "fp16" and family_of(model.config).fp16_is_safe
-    runtime = Runtime.detect(precision=precision, fp16_is_safe=fp16_is_safe)
-    layout = build_stream(config, store, model).layout
-    heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
-    if format_of(model) != PLAIN:  # it computes in no other precision, whatever is configured
-        heldout = replace(heldout, autocast=partial(computing, model))
-    with counting(reporter, "evaluating", "held-out examples") as count:
-        losses = heldout(model, count)
-    prompts = held_out_prompts(store, config.evaluation.generate, config.data)
-    with counting(reporter, "writing", "texts") as count:
-        samples = build_sampler(config, store, prompts, reporter)(model, count)
-    return evaluation_of(
-        config, store, model, heldout, losses, samples, step=opened.step, reporter=reporter
-    )
+    with torch_as_before():
+        runtime = Runtime.detect(precision=precision, fp16_is_safe=fp16_is_safe)
+        layout = build_stream(config, store, model).layout
+        heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
+        if format_of(model) != PLAIN:  # it computes in no other precision, whatever is configured
+            heldout = replace(heldout, autocast=partial(computing, model))
+        with counting(reporter, "evaluating", "held-out examples") as count:
+            losses = heldout(model, count)
+        prompts = held_out_prompts(store, config.evaluation.generate, config.data)
+        with counting(reporter, "writing", "texts") as count:
+            samples = build_sampler(config, store, prompts, reporter)(model, count)
+        return evaluation_of(
+            config, store, model, heldout, losses, samples, step=opened.step, reporter=reporter
+        )
 
 
 def evaluation_of(
@@ -277,16 +279,17 @@ def _each_example(
 
 
 def score(
-    texts: Sequence[str],
-    references: Sequence[str] | None = None,
+    texts: Iterable[str],
+    references: Iterable[str | None] | None = None,
     *,
-    prompts: Sequence[str] | None = None,
+    prompts: Iterable[str] | None = None,
 ) -> Scores:
     """Score texts, whoever wrote them, as `evaluate` scores those of a model.
 
     Args:
         texts: what was written.
-        references: for each text the one it should be like; ROUGE and BLEU need it.
+        references: for each text the one it should be like, None where there is none; ROUGE and
+            BLEU need it.
         prompts: for each text what it answers; recipes are scored where one was asked for. Without
             them every text is taken for a recipe, of ingredients that nobody named.
 
@@ -296,15 +299,37 @@ def score(
     Raises:
         ConfigError: no text, or not one reference and one prompt for each.
     """
-    for name, column in (("texts", texts), ("references", references), ("prompts", prompts)):
-        if column is not None and (isinstance(column, str) or not 0 < len(column) == len(texts)):
-            found = "one text" if isinstance(column, str) else f"a list of {len(column):,}"
-            raise ConfigError(f"{name} is {found}. Give lists of one length, of a text or more.")
+    given = {"texts": texts, "references": references, "prompts": prompts}
+    columns = {
+        name: _texts_in(name, column)
+        for name, column in given.items()
+        if column is not None or name == "texts"
+    }
+    n = len(columns["texts"])
+    for name, column in columns.items():
+        if not 0 < len(column) == n:
+            found = f"a list of {len(column):,}"
+            raise ConfigError(f"{argument(name)} is {found}. {_LISTS}")
     from toque.evaluation.text_samples import Prompt, scored
     from toque.evaluation.text_scores import TextScores
 
-    scores, n = TextScores(), len(texts)
-    held: Sequence[str | None] = references or [None] * n
-    asked = zip(texts, prompts or [ASKS_FOR] * n, held, strict=True)
-    scores.add(scored(Prompt((), p, reference), text) for text, p, reference in asked)
+    scores = TextScores()
+    held, asked = columns.get("references", [None] * n), columns.get("prompts", [ASKS_FOR] * n)
+    each = zip(columns["texts"], asked, held, strict=True)
+    scores.add(scored(Prompt((), p, reference), text) for text, p, reference in each)
     return scores.result()
+
+
+def _texts_in(name: str, column: object) -> list[Any]:
+    """The texts of an iterable; among references may be None."""
+    if isinstance(column, str) or not isinstance(column, Iterable):
+        found = "one text" if isinstance(column, str) else f"a {type(column).__name__}"
+        raise ConfigError(f"{argument(name)} is {found}. {_LISTS}")
+    texts = list(column)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str) and (text is not None or name != "references"):
+            raise ConfigError(
+                f"{argument(name)}, number {number:,}, is {str(text)[:60]!r}, a "
+                f"{type(text).__name__} and no text. {_LISTS}"
+            )
+    return texts

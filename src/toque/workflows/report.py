@@ -30,7 +30,7 @@ from toque.reports.store_page import store_page
 from toque.reports.verdict import verdict_of
 from toque.runs.history import METRICS
 from toque.runs.places import BucketPlace, FolderPlace, Place, content, is_in_a_bucket
-from toque.runs.run_record import CONFIG, EVALUATION, RunRecord
+from toque.runs.run_record import CONFIG, EVALUATION, FinalScores, RunRecord
 from toque.sources.memory_rows import verify_rows
 from toque.storage.bucket import BucketError, BucketUse, RunBucketError, open_bucket
 from toque.storage.json_files import decode_json
@@ -98,12 +98,6 @@ def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
     return WrittenPage(target, write_page(target, page))
 
 
-class _Evaluation(msgspec.Struct):
-    step: int | None = None
-    heldout: dict[str, float | None] = {}
-    generated: dict[str, float | None] = {}
-
-
 def compare(
     *runs: Model,
     out: str | Path | None = None,
@@ -141,7 +135,10 @@ def compare(
 def _named(runs: Sequence[Model]) -> dict[str, Place]:
     """The runs by the shortest names that tell them apart."""
     if len(runs) < 2:
-        raise ConfigError("A comparison needs two runs or more: toque compare RUN RUN.")
+        raise ConfigError(
+            "A comparison needs two runs or more, each an argument of its own: `toque compare RUN "
+            "RUN`, or compare(run, other) in Python."
+        )
     places = [_place(run) for run in runs]
     for place in places:
         if place.look(METRICS) is None:
@@ -195,11 +192,10 @@ def _scores(record: RunRecord) -> tuple[dict[str, float], ByText | None, str]:
     if not (text := record.text(EVALUATION)):
         return {}, None, f"{run} has no final scores yet: {again}"
     try:
-        found = decode_json(text, _Evaluation)
+        found = decode_json(text, FinalScores)
     except msgspec.DecodeError as error:
         return {}, None, f"{run}/{EVALUATION} cannot be read ({error}): {again}"
-    pairs = {**found.heldout, **found.generated}
-    values = {name: value for name, value in pairs.items() if value is not None}
+    values = found.metrics
     try:
         data = content(place, FILE)
         if data is None:

@@ -10,7 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from toque.errors import CheckpointError, ConfigError, argument, in_shell
+from toque.storage.json_files import decode_json
 
 if TYPE_CHECKING:
     from toque.evaluation.best_of import Chosen
@@ -37,32 +40,45 @@ class TrainedRun:
         """The finished model: a Hugging Face folder, or an adapter's."""
         return self.folder / "model"
 
-    @cached_property
+    @property
     def metrics(self) -> dict[str, float]:
-        """The final scores by name; empty when the run was interrupted before them.
+        """The final scores by name, read anew; empty when the run was interrupted before them.
 
         Raises:
-            CheckpointError: evaluation.json is damaged.
+            CheckpointError: evaluation.json is damaged, or the folder is gone.
         """
-        path = self.folder / "evaluation.json"
+        from toque.runs.run_record import EVALUATION, FinalScores
+
+        path = self.folder / EVALUATION
         try:
-            record = json.loads(path.read_bytes())
-            found = {**record["heldout"], **record["generated"]}
-            return {name: score for name, score in found.items() if score is not None}
+            return decode_json(path.read_bytes(), FinalScores).metrics
         except FileNotFoundError:
+            self._refuse_absent()
             return {}
-        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        except (OSError, msgspec.DecodeError) as error:
             raise CheckpointError(
                 f"{path} cannot be read as a run's scores: {error}. Write it again with `toque "
                 f"evaluate {in_shell(self.folder)}`."
             ) from error
 
-    @cached_property
+    @property
     def history(self) -> list[dict[str, Any]]:
-        """The events of metrics.jsonl that count: losses, evaluations, saves, warnings."""
+        """The events of metrics.jsonl that count, read anew: losses, evaluations, saves, warnings.
+
+        Raises:
+            CheckpointError: the folder is gone.
+        """
         from toque.runs.history import METRICS, read_metrics
 
+        self._refuse_absent()
         return read_metrics(self.folder / METRICS)
+
+    def _refuse_absent(self) -> None:
+        if not self.folder.is_dir():
+            raise CheckpointError(
+                f"There is no folder {self.folder.absolute()}: it was moved or removed, or this "
+                "program works elsewhere since. Name its place: TrainedRun(folder, step, reason)."
+            )
 
     @property
     def losses(self) -> list[tuple[int, float]]:

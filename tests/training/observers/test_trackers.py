@@ -89,7 +89,8 @@ def test_a_tracker_gets_figures_texts_scores_and_the_page_in_order(tmp_path, war
     line = {"step": 1, "prompt": "toast", "text": "Bread.", "tokens": 2, "metrics": {}}
     samples.write_text(json.dumps(line | {"step": 0, "prompt": "of another session"}) + "\n")
     scores = tmp_path / "evaluation.json"
-    scores.write_text(json.dumps({"step": 6, "heldout": {"loss": 1.0}, "generated": {"bleu": 2.0}}))
+    found = {"step": 6, "heldout": {"loss": 1.0}, "generated": {"bleu": 2.0}}
+    scores.write_text(json.dumps(found | {"tasks": {"joke": {"loss": 3.0, "accuracy": 0.5}}}))
     feed = TrackerFeed("paper", lambda: Listening(heard), warn=warn, samples=samples)
     for record in RECORDS[1:3]:
         feed.take(record)
@@ -104,7 +105,15 @@ def test_a_tracker_gets_figures_texts_scores_and_the_page_in_order(tmp_path, war
     assert heard[2:] == [
         ("texts", 1, [("toast", "Bread.")]),
         ("texts", 6, [("toast", "Butter.")]),
-        (6, {"final/loss": 1.0, "final/bleu": 2.0}),
+        (
+            6,
+            {
+                "final/loss": 1.0,
+                "final/joke_loss": 3.0,
+                "final/joke_choice_accuracy": 0.5,
+                "final/bleu": 2.0,
+            },
+        ),
         ("file", "report.html"),
         ("end", False),
     ]

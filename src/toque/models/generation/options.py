@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 from toque.errors import ConfigError, argument
 
 Precision = Literal["auto", "bf16", "float32"]
+
+
+def refuse_no_number(kind: type = Integral, **values: object) -> None:
+    """Raise a ConfigError for an argument that is no number of its kind; None passes."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, kind):
+            wanted = "whole number" if kind is Integral else "number"
+            raise ConfigError(f"{argument(name)} is {value!r:.60}; give a {wanted}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +55,9 @@ class GenerationOptions:
         if self.precision not in get_args(Precision):
             known = ", ".join(get_args(Precision))
             raise ConfigError(f"{argument('precision')} is {self.precision!r}; use one of {known}.")
+        refuse_no_number(Real, temperature=self.temperature, top_p=self.top_p)
+        whole = ("max_new_tokens", "top_k", "no_repeat_ngram_size", "seed", "batch_rows")
+        refuse_no_number(**{name: getattr(self, name) for name in whole})
         if not 0.0 <= self.temperature < math.inf:  # NaN is no number
             raise ConfigError(f"{argument('temperature')} is {self.temperature:g}; use 0 or more.")
         for name, none in (("top_k", "to keep all"), ("no_repeat_ngram_size", "for no such rule")):

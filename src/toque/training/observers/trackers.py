@@ -14,7 +14,7 @@ import msgspec
 
 from toque.runs.history import number
 from toque.runs.places import FolderPlace
-from toque.runs.run_record import Tail
+from toque.runs.run_record import FinalScores, Tail
 from toque.storage.json_files import decode_json
 from toque.training.callbacks import Callback, RunEnd, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
@@ -167,12 +167,11 @@ class TrackerFeed(Callback):
     def finish(self, *, failed: bool, scores: Path | None = None, page: Path | None = None) -> None:
         """Send the last texts, the scores of evaluation.json and the report; wait a little."""
         self._send_texts()
-        found: dict[str, Any] = {}
+        found = FinalScores()
         with suppress(OSError, msgspec.DecodeError):
-            found = decode_json(scores.read_bytes(), dict[str, Any]) if scores is not None else {}
-        flat = {**(found.get("heldout") or {}), **(found.get("generated") or {})}
-        step, final = found.get("step"), _numbers((f"final/{n}", v) for n, v in flat.items())
-        if final and isinstance(step, int):
+            found = decode_json(scores.read_bytes(), FinalScores) if scores is not None else found
+        step, final = found.step, _numbers((f"final/{n}", v) for n, v in found.metrics.items())
+        if final and step is not None:
             self._thread.offer(lambda: self._opened().log(step, final))
         if page is not None:
             self._thread.offer(lambda: self._opened().file(page))

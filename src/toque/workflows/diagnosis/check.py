@@ -30,6 +30,8 @@ def check(config: Configured, *, examples: int = 16) -> UpdateCheck:
             f"{argument('examples')} must be at least 2: rows are packed from several."
         )
     settings = configure(config)
-    from toque.workflows.diagnosis.update_ways import compare_ways  # with torch
+    from toque.training.runtime import torch_as_before  # with torch
+    from toque.workflows.diagnosis.update_ways import compare_ways
 
-    return compare_ways(settings, examples)
+    with torch_as_before():
+        return compare_ways(settings, examples)

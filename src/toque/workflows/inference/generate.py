@@ -15,7 +15,7 @@ from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.evaluation.best_of import BestOf
-from toque.models.generation.options import GenerationOptions, Precision
+from toque.models.generation.options import GenerationOptions, Precision, refuse_no_number
 from toque.models.loading.provenance import OwnTask, Provenance
 from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.asking import (
@@ -103,6 +103,7 @@ def generate(
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
+    refuse_no_number(n=n, best_of=best_of)
     if n < 1:
         raise ConfigError(f"{argument('n')} is {n}; it must be at least 1.")
     if must_use and schema is not None:
@@ -467,11 +468,12 @@ def _allowed(task: str | None, choices: Sequence[str], classes: tuple[str, ...])
         )
     if task is not None:
         return classes
+    example = argument("choices=['Healthy', 'Indulgent']")
+    allowed = f"Give two answers or more, each once, e.g. {example}."
+    if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
+        raise ConfigError(f"{argument('choices')} is {choices!r}, no list of texts. {allowed}")
     for choice in choices:
         refuse_no_text(choice, argument(f"choices={choice}"))
     if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):
-        raise ConfigError(
-            f"{argument('choices')} are {', '.join(map(repr, choices))}. Give two answers or more, "
-            f"each once: {argument('choices=Healthy')} {argument('choices=Indulgent')}."
-        )
+        raise ConfigError(f"{argument('choices')} are {', '.join(map(repr, choices))}. {allowed}")
     return tuple(choices)
