@@ -110,7 +110,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "optim.cycles": ("{first: 2 steps}", "losses"),
     "optim.cycles.first": ("{first: 2 steps}", "losses"),
     "optim.cycles.growth": ("{first: 1 steps, growth: 1}", "losses"),
-    "optim.cooldown": ("80 %", "losses"),
+    "optim.cooldown": ("60 %", "losses"),
     "optim.gradient_noise": ("{eta: 0.1}", "losses"),
     "optim.gradient_noise.eta": ("{eta: 0.2}", "losses"),
     "optim.gradient_noise.gamma": ("{eta: 0.1, gamma: 3.0}", "losses"),

@@ -82,7 +82,7 @@ def test_what_no_token_can_write_is_an_error(tokenizers_at):
     held = [HeldVocabulary(codec).to_form(form(("爆",)))]
     model, how = model_of("t5", vocab=codec.vocab_size), {"held": held}
     how |= {"max_new_tokens": 30, "eos_id": codec.eos_id, "pad_id": codec.pad_id}
-    with pytest.raises(ConfigError, match="prompt 0 cannot be held to its form"):
+    with pytest.raises(ConfigError, match="Prompt 1 has a text that cannot be held to its form"):
         generate(model, [codec.encode("salt")], **how)
 
 
