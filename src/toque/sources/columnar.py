@@ -34,7 +34,7 @@ _MAX_SCHEMA = 64 << 20
 _BATCH_ROWS = 512  # rows read from Parquet at a time, fewer where its pages are large
 _BATCH_BYTES = 512 << 20  # most that the rows of a batch take, each as large as the largest page
 _DAMAGE = (OSError, ValueError, LookupError, RecursionError)
-"""What pyarrow raises on a damaged file, besides its own exceptions."""
+"""Errors that pyarrow raises on a damaged file, besides its own exceptions."""
 _MOST_PAGE = 128 << 20  # largest page that is read; writers make pages of about a mebibyte
 
 

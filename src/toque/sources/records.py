@@ -162,10 +162,15 @@ class BlockExamples:
     """Examples of each kept record, in order; may be left out where each gave one."""
 
     @property
+    def sizes(self) -> list[int]:
+        """Number of examples of each kept record."""
+        return self.per_record or [1] * len(self.examples)
+
+    @property
     def by_record(self) -> Iterator[list[Example]]:
         """The examples of each kept record."""
         each = iter(self.examples)
-        return (list(islice(each, n)) for n in self.per_record or [1] * len(self.examples))
+        return (list(islice(each, n)) for n in self.sizes)
 
 
 class RecordReader(Protocol):

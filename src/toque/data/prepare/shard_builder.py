@@ -76,7 +76,7 @@ class ShardBuilder:
         """Add a block's examples, checked against the reader's own counts."""
         given = examples_in(block, reader)
         _check_ids(block, given.examples, self._codec)
-        each = [len(examples) for examples in given.by_record if examples]
+        each = [n for n in given.sizes if n]
         n_records = len(each)
         n_dropped, n_all = sum(map(len, given.dropped.values())), len(given.examples)
         # An error and no assert: readers are plugged in, and a wrong count would hide lost recipes.
@@ -316,7 +316,7 @@ def _merged(some: Rows, others: Rows) -> Rows:
 
 
 def _words_of(example: Example) -> str:
-    """What is compared of an example; token files have no words, so their ids are."""
+    """Text by which an example is compared; of a token file, which has no words, its ids."""
     if example.ids:
         return " ".join(map(str, np.frombuffer(example.ids, "<u4").tolist()))
     return f"{example.prompt}\n{example.target}"

@@ -232,7 +232,7 @@ def read_config(folder: Path) -> Any:
 
 
 def _more_than_sums(weights: Path, config: dict[str, Any]) -> str:
-    """What an adapter's file holds beside matrices for linear layers, in words; "" for nothing."""
+    """Words for the first tensor of an adapter's file that is no part of a sum; "" for none."""
     if not weights.exists():  # said where it is read
         return ""
     with _opened(weights) as file:
