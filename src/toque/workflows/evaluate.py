@@ -26,10 +26,12 @@ from toque.evaluation.bootstrap import (
     to_json,
 )
 from toque.reporter import SILENT, Reporter, counting
+from toque.runs.run_files import refuse_users_folder
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
 from toque.workflows.results import Model, existing_folder
+from toque.workflows.saved_steps import config_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -156,7 +158,9 @@ def evaluate(
     trust_code: bool = False,
     reporter: Reporter = SILENT,
 ) -> Evaluation:
-    """Score a run or a model folder on held-out data; write evaluation.json when it is a run.
+    """Score a run, a checkpoint or a model folder on held-out data.
+
+    The scores of a run or a checkpoint are written to evaluation.json in its folder.
 
     Args:
         run_or_model: what is scored.
@@ -172,9 +176,10 @@ def evaluate(
         DataError: no prepared store, or one of another tokenizer.
     """
     folder = existing_folder(run_or_model)
-    own = folder / "config.yaml"
+    own = config_of(folder)
     if own.exists():
-        refuse_links(folder, CheckpointError)
+        refuse_links(own.parent, CheckpointError)
+        refuse_users_folder(own.parent)
     if config is None and not own.exists():
         raise ConfigError(
             f"{folder} is not a run folder, so it does not say what to evaluate on. Name a "
@@ -184,8 +189,10 @@ def evaluate(
     if trust_code:
         settings = settings.with_foreign_code({})
     result = _score_model(folder, settings, reporter)
-    if own.exists():
+    if own.exists() and folder.is_dir():
         result.write(folder)
+    elif own.exists():
+        reporter.notice(f"note: the run has removed {folder}, so the scores are not written there")
     return result
 
 

@@ -14,6 +14,8 @@ import msgspec
 
 from toque.errors import CheckpointError, ConfigError, argument, in_shell
 from toque.storage.json_files import decode_json
+from toque.user_paths import named_path
+from toque.workflows.saved_steps import KINDS, run_of, steps_in_words
 
 if TYPE_CHECKING:
     from toque.evaluation.best_of import Chosen
@@ -97,13 +99,18 @@ Model = TrainedRun | str | Path
 
 def folder_of(model: Model) -> Path:
     """The folder to open."""
-    return model.folder if isinstance(model, TrainedRun) else Path(model)
+    return model.folder if isinstance(model, TrainedRun) else named_path(model)
 
 
 def existing_folder(model: Model) -> Path:
     """The folder to open, or a name of the hub; refused where it can only be an absent folder."""
     folder = folder_of(model)
-    is_local = str(folder).startswith(("/", "~", ".")) or folder.parent != Path()
+    run = run_of(folder)
+    if run is not None and run.is_dir() and not folder.exists():
+        raise CheckpointError(f"There is no {folder}. {steps_in_words(run)} Name one of these.")
+    if folder.name in KINDS and any(folder.glob("step-*")):
+        raise ConfigError(f"{folder} is not one model. {steps_in_words(folder.parent)} Name one.")
+    is_local = str(folder).startswith(("/", ".")) or folder.parent != Path()
     if folder.exists() or not is_local or not folder.parent.is_dir():
         return folder
     beside = sorted(p.name for p in folder.parent.iterdir() if p.is_dir())
