@@ -133,7 +133,7 @@ def test_a_conversation_in_a_terminal(base, tmp_path, monkeypatch, capsys):
     assert out.count(f"[{base}]") == 2
     assert "/compare QUESTION" in out
     assert err.count("note: the answer was cut at 6 tokens, the longest that was asked for") == 3
-    for words in ("cannot be written: File exists", "no answer to save", "/sing is not known"):
+    for words in ("is there already. Name another file", "no answer to save", "/sing is not known"):
         assert words in err
 
 

@@ -40,7 +40,11 @@ def trained(folder: Path, **sections) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=["whole", pytest.param("t5", marks=pytest.mark.slow), "adapter", "sharded"],
+    params=[
+        "whole",
+        "adapter",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("t5", "sharded")),
+    ],
 )
 def run(request, tmp_path_factory) -> Path:
     """A finished run; its tests write into its folders of steps alone."""
@@ -50,7 +54,7 @@ def run(request, tmp_path_factory) -> Path:
         base.mkdir()
         config = kitchen_in(base)
         assert main(["train", str(config)]) == 0
-        model = {"start_from": str(base / "run" / "model")}
+        model = {"family": "auto", "start_from": str(base / "run" / "model")}
         return trained(folder, model=model, adapter={"r": 4})
     model = T5 if request.param == "t5" else TINY["model"]
     layout = "sharded" if request.param == "sharded" else "auto"
