@@ -79,7 +79,7 @@ def test_fault_88_evaluate_writes_no_scores_into_a_folder_that_is_not_a_run(
     put(tmp_path, "evaluation.json")
     before = content(tmp_path)
     assert main(["evaluate", str(tmp_path)]) == ConfigError.exit_code
-    assert "config.yaml, evaluation.json, model/" in said(capfd)
+    assert "a run would write over: evaluation.json." in said(capfd)
     assert content(tmp_path) == before
 
 

@@ -260,3 +260,31 @@ def test_the_list_of_a_damaged_run_and_of_no_run(plain_run, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="is not a run"):
         toque.checkpoints(tmp_path / "empty")
+
+
+@pytest.mark.slow
+def test_those_of_a_run_in_a_bucket(s3_service, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "cache"))
+    for path in sorted(run.rglob("*")):
+        if path.is_file():
+            s3_service.put(f"runs/mine/{path.relative_to(run).as_posix()}", path.read_bytes())
+    there = f"{s3_service.scheme}://pantry/runs/mine"
+    local, remote = toque.checkpoints(run), toque.checkpoints(there)
+    assert remote.steps == local.steps
+    assert remote.address == there
+
+    folder = run / "best" / "step-00000002"
+    for _ in range(2):  # the second time from the cache
+        assert text_of(f"{there}/best/step-00000002/") == text_of(folder)
+    fetched = tmp_path / "cache" / "models" / "s3" / "pantry" / "runs" / "mine"
+    assert not (fetched / "model" / "model.safetensors").exists()
+    assert named_models([f"{there}/best/step-00000002"]) == {
+        "mine-step-00000002": fetched / "best" / "step-00000002"
+    }
+    with pytest.raises(CheckpointError, match=r"has no best/step-00000300 .*best/step-00000006"):
+        toque.generate(f"{there}/best/step-00000300", "soup")
+    with pytest.raises(ConfigError, match="is not the address of a checkpoint"):
+        toque.generate(there, "soup")
+    two = [f"{there}/best/step-0000000{step}" for step in (2, 6)]
+    found = toque.compare(*two, out=tmp_path / "page.html")
+    assert list(found.record["runs"]) == ["mine/best/step-00000002", "mine/best/step-00000006"]

@@ -42,7 +42,7 @@ def chat(
     a question, and one that could not be asked gives the exit code.
 
     Args:
-        run_or_model: run folder, or a Hugging Face model folder.
+        run_or_model: run folder, checkpoint (RUN/best/step-00000200) or Hugging Face model folder.
         other: a second one, which /compare asks the same.
         system: text that a conversation begins with, for models that were trained with one.
         max_new_tokens: longest answer.

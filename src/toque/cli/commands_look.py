@@ -94,8 +94,8 @@ def checkpoints(run: str, /, *, json: bool = False) -> None:
     """
     from toque.workflows.checkpoints import checkpoints as workflow
 
-    found = workflow(run, reporter=ConsoleReporter())
-    print(dumps(found.record(), indent=1) if json else found)
+    steps = workflow(run, reporter=ConsoleReporter())
+    print(dumps(steps.record(), indent=1) if json else steps)
 
 
 def watch(

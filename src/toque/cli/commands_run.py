@@ -128,7 +128,7 @@ def evaluate(
     """Score a run or a model folder on held-out data and write evaluation.json.
 
     Args:
-        run_or_model: run folder, or a Hugging Face model folder.
+        run_or_model: run folder, checkpoint (RUN/best/step-00000200) or Hugging Face model folder.
         config: YAML file or preset; a run's own is the default.
         overrides: settings to change, as section.field=value.
         trust_code: import the metrics that the run's own config.yaml names.
@@ -173,7 +173,7 @@ def generate(
     In a terminal a text appears as it is written.
 
     Args:
-        run_or_model: run folder, or a Hugging Face model folder.
+        run_or_model: run folder, checkpoint (RUN/best/step-00000200) or Hugging Face model folder.
         prompt: what to write for, e.g. "lentil soup" or "lentil soup: lentils, carrots, cumin"; may
             be given several times.
         file: a prompt a line, or JSON lines with `prompt`, or with `title` and `ingredients`.
@@ -274,7 +274,7 @@ def serve(
     """Serve models to people and programs: a page, and the protocol that OpenAI's clients speak.
 
     Args:
-        models: run folders, model folders or adapter folders. Each is asked for by its folder's
+        models: folders of runs, checkpoints, models or adapters. Each is asked for by its folder's
             name, or by one of your own: NAME=FOLDER.
         host: the address to listen on; one that other machines reach needs a token.
         port: 0 takes any that is free.
@@ -316,7 +316,7 @@ def export(
     """Write a run's model for use elsewhere: merged, read back, compared, or refused.
 
     Args:
-        run_or_model: run folder, model folder or adapter folder.
+        run_or_model: folder of a run, a checkpoint, a model or an adapter.
         to: the folder to write.
         step: take the checkpoint or best model of this step, not the finished model.
         form: hf, a Hugging Face folder; gguf, a file for llama.cpp and Ollama; or adapter, one that

@@ -7,7 +7,7 @@ and refused before anything is written.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -44,8 +44,11 @@ def grows(name: str) -> bool:
     return bool((match := _FILE.fullmatch(name)) and match["growing"])
 
 
-def refuse_users_folder(folder: Path) -> None:
-    """Raise a ConfigError for a folder with files of the user's that a run would write over."""
+def refuse_users_folder(folder: Path, *, writes: Collection[str] | None = None) -> None:
+    """Raise a ConfigError for a folder with files of the user's that a run would write over.
+
+    `writes` are the names of the files that a command writes; None for those of a training.
+    """
 
     def read(name: str) -> bytes:
         with suppress(OSError), (folder / name).open("rb") as file:
@@ -57,7 +60,7 @@ def refuse_users_folder(folder: Path) -> None:
         for path in folder.iterdir():
             is_folder = path.name in _FOLDERS and path.is_dir()
             names += _below(path) if is_folder else [path.name]
-    _refuse_users_files(names, read, str(folder))
+    _refuse_users_files(names, read, str(folder), writes=writes)
 
 
 def refuse_users_address(bucket: Bucket) -> None:
@@ -82,7 +85,12 @@ def _below(folder: Path) -> Iterator[str]:
 
 
 def _refuse_users_files(
-    names: Iterable[str], read: Callable[[str], bytes], place: str, *, locked: bool = False
+    names: Iterable[str],
+    read: Callable[[str], bytes],
+    place: str,
+    *,
+    locked: bool = False,
+    writes: Collection[str] | None = None,
 ) -> None:
     """Refuse files at a place by their names below it; `read` gives the beginning of one."""
     listed = set(names)
@@ -90,7 +98,7 @@ def _refuse_users_files(
     wrote_metrics = METRICS in listed and read(METRICS).startswith(_EVENT)
     is_run = locked or (wrote_config and wrote_metrics) or any(map(_OF_A_RUN.fullmatch, listed))
 
-    taken = {
+    users_files = {
         f"{top}/" if inner else top
         for top, _, inner in (name.partition("/") for name in listed)
         if top in _FOLDERS or (is_own(top) and not inner)
@@ -100,14 +108,16 @@ def _refuse_users_files(
             CONFIG: not wrote_config,
             "model/": not listed & {END, _RECORD} and _MODEL & listed,
         }
-        taken = {name for name in taken if users.get(name)}
-    if taken:
-        raise _refusal(place, sorted(taken))
+        users_files = {name for name in users_files if users.get(name)}
+    if writes is not None:
+        users_files.intersection_update(writes)
+    if users_files:
+        raise _refusal(place, sorted(users_files))
 
 
-def _refusal(place: str, taken: Sequence[str]) -> ConfigError:
+def _refusal(place: str, users_files: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"{place} holds files that no run wrote and that a run would write over: "
-        f"{', '.join(taken)}. Nothing was changed. Choose another folder, e.g. run_dir=runs/mine, "
-        "or move these files away."
+        f"{', '.join(users_files)}. Nothing was changed. Choose another folder, e.g. "
+        "run_dir=runs/mine, or move these files away."
     )

@@ -59,8 +59,8 @@ class _Record(msgspec.Struct):
     sha256: str | None = None  # known when the file is whole
 
 
-def cache_folder(kind: Literal["sources", "measured", "runs", "objects"]) -> Path:
-    """The folder of fetched sources, measurements, runs in a bucket, or a program's models."""
+def cache_folder(kind: Literal["sources", "measured", "runs", "models", "objects"]) -> Path:
+    """The folder of fetched sources, measurements, runs or checkpoints, or a program's models."""
     root = os.environ.get(CACHE_VARIABLE)
     return (named_path(root) if root else Path.home() / ".cache" / "toque") / kind
 

@@ -27,6 +27,7 @@ from toque.evaluation.bootstrap import (
 )
 from toque.reporter import SILENT, Reporter, counting
 from toque.runs.run_files import refuse_users_folder
+from toque.runs.run_record import EVALUATION
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
@@ -144,7 +145,7 @@ class Evaluation:
         each = to_json(examples=self.examples, texts=texts, step=self.step)
         with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
             atomic_write(folder / FILE, each.encode())
-            atomic_write(folder / "evaluation.json", self.to_json().encode())
+            atomic_write(folder / EVALUATION, self.to_json().encode())
 
 
 def _interval(e: Estimate) -> list[float | None]:
@@ -176,22 +177,24 @@ def evaluate(
         DataError: no prepared store, or one of another tokenizer.
     """
     folder = existing_folder(run_or_model)
-    own = config_of(folder)
-    if own.exists():
-        refuse_links(own.parent, CheckpointError)
-        refuse_users_folder(own.parent)
-    if config is None and not own.exists():
+    config_file = config_of(folder)
+    if config_file.exists():
+        refuse_links(config_file.parent, CheckpointError)
+        refuse_users_folder(config_file.parent, writes=(FILE, EVALUATION))
+    if config is None and not config_file.exists():
         raise ConfigError(
             f"{folder} is not a run folder, so it does not say what to evaluate on. Name a "
             "configuration after it: toque evaluate MODEL my.yaml, or evaluate(model, config)."
         )
-    settings = configure(load_config(own, trust_code=False).config if config is None else config)
+    settings = configure(
+        load_config(config_file, trust_code=False).config if config is None else config
+    )
     if trust_code:
         settings = settings.with_foreign_code({})
     result = _score_model(folder, settings, reporter)
-    if own.exists() and folder.is_dir():
+    if config_file.exists() and folder.is_dir():
         result.write(folder)
-    elif own.exists():
+    elif config_file.exists():
         reporter.notice(f"note: the run has removed {folder}, so the scores are not written there")
     return result
 

@@ -170,10 +170,10 @@ def _record(run: Model) -> RunRecord:
     folder = existing_folder(run)
     if not folder.is_dir():
         raise ConfigError(f"There is no folder {folder}. Name a run, such as runs/mine.")
-    own = run_of(folder) or folder
-    refuse_links(own, CheckpointError)
-    at = "" if own == folder else folder.absolute().relative_to(own).as_posix()
-    return RunRecord(FolderPlace(own.resolve()), at=at)
+    of_run = run_of(folder) or folder
+    refuse_links(of_run, CheckpointError)
+    at = "" if of_run == folder else folder.absolute().relative_to(of_run).as_posix()
+    return RunRecord(FolderPlace(of_run.resolve()), at=at)
 
 
 def _read(record: RunRecord, notes: list[str]) -> ComparedRun:
@@ -289,8 +289,8 @@ def _checkpoint(path: Path) -> str:
 def _identity(folder: Path) -> tuple[int, int] | None:
     """Device and number of a folder, another once it was replaced; None without one."""
     with suppress(OSError):
-        found = folder.stat()
-        return found.st_dev, found.st_ino
+        status = folder.stat()
+        return status.st_dev, status.st_ino
     return None
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from toque.errors import CheckpointError
 from toque.models.loading.provenance import WRITTEN
 from toque.runs.run_files import grows, is_own
+from toque.runs.run_record import CONFIG
 from toque.storage.atomic import atomic_folder, atomic_path
 from toque.storage.bucket import Bucket, BucketError, RunBucketError
 from toque.storage.bucket_lock import LOCK
@@ -78,6 +79,34 @@ def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
         if here is None or here.step < _step(steps[0]):
             _fetch_rest(bucket, names, run, say)
     say(f"fetched step {step:,} from {bucket.address}")
+
+
+def fetch_model(bucket: Bucket, at: str, run: Path) -> None:
+    """Bring one checkpoint or best model into the folder `run`, to be used as a model.
+
+    `at` is its place, as best/step-00000200. What else belongs to the model comes with it: the
+    run's configuration, tokenizer and record. RunBucketError where the bucket has no such place.
+    """
+    names, target = bucket.names(), run / at
+    manifest = bucket.read(f"{at}/{MANIFEST}") if f"{at}/{MANIFEST}" in names else None
+    if manifest is None or CONFIG not in names:
+        steps = [
+            f"{kind}/{one}"
+            for kind in ("best", "checkpoints")
+            for one in complete_steps(names, kind)
+        ]
+        raise RunBucketError(
+            f"{bucket.address} has no {at} that is whole, or no {CONFIG}. It has "
+            f"{', '.join(sorted(steps)) or 'no checkpoint yet'}."
+        )
+    if _whole_here(target) is None or (target / MANIFEST).read_bytes() != manifest:
+        with _fetched(bucket, at, run):
+            pass
+    beside = [name for name in MODEL_FILES if not name.endswith(".safetensors")]
+    for name in (CONFIG, *filter(names.__contains__, beside)):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(run / name) as temporary:
+            bucket.get_file(name, temporary, most=shutil.disk_usage(run).free)
 
 
 def _there_and_here(bucket: Bucket, run: Path) -> tuple[list[str], list[str], Manifest | None]:

@@ -132,9 +132,9 @@ def _opened(
 ) -> OpenedModel:
     config, model = None, folder
     named = {f"adapter_{i}": adapter for i, adapter in enumerate(adapters)}
-    if (own := config_of(folder)).exists():
-        refuse_links(own.parent, CheckpointError)
-        config = load_config(own).config
+    if (config_file := config_of(folder)).exists():
+        refuse_links(config_file.parent, CheckpointError)
+        config = load_config(config_file).config
         model = folder / "model"
         is_finished = (model / "config.json").exists() or is_adapter_folder(model)
         if not is_finished:  # or a checkpoint was named
@@ -188,15 +188,15 @@ def _as_trained(folder: Path, config: RunConfig, device: torch.device) -> Traine
     """The model of a checkpoint, or of a run's best or newest one, which may be training."""
     run = run_of(folder)
     for tries_left in reversed(range(_TRIES)):
-        found = _newest_of(folder, config) if run is None else verify_checkpoint(folder)
+        checkpoint = _newest_of(folder, config) if run is None else verify_checkpoint(folder)
         try:
-            return _read_checkpoint(run or folder, found, config, device)
+            return _read_checkpoint(run or folder, checkpoint, config, device)
         except CheckpointError as error:
-            if found.path.is_dir():
+            if checkpoint.path.is_dir():
                 raise
             if run is not None or not tries_left:
                 raise CheckpointError(
-                    f"The run has removed {found.path}, while it was read. "
+                    f"The run has removed {checkpoint.path}, while it was read. "
                     f"{steps_in_words(run or folder)} Name one of these."
                 ) from error
     raise AssertionError
@@ -205,45 +205,48 @@ def _as_trained(folder: Path, config: RunConfig, device: torch.device) -> Traine
 def _newest_of(run: Path, config: RunConfig) -> Checkpoint:
     """The best model of a run, else its newest checkpoint."""
     checkpoints = CheckpointStore(run / "checkpoints")
-    found = checkpoints.best() or checkpoints.newest_valid()
-    if found is None:
+    checkpoint = checkpoints.best() or checkpoints.newest_valid()
+    if checkpoint is None:
         raise CheckpointError(
             f"The run {run} has no checkpoint yet. Let it reach its first save "
             f"(train.save_every={config.train.save_every}), or name a finished run."
         )
-    return found
+    return checkpoint
 
 
 def _read_checkpoint(
-    run: Path, found: Checkpoint, config: RunConfig, device: torch.device
+    run: Path, checkpoint: Checkpoint, config: RunConfig, device: torch.device
 ) -> TrainedModel:
-    codec, record = _tokenizer_of_run(run, found, config)
-    wanted, base_hash = model_to_train(config, codec), None
+    codec, record = _tokenizer_of_run(run, checkpoint, config)
+    base_hash = None
+    to_train = model_to_train(config, codec)
     if config.adapter is None:
-        model = wanted.in_float32()
+        model = to_train.in_float32()
     else:
-        base = wanted.base()
+        base = to_train.base()
         formats = formats_in_use([], device, _format_of(config, device))
         model, base_hash = base.placed(base.fitting(formats, device), device)
-        refuse_another_base(found, base_hash)
-    load_weights(model, found)
+        refuse_another_base(checkpoint, base_hash)
+    load_weights(model, checkpoint)
     model.train(mode=False)
-    return TrainedModel(model, codec, record, found.step, base_hash)
+    return TrainedModel(model, codec, record, checkpoint.step, base_hash)
 
 
-def _tokenizer_of_run(run: Path, found: Checkpoint, config: RunConfig) -> tuple[Codec, Provenance]:
+def _tokenizer_of_run(
+    run: Path, checkpoint: Checkpoint, config: RunConfig
+) -> tuple[Codec, Provenance]:
     """The tokenizer and record of a run: from its store, or where that is gone from its model."""
     store, finished = Path(config.data.store), run / "model"
     if not (store / "manifest.json").exists():
         if (record := provenance_of(finished)) is not None:
             return codec_in(finished, record), record
         raise CheckpointError(
-            f"{found.path} needs the tokenizer of its run, which is in the run's store {store}, "
-            "and there is no store. Give the command in the folder where the run was trained, or "
-            "put the store back."
+            f"{checkpoint.path} needs the tokenizer of its run, which is in the store {store}, and "
+            "there is no store. Give the command in the folder where the run was trained, or put "
+            "the store back."
         )
     prepared = TokenStore.open(store)
-    refuse_another_store(run, found, prepared)
+    refuse_another_store(run, checkpoint, prepared)
     check_tokenizer(prepared)
     return prepared.codec(), provenance_of_run(config, prepared.manifest)
 

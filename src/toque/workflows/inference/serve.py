@@ -14,7 +14,6 @@ from toque.models.generation.options import GenerationOptions, Precision
 from toque.reporter import SILENT, Reporter
 from toque.runs.places import RunFinder, is_in_a_bucket
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
-from toque.user_paths import named_path
 from toque.workflows.results import Model, TrainedRun, existing_folder, folder_of
 from toque.workflows.saved_steps import run_of
 
@@ -42,7 +41,7 @@ def serve(
     """Answer requests in the OpenAI protocol until SIGTERM or Ctrl-C.
 
     Args:
-        models: runs, model folders or adapter folders, one or several. Each is asked for by its
+        models: runs, checkpoints, model folders or adapter folders, one or several. Each is asked for by its
             folder's name, or by one of your own as "name=folder".
         host: the address to listen on; one that other machines reach needs a token.
         port: 0 takes any that is free.
@@ -96,11 +95,10 @@ def named_models(models: Sequence[Model]) -> dict[str, Path]:
     """The folders by the names they are asked for; refuses one name for two."""
     found: dict[str, Path] = {}
     for model in models:
-        folder = folder_of(model)
         name, given, rest = str(model).partition("=")
-        if given and name and rest and not folder.exists():
-            folder = named_path(rest)
-        else:
+        has_name = bool(given and name and rest) and not folder_of(model).exists()
+        folder = existing_folder(rest if has_name else model)
+        if not has_name:
             parts = folder.absolute().parts
             run = run_of(folder)
             # The model of a run is known by its run's name.
@@ -111,7 +109,7 @@ def named_models(models: Sequence[Model]) -> dict[str, Path]:
                 f"{found[name]} and {folder} would both be served as {name!r}. Give one of them "
                 f"a name of its own: other={folder}."
             )
-        found[name] = existing_folder(folder)
+        found[name] = folder
     if not found:
         raise ConfigError("There is nothing to serve. Name a run or a model folder.")
     return found
