@@ -41,8 +41,8 @@ def serve(
     """Answer requests in the OpenAI protocol until SIGTERM or Ctrl-C.
 
     Args:
-        models: runs, checkpoints, model folders or adapter folders, one or several. Each is asked for by its
-            folder's name, or by one of your own as "name=folder".
+        models: runs, checkpoints, model folders or adapter folders, one or several. Each is asked
+            for by its folder's name, or by one of your own as "name=folder".
         host: the address to listen on; one that other machines reach needs a token.
         port: 0 takes any that is free.
         token: what requests must bring as `Authorization: Bearer TOKEN`.
