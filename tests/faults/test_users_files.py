@@ -96,6 +96,14 @@ def test_fault_88_a_run_is_recognised_at_every_stage(whole_run, tmp_path):
     refuse_users_folder(copied)
 
 
+def test_fault_88_a_refused_run_does_not_make_a_run_of_a_users_folder(kitchen, tmp_path, capfd):
+    put(tmp_path, "data.jsonl")
+    words = ["train", str(kitchen / "run.yaml"), f"run_dir={tmp_path}", "train.best_by=rougeL"]
+    assert main(words) == ConfigError.exit_code
+    assert "rougeL" in said(capfd)
+    assert content(tmp_path).keys() == {"data.jsonl"}
+
+
 def test_fault_88_a_users_configuration_and_model_in_a_run_are_not_overwritten(
     kitchen, whole_run, tmp_path, capfd
 ):

@@ -30,6 +30,7 @@ from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError, ToqueError, argument, in_shell
 from toque.evaluation.bootstrap import FILE as BY_TEXT
 from toque.reporter import Reporter, size_text
+from toque.runs.history import METRICS
 from toque.runs.run_record import END, EVALUATION
 from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into, sha256_of
 from toque.storage.bucket import Bucket
@@ -127,7 +128,8 @@ class LoggedReporter(Reporter):
             self._file.flush()
 
 
-_OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock", LOG)
+LOCK_FILE: Final = "checkpoints/.lock"
+_OWN_FILES: Final = ("config.yaml", "resources.json", LOCK_FILE, LOG)
 """Files that a session writes before its first update."""
 _OF_THE_END: Final = (END, EVALUATION, BY_TEXT, "model")
 """Files of a run's end, its record first: without that the rest is not finished."""
@@ -137,27 +139,27 @@ _DONE: Final = "resumed.json"
 
 @contextmanager
 def claimed_folder(run: Path) -> Iterator[None]:
-    """Hold a run's folder against other processes; one made for a refused run is removed again."""
+    """Hold a run's folder against other processes; a refused run leaves nothing in a new place."""
     new = [folder for folder in (run, *run.parents) if not folder.exists()]
+    is_first = not (run / LOCK_FILE).exists()
     with run_lock(run / "checkpoints"):
         try:
             yield
         except ToqueError:
-            if new and place_of(run) == run:
+            if is_first and place_of(run) == run:
                 _remove_unused(run, new)
             raise
 
 
 def _remove_unused(run: Path, new: Sequence[Path]) -> None:
-    """Remove the folders made for a run when they hold nothing but what a session begins with."""
-    held = {p.relative_to(run).as_posix() for p in run.rglob("*") if not p.is_dir()}
-    if all(name in _OWN_FILES or name.startswith("resources-rank") for name in held):
-        with suppress(OSError):
-            for name in held:
-                (run / name).unlink()
-            for folder in sorted((p for p in run.rglob("*") if p.is_dir()), reverse=True):
-                folder.rmdir()
-            for folder in new:
+    """Remove what a first session begins with, unless it has trained or fetched something."""
+    if (run / METRICS).exists() or step_folders(run / "checkpoints"):
+        return
+    with suppress(OSError):
+        for path in (*(run / name for name in _OWN_FILES), *run.glob("resources-rank*")):
+            path.unlink(missing_ok=True)
+        for folder in (run / "checkpoints", run / OUTBOX, *new):
+            if folder.exists():
                 folder.rmdir()
 
 
