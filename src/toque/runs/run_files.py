@@ -95,8 +95,8 @@ def _refuse_users_files(
     """Refuse files at a place by their names below it; `read` gives the beginning of one."""
     listed = set(names)
     wrote_config = CONFIG in listed and read(CONFIG).startswith(HEADER.encode())
-    wrote_metrics = METRICS in listed and read(METRICS).startswith(_EVENT)
-    is_run = locked or (wrote_config and wrote_metrics) or any(map(_OF_A_RUN.fullmatch, listed))
+    has_trained = END in listed or (METRICS in listed and read(METRICS).startswith(_EVENT))
+    is_run = locked or (wrote_config and has_trained) or any(map(_OF_A_RUN.fullmatch, listed))
 
     users_files = {
         f"{top}/" if inner else top
