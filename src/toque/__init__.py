@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from toque.cooking.recipe import Recipe
     from toque.reporter import Reporter
     from toque.workflows.ablate import ablate
+    from toque.workflows.checkpoints import checkpoints
     from toque.workflows.configure import configure
     from toque.workflows.diagnosis.check import check
     from toque.workflows.diagnosis.doctor import doctor
@@ -45,6 +46,7 @@ __all__ = [
     "__version__",
     "ablate",
     "check",
+    "checkpoints",
     "classify",
     "compare",
     "configure",

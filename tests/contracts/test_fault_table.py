@@ -8,7 +8,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent.parent
 LIST = TESTS.parent / "docs" / "explanation" / "reliability.md"
 HELD = TESTS.parent / "lab" / "fault-tests.md"
-NUMBERS = list(range(1, 88))
+NUMBERS = list(range(1, 92))
 _NODE = re.compile(r"`([a-z_0-9/]+\.py)::(\w+)`")
 
 

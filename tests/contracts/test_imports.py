@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PACKAGE = REPOSITORY / "src" / "toque"
 LEVELS = (
     ("errors", "version"),
-    ("units", "batch", "keyed_random", "reporter", "hardware"),
+    ("units", "batch", "keyed_random", "reporter", "hardware", "user_paths"),
     ("storage", "config"),
     ("sources", "models"),
     ("data", "runs"),

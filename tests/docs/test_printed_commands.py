@@ -38,7 +38,9 @@ NAMES: Final = {
     "RECIPES": "my-recipes.jsonl.gz", "YOUR-RECIPES": "my-recipes.jsonl.gz",
     "recipes.jsonl": "recipes.jsonl", "dump.csv": "recipes.jsonl", "$data": "my-recipes.jsonl.gz",
     "CARD": "rtx-4090", "N": "2", "seed=S": "seed=3", "$first:29400": "node-1:29400",
-    "step-00000200": "step-00000003",
+    "step-00000200": "step-00000003", "200": "3",
+    "runs/mine/best/step-00000200": "runs/mine/best/step-00000003",
+    "RUN/best/step-00000200": "runs/mine/best/step-00000003",
 }  # fmt: skip
 """What a reader puts in."""
 VALUES: Final = {

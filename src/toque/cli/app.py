@@ -70,7 +70,7 @@ _GROUPS: Mapping[str, tuple[Callable[..., object], ...]] = {
         data.prepare, run.train, run.evaluate, run.generate, chat, run.serve, data.report,
         run.export,
     ),
-    "Watch": (look.watch, look.compare),
+    "Watch": (look.watch, look.compare, look.checkpoints),
     "Look up": (
         look.plan, data.show, data.show_batch, data.presets, data.schema, data.cookbook, completion,
     ),

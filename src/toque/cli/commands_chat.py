@@ -6,7 +6,6 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from toque.cli.console import ConsoleReporter, flag, for_reader
@@ -43,7 +42,7 @@ def chat(
     a question, and one that could not be asked gives the exit code.
 
     Args:
-        run_or_model: run folder, or a Hugging Face model folder.
+        run_or_model: run folder, checkpoint (RUN/best/step-00000200) or Hugging Face model folder.
         other: a second one, which /compare asks the same.
         system: text that a conversation begins with, for models that were trained with one.
         max_new_tokens: longest answer.
@@ -112,8 +111,7 @@ def _answered(line: str, talks: list[Talk], options: GenerationOptions) -> None:
     elif word == "/save":
         if not rest.strip():
             raise ConfigError("Name the file: /save talk.jsonl.")
-        talks[0].save(Path(rest.strip()))
-        print(f"saved to {rest.strip()}")
+        print(f"saved to {talks[0].save(rest.strip())}")
     elif word in ("/undo", "/new"):
         for talk in talks:
             said = sum(turn["role"] != "system" for turn in talk.turns)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from toque.cli.console import ConsoleReporter, print_page
 from toque.errors import ConfigError, argument, in_shell
+from toque.user_paths import named_path
 
 if TYPE_CHECKING:
     from toque.config import Resolved
@@ -76,7 +76,7 @@ def show(config: str, /, *overrides: Overrides, hardware: str | None = None) -> 
     """
     from toque.config import resolved_yaml
 
-    own = Path(config) / "config.yaml"
+    own = named_path(config) / "config.yaml"
     resolved = load(str(own) if own.exists() else config, overrides, hardware=hardware)
     print(resolved_yaml(resolved).rstrip("\n"))
 
@@ -119,7 +119,7 @@ def presets() -> None:
         print(f"{name:24}{summary}")
 
 
-def cookbook(out: Path, *, n: int = 20_000, seed: int = 17, replace: bool = False) -> None:
+def cookbook(out: str, *, n: int = 20_000, seed: int = 17, replace: bool = False) -> None:
     """Write synthetic recipes from the embedded grammar, as JSON lines.
 
     Args:
@@ -130,16 +130,17 @@ def cookbook(out: Path, *, n: int = 20_000, seed: int = 17, replace: bool = Fals
     """
     from toque.cooking.cookbook.recipes import write_cookbook
 
-    if os.path.lexists(out) and not replace:
+    file = named_path(out)
+    if os.path.lexists(file) and not replace:
         raise ConfigError(
-            f"{out} is there already and may hold what is yours. Name another file with "
+            f"{file} is there already and may hold what is yours. Name another file with "
             f"{argument('out')}, or overwrite it with {argument('replace=True')}."
         )
-    write_cookbook(out, n=n, seed=seed)
-    print(f"{n:,} synthetic recipes in {out}")
+    write_cookbook(file, n=n, seed=seed)
+    print(f"{n:,} synthetic recipes in {file}")
 
 
-def report(path: Path, /, *, out: Path | None = None) -> None:
+def report(path: str, /, *, out: str | None = None) -> None:
     """Write one offline HTML page about a store or a run, finished or not.
 
     Args:
@@ -153,7 +154,7 @@ def report(path: Path, /, *, out: Path | None = None) -> None:
     print(page)
 
 
-def verify(path: Path, /) -> None:
+def verify(path: str, /) -> None:
     """Check a store, a checkpoint or a run against its hashes.
 
     Args:
@@ -168,7 +169,7 @@ def verify(path: Path, /) -> None:
 
 def init(
     *sources: Annotated[str, Parameter(help="a file, a folder or a pattern, or several.")],
-    to: Path = Path("my.yaml"),
+    to: str = "my.yaml",
     size: Literal["300k", "1m", "3m", "6m", "14m", "30m"] | None = None,
     start_from: str = "scratch",
     for_: str = "1 hour",

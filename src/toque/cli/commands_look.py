@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from json import dumps
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -13,7 +12,7 @@ from toque.cli.commands_data import Overrides, load, loading
 from toque.cli.console import ConsoleReporter, print_checkup
 
 
-def doctor(run: Path | None = None, /, *, json: bool = False) -> None:
+def doctor(run: str | None = None, /, *, json: bool = False) -> None:
     """Check this machine; or say what limits a run.
 
     Without RUN: versions, processor, GPUs, a compile, two processes that share a sum, disk, memory,
@@ -84,6 +83,21 @@ def plan(
     print(dumps(found.record(), indent=1) if json else found)
 
 
+def checkpoints(run: str, /, *, json: bool = False) -> None:
+    """List the checkpoints and best models of a run: training time, scores, size, why each is kept.
+
+    Each is a model: `toque generate RUN/best/step-00000200 --prompt soup` writes with it.
+
+    Args:
+        run: run folder, or its address at gs:// or s3://; it may be training.
+        json: print one JSON object instead of a table.
+    """
+    from toque.workflows.checkpoints import checkpoints as workflow
+
+    steps = workflow(run, reporter=ConsoleReporter())
+    print(dumps(steps.record(), indent=1) if json else steps)
+
+
 def watch(
     run_or_folder: str,
     /,
@@ -107,11 +121,12 @@ def watch(
     workflow(run_or_folder, host=host, port=port, token=token, reporter=ConsoleReporter())
 
 
-def compare(*runs: str, out: Path | None = None, json: bool = False) -> None:
+def compare(*runs: str, out: str | None = None, json: bool = False) -> None:
     """Hold runs against the first: settings that differ, scores with intervals, cost, curves.
 
     Args:
-        runs: two or more runs, unfinished, ended or killed: folders, or addresses at gs:// or s3://.
+        runs: two or more runs, unfinished, ended or killed, or checkpoints of runs: folders, or
+            addresses at gs:// or s3://.
         out: the page to write; comparison.html beside the first run when left out.
         json: print every number as JSON instead of tables.
     """

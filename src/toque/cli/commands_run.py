@@ -17,7 +17,9 @@ from toque.cli.commands_data import Overrides, is_first, load, loading
 from toque.cli.console import ConsoleReporter, TextsAsWritten, flag, for_reader, print_drill
 from toque.cli.launch import is_secret, start_ranks, starts_ranks
 from toque.errors import ConfigError, Interrupted, in_shell
+from toque.user_paths import named_path
 from toque.workflows.results import existing_folder, hint_of
+from toque.workflows.saved_steps import config_of
 
 if TYPE_CHECKING:
     from toque.workflows.results import Answer, TrainedRun, Written
@@ -126,14 +128,14 @@ def evaluate(
     """Score a run or a model folder on held-out data and write evaluation.json.
 
     Args:
-        run_or_model: run folder, or a Hugging Face model folder.
+        run_or_model: run folder, checkpoint (RUN/best/step-00000200) or Hugging Face model folder.
         config: YAML file or preset; a run's own is the default.
         overrides: settings to change, as section.field=value.
         trust_code: import the metrics that the run's own config.yaml names.
     """
-    if config is not None and "=" in config and not Path(config).exists():
+    if config is not None and "=" in config and not named_path(config).exists():
         overrides, config = (config, *overrides), None
-    own, settings = existing_folder(run_or_model) / "config.yaml", None
+    own, settings = config_of(existing_folder(run_or_model)), None
     if config is not None or own.exists():
         unless_own = None if config else False
         settings = load(config or str(own), overrides, trust_code=trust_code or unless_own).config
@@ -147,10 +149,10 @@ def generate(
     /,
     *,
     prompt: list[str] | None = None,
-    file: Path | None = None,
+    file: str | None = None,
     task: str | None = None,
     choices: list[str] | None = None,
-    adapter: list[Path] | None = None,
+    adapter: list[str] | None = None,
     n: int = 1,
     max_new_tokens: int | None = None,
     temperature: float = 0.7,
@@ -171,7 +173,7 @@ def generate(
     In a terminal a text appears as it is written.
 
     Args:
-        run_or_model: run folder, or a Hugging Face model folder.
+        run_or_model: run folder, checkpoint (RUN/best/step-00000200) or Hugging Face model folder.
         prompt: what to write for, e.g. "lentil soup" or "lentil soup: lentils, carrots, cumin"; may
             be given several times.
         file: a prompt a line, or JSON lines with `prompt`, or with `title` and `ingredients`.
@@ -272,7 +274,7 @@ def serve(
     """Serve models to people and programs: a page, and the protocol that OpenAI's clients speak.
 
     Args:
-        models: run folders, model folders or adapter folders. Each is asked for by its folder's
+        models: folders of runs, checkpoints, models or adapters. Each is asked for by its folder's
             name, or by one of your own: NAME=FOLDER.
         host: the address to listen on; one that other machines reach needs a token.
         port: 0 takes any that is free.
@@ -305,7 +307,8 @@ def export(
     run_or_model: str,
     /,
     *,
-    to: Path,
+    to: str,
+    step: int | None = None,
     form: Annotated[str, Parameter(name="--format")] = "hf",
     dtype: str | None = None,
     push_to: str | None = None,
@@ -313,8 +316,9 @@ def export(
     """Write a run's model for use elsewhere: merged, read back, compared, or refused.
 
     Args:
-        run_or_model: run folder, model folder or adapter folder.
+        run_or_model: folder of a run, a checkpoint, a model or an adapter.
         to: the folder to write.
+        step: take the checkpoint or best model of this step, not the finished model.
         form: hf, a Hugging Face folder; gguf, a file for llama.cpp and Ollama; or adapter, one that
             peft reads beside its base, not merged.
         dtype: type of the weights: f32 (default), bf16 or f16; in the format gguf f16 (default),
@@ -324,12 +328,12 @@ def export(
     from toque.workflows.export import export as workflow
 
     with ConsoleReporter().working(f"writing {to}, reading it back and comparing"):
-        made = workflow(run_or_model, to=to, form=form, dtype=dtype, push_to=push_to)
+        made = workflow(run_or_model, to, step=step, form=form, dtype=dtype, push_to=push_to)
     print(made)
 
 
 def drill(
-    run: Path,
+    run: str,
     /,
     *,
     kills: int = 10,
@@ -389,7 +393,7 @@ def ablate(
     *overrides: Overrides,
     seeds: int = 5,
     steps: int | None = None,
-    out: Path = Path("runs/ablation"),
+    out: str = "runs/ablation",
     trust_code: bool = False,
 ) -> None:
     """Measure what each improvement is worth on your data: on and off, over several seeds.

@@ -11,10 +11,19 @@ from urllib.parse import urlsplit
 
 import annotated_types
 from annotated_types import Predicate
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+)
 
 from toque.errors import ConfigError
 from toque.units import UNITS, Duration
+from toque.user_paths import expanded
 
 
 class Config(BaseModel):
@@ -127,7 +136,8 @@ BatchSize = Annotated[
 FileName = Annotated[str, Field(min_length=1), Predicate(_fits_a_disk)]
 """A file, a folder or an address; each part of at most 255 bytes."""
 
-FolderName = Annotated[FileName, Allowed("a folder")]
+FolderName = Annotated[FileName, AfterValidator(expanded), Allowed("a folder")]
+"""A folder or an address; `~` is expanded here, because the folder is opened in many places."""
 
 TokenizerName = Annotated[
     str,

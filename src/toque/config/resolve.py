@@ -28,6 +28,7 @@ from toque.config.user_code import is_of_a_run, names_of_code
 from toque.config.yaml_reader import Document, dotted, read_yaml
 from toque.config.yaml_reader import Path as SettingPath
 from toque.errors import ConfigError, argument, nearest_hint
+from toque.user_paths import named_path
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
@@ -175,7 +176,7 @@ def load_config(
         given.override(text)
     resolved = _resolve(given)
     if trust_code is None:
-        trust_code = document.name != str(name_or_path) or not is_of_a_run(Path(name_or_path))
+        trust_code = document.name != str(name_or_path) or not is_of_a_run(named_path(name_or_path))
     if trust_code:
         return resolved
 
@@ -250,7 +251,7 @@ def _read(name: str) -> Document:
         text = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
         return _mapping(text, f"presets/{name}.yaml")
     try:
-        with Path(name).open("rb") as file:  # a pipe of the shell, too
+        with named_path(name).open("rb") as file:  # a pipe of the shell, too
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise ConfigError(

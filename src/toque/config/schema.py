@@ -433,7 +433,8 @@ class RunConfig(Config):
 
     run_dir: FolderName = "runs/cookbook"
     """Folder of the run: checkpoints, metrics, the finished model. At gs:// or s3:// it is worked
-    on in a folder of this machine and uploaded (`checkpoint.upload`)."""
+    on in a folder of this machine and uploaded (`checkpoint.upload`). In every path `~` is your
+    home folder."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 17
     """Seed of all randomness: weights, data order, dropout, sampling."""
     model: ModelConfig = Field(default_factory=ModelConfig)

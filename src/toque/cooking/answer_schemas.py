@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from toque.errors import ConfigError, argument
+from toque.user_paths import named_path
 
 SHIPPED: Final = {"recipe": Path(__file__).with_name("recipe.schema.json")}
 
@@ -16,7 +17,7 @@ def answer_schema(named: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema itself, one of SHIPPED by its name, or that of a file; ConfigError if none is."""
     if isinstance(named, Mapping):
         return named
-    file = SHIPPED.get(str(named), Path(named))
+    file = SHIPPED.get(str(named)) or named_path(named)
     try:
         found = json.loads(file.read_bytes())
         wrong = "" if isinstance(found, dict) else f"is a JSON {type(found).__name__}, no object"

@@ -170,9 +170,17 @@ def _process(pid: str, lock: FoundFile) -> Holder:
 
 @final
 class RunRecord:
-    """A run's files, read once by `read_whole` or again and again by `refresh`."""
+    """A run's files, read once by `read_whole` or again and again by `refresh`.
 
-    def __init__(self, place: Place, *, clock: Callable[[], float] = time.monotonic) -> None:
+    With `at`, the place of a checkpoint in the run, its scores and the events up to its step.
+    """
+
+    def __init__(
+        self, place: Place, *, at: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.at = at
+        """Place of a checkpoint in the run, as best/step-00000200; "" for the whole run."""
+        self._last_step = int(at.rpartition("-")[2]) if at else None
         self.place, self._clock = place, clock
         self._events, self._samples = Tail(place, METRICS), Tail(place, SAMPLES)
         self._holders = HolderWatch(place, clock=clock)
@@ -246,7 +254,7 @@ class RunRecord:
             self.history, self.texts = RunHistory(), {}
             self._samples = Tail(self.place, SAMPLES)
         for line in lines:
-            if (event := event_in(line)) is not None:
+            if (event := event_in(line)) is not None and not self._is_later(event):
                 self.history.take(event)
         texts = self._samples.lines()
         for line in texts:
@@ -263,14 +271,29 @@ class RunRecord:
         elif self._gone_since is None:
             self._gone_since = self._clock()
 
+    @property
+    def address(self) -> str:
+        """Address of the run, or of the checkpoint in it."""
+        return f"{self.place.address}/{self.at}".rstrip("/")
+
+    def path_of(self, name: str) -> str:
+        """Path below the run of a file: scores of a checkpoint are in its folder."""
+        return f"{self.at}/{name}" if self.at and name != CONFIG else name
+
+    def _is_later(self, event: Mapping[str, Any]) -> bool:
+        """True for an event after the step of the checkpoint."""
+        step = event.get("step")
+        return self._last_step is not None and isinstance(step, int) and step > self._last_step
+
     def _reread(self, name: str) -> bool:
         """Read a small file again if it is another one than at the last look."""
-        found, known = self.place.look(name), self._files.get(name)
+        path = self.path_of(name)
+        found, known = self.place.look(path), self._files.get(name)
         if found is None:
             return self._files.pop(name, None) is not None
         if known is not None and known[0] == found:
             return False
-        data = self.place.read(name, 0, min(found.bytes, MOST_BYTES))
+        data = self.place.read(path, 0, min(found.bytes, MOST_BYTES))
         self._files[name] = (found, data.decode("utf-8", "replace"))
         return True
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from toque.reporter import clock_text
 from toque.runs.run_record import RunRecord
 
-Kind = Literal["waiting", "running", "scoring", "ended", "killed", "silent"]
+Kind = Literal["waiting", "running", "scoring", "ended", "killed", "silent", "checkpoint"]
 _QUIET_SECONDS: Final = 120.0  # without output, after which a run is silent or its silence is said
 _LEFT: Final = ("interrupted", "taken_over", "folder moved")  # what goes on; other ends are scored
 _ENDED: Final = {
@@ -34,6 +34,8 @@ def state_of(run: RunRecord, *, now: float | None = None) -> RunStatus:
     """The state of a run, just read, as far as its files tell; `now` is in seconds since 1970."""
     now = time.time() if now is None else now
     holder, history, at = run.holder, run.history, run.history.progress.step
+    if run.at:
+        return RunStatus("checkpoint", f"A checkpoint of step {at:,}.")
     # A process that reads its own run is not training it any more.
     is_alive = (holder.state == "alive" and holder.pid != str(os.getpid())) or run.is_elsewhere
     if not history.start:

@@ -16,6 +16,7 @@ from toque.sources.records import Located
 from toque.storage.atomic import atomic_file, disk_faults
 from toque.storage.download import CACHE_VARIABLE, cache_folder
 from toque.storage.json_files import json_object
+from toque.user_paths import named_path
 
 PREFIX: Final = "hf:"
 _FORM: Final = re.compile(
@@ -46,7 +47,7 @@ class HubDataset:
         name, sign, revision = "", "", ""
         if parts is not None:
             name, sign, revision = parts["name"].partition("@")
-            if sign and Path(parts["name"]).expanduser().is_dir():
+            if sign and named_path(parts["name"]).is_dir():
                 name, sign = parts["name"], ""
         if parts is None or not name or (sign and not revision):
             raise DataError(
@@ -73,7 +74,7 @@ def recorded_dataset(path: str) -> tuple[HubDataset, str] | None:
 
 def names_a_folder(path: str) -> bool:
     """True if a path that begins with `hf:` names a folder of this machine."""
-    return Path(HubDataset.of(path).name).expanduser().is_dir()
+    return named_path(HubDataset.of(path).name).is_dir()
 
 
 def dataset_files(path: str, say: Callable[[str], None] = lambda _: None) -> tuple[Located, ...]:
@@ -83,7 +84,7 @@ def dataset_files(path: str, say: Callable[[str], None] = lambda _: None) -> tup
     `say` hears what was read. No code of a dataset is run: the library refuses those that bring it.
     """
     asked = HubDataset.of(path)
-    folder = Path(asked.name).expanduser()
+    folder = named_path(asked.name)
     if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
         saved = saved_files(folder / (asked.split or ""))
         if saved is None or asked.config or asked.rows:

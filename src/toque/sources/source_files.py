@@ -18,6 +18,7 @@ from toque.sources.hub_datasets import PREFIX, dataset_files, names_a_folder, sa
 from toque.sources.records import Block, Located, RecordReader, Source
 from toque.storage.atomic import sha256_of
 from toque.storage.bucket import is_remote
+from toque.user_paths import named_path
 
 GROUP_BYTES = 8 << 20  # raw bytes per shard: about 6,000 recipes
 _DOCUMENTATION = re.compile(
@@ -83,13 +84,13 @@ def located(pattern: str, say: Callable[[str], None] = lambda _: None) -> tuple[
     """
     if pattern.startswith(PREFIX):
         return dataset_files(pattern, say)
-    saved = saved_files(Path(pattern).expanduser())
+    saved = saved_files(named_path(pattern))
     paths = _files_of(pattern) if saved is None else saved
     return tuple(Located(str(path), path) for path in paths)
 
 
 def _files_of(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
+    path = named_path(pattern)
     if path.is_file():
         return [path]
     if path.is_dir():

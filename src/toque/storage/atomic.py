@@ -36,32 +36,39 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, *, new: bool = False) -> Iterator[Path]:
     """A name at which a file is written; it appears at `path` when the block ends without an error.
 
     The temporary name is hidden from readers of the folder, and drawn, so that nobody can put a
-    link in its way. A link at `path` itself is replaced, and what it leads to is untouched.
+    link in its way. A link at `path` itself is replaced, and what it leads to is untouched. With
+    `new` whatever is at `path` stays, by a FileExistsError.
     """
     partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
     try:
         yield partial
         sync_file(partial)  # a full disk may show only here
-        partial.replace(path)
+        if new:
+            link_or_rename(partial, path)
+        else:
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     """A file to write; it appears at `path` when the block ends without an error."""
-    with atomic_path(path) as partial, os.fdopen(open_new(partial), "wb") as file:
+    with atomic_path(path, new=new) as partial, os.fdopen(open_new(partial), "wb") as file:
         yield file
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file so that a kill leaves the old one, or none, or the new one."""
-    with atomic_file(path) as file:
+def atomic_write(path: Path, data: bytes, *, new: bool = False) -> None:
+    """Write a file so that a kill leaves the old one, or none, or the new one.
+
+    With `new` there may be no old one: FileExistsError.
+    """
+    with atomic_file(path, new=new) as file:
         file.write(data)
 
 
@@ -165,6 +172,18 @@ def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[Fold
     except BaseException:
         shutil.rmtree(temp, ignore_errors=True)
         raise
+
+
+def link_or_rename(source: Path, target: Path) -> None:
+    """Give a file a second name, or on a file system without hard links another; never replace."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        if os.path.lexists(target):  # one that comes after this look would be replaced
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        source.rename(target)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

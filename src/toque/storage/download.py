@@ -38,6 +38,7 @@ from toque.storage.bucket import (
 from toque.storage.json_files import read_json
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
+from toque.user_paths import named_path
 
 CACHE_VARIABLE: Final = "TOQUE_CACHE"
 """Environment variable: the one root of all that may be made again; ~/.cache/toque without it."""
@@ -58,10 +59,10 @@ class _Record(msgspec.Struct):
     sha256: str | None = None  # known when the file is whole
 
 
-def cache_folder(kind: Literal["sources", "measured", "runs", "objects"]) -> Path:
-    """The folder of fetched sources, measurements, runs in a bucket, or a program's models."""
+def cache_folder(kind: Literal["sources", "measured", "runs", "models", "objects"]) -> Path:
+    """The folder of fetched sources, measurements, runs or checkpoints, or a program's models."""
     root = os.environ.get(CACHE_VARIABLE)
-    return (Path(root).expanduser() if root else Path.home() / ".cache" / "toque") / kind
+    return (named_path(root) if root else Path.home() / ".cache" / "toque") / kind
 
 
 def listing(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from toque.config import Resolved, config_sha256, load_config, resolved_yaml
-from toque.config.user_code import refuse_foreign_code
+from toque.config.user_code import HEADER, refuse_foreign_code
 from toque.data.store.store_manifest import read_manifest
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.bootstrap import paired
@@ -33,6 +33,7 @@ from toque.reports.page import Grid, aligned
 from toque.storage.atomic import atomic_write
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
+from toque.user_paths import named_path
 from toque.version import __version__
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.prepare import prepare
@@ -48,6 +49,7 @@ SHOWN: Final = (
 )  # measure, its heading, digits and unit
 _QUIET: Final = ("observe.webhook=null", "observe.trackers=[]", "checkpoint.upload=null")
 """Overrides for what the runs of an ablation do without."""
+_LOCK: Final = ".ablate.lock"  # it stays, so that an ablation's folder is recognised
 _METHOD: Final = (
     "Differences are with the improvement minus without, over runs of the same seed: mean and 95 % "
     "interval of Student's t. * where the interval leaves zero out; of twenty such intervals one "
@@ -195,7 +197,8 @@ def ablate(
         DataError: no store, and no sources to prepare one from.
         Interrupted: a run was stopped by a signal; the same call goes on.
     """
-    out = Path(out)
+    out = named_path(out)
+    _refuse_users_files(out)
     config = _named(config, overrides, out, trust_code=trust_code)
     if steps is not None and steps < 1:
         raise ConfigError(f"{argument('steps')} is {steps}. A run has at least one update.")
@@ -215,6 +218,19 @@ def ablate(
         record = summary(plan, results) | {"config": config, "overrides": list(words)}
         atomic_write(found, json.dumps(record, indent=1).encode())
     return Ablation(found, record)
+
+
+def _refuse_users_files(out: Path) -> None:
+    """Refuse a folder with files of the user's that an ablation would write over."""
+    settings, results = out / "ablation.yaml", out / "ablation.json"
+    users = [results] if results.exists() and not (out / _LOCK).exists() else []
+    if settings.exists() and not settings.read_bytes().startswith(HEADER.encode()):
+        users.append(settings)
+    if users:
+        raise ConfigError(
+            f"{users[0]} is there already and no ablation wrote it. Name another folder with "
+            f"{argument('out')}, or move the file away."
+        )
 
 
 def _named(config: Configured, overrides: Sequence[str], out: Path, *, trust_code: bool) -> str:
@@ -301,7 +317,7 @@ def _alone(out: Path) -> AbstractContextManager[object]:
             f"folder with {argument('out')}."
         )
 
-    return file_lock(out / ".ablate.lock", refuse)
+    return file_lock(out / _LOCK, refuse)
 
 
 def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Result:

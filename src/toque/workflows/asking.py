@@ -39,6 +39,8 @@ from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import OwnTask, Provenance, provenance_of
 from toque.sources.documents import blank_text, fields_in, text_of
 from toque.sources.records import is_filled
+from toque.user_paths import named_path
+from toque.workflows.saved_steps import run_of
 
 if TYPE_CHECKING:
     from toque.evaluation.text_samples import Prompt
@@ -80,7 +82,11 @@ def target_limit(config: RunConfig, manifest: StoreManifest | None) -> int:
 
 
 def provenance_in(folder: Path) -> Provenance:
-    """Record of a run, model folder or hub name; an unfinished run is known by its store."""
+    """Record of a run, checkpoint, model folder or hub name.
+
+    An unfinished run is known by its store.
+    """
+    folder = run_of(folder) or folder
     if not (folder / "config.yaml").is_file():
         if not folder.exists():
             with suppress(ConfigError, DataError):  # opening it says what is wrong
@@ -355,7 +361,7 @@ def read_prompts(
     typed = prompts if several else [prompts]
     given = ((f"{argument('prompts')}, number {n}", one) for n, one in enumerate(typed, start=1))
     found = list[tuple[str, str, str]]()  # place, content and trained form of each
-    for where, line in chain(given, _lines(Path(file)) if file is not None else ()):
+    for where, line in chain(given, _lines(named_path(file)) if file is not None else ()):
         if isinstance(line, str):
             asked = trained_prompt(line, form)
             if own is not None and not raw:

@@ -12,6 +12,7 @@ from toque.config import Resolved, RunConfig
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError, argument, in_shell
 from toque.reporter import SILENT, Reporter
+from toque.user_paths import named_path
 from toque.workflows.prepare import in_a_line, prepare
 from toque.workflows.results import TrainedRun
 
@@ -82,7 +83,7 @@ def _cookbook_of(config: RunConfig) -> Path:
     """The file that the cookbook is written to, or a ConfigError where data.sources is no file."""
     paths = [source.path for source in config.data.sources]
     if len(paths) == 1 and not (":" in paths[0] or set(paths[0]) & set("*?[")):
-        cookbook = Path(paths[0])
+        cookbook = named_path(paths[0])
         if cookbook.is_file() or not cookbook.exists():
             return cookbook
     raise ConfigError(

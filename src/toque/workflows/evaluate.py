@@ -26,10 +26,13 @@ from toque.evaluation.bootstrap import (
     to_json,
 )
 from toque.reporter import SILENT, Reporter, counting
+from toque.runs.run_files import refuse_users_folder
+from toque.runs.run_record import EVALUATION
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
 from toque.workflows.results import Model, existing_folder
+from toque.workflows.saved_steps import config_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -142,7 +145,7 @@ class Evaluation:
         each = to_json(examples=self.examples, texts=texts, step=self.step)
         with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
             atomic_write(folder / FILE, each.encode())
-            atomic_write(folder / "evaluation.json", self.to_json().encode())
+            atomic_write(folder / EVALUATION, self.to_json().encode())
 
 
 def _interval(e: Estimate) -> list[float | None]:
@@ -156,7 +159,9 @@ def evaluate(
     trust_code: bool = False,
     reporter: Reporter = SILENT,
 ) -> Evaluation:
-    """Score a run or a model folder on held-out data; write evaluation.json when it is a run.
+    """Score a run, a checkpoint or a model folder on held-out data.
+
+    The scores of a run or a checkpoint are written to evaluation.json in its folder.
 
     Args:
         run_or_model: what is scored.
@@ -172,20 +177,25 @@ def evaluate(
         DataError: no prepared store, or one of another tokenizer.
     """
     folder = existing_folder(run_or_model)
-    own = folder / "config.yaml"
-    if own.exists():
-        refuse_links(folder, CheckpointError)
-    if config is None and not own.exists():
+    config_file = config_of(folder)
+    if config_file.exists():
+        refuse_links(config_file.parent, CheckpointError)
+        refuse_users_folder(config_file.parent, writes=(FILE, EVALUATION))
+    if config is None and not config_file.exists():
         raise ConfigError(
             f"{folder} is not a run folder, so it does not say what to evaluate on. Name a "
             "configuration after it: toque evaluate MODEL my.yaml, or evaluate(model, config)."
         )
-    settings = configure(load_config(own, trust_code=False).config if config is None else config)
+    settings = configure(
+        load_config(config_file, trust_code=False).config if config is None else config
+    )
     if trust_code:
         settings = settings.with_foreign_code({})
     result = _score_model(folder, settings, reporter)
-    if own.exists():
+    if config_file.exists() and folder.is_dir():
         result.write(folder)
+    elif config_file.exists():
+        reporter.notice(f"note: the run has removed {folder}, so the scores are not written there")
     return result
 
 

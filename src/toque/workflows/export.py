@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from toque.cooking.cookbook.recipes import recipes
@@ -19,11 +20,14 @@ from toque.models.loading.card_usage import with_gguf_usage, with_usage
 from toque.models.loading.hub import hub_name, push, refuse_push, resolve_folder
 from toque.models.loading.provenance import Provenance
 from toque.storage.no_follow import refuse_endless_files, refuse_links_elsewhere
+from toque.user_paths import named_path
+from toque.version import __version__
 from toque.workflows.asking import (
     FOREIGN,
     UNKNOWN,
     codec_in,
     example_prompt,
+    form_in_words,
     model_files,
     provenance_in,
     tokenizer_of,
@@ -31,6 +35,7 @@ from toque.workflows.asking import (
 )
 from toque.workflows.card_head import head_as
 from toque.workflows.results import Model, existing_folder
+from toque.workflows.saved_steps import folder_of_step, run_of, steps_in_words
 
 if TYPE_CHECKING:
     from toque.models.gguf.gguf_export import ExportedGguf
@@ -66,6 +71,7 @@ def export(
     run_or_model: Model,
     to: str | Path,
     *,
+    step: int | None = None,
     form: str = "hf",
     dtype: str | None = None,
     push_to: str | None = None,
@@ -73,8 +79,9 @@ def export(
     """Write a model for use elsewhere, by default merged; read it back and compare.
 
     Args:
-        run_or_model: a run, a model or an adapter folder.
+        run_or_model: a run, a checkpoint, a model or an adapter folder.
         to: the folder to write; nothing may lie there.
+        step: the step of a run's checkpoint or best model; None for its finished model.
         form: hf, a Hugging Face folder; gguf, a file for llama.cpp and Ollama; or adapter, one that
             peft reads beside its base.
         dtype: of the weights: f32, bf16 or f16; in the format gguf also q8_0, q5_1, q5_0, q4_1 or
@@ -91,33 +98,76 @@ def export(
         raise ConfigError(f"{argument('form')} is {form!r}. Use {' or '.join(DEFAULT_DTYPES)}.")
     if push_to is not None:
         refuse_push(push_to)
-    from toque.models.lora.adapter_files import is_adapter_folder
+    given, target = existing_folder(run_or_model), named_path(to)
+    if step is not None:
+        given = folder_of_step(given, step)
+    with _model_folder(given, target) as source:
+        refuse_endless_files(source)
+        refuse_links_elsewhere(source)
+        if form == "adapter":
+            _refuse_adapter(source, dtype, push_to=push_to)
+        card = head_as(_card_in(source, otherwise=f"# {target.name}\n"), form)
+        writers: dict[str, Callable[[Path, Path, str, str, Provenance], Exported | ExportedGguf]]
+        writers = {"hf": _hf_folder, "gguf": _gguf_folder, "adapter": _adapter_folder}
+        made = writers[form](
+            source, target, dtype or DEFAULT_DTYPES[form], card, provenance_in(given)
+        )
+    if push_to is not None:
+        push(made.folder, push_to)
+    return made
 
-    source = given = existing_folder(run_or_model)
+
+@contextmanager
+def _model_folder(given: Path, target: Path) -> Iterator[Path]:
+    """The model folder of a run or a model; of a checkpoint one that is removed again."""
+    if run_of(given) is not None:
+        from toque.models.loading.model_export import refuse_taken  # with torch
+
+        refuse_taken(target)
+        with TemporaryDirectory(prefix="toque-export-") as temporary:
+            source = Path(temporary) / "model"
+            _write_checkpoint(given, source)
+            yield source
+        return
+    source = given
     if (given / "config.yaml").exists():
         source = given / "model"
         if not source.exists():
             raise CheckpointError(
-                f"The run {given} has no finished model yet. Let `toque train` end, then export."
+                f"The run {given} has no finished model yet. Let `toque train` end first, or "
+                f"name a checkpoint with {argument('step=N')}. {steps_in_words(given)}"
             )
+    from toque.models.lora.adapter_files import is_adapter_folder
+
     if not ((source / "config.json").exists() or is_adapter_folder(source)):
         raise ConfigError(
-            f"{given} is neither a run, a model folder nor an adapter folder. Name a run "
-            "such as runs/cookbook."
+            f"{given} is neither a run, a checkpoint, a model folder nor an adapter folder. Name a "
+            "run such as runs/cookbook."
         )
-    refuse_endless_files(source)
-    refuse_links_elsewhere(source)
-    if form == "adapter":
-        _refuse_adapter(source, dtype, push_to=push_to)
-    card = head_as(_card_in(source, otherwise=f"# {Path(to).name}\n"), form)
-    writers: dict[str, Callable[[Path, Path, str, str, Provenance], Exported | ExportedGguf]]
-    writers = {"hf": _hf_folder, "gguf": _gguf_folder, "adapter": _adapter_folder}
-    made = writers[form](
-        source, Path(to), dtype or DEFAULT_DTYPES[form], card, provenance_in(given)
+    yield source
+
+
+def _write_checkpoint(checkpoint: Path, folder: Path) -> None:
+    """Write the model of a checkpoint as the end of its run would write it."""
+    from toque.workflows.final_model import keep_model  # with torch
+    from toque.workflows.inference.open_model import checkpoint_model
+
+    trained = checkpoint_model(checkpoint)
+    run = run_of(checkpoint)
+    name = "the run" if run is None else run.name
+    card = (
+        f"# {name}, step {trained.step:,}\n\nThe weights of a run by Toque {__version__} after "
+        f"{trained.step:,} updates. Their scores are not measured here, and the licence is not "
+        f"recorded.\n\n{form_in_words(trained.record)}\n"
     )
-    if push_to is not None:
-        push(made.folder, push_to)
-    return made
+    keep_model(
+        trained.model,
+        trained.codec,
+        folder,
+        card=card,
+        record=trained.record,
+        base_hash=trained.base_hash,
+    )
 
 
 def _card_in(folder: Path, *, otherwise: str) -> str:

@@ -19,21 +19,22 @@ from toque.config import RunConfig
 from toque.cooking.recipe_scores import POOR
 from toque.data.prepare.store_plan import named
 from toque.data.store.store_manifest import SourceEntry, StoreManifest
-from toque.data.store.token_store import TokenStore, refuse_replaced
+from toque.data.store.token_store import refuse_replaced
+from toque.data.tokenizer.codec import Codec
 from toque.errors import CheckpointError, in_shell
 from toque.evaluation.evaluator import sample_on_all_ranks
 from toque.evaluation.text_samples import append_samples
 from toque.models.families import CAUSAL, family_of
 from toque.models.loading.card_usage import adapter_usage, with_usage
 from toque.models.loading.model_export import save_adapter, save_model
-from toque.models.loading.provenance import Provenance
+from toque.models.loading.provenance import WRITTEN, Provenance, provenance_of
 from toque.models.lora.adapter_files import WEIGHTS
 from toque.models.lora.layers import ADAPTER, is_adapted
 from toque.reporter import Reporter, clock_text, counting
 from toque.runs.history import METRICS, RunHistory, history_of
 from toque.runs.run_record import END
 from toque.sources.hub_datasets import recorded_dataset
-from toque.storage.atomic import atomic_write, disk_faults
+from toque.storage.atomic import atomic_write, disk_faults, move_into
 from toque.training.callbacks import Goal
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.observers.metrics_log import write_after
@@ -43,7 +44,7 @@ from toque.workflows.asking import example_prompt, form_in_words, model_files, p
 from toque.workflows.build import Run
 from toque.workflows.card_head import card_head, licence_in_words
 from toque.workflows.evaluate import Evaluation, evaluation_of
-from toque.workflows.run_folder import load_weights
+from toque.workflows.run_folder import load_weights, set_aside_now
 
 NO_TEMPLATE: Final = (
     "The chat template of its base is not beside it: it was trained on prompts as they are, and on "
@@ -112,8 +113,11 @@ def _score_and_keep(
     talks = record.form == "conversations"
     untaught = [NO_TEMPLATE] if "chat_template" in store.codec().settings and not talks else []
     card = "\n".join([model_card(as_used(config, model), record, store.manifest, ended), *untaught])
+    if (aside := set_users_model_aside(folder)) is not None:
+        reporter.notice(f"note: {folder / 'model'} held another model, which is now in {aside}")
     with reporter.working("writing the finished model"):
-        kept = keep_model(model, store, folder / "model", card=card, record=record, base_hash=base)
+        codec = store.codec()
+        kept = keep_model(model, codec, folder / "model", card=card, record=record, base_hash=base)
     at = {"step": trainer.progress.step, "model_step": step}
     with disk_faults(folder, "writing the end", setting="run_dir", error=CheckpointError):
         atomic_write(folder / END, (json.dumps(at) + "\n").encode())
@@ -122,9 +126,19 @@ def _score_and_keep(
         reporter.notice(said)
 
 
+def set_users_model_aside(folder: Path) -> Path | None:
+    """Move a model that no run wrote out of the way; its new place, or None without one."""
+    model, place = folder / "model", set_aside_now(folder)
+    is_runs = (folder / END).exists() or provenance_of(model) is not None
+    if is_runs or not any((model / name).exists() for name in WRITTEN):
+        return None
+    move_into(model, place, model.name)
+    return place / model.name
+
+
 def keep_model(
     model: PreTrainedModel,
-    store: TokenStore,
+    codec: Codec,
     folder: Path,
     *,
     card: str,
@@ -132,8 +146,8 @@ def keep_model(
     base_hash: str | None,
 ) -> str:
     """Write the finished model, or the adapter alone, and say where it is and how large."""
-    # The tokenizer trained with, from memory: the store's folder is not ours.
-    codec, most = store.codec(), record.max_new_tokens
+    # The tokenizer comes from memory, because the store's folder is not ours.
+    most = record.max_new_tokens
     encoder = bool(model.config.is_encoder_decoder)
     files, portable = model_files(codec, record, encoder=encoder)
     if not is_adapted(model):

@@ -14,8 +14,10 @@ from toque.data.store.store_manifest import read_manifest
 from toque.data.store.token_store import LOCK, TokenStore, store_to_write
 from toque.errors import ConfigError, DataError, argument, in_shell
 from toque.reporter import SILENT, Reporter
+from toque.runs.run_files import refuse_users_folder
 from toque.sources.memory_rows import ROWS, forget_rows, write_rows
 from toque.sources.own_tasks import refuse_absent
+from toque.user_paths import named_path
 from toque.workflows.configure import Columns, Configured, configure, source_columns
 from toque.workflows.prepared_store import is_prepared, prepare_settings, sources_of
 from toque.workflows.results import Model, refuse_absent_start
@@ -154,7 +156,7 @@ def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
     A model that is not on this machine passes. The store stays: most of what a ConfigError tells is
     put right without preparing again.
     """
-    start = Path(config.model.start_from).expanduser()
+    start = named_path(config.model.start_from)
     if config.model.start_from != "scratch" and not (start / "config.json").is_file():
         return
     from toque.data.loader.batch_stream import refuse_empty
@@ -194,11 +196,14 @@ def prepare_before_torch(
 ) -> RunConfig:
     """`prepare_if_absent` before torch is loaded: workers are then forked and begin at once.
 
-    Of several ranks one prepares, once they have met. A `start` that is absent is refused here.
+    Of several ranks one prepares, once they have met. A `start` that is absent is refused here, and
+    so is a run_dir with files of the user's.
     Returns the settings, whose sources a program's rows are.
     """
     if start is not None:
         refuse_absent_start(start)
+    if "://" not in config.run_dir:
+        refuse_users_folder(Path(config.run_dir))
     with rows_kept(config, data, validation, columns, reporter=reporter) as settings:
         if is_alone() and settings is not config and is_prepared(settings):
             prepared(settings, reporter=reporter)  # refused where it holds other rows

@@ -31,6 +31,7 @@ from toque.sources.source_files import (
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import RemoteFile, is_remote
 from toque.storage.download import fetch, listing
+from toque.user_paths import named_path
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
 """Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
@@ -138,7 +139,7 @@ def _template(asked: str) -> str:
     if asked in ("auto", *TEMPLATES):
         return asked
     try:
-        return Path(asked).expanduser().read_text(encoding="utf-8")
+        return named_path(asked).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"data.chat_template is {asked!r}, which is neither auto, {', '.join(TEMPLATES)}, nor "

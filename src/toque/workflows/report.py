@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -29,17 +28,20 @@ from toque.reports.run_page import run_page
 from toque.reports.store_page import store_page
 from toque.reports.verdict import verdict_of
 from toque.runs.history import METRICS
-from toque.runs.places import BucketPlace, FolderPlace, Place, content, is_in_a_bucket
+from toque.runs.places import BucketPlace, FolderPlace, content, is_in_a_bucket
 from toque.runs.run_record import CONFIG, EVALUATION, FinalScores, RunRecord
 from toque.sources.memory_rows import verify_rows
 from toque.storage.bucket import BucketError, BucketUse, RunBucketError, open_bucket
 from toque.storage.json_files import decode_json
 from toque.storage.no_follow import refuse_links
+from toque.user_paths import named_path
 from toque.workflows.results import Model, TrainedRun, existing_folder
+from toque.workflows.saved_steps import run_of, split_address
 
 _COMPARED: Final = BucketUse(
     "the address to compare", "list and read", "Nothing there was changed.", RunBucketError
 )
+_LOOKS: Final = 5  # at the checkpoints of a run that removes and saves some meanwhile
 _MOST_BYTES: Final = 1 << 24  # of a checkpoint's manifest; a store's shards are beside a larger one
 
 
@@ -94,7 +96,7 @@ def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
             f"{folder} is neither a run ({METRICS}) nor a store (manifest.json). Name a folder "
             "such as runs/cookbook or stores/cookbook."
         )
-    target = folder / "report.html" if out is None else Path(out)
+    target = folder / "report.html" if out is None else named_path(out)
     return WrittenPage(target, write_page(target, page))
 
 
@@ -106,8 +108,8 @@ def compare(
     """Hold runs against the first of them: settings, curves, scores with intervals, and cost.
 
     Args:
-        runs: two or more runs, unfinished, ended or killed: folders, or addresses at gs:// or
-            s3://.
+        runs: two or more runs, unfinished, ended or killed, or checkpoints of runs: folders, or
+            addresses at gs:// or s3://.
         out: the page to write; when None, comparison.html beside the first run, or here where that
             is in a bucket.
         reporter: hears of progress.
@@ -116,57 +118,65 @@ def compare(
         ConfigError: fewer than two, no such folder, or `out` cannot be written or is no page.
         CheckpointError: a folder holds a link, or a bucket cannot be read.
     """
-    places = _named(runs)
+    records = _named(runs)
     read: dict[str, ComparedRun] = {}
     notes: list[str] = []
-    for name, place in places.items():
-        with reporter.working(f"reading {place.address}"):
-            read[name] = _read(place, notes)
-    first, *others = places
+    for name, record in records.items():
+        with reporter.working(f"reading {record.address}"):
+            read[name] = _read(record, notes)
+    first, *others = records
     with reporter.working("drawing resamples"):
         found = {other: _against(read, first, other, notes) for other in others}
-    beside = places[first].folder or Path("comparison.html")
-    page = beside.with_name("comparison.html") if out is None else Path(out)
+    beside = records[first].place.folder or Path("comparison.html")
+    page = beside.with_name("comparison.html") if out is None else named_path(out)
     comparison = Comparison(read, found, notes, page)
     write_page(page, comparison.html_page())
     return comparison
 
 
-def _named(runs: Sequence[Model]) -> dict[str, Place]:
+def _named(runs: Sequence[Model]) -> dict[str, RunRecord]:
     """The runs by the shortest names that tell them apart."""
     if len(runs) < 2:
         raise ConfigError(
             "A comparison needs two runs or more, each an argument of its own: `toque compare RUN "
             "RUN`, or compare(run, other) in Python."
         )
-    places = [_place(run) for run in runs]
-    for place in places:
-        if place.look(METRICS) is None:
+    records = [_record(run) for run in runs]
+    for record in records:
+        if record.place.look(METRICS) is None:
             raise ConfigError(
-                f"{place.address} is no run that has begun: it has no {METRICS}. Name a run such "
-                "as runs/mine."
+                f"{record.place.address} is no run that has begun: it has no {METRICS}. Name a run "
+                "such as runs/mine."
             )
-    short = [(place.folder or PurePosixPath(place.address)).name for place in places]
-    names = short if len(set(short)) == len(short) else [place.address for place in places]
+    short = [_short_name(record) for record in records]
+    names = short if len(set(short)) == len(short) else [record.address for record in records]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{twice} is named twice. A run is equal to itself.")
-    return dict(zip(names, places, strict=True))
+    return dict(zip(names, records, strict=True))
 
 
-def _place(run: Model) -> Place:
-    """The home of a run, or an error where there is none or it holds a link."""
+def _short_name(record: RunRecord) -> str:
+    place = record.place
+    name = (place.folder or PurePosixPath(place.address)).name
+    return f"{name}/{record.at}".rstrip("/")
+
+
+def _record(run: Model) -> RunRecord:
+    """A run, or a run up to a checkpoint; an error where there is none or it holds a link."""
     if not isinstance(run, TrainedRun) and is_in_a_bucket(str(run)):
-        return BucketPlace(open_bucket(str(run).rstrip("/"), _COMPARED))
+        address, at = split_address(str(run))
+        return RunRecord(BucketPlace(open_bucket(address, _COMPARED)), at=at)
     folder = existing_folder(run)
     if not folder.is_dir():
         raise ConfigError(f"There is no folder {folder}. Name a run, such as runs/mine.")
-    refuse_links(folder, CheckpointError)
-    return FolderPlace(folder.resolve())
+    of_run = run_of(folder) or folder
+    refuse_links(of_run, CheckpointError)
+    at = "" if of_run == folder else folder.absolute().relative_to(of_run).as_posix()
+    return RunRecord(FolderPlace(of_run.resolve()), at=at)
 
 
-def _read(place: Place, notes: list[str]) -> ComparedRun:
-    record = RunRecord(place)
+def _read(record: RunRecord, notes: list[str]) -> ComparedRun:
     record.read_whole()
     scores, by_text, why_not = _scores(record)
     notes += [why_not] if why_not else []
@@ -185,8 +195,10 @@ def _settings(record: RunRecord) -> Mapping[str, str]:
 
 def _scores(record: RunRecord) -> tuple[dict[str, float], ByText | None, str]:
     """The final scores, those of each text, and the reason why some are missing; "" for none."""
-    place, run = record.place, record.place.address
+    place, run = record.place, record.address
     again = "a run writes them at its end, and copies them there."
+    if record.at:
+        again = "fetch the run and evaluate the checkpoint, whose scores stay in the run's folder."
     if place.folder is not None:
         again = f"`toque evaluate {in_shell(run)}` writes them."
     if not (text := record.text(EVALUATION)):
@@ -197,7 +209,7 @@ def _scores(record: RunRecord) -> tuple[dict[str, float], ByText | None, str]:
         return {}, None, f"{run}/{EVALUATION} cannot be read ({error}): {again}"
     values = found.metrics
     try:
-        data = content(place, FILE)
+        data = content(place, record.path_of(FILE))
         if data is None:
             return values, None, f"{run} has no scores by text: {again}"
         by_text = from_json(data)
@@ -274,26 +286,51 @@ def _checkpoint(path: Path) -> str:
     )
 
 
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Device and number of a folder, another once it was replaced; None without one."""
+    with suppress(OSError):
+        status = folder.stat()
+        return status.st_dev, status.st_ino
+    return None
+
+
 def _run(path: Path) -> list[str]:
     """A line for each part of a run; all that is damaged is named by one error."""
-    steps = [*(path / "checkpoints").glob("step-*"), *(path / "best").glob("step-*")]
     store = Path(load_config(path / "config.yaml").config.data.store)
-    checks = [partial(_checkpoint, folder) for folder in sorted(steps)]
-    if store.exists():
-        checks.append(partial(_store, store))
     lines: list[str] = []
     faults: list[ToqueError] = []
-    for check in checks:
+    steps, gone = set[Path](), 0
+    for _ in range(_LOOKS):
+        new = {*path.glob("checkpoints/step-*"), *path.glob("best/step-*")} - steps
+        before, steps = gone, steps | new
+        for folder in sorted(new):
+            identity = _identity(folder)
+            try:
+                lines.append(_checkpoint(folder))
+            except CheckpointError as error:
+                if identity is not None and _identity(folder) == identity:
+                    faults.append(error)
+                else:  # the run, which trains, has removed it or is saving it again
+                    gone += 1
+                    steps.discard(folder)
+        if gone == before:
+            break
+    if store.exists():
         try:
-            lines.append(check())
-        except (CheckpointError, DataError) as error:
+            lines.append(_store(store))
+        except DataError as error:
             faults.append(error)
     if faults:
         told = [*map(str, faults), f"{len(lines)} other parts are right."]
         kind = DataError if isinstance(faults[0], DataError) else CheckpointError
         raise kind(" ".join(told))
-    if not steps:
+    if not steps and not gone:
         lines.append(f"{path}: no checkpoint yet")
+    if gone:
+        lines.append(
+            f"{path}: {gone} checkpoint{'s' * (gone > 1)} that the run removed meanwhile, not "
+            "compared"
+        )
     if not store.exists():
         lines.append(f"{store}: the run's store is not here, so nothing of it was compared")
     return lines

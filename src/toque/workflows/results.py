@@ -8,15 +8,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from toque.errors import CheckpointError, ConfigError, argument, in_shell
+from toque.runs.places import is_in_a_bucket
+from toque.storage.atomic import disk_faults
+from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
+from toque.storage.download import CACHE_VARIABLE, cache_folder
 from toque.storage.json_files import decode_json
+from toque.storage.locks import file_lock
+from toque.user_paths import named_path
+from toque.workflows.saved_steps import KINDS, run_of, split_address, steps_in_words
 
 if TYPE_CHECKING:
     from toque.evaluation.best_of import Chosen
+
+
+_FETCHED: Final = BucketUse(
+    "the address of the model", "list and read", "Nothing there was changed.", RunBucketError
+)
 
 
 @dataclass(frozen=True)
@@ -97,19 +109,50 @@ Model = TrainedRun | str | Path
 
 def folder_of(model: Model) -> Path:
     """The folder to open."""
-    return model.folder if isinstance(model, TrainedRun) else Path(model)
+    return model.folder if isinstance(model, TrainedRun) else named_path(model)
 
 
 def existing_folder(model: Model) -> Path:
-    """The folder to open, or a name of the hub; refused where it can only be an absent folder."""
+    """The folder to open, or a name of the hub; refused where it can only be an absent folder.
+
+    A checkpoint at gs:// or s3:// is fetched into the cache.
+    """
+    if isinstance(model, str) and is_in_a_bucket(model):
+        return _fetched(model)
     folder = folder_of(model)
-    is_local = str(folder).startswith(("/", "~", ".")) or folder.parent != Path()
+    run = run_of(folder)
+    if run is not None and run.is_dir() and not folder.exists():
+        raise CheckpointError(f"There is no {folder}. {steps_in_words(run)} Name one of these.")
+    if folder.name in KINDS and any(folder.glob("step-*")):
+        raise ConfigError(f"{folder} is not one model. {steps_in_words(folder.parent)} Name one.")
+    is_local = str(folder).startswith(("/", ".")) or folder.parent != Path()
     if folder.exists() or not is_local or not folder.parent.is_dir():
         return folder
     beside = sorted(p.name for p in folder.parent.iterdir() if p.is_dir())
     near = difflib.get_close_matches(folder.name, beside, n=3) or beside[:3]
     hint = f" Beside it: {', '.join(str(folder.with_name(name)) for name in near)}." if near else ""
     raise ConfigError(f"There is no folder {folder}.{hint} Name a run or a model folder.")
+
+
+def _fetched(address: str) -> Path:
+    """The folder of a checkpoint that is fetched from a bucket, or not again if it is here."""
+    of_run, at = split_address(address)
+    parts = of_run.split("://")[1].split("/")
+    if not at or any(part in ("", ".", "..") for part in parts):
+        raise ConfigError(
+            f"{address} is not the address of a checkpoint. Name one, such as {of_run}/best/"
+            "step-00000200; `toque checkpoints` lists those of a run in a bucket."
+        )
+    from toque.training.checkpoint.fetch import fetch_model  # with torch
+
+    bucket = open_bucket(of_run, _FETCHED)
+    run = cache_folder("models").joinpath(bucket.scheme, *parts)
+    with (
+        disk_faults(run, "fetching a model", setting=CACHE_VARIABLE, error=CheckpointError),
+        file_lock(run / ".lock", lambda _holder: None),
+    ):
+        fetch_model(bucket, at, run)
+    return run / at
 
 
 def refuse_absent_start(start: Model) -> None:

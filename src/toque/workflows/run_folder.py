@@ -30,6 +30,7 @@ from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError, ToqueError, argument, in_shell
 from toque.evaluation.bootstrap import FILE as BY_TEXT
 from toque.reporter import Reporter, size_text
+from toque.runs.history import METRICS
 from toque.runs.run_record import END, EVALUATION
 from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into, sha256_of
 from toque.storage.bucket import Bucket
@@ -50,7 +51,9 @@ from toque.training.optim.factory import state_bytes
 from toque.training.stopping import TimeLimit
 from toque.training.trainer import Trainer
 from toque.units import Progress
+from toque.user_paths import named_path
 from toque.workflows.results import Model, folder_of, refuse_absent_start
+from toque.workflows.saved_steps import KINDS, SET_ASIDE
 
 LOG: Final = "training.log"
 
@@ -125,10 +128,9 @@ class LoggedReporter(Reporter):
             self._file.flush()
 
 
-_OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock", LOG)
+LOCK_FILE: Final = "checkpoints/.lock"
+_OWN_FILES: Final = ("config.yaml", "resources.json", LOCK_FILE, LOG)
 """Files that a session writes before its first update."""
-SET_ASIDE: Final = "set-aside"
-_KINDS: Final = ("checkpoints", "best")
 _OF_THE_END: Final = (END, EVALUATION, BY_TEXT, "model")
 """Files of a run's end, its record first: without that the rest is not finished."""
 _DONE: Final = "resumed.json"
@@ -137,27 +139,27 @@ _DONE: Final = "resumed.json"
 
 @contextmanager
 def claimed_folder(run: Path) -> Iterator[None]:
-    """Hold a run's folder against other processes; one made for a refused run is removed again."""
+    """Hold a run's folder against other processes; a refused run leaves nothing in a new place."""
     new = [folder for folder in (run, *run.parents) if not folder.exists()]
+    is_first = not (run / LOCK_FILE).exists()
     with run_lock(run / "checkpoints"):
         try:
             yield
         except ToqueError:
-            if new and place_of(run) == run:
+            if is_first and place_of(run) == run:
                 _remove_unused(run, new)
             raise
 
 
 def _remove_unused(run: Path, new: Sequence[Path]) -> None:
-    """Remove the folders made for a run when they hold nothing but what a session begins with."""
-    held = {p.relative_to(run).as_posix() for p in run.rglob("*") if not p.is_dir()}
-    if all(name in _OWN_FILES or name.startswith("resources-rank") for name in held):
-        with suppress(OSError):
-            for name in held:
-                (run / name).unlink()
-            for folder in sorted((p for p in run.rglob("*") if p.is_dir()), reverse=True):
-                folder.rmdir()
-            for folder in new:
+    """Remove what a first session begins with, unless it has trained or fetched something."""
+    if (run / METRICS).exists() or step_folders(run / "checkpoints"):
+        return
+    with suppress(OSError):
+        for path in (*(run / name for name in _OWN_FILES), *run.glob("resources-rank*")):
+            path.unlink(missing_ok=True)
+        for folder in (run / "checkpoints", run / OUTBOX, *new):
+            if folder.exists():
                 folder.rmdir()
 
 
@@ -243,9 +245,9 @@ def take_up(
         fetch_run(bucket, run, say=say)
     if step_folders(run / "checkpoints"):
         return
-    begins = [path for path in (start, config.model.start_from) if path is not None]
+    begins = [named_path(path) for path in (start, config.model.start_from) if path is not None]
     moves = [run / "best", *([run / "model"] if (run / END).exists() else [])]
-    if any(Path(path).resolve().is_relative_to(m.resolve()) for path in begins for m in moves):
+    if any(path.resolve().is_relative_to(m.resolve()) for path in begins for m in moves):
         raise CheckpointError(
             f"{run} holds a former run without its checkpoints, from whose model this one begins, "
             "and where it would write its own. Choose another folder: run_dir=runs/another."
@@ -309,6 +311,11 @@ def named_step(name: str, run: Path, bucket: Bucket | None) -> int:
     )
 
 
+def set_aside_now(run: Path) -> Path:
+    """The folder for what is set aside at this moment."""
+    return run / SET_ASIDE / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
+
+
 def set_aside(run: Path, step: int | None, *, bucket: Bucket | None) -> list[str]:
     """Move what lies beyond `step` out of the way, the newest first; the names of what was moved.
 
@@ -316,15 +323,14 @@ def set_aside(run: Path, step: int | None, *, bucket: Bucket | None) -> list[str
     undone goes first, its model and scores included, and is named last. After a kill in between,
     the same command takes the run up again.
     """
-    when = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
-    place = run / SET_ASIDE / when
-    newer = [(kind, path) for kind in _KINDS for path in step_folders(run / kind)]
+    place = set_aside_now(run)
+    newer = [(kind, path) for kind in KINDS for path in step_folders(run / kind)]
     after = -1 if step is None else step
     newer = [(kind, path) for kind, path in newer if step_of(path) > after]
     names = bucket.names() if bucket is not None else []
     there = [
         f"{kind}/{folder}"
-        for kind in _KINDS
+        for kind in KINDS
         for folder in complete_steps(names, kind)
         if int(folder.removeprefix("step-")) > after
     ]
@@ -351,13 +357,13 @@ def set_aside(run: Path, step: int | None, *, bucket: Bucket | None) -> list[str
         ended = there or (step is None and END in names)
         of_the_end = [n for n in names if ended and n.split("/")[0] in _OF_THE_END]
         for name in of_the_end:
-            bucket.copy(name, f"{SET_ASIDE}/{when}/{name}")
+            bucket.copy(name, f"{SET_ASIDE}/{place.name}/{name}")
         bucket.remove(of_the_end)
         for folder in there:
             inside = [name for name in names if name.startswith(f"{folder}/")]
             inside.sort(key=lambda name: name.endswith(f"/{MANIFEST}"))
             for name in inside:  # the manifest last: only it makes a checkpoint of them
-                bucket.copy(name, f"{SET_ASIDE}/{when}/{name}")
+                bucket.copy(name, f"{SET_ASIDE}/{place.name}/{name}")
             bucket.remove(reversed(inside))
         moved += [name for name in there if name not in moved]
     return moved + ends
@@ -428,28 +434,31 @@ def begin_from(
     """
     checkpoint = verify_checkpoint(start)
     trainer.begun_from = sha256_of(start / MANIFEST)
-    _refuse_another_base(checkpoint, trainer.base_sha256, say)
+    _compare_base(checkpoint, trainer.base_sha256, say)
     _refuse_other_tokens(checkpoint, store, say)
     load_weights(trainer.model, checkpoint)
 
 
-def _refuse_another_base(
-    checkpoint: Checkpoint, base: str | None, say: Callable[[str], None]
-) -> None:
+def _compare_base(checkpoint: Checkpoint, base: str | None, say: Callable[[str], None]) -> None:
+    if not refuse_another_base(checkpoint, base) and base is not None:
+        say(
+            f"note: {checkpoint.path} does not record which frozen weights its adapter was "
+            "trained beside, so they could not be compared with those of model.start_from"
+        )
+
+
+def refuse_another_base(checkpoint: Checkpoint, base: str | None) -> bool:
+    """Raise a CheckpointError for other frozen weights; False where it records none, as a best."""
     state = checkpoint.state()
-    if "base_sha256" not in state:  # as in a best model
-        if base is not None:
-            say(
-                f"note: {checkpoint.path} does not record which frozen weights its adapter was "
-                "trained beside, so they could not be compared with those of model.start_from"
-            )
-        return
+    if "base_sha256" not in state:
+        return False
     if (then := state["base_sha256"]) != base:
         raise CheckpointError(
             f"{checkpoint.path} was trained beside other frozen weights (then {then}, now {base}; "
             "None has no adapter), and what it learnt means nothing beside these. Set "
             "model.start_from and adapter as they were in that run."
         )
+    return True
 
 
 def _refuse_other_tokens(

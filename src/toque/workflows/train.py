@@ -19,6 +19,7 @@ from toque.evaluation.evaluator import goal_of
 from toque.evaluation.text_scores import ScoresByTask
 from toque.reporter import SILENT, LogReporter, Reporter
 from toque.reports.verdict import verdict_of
+from toque.runs.run_files import refuse_users_address, refuse_users_folder
 from toque.storage.bucket import RUNS, Bucket, BucketError, is_remote, open_bucket
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.download import cache_folder
@@ -82,6 +83,7 @@ def train(
         config = _on_this_machine(config)
         settings, folder = config.config, Path(config.config.run_dir)
         refuse_links(folder, CheckpointError)
+        refuse_users_folder(folder)
         # Every rank computes; the first also speaks, writes and uploads.
         logged = LoggedReporter(reporter if ranks.is_main else SILENT)
         reporter = logged if ranks.is_main else SILENT
@@ -243,6 +245,7 @@ def _begun(
         return
     run = Path(config.run_dir)
     bucket = open_bucket(config.checkpoint.upload.rstrip("/"), RUNS)
+    refuse_users_address(bucket)
     with BucketLock(bucket) as lock:
         begin(bucket)
         uploads = Uploads(run, bucket, lock, keep_last=config.train.keep_last)

@@ -10,9 +10,10 @@ from fixtures import remote_parts as parts
 from toque.config import load_config
 from toque.errors import CheckpointError
 from toque.runs.places import FolderPlace
+from toque.runs.run_files import is_own
 from toque.storage import atomic
 from toque.storage.bucket_lock import BucketLock
-from toque.training.checkpoint.fetch import MODEL_FILES, fetch_run, is_own
+from toque.training.checkpoint.fetch import MODEL_FILES, fetch_run
 from toque.training.checkpoint.upload import Uploads
 from toque.workflows.train import train
 

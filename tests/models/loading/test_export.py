@@ -108,20 +108,22 @@ def test_unscaled_outputs_are_written_as_untied_even_when_shared(tiny, codec_fol
     assert torch.equal(logits(load_model(str(tmp_path / "model"))), logits(model))
 
 
-def test_an_older_model_is_replaced_whole_and_nothing_else_is(tiny, codec_folder, tmp_path):
+def test_an_older_model_is_replaced_and_the_users_files_stay(tiny, codec_folder, tmp_path):
     save_model(tiny("gpt2"), codec_folder, tmp_path / "model", card="old")
-    (tmp_path / "model" / "left_over.txt").write_text("of the old one")
+    (tmp_path / "model" / "chat_template.jinja").write_text("of the old one")
+    (tmp_path / "model" / "notes.txt").write_text("mine")
     save_model(tiny("t5"), codec_folder, tmp_path / "model", card="new")
     assert (tmp_path / "model" / "README.md").read_text() == "new"
-    assert not (tmp_path / "model" / "left_over.txt").exists()
+    assert not (tmp_path / "model" / "chat_template.jinja").exists()
+    assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
     assert load_model(str(tmp_path / "model")).config.model_type == "t5"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "tokenizer"]
-    photo = tmp_path / "photos" / "one.jpg"
-    photo.parent.mkdir()
-    photo.write_text("x")
+    readme = tmp_path / "photos" / "README.md"
+    readme.parent.mkdir()
+    readme.write_text("x")
     with pytest.raises(CheckpointError, match="does not hold a model"):
-        save_model(tiny("gpt2"), codec_folder, photo.parent, card="")
-    assert photo.read_text() == "x"
+        save_model(tiny("gpt2"), codec_folder, readme.parent, card="")
+    assert readme.read_text() == "x"
 
 
 def test_a_failed_write_leaves_what_was_there(tiny, codec_folder, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property, lru_cache
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Self
 
 import numpy as np
@@ -37,6 +37,7 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.keyed_random import key_of, keys_of, permute, shuffles
 from toque.units import Cursor
+from toque.user_paths import named_path
 
 WINDOW_EXAMPLES = 2048
 """Examples packed together. Of 2,048 real recipes 3 to 4 % of the computed tokens are padding, of
@@ -373,7 +374,7 @@ def _check_sources(data: DataConfig, manifest: StoreManifest) -> None:
             f"{data.store} was prepared from {len(there)} (files such as {listed}). {again}"
         )
     for number, source in enumerate(asked):
-        name = Path(source.path).expanduser().name or "*"  # "." is a folder of any files
+        name = named_path(source.path).name or "*"  # "." is a folder of any files
         parts = [part for path in there.get(number, []) for part in path.parts]
         if ":" not in source.path and not any(fnmatch(part, name) for part in parts):
             raise ConfigError(

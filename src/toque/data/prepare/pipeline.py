@@ -52,6 +52,12 @@ _BEGUN = re.compile(
 folder of a program's rows, which are there before it."""
 
 
+class _Mark(msgspec.Struct):
+    """The content of `building.json`, by which an unfinished folder is a store's."""
+
+    fingerprint: str
+
+
 @dataclass(frozen=True)
 class PrepareResult:
     """The store, its report, and whether it existed already."""
@@ -160,7 +166,7 @@ def holds_a_store(folder: Path) -> bool:
     if (folder / NAME).is_file():
         return True
     foreign = any(not _BEGUN.fullmatch(path.name) for path in folder.iterdir())
-    if foreign and not (folder / BUILDING).is_file():
+    if foreign and read_json(folder / BUILDING, _Mark) is None:
         raise DataError(
             f"{folder} is not empty and holds no token store. Choose an empty or new folder for "
             "data.store, so that nothing of yours is overwritten."
@@ -172,7 +178,7 @@ def _begin(store: Path, fingerprint: str) -> list[ShardResult]:
     """Mark the folder as unfinished, and keep and return the shards that belong to these inputs."""
     sweep(store)
     sweep(store / "shards")
-    mark = msgspec.json.encode({"fingerprint": fingerprint})
+    mark = msgspec.json.encode(_Mark(fingerprint))
     building = store / BUILDING
     shards = [read_json(path, ShardResult) for path in store.glob(f"shards/*/{SIDECAR}")]
     kept = [each for each in shards if each is not None and each.fingerprint == fingerprint]

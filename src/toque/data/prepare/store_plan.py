@@ -22,6 +22,7 @@ from toque.sources.conversations import CONVERSATIONS
 from toque.sources.records import Source, encoding_in
 from toque.sources.source_files import SourceFile, find_files
 from toque.sources.token_arrays import TokenReader
+from toque.user_paths import expanded
 
 OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
 Dedup = Literal["none", "exact", "near"]
@@ -294,7 +295,7 @@ def _file_differences(entries: Sequence[SourceEntry], files: Sequence[SourceFile
 
 def _names(pattern: str, path: str) -> bool:
     """True if a source's path names this file: itself, or a folder or a pattern it lies in."""
-    pattern = str(Path(pattern).expanduser()) if "://" not in pattern else pattern.rstrip("/")
+    pattern = expanded(pattern) if "://" not in pattern else pattern.rstrip("/")
     return (
         path == pattern or path.startswith((f"{pattern}/", f"{pattern}:")) or fnmatch(path, pattern)
     )

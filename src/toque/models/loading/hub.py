@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from toque.errors import ConfigError, ToqueError, argument, in_shell
+from toque.user_paths import named_path
 
 MODEL_FILES = ("config.json", "*.safetensors")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
@@ -22,7 +23,7 @@ def folder_here(
     path: str, *, needs: tuple[str, ...] = MODEL_FILES, also: tuple[str, ...] = _ALSO
 ) -> Path | None:
     """The folder of this path, or the hub's whole copy in the cache; None where there is none."""
-    folder = Path(path).expanduser()
+    folder = named_path(path)
     if folder.is_dir() or not _names_repository(path):
         return folder if folder.is_dir() else None
     from huggingface_hub import snapshot_download
@@ -63,7 +64,7 @@ def resolve_folder(
     A cached copy is used without the network if it holds what `needs` says. Problems are raised as
     `error`, which names the `setting`.
     """
-    folder = Path(path).expanduser()
+    folder = named_path(path)
     if folder.is_dir():
         return folder
     if folder.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from toque.errors import CheckpointError, argument
 from toque.models.loading.pretrained import load_model, load_with_adapter
-from toque.models.loading.provenance import FOLDER, RECORD, Provenance
+from toque.models.loading.provenance import FOLDER, RECORD, WRITTEN, Provenance
 from toque.models.lora.adapter_files import (
     CONFIG,
     WEIGHTS,
@@ -27,7 +28,7 @@ from toque.models.lora.adapter_files import (
     merged,
     write_adapter,
 )
-from toque.storage.atomic import atomic_folder
+from toque.storage.atomic import atomic_folder, link_or_copy
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -61,8 +62,8 @@ def save_model(
     transformers decides the scaling. `files`, texts by their place, replace those of
     `codec_folder`; `record` tells `model.generate` its defaults, by which it writes the likeliest
     text whatever the base asked for, and `eos_id` ends its texts, too. A model that is already
-    there is replaced at the last moment; CheckpointError where that fails, or `folder` holds
-    something else.
+    there is replaced at the last moment, and files that Toque does not write stay; CheckpointError
+    where that fails, or `folder` holds something else.
     """
     write = partial(_write_model, model, record=record, eos_id=eos_id)
     _write_folder(folder, write, codec_folder, {**files, "README.md": card})
@@ -84,9 +85,8 @@ def save_adapter(
 def _write_folder(
     folder: Path, write: Callable[[Path], None], codec_folder: Path | None, files: Mapping[str, str]
 ) -> None:
-    marks = ("config.json", "adapter_config.json")
-    held = any((folder / mark).exists() for mark in marks)
-    if folder.exists() and any(folder.iterdir()) and not held:
+    is_model = any((folder / mark).exists() for mark in ("config.json", "adapter_config.json"))
+    if not is_model and any((folder / name).exists() for name in WRITTEN):
         raise CheckpointError(
             f"{folder} exists and does not hold a model, so it is not replaced. Choose another "
             "folder, or remove it."
@@ -102,11 +102,21 @@ def _write_folder(
             for place, text in files.items():
                 (writer.folder / place).parent.mkdir(exist_ok=True)
                 writer.put(place, text.encode())
+            _keep_users_files(folder, writer.folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"The model could not be written to {folder}: {error}. "
             "What was there before is unchanged."
         ) from error
+
+
+def _keep_users_files(folder: Path, new: Path) -> None:
+    """Give the files of the user's in a model folder a place in the folder that replaces it."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if name.as_posix() not in WRITTEN and not path.is_dir():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(path, new / name)
 
 
 def _write_model(
@@ -247,11 +257,12 @@ def _refuse_other(after: Tensor, expected: Tensor, to: Path, source: Path) -> No
 
 
 def refuse_taken(to: Path) -> None:
-    """Refuse, with a CheckpointError, a folder in which something lies."""
-    if to.exists() and any(to.iterdir()):
-        raise CheckpointError(
-            f"{to} exists and is not empty. Name another folder with {argument('to')}."
-        )
+    """Refuse, with a CheckpointError, a folder in which something lies, and what is no folder."""
+    if to.is_dir() and not any(to.iterdir()):
+        return
+    if os.path.lexists(to):
+        what = "exists and is not empty" if to.is_dir() else "exists and is not a folder"
+        raise CheckpointError(f"{to} {what}. Name another folder with {argument('to')}.")
 
 
 def _apart(after: Tensor, before: Tensor) -> float:

@@ -23,6 +23,14 @@ conversations by a chat template; the beginning of a text, which it continues; o
 which it fills."""
 FOLDER: Final = "toque"
 RECORD: Final = "model.json"
+_TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json")
+WRITTEN: Final = (
+    *("README.md", "config.json", "generation_config.json", "model.safetensors"),
+    *("adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"),
+    *(*_TOKENIZER, "special_tokens_map.json", "added_tokens.json", f"{FOLDER}/{RECORD}"),
+    *(f"{FOLDER}/{name}" for name in _TOKENIZER),
+)
+"""Names of the files in a model folder that Toque writes; files of other names are the user's."""
 RECIPE_RUN_TOKENS: Final = 12
 """Tokens of the shortest run that a recipe is not let write twice. The likeliest text of a model
 may never end: 19 of 122 of SmolLM2's after an hour on one magazine did not, which 12 took from a

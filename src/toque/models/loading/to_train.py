@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -21,6 +20,7 @@ from toque.models.loading.pretrained import (
 )
 from toque.models.lora.frozen import FrozenFormat
 from toque.models.lora.layers import attach
+from toque.user_paths import named_path
 
 
 class SpecialTokens(Protocol):
@@ -72,7 +72,7 @@ class ModelToTrain:
             return
         marker = () if tokens.newline_id is None else (tokens.newline_id,)
         new = sorted({*marker, *range(rows, tokens.vocab_size)})
-        folder = Path(base).expanduser()
+        folder = named_path(base)
         named = str(folder.resolve()) if folder.is_dir() else base
         attach(model, self.adapter, base=named, seed=self.seed, tokens=new)
 

@@ -7,7 +7,6 @@ else lies in the folder or the bucket stays there: a key, a dump of memory, a pa
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from toque.errors import CheckpointError
+from toque.models.loading.provenance import WRITTEN
+from toque.runs.run_files import grows, is_own
+from toque.runs.run_record import CONFIG
 from toque.storage.atomic import atomic_folder, atomic_path
 from toque.storage.bucket import Bucket, BucketError, RunBucketError
 from toque.storage.bucket_lock import LOCK
@@ -33,17 +35,7 @@ from toque.training.checkpoint.saved import (
 Say = Callable[[str], None]
 
 OUTBOX: Final = "outbox"  # folder of a run with the checkpoints that wait for their upload
-_GROWING: Final = r"(metrics|samples|skipped_updates)\.jsonl|scores_by_text\.json|training\.log"
-_SMALL: Final = r"config\.yaml|(end|evaluation|non_finite|resources(-rank\d+)?)\.json"
-_OWN: Final = re.compile(rf"{_SMALL}|(?P<growing>{_GROWING})", re.ASCII)
-_TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json")
-_MODEL: Final = (
-    *("README.md", "config.json", "generation_config.json", "model.safetensors"),
-    *("adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"),
-    *(*_TOKENIZER, "special_tokens_map.json", "added_tokens.json", "toque/model.json"),
-    *(f"toque/{name}" for name in _TOKENIZER),
-)
-MODEL_FILES: Final = tuple(f"model/{name}" for name in _MODEL)
+MODEL_FILES: Final = tuple(f"model/{name}" for name in WRITTEN)
 """Files of the finished model or adapter."""
 
 
@@ -87,6 +79,34 @@ def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
         if here is None or here.step < _step(steps[0]):
             _fetch_rest(bucket, names, run, say)
     say(f"fetched step {step:,} from {bucket.address}")
+
+
+def fetch_model(bucket: Bucket, at: str, run: Path) -> None:
+    """Bring one checkpoint or best model into the folder `run`, to be used as a model.
+
+    `at` is its place, as best/step-00000200. What else belongs to the model comes with it: the
+    run's configuration, tokenizer and record. RunBucketError where the bucket has no such place.
+    """
+    names, target = bucket.names(), run / at
+    manifest = bucket.read(f"{at}/{MANIFEST}") if f"{at}/{MANIFEST}" in names else None
+    if manifest is None or CONFIG not in names:
+        steps = [
+            f"{kind}/{one}"
+            for kind in ("best", "checkpoints")
+            for one in complete_steps(names, kind)
+        ]
+        raise RunBucketError(
+            f"{bucket.address} has no {at} that is whole, or no {CONFIG}. It has "
+            f"{', '.join(sorted(steps)) or 'no checkpoint yet'}."
+        )
+    if _whole_here(target) is None or (target / MANIFEST).read_bytes() != manifest:
+        with _fetched(bucket, at, run):
+            pass
+    beside = [name for name in MODEL_FILES if not name.endswith(".safetensors")]
+    for name in (CONFIG, *filter(names.__contains__, beside)):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(run / name) as temporary:
+            bucket.get_file(name, temporary, most=shutil.disk_usage(run).free)
 
 
 def _there_and_here(bucket: Bucket, run: Path) -> tuple[list[str], list[str], Manifest | None]:
@@ -185,13 +205,3 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
             temporary = stack.enter_context(atomic_path(run / name))
             most = shutil.disk_usage(run).free if grows(name) else MOST_BYTES
             bucket.get_file(name, temporary, most=most)
-
-
-def is_own(name: str) -> bool:
-    """True if a file of this name in a run's folder is the run's."""
-    return _OWN.fullmatch(name) is not None
-
-
-def grows(name: str) -> bool:
-    """True if a run's file has no bound but the disk's."""
-    return bool((found := _OWN.fullmatch(name)) and found["growing"])

@@ -79,7 +79,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise CheckpointError(f"{path} is {path.stat().st_size} bytes long; no manifest is.")
         text = path.read_bytes()
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no {MANIFEST}: it was never finished.") from None
+        why = "it was never finished" if folder.is_dir() else "the folder was removed or moved"
+        raise CheckpointError(f"{folder} has no {MANIFEST}: {why}.") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     return parse_manifest(text, str(path))

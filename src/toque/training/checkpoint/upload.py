@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from toque.errors import CheckpointError
+from toque.runs.run_files import grows, is_own
 from toque.storage.atomic import atomic_folder, link_or_copy, remove_folder, sweep
 from toque.storage.bucket import Bucket, RunBucketError
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.no_follow import refuse_moved
 from toque.training.callbacks import Callback, Requests, Saved, StepInfo
-from toque.training.checkpoint.fetch import MODEL_FILES, OUTBOX, complete_steps, grows, is_own
+from toque.training.checkpoint.fetch import MODEL_FILES, OUTBOX, complete_steps
 from toque.training.checkpoint.saved import MANIFEST, read_manifest, step_name, verify_files
 from toque.training.stopping import TAKEN_OVER
 from toque.units import Progress

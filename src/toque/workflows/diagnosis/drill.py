@@ -272,14 +272,15 @@ class _Drill:
 
     def _started(self, run: Path) -> Session:
         """A session that begins or continues the training of a run folder."""
+        from toque.training.checkpoint.store import run_lock
         from toque.training.resources import RESOURCES
         from toque.workflows.train import train_in_child  # with torch, which refusing does without
 
         # How updates are computed was measured by the run; another choice is other bits.
         if not run.exists():
-            run.mkdir()
-            if (self.model / RESOURCES).exists():
-                shutil.copy(self.model / RESOURCES, run / RESOURCES)
+            with run_lock(run / "checkpoints"):  # by which the folder is a run's
+                if (self.model / RESOURCES).exists():
+                    shutil.copy(self.model / RESOURCES, run / RESOURCES)
         log, stop = self.scratch / f"{len(self.sessions)}.log", StopAt(self.steps)
         settings = self.copied([*self.words, f"run_dir={run}"])
         session = Session(lambda: train_in_child(settings, log, callbacks=[stop]), log)

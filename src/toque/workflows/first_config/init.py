@@ -39,6 +39,7 @@ from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import is_remote
 from toque.units import Duration
+from toque.user_paths import named_path
 from toque.workflows.configure import Columns, configure, source_columns
 from toque.workflows.first_config.dial import (
     EVALUATING,
@@ -166,7 +167,7 @@ def init(
         DataError: a source cannot be found or recognised, or holds nothing of use.
     """
     given = [sources] if isinstance(sources, str | Path) else list(sources)
-    file, start = Path(to), str(start_from)
+    file, start = named_path(to), str(start_from)
     _refuse_early(given, size, file, replace=replace)
     whole = time_of(for_)
     paths, held_out, left = _by_split([str(path) for path in given])
@@ -298,7 +299,7 @@ def _by_split(given: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """Paths to train on and to hold out, and sentences on splits of saved datasets not read."""
     train, held_out, left = list[str](), list[str](), list[str]()
     for path in given:
-        splits = [] if is_remote(path) else saved_splits(Path(path).expanduser())
+        splits = [] if is_remote(path) else saved_splits(named_path(path))
         names = [split.name for split in splits]
         if len(names) < 2 or "train" not in names:
             train.append(path)
@@ -406,7 +407,7 @@ def _few_in_words(found: Sequence[FoundSource]) -> list[str]:
 
 def _no_data(source: Source) -> list[str]:
     """Sentences on hidden files of a folder, and on documentation among its texts."""
-    folder, said = Path(source.path).expanduser(), list[str]()
+    folder, said = named_path(source.path), list[str]()
     if folder.is_dir() and (hidden := sorted(one.name for one in folder.glob(".*"))):
         said.append(f"Hidden files of {source.path} are not read: {shown_names(hidden)}.")
     texts = [file.name for file in source.files or ()]

@@ -21,6 +21,7 @@ from toque.models.forward.flex_attention import use_attention
 from toque.models.loading.device_map import free_memory, placement_note, placement_of
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import (
+    CPU,
     CheckedFolder,
     Place,
     Placement,
@@ -28,19 +29,22 @@ from toque.models.loading.pretrained import (
     load_model,
     load_with_adapters,
 )
-from toque.models.loading.provenance import Provenance
+from toque.models.loading.provenance import Provenance, provenance_of
 from toque.models.loading.to_train import family_to_train
 from toque.models.lora.adapter_files import is_adapter_folder, load_adapter, merged, use_adapter
 from toque.models.lora.frozen import PLAIN, FrozenFormat, format_of
 from toque.models.lora.layers import ADAPTER
 from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import refuse_links
+from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.runtime import precision_on
 from toque.workflows.asking import codec_in, provenance_in, provenance_of_run
 from toque.workflows.build import model_to_train
-from toque.workflows.run_folder import load_weights, refuse_another_store
+from toque.workflows.run_folder import load_weights, refuse_another_base, refuse_another_store
+from toque.workflows.saved_steps import config_of, run_of, steps_in_words
 
+_TRIES = 3  # to read the best model of a run, which a better one may replace meanwhile
 _COMPARED = 32  # rows of a store whose texts two tokenizers are compared by
 
 
@@ -93,7 +97,7 @@ def open_model(
     adapters: Sequence[Path] = (),
     reporter: Reporter = SILENT,
 ) -> OpenedModel:
-    """The finished model of a run, else its newest checkpoint; or a Hugging Face model.
+    """The finished model of a run, else its best or newest; a checkpoint; or a Hugging Face model.
 
     `device` is auto, the GPU where there is one; or cpu, cuda, cuda:N. A finished model that one
     GPU has no memory for is held in bf16, or goes over all of them. An adapter is merged, or used
@@ -128,11 +132,13 @@ def _opened(
 ) -> OpenedModel:
     config, model = None, folder
     named = {f"adapter_{i}": adapter for i, adapter in enumerate(adapters)}
-    if (folder / "config.yaml").exists():
-        refuse_links(folder, CheckpointError)
-        config, model = load_config(folder / "config.yaml").config, folder / "model"
-        if not (model / "config.json").exists() and not is_adapter_folder(model):
-            unfinished = _from_checkpoint(folder, config, device)
+    if (config_file := config_of(folder)).exists():
+        refuse_links(config_file.parent, CheckpointError)
+        config = load_config(config_file).config
+        model = folder / "model"
+        is_finished = (model / "config.json").exists() or is_adapter_folder(model)
+        if not is_finished:  # or a checkpoint was named
+            unfinished = _as_trained(folder, config, device).opened(config)
             for name, adapter in named.items():
                 load_adapter(unfinished.model, adapter, name=name)
             return unfinished
@@ -156,29 +162,93 @@ def _opened(
     return OpenedModel(loaded, codec_in(model, record), config, None, record)
 
 
-def _from_checkpoint(folder: Path, config: RunConfig, device: torch.device) -> OpenedModel:
-    checkpoints = CheckpointStore(folder / "checkpoints")
-    found = checkpoints.best() or checkpoints.newest_valid()
-    if found is None:
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model with the weights of a checkpoint, its adapter not merged."""
+
+    model: PreTrainedModel
+    codec: Codec
+    record: Provenance
+    step: int
+    base_hash: str | None
+    """`base_sha256` of the weights that an adapter was trained beside; None without an adapter."""
+
+    def opened(self, config: RunConfig) -> OpenedModel:
+        """The model to use, its adapter merged where it may be."""
+        model = merged(self.model) if format_of(self.model) == PLAIN else self.model
+        return OpenedModel(model, self.codec, config, self.step, self.record)
+
+
+def checkpoint_model(folder: Path) -> TrainedModel:
+    """The model of a checkpoint, in float32 on the CPU, or a CheckpointError."""
+    return _as_trained(folder, load_config(config_of(folder)).config, CPU)
+
+
+def _as_trained(folder: Path, config: RunConfig, device: torch.device) -> TrainedModel:
+    """The model of a checkpoint, or of a run's best or newest one, which may be training."""
+    run = run_of(folder)
+    for tries_left in reversed(range(_TRIES)):
+        checkpoint = _newest_of(folder, config) if run is None else verify_checkpoint(folder)
+        try:
+            return _read_checkpoint(run or folder, checkpoint, config, device)
+        except CheckpointError as error:
+            if checkpoint.path.is_dir():
+                raise
+            if run is not None or not tries_left:
+                raise CheckpointError(
+                    f"The run has removed {checkpoint.path}, while it was read. "
+                    f"{steps_in_words(run or folder)} Name one of these."
+                ) from error
+    raise AssertionError
+
+
+def _newest_of(run: Path, config: RunConfig) -> Checkpoint:
+    """The best model of a run, else its newest checkpoint."""
+    checkpoints = CheckpointStore(run / "checkpoints")
+    checkpoint = checkpoints.best() or checkpoints.newest_valid()
+    if checkpoint is None:
         raise CheckpointError(
-            f"The run {folder} has no checkpoint yet. Let it reach its first save "
+            f"The run {run} has no checkpoint yet. Let it reach its first save "
             f"(train.save_every={config.train.save_every}), or name a finished run."
         )
-    store = TokenStore.open(config.data.store)
-    refuse_another_store(folder, found, store)
-    check_tokenizer(store)
-    wanted = model_to_train(config, store.codec())
+    return checkpoint
+
+
+def _read_checkpoint(
+    run: Path, checkpoint: Checkpoint, config: RunConfig, device: torch.device
+) -> TrainedModel:
+    codec, record = _tokenizer_of_run(run, checkpoint, config)
+    base_hash = None
+    to_train = model_to_train(config, codec)
     if config.adapter is None:
-        model = wanted.in_float32()
+        model = to_train.in_float32()
     else:
-        base = wanted.base()
+        base = to_train.base()
         formats = formats_in_use([], device, _format_of(config, device))
-        model, _ = base.placed(base.fitting(formats, device), device)
-    load_weights(model, found)
+        model, base_hash = base.placed(base.fitting(formats, device), device)
+        refuse_another_base(checkpoint, base_hash)
+    load_weights(model, checkpoint)
     model.train(mode=False)
-    record = provenance_of_run(config, store.manifest)
-    whole = merged(model) if format_of(model) == PLAIN else model
-    return OpenedModel(whole, store.codec(), config, found.step, record)
+    return TrainedModel(model, codec, record, checkpoint.step, base_hash)
+
+
+def _tokenizer_of_run(
+    run: Path, checkpoint: Checkpoint, config: RunConfig
+) -> tuple[Codec, Provenance]:
+    """The tokenizer and record of a run: from its store, or where that is gone from its model."""
+    store, finished = Path(config.data.store), run / "model"
+    if not (store / "manifest.json").exists():
+        if (record := provenance_of(finished)) is not None:
+            return codec_in(finished, record), record
+        raise CheckpointError(
+            f"{checkpoint.path} needs the tokenizer of its run, which is in the store {store}, and "
+            "there is no store. Give the command in the folder where the run was trained, or put "
+            "the store back."
+        )
+    prepared = TokenStore.open(store)
+    refuse_another_store(run, checkpoint, prepared)
+    check_tokenizer(prepared)
+    return prepared.codec(), provenance_of_run(config, prepared.manifest)
 
 
 def _format_of(config: RunConfig | None, device: torch.device) -> FrozenFormat | None:

@@ -15,6 +15,7 @@ from toque.reporter import SILENT, Reporter
 from toque.runs.places import RunFinder, is_in_a_bucket
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
 from toque.workflows.results import Model, TrainedRun, existing_folder, folder_of
+from toque.workflows.saved_steps import run_of
 
 _EVERY_SECONDS: Final = 1.0
 _EVERY_SECONDS_IN_A_BUCKET: Final = 15.0
@@ -40,8 +41,8 @@ def serve(
     """Answer requests in the OpenAI protocol until SIGTERM or Ctrl-C.
 
     Args:
-        models: runs, model folders or adapter folders, one or several. Each is asked for by its
-            folder's name, or by one of your own as "name=folder".
+        models: runs, checkpoints, model folders or adapter folders, one or several. Each is asked
+            for by its folder's name, or by one of your own as "name=folder".
         host: the address to listen on; one that other machines reach needs a token.
         port: 0 takes any that is free.
         token: what requests must bring as `Authorization: Bearer TOKEN`.
@@ -61,7 +62,7 @@ def serve(
     with needing("serve", "`toque serve`"):
         from toque.serving.application import build_app
         from toque.serving.server import Limits, Server, hosts_of, listening, url_of
-    named = _named([models] if isinstance(models, TrainedRun | str | Path) else models)
+    named = named_models([models] if isinstance(models, TrainedRun | str | Path) else models)
     hosts = hosts_of(host, port=port, token=token, risk="use the models")
     GenerationOptions(precision=precision)  # refuses another than the three
     for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
@@ -90,24 +91,25 @@ def serve(
     reporter.notice("Stopped.")
 
 
-def _named(models: Sequence[Model]) -> dict[str, Path]:
+def named_models(models: Sequence[Model]) -> dict[str, Path]:
     """The folders by the names they are asked for; refuses one name for two."""
     found: dict[str, Path] = {}
     for model in models:
-        folder = folder_of(model)
         name, given, rest = str(model).partition("=")
-        if given and name and rest and not folder.exists():
-            folder = Path(rest)
-        else:
+        has_name = bool(given and name and rest) and not folder_of(model).exists()
+        folder = existing_folder(rest if has_name else model)
+        if not has_name:
             parts = folder.absolute().parts
+            run = run_of(folder)
             # The model of a run is known by its run's name.
             name = parts[-2 if parts[-1] == "model" and len(parts) > 2 else -1]
+            name = name if run is None else f"{run.name}-{name}"
         if name in found:
             raise ConfigError(
                 f"{found[name]} and {folder} would both be served as {name!r}. Give one of them "
                 f"a name of its own: other={folder}."
             )
-        found[name] = existing_folder(folder)
+        found[name] = folder
     if not found:
         raise ConfigError("There is nothing to serve. Name a run or a model folder.")
     return found

@@ -13,7 +13,8 @@ from toque.data.tokenizer.codec import TextStream
 from toque.errors import ConfigError, DataError, argument
 from toque.models.generation.options import GenerationOptions
 from toque.reporter import SILENT, Reporter
-from toque.storage.no_follow import write_new
+from toque.storage.atomic import atomic_write
+from toque.user_paths import named_path
 from toque.workflows.asking import in_trained_form, refuse_no_text, template_asked_by
 from toque.workflows.results import Model, existing_folder
 
@@ -34,6 +35,9 @@ class Talk:
     opened: OpenedModel
     template: ChatTemplate | None  # None: each question alone, in the form of the training
     turns: list[dict[str, str]] = field(default_factory=list)
+    """The whole conversation, for `save`."""
+    n_left_out: int = 0
+    """Oldest turns that the model reads no more."""
 
     def ask(
         self,
@@ -107,41 +111,55 @@ class Talk:
     ) -> list[int]:
         """Ids that ask to answer the last of `turns`.
 
-        The oldest go where they leave no room for an answer of the `longest` length, or of a share
-        of the positions where that is less.
+        The oldest are left out, also from later prompts, where they leave no room for an answer of
+        the `longest` length, or of a share of the positions where that is less.
         """
         if self.template is None:
             record = self.opened.provenance
             return self.opened.prompt_ids(in_trained_form(turns[-1]["content"], record))
         most = self._positions
-        ids = self.template.ids(turns).result()
+        n_left_out = self.n_left_out
+        read = _without_oldest(turns, n_left_out)
+        if not read:  # a new conversation, or one of which more was taken back
+            read, n_left_out = turns, 0
+        ids = self.template.ids(read).result()
+
         # The last token of an answer is never read back, so it needs no position.
-        kept = 0 if most is None else min(longest, most // ANSWER_SHARE) - 1
-        while most is not None and len(ids) + kept > most and (older := _without_oldest(turns)):
+        answer = 0 if most is None else min(longest, most // ANSWER_SHARE) - 1
+        while most is not None and len(ids) + answer > most and (later := _without_oldest(read, 2)):
             notice(FORGOTTEN)
-            turns[:] = older
-            ids = self.template.ids(turns).result()
+            read = later
+            n_left_out += 2
+            ids = self.template.ids(read).result()
+        if most is None or len(ids) + answer <= most:  # a question that is too long is refused
+            self.n_left_out = n_left_out
         return ids
 
-    def save(self, file: Path) -> None:
-        """Write the conversation as a line of JSON, which `data.sources` reads; never over a file.
+    def save(self, file: str | Path) -> Path:
+        """Write the whole conversation as a line of JSON, which `data.sources` reads.
+
+        The file that was written; it appears at once, and never in the place of another.
 
         Raises:
-            ConfigError: there is nothing to save, or the file is there.
+            ConfigError: there is nothing to save, or the file is there or cannot be written.
         """
         if not any(turn["role"] == "assistant" for turn in self.turns):
             raise ConfigError("There is no answer to save yet.")
         line = json.dumps({"messages": self.turns}, ensure_ascii=False) + "\n"
+        path = named_path(file)
         try:
-            write_new(file, line.encode("utf-8", "replace"))
+            atomic_write(path, line.encode("utf-8", "replace"), new=True)
+        except FileExistsError as error:
+            raise ConfigError(f"{path} is there already. Name another file.") from error
         except OSError as error:
-            raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
+            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+        return path
 
 
-def _without_oldest(turns: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The turns without their first question and its answer; [] where one question is left."""
+def _without_oldest(turns: list[dict[str, str]], n: int) -> list[dict[str, str]]:
+    """The turns without the `n` oldest after a system text; [] where no question is left."""
     system = turns[:1] if turns[0]["role"] == "system" else []
-    rest = turns[len(system) + 2 :]
+    rest = turns[len(system) + n :]
     return [*system, *rest] if rest else []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +23,7 @@ from toque.models.loading.to_train import SpecialTokens
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.quantised import Outlined
 from toque.runs.outlined_update import outlining
+from toque.user_paths import named_path
 from toque.workflows.build import build_stream, model_to_train
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def remake(model: nn.Module, device: str = "cpu", dtype: torch.dtype | None = No
 
 
 def _of_checkpoint(start: str) -> PreTrainedModel:
-    folder = Path(start).expanduser()
+    folder = named_path(start)
     if not folder.is_dir():
         known = known_model(start)
         if known is not None:

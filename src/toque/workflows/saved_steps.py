@@ -1,0 +1,66 @@
+"""Checkpoints and best models of a run, named by their folders: RUN/best/step-00000200."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from toque.errors import CheckpointError
+
+KINDS: Final = ("checkpoints", "best")
+SET_ASIDE: Final = "set-aside"
+_STEP: Final = re.compile(r"step-[0-9]{8,}")
+_ADDRESS: Final = re.compile(rf"(.+)/((?:{'|'.join(KINDS)})/{_STEP.pattern})")
+
+
+def is_step(name: str) -> bool:
+    """True for the name of a checkpoint's folder."""
+    return _STEP.fullmatch(name) is not None
+
+
+def run_of(folder: Path) -> Path | None:
+    """The run of a checkpoint's folder; None for a folder of another kind.
+
+    >>> run_of(Path("/runs/mine/best/step-00000200"))
+    PosixPath('/runs/mine')
+    """
+    kind, *above = folder.absolute().parents
+    if not is_step(folder.absolute().name) or kind.name not in KINDS or not above:
+        return None
+    is_aside = len(above) > 2 and above[1].name == SET_ASIDE
+    return above[2] if is_aside else above[0]
+
+
+def config_of(folder: Path) -> Path:
+    """The file for the configuration of a run, or of the run that a checkpoint belongs to."""
+    return (run_of(folder) or folder) / "config.yaml"
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """The address of a run in a bucket, and the place of a checkpoint in it; "" for the run.
+
+    >>> split_address("gs://mine/run/best/step-00000200/")
+    ('gs://mine/run', 'best/step-00000200')
+    """
+    parts = _ADDRESS.fullmatch(address.rstrip("/"))
+    return (parts[1], parts[2]) if parts else (address.rstrip("/"), "")
+
+
+def steps_in_words(run: Path) -> str:
+    """A sentence with the checkpoints and best models of a run."""
+    folders = sorted(path for kind in KINDS for path in (run / kind).glob("step-*"))
+    names = [path.relative_to(run).as_posix() for path in folders if is_step(path.name)]
+    return f"{run} has {', '.join(names)}." if names else f"{run} has no checkpoint yet."
+
+
+def folder_of_step(run: Path, step: int) -> Path:
+    """The folder of a run's checkpoint or best model by its step, or a CheckpointError."""
+    for kind in KINDS:
+        folder = run / kind / f"step-{step:08d}"
+        if folder.is_dir():
+            return folder
+    raise CheckpointError(
+        f"There is no checkpoint and no best model of step {step:,}. {steps_in_words(run)} Name "
+        "one of these steps."
+    )
