@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
+import toque
 from toque.config import load_config, presets
 from toque.config.resolve import PRESETS
 from toque.models.flops import parameter_counts
@@ -59,6 +60,18 @@ def test_an_overlay_keeps_the_update_and_resolves(name: str) -> None:
         changed = load_config(name, hardware=card).config
         assert changed.train.batch == plain.train.batch, card
         assert changed.train.precision == "bf16", card
-        assert isinstance(changed.train.micro_batch_rows, int), card
+        assert changed.train.micro_batch_rows == "auto", card
     if name not in {"recipe-t5-small", "recipe-gpt2-small"}:
         assert overlays(name) == CARDS
+
+
+def test_an_overlay_fills_the_card() -> None:
+    plan = toque.plan("recipe-t5-xl-lora", hardware="rtx-4090")
+    assert plan.memory.fits
+    assert plan.machine.memory_bytes is not None
+    assert plan.memory.total > 0.75 * plan.machine.memory_bytes
+
+
+def test_a_plan_from_python_applies_the_overlay() -> None:
+    plan = toque.plan("neox-1.2b-test", hardware="RTX 4090")
+    assert plan.memory.fits  # 8-bit optimizer states and recomputed activations
