@@ -89,7 +89,7 @@ MACHINE: Final = """\
 ## The rest of the machine
 
 The largest model that a card trains needs this much. RAM is for reading its weights; the program
-itself needs 1 GiB more. Disk, in GiB, is for the checkpoints, the best model and the finished model.
+itself needs 1 GiB more. Disk is for the checkpoints, the best model and the finished model.
 The base and your data come on top.
 
 | card | RAM, GiB | disk, GiB |

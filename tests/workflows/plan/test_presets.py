@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -65,6 +67,7 @@ def test_an_overlay_keeps_the_update_and_resolves(name: str) -> None:
         assert overlays(name) == CARDS
 
 
+@pytest.mark.slow
 def test_an_overlay_fills_the_card() -> None:
     plan = toque.plan("recipe-t5-xl-lora", hardware="rtx-4090")
     assert plan.memory.fits
@@ -72,6 +75,12 @@ def test_an_overlay_fills_the_card() -> None:
     assert plan.memory.total > 0.75 * plan.machine.memory_bytes
 
 
-def test_a_plan_from_python_applies_the_overlay() -> None:
-    plan = toque.plan("neox-1.2b-test", hardware="RTX 4090")
-    assert plan.memory.fits  # 8-bit optimizer states and recomputed activations
+def test_a_plan_from_python_applies_the_overlay(tmp_path: Path) -> None:
+    settings = tmp_path / "my.yaml"
+    settings.write_text(
+        "model: {family: gpt2, shape: {n_embd: 16, n_layer: 1, n_head: 2}}\n"
+        "train: {micro_batch_rows: 1}\n"
+        "hardware: {rtx-4090: {train: {micro_batch_rows: 2}}}\n"
+    )
+    assert toque.plan(settings, hardware="RTX 4090").memory.micro_batch_rows == 2
+    assert toque.plan(settings, hardware="h100").memory.micro_batch_rows == 1
