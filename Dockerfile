@@ -30,7 +30,7 @@ ENV PYTHONUNBUFFERED=1
 # What Toque needs changes seldom and is a layer of its own: a change of the source does not fetch torch again.
 # pip's settings are a secret of the build, since an index's address may hold a password.
 ARG DEVICE=cpu
-ARG EXTRAS=data,serve
+ARG EXTRAS=data,serve,structured
 WORKDIR /source
 COPY pyproject.toml requirements.lock ./
 RUN --mount=type=bind,from=wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \

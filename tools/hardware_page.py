@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from transformers import GPTNeoXConfig, LlamaConfig
 
@@ -81,8 +81,26 @@ without. LoRA is of the rank that `r: auto` takes, 16, or 8 for models of 2.5 bi
 more; nf4 holds the frozen matrices in 4 bits. Shorter texts, `adamw8bit` or int8 move every figure.
 [How exact a plan is](../guides/plan.md#against-the-truth)
 """
-_TABLE: Final = """| model | trained | one row, GiB | recomputed, GiB | from | recomputed from |
-|---|---|---:|---:|---|---|
+_TABLE: Final = """\
+| model | trained | one row, GiB | recomputed, GiB | from | recomputed from | RAM, GiB | disk |
+|---|---|---:|---:|---|---|---:|---:|
+"""
+MACHINE: Final = """\
+## The rest of the machine
+
+The largest model that a card trains needs this much. RAM is for reading its weights; the program
+itself needs 1 GiB more. Disk is for the checkpoints, the best model and the finished model.
+The base and your data come on top.
+
+| card | RAM, GiB | disk, GiB |
+|---|---:|---:|
+"""
+REST: Final = """
+* **Cores**: two are enough for one card. A batch takes under a millisecond of one core, and an
+  update of such a model about a second of the card. `toque prepare` uses all cores.
+* **Systems**: Linux. On macOS, training uses the CPU. Windows needs WSL 2; keep runs and stores on
+  the disk of WSL, not under `/mnt`.
+* **Python** 3.11, 3.12 or 3.13, and torch 2.11 or later.
 """
 
 
@@ -93,13 +111,28 @@ def row(model: str, way: str) -> str:
         if not isinstance(shape, str):
             shape.save_pretrained(folder)
             shape = folder
-        sizes = [_planned(shape, way, recompute=recompute) for recompute in (False, True)]
-    gib = (f"{size / 2**30:.1f}" for size in sizes)
-    return f"| {model} | {way} | {' | '.join(gib)} | {' | '.join(map(_smallest, sizes))} |"
+        plain, recomputed = (_planned(shape, way, recompute=again) for again in (False, True))
+    sizes = plain.card, recomputed.card
+    cells = [model, way]
+    cells += [_gib(size) for size in sizes]
+    cells += [_smallest(size) for size in sizes]
+    cells += [_gib(plain.ram), _gib(plain.disk)]
+    return f"| {' | '.join(cells)} |"
 
 
-def _planned(start: str, way: str, *, recompute: bool) -> int:
-    """All bytes of a plan."""
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"
+
+
+class _Bytes(NamedTuple):
+    """Bytes that a plan counts on the card, in the machine's memory and on its disk."""
+
+    card: int
+    ram: int
+    disk: int
+
+
+def _planned(start: str, way: str, *, recompute: bool) -> _Bytes:
     settings = {
         "model": {"start_from": start},
         "adapter": WAYS[way],
@@ -111,7 +144,10 @@ def _planned(start: str, way: str, *, recompute: bool) -> int:
     }  # fmt: skip
     estimator, model_of, _ = ahead(configure(settings), "h100")
     with outlining():
-        return estimator.memory(model_of(estimator.config)).total
+        model = model_of(estimator.config)
+        memory = estimator.memory(model)
+    disk = estimator.disk(model, memory, 0, update_seconds=1.0)
+    return _Bytes(memory.total, memory.host, disk.total)
 
 
 def _smallest(size: int) -> str:
@@ -135,19 +171,31 @@ def page_of(rows: Mapping[tuple[str, str], list[str]]) -> str:
     for card in CARDS:
         largest = (_largest(rows, way, card) for way in WAYS)
         lines.append(f"| {card} | {' | '.join(largest)} |")
+    lines.append(f"\n{MACHINE.rstrip()}")
+    for card in CARDS:
+        fitting = [cells for cells in rows.values() if _fits(cells[5], card)]
+        ram, disk = (max(float(cells[n]) for cells in fitting) for n in (6, 7))
+        lines.append(f"| {card} | {ram:.0f} | {disk:.0f} |")
+    lines.append(REST.rstrip())
     lines.append(f"\n## Every model\n\n{_TABLE.rstrip()}")
     keys = [(model, way) for model in MODELS for way in WAYS]
     lines += [f"| {' | '.join(rows[key])} |" for key in keys if key in rows]
     return "\n".join([*lines, ""])
 
 
+def _fits(smallest: str, card: str) -> bool:
+    """Return True if the smallest card that suffices is not larger than `card`."""
+    order = list(CARDS)
+    return smallest != "–" and order.index(smallest) <= order.index(card)
+
+
 def _largest(rows: Mapping[tuple[str, str], list[str]], way: str, card: str) -> str:
     """The last model of each family that a card holds."""
-    order, found = list(CARDS), {}
+    found = {}
     for model in MODELS:
-        *_, plain, again = rows.get((model, way), ["–", "–"])
-        if again != "–" and order.index(again) <= order.index(card):
-            fits = plain != "–" and order.index(plain) <= order.index(card)
+        *_, plain, again, _, _ = rows.get((model, way), ["–"] * 4)
+        if _fits(again, card):
+            fits = _fits(plain, card)
             name = model.replace(",", "")
             found[model.split()[0].rstrip(",")] = name + ("" if fits else " (recomputed)")
     return ", ".join(found.values()) or "–"

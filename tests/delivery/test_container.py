@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import tomllib
 import urllib.error
 from pathlib import Path
 
@@ -119,3 +120,17 @@ def test_a_server_that_does_not_answer_is_not_healthy(tmp_path: Path):
         HEALTH["main"](tmp_path)
     (tmp_path / "cmdline").write_bytes(b"toque\0train\0my.yaml\0")
     HEALTH["main"](tmp_path)
+
+
+def test_the_image_holds_constrained_writing():
+    extras = next(rest for name, rest in STEPS if name == "ARG" and rest.startswith("EXTRAS="))
+    assert "structured" in extras.removeprefix("EXTRAS=").split(",")
+
+
+def test_a_source_distribution_holds_what_its_makefile_reads():
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    paths = {"requirements.lock", "bench", "tools", "tests"}
+    assert all(path in makefile for path in paths)
+    assert paths <= set(included)

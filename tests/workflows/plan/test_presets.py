@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
+import toque
 from toque.config import load_config, presets
 from toque.config.resolve import PRESETS
 from toque.models.flops import parameter_counts
@@ -59,6 +62,25 @@ def test_an_overlay_keeps_the_update_and_resolves(name: str) -> None:
         changed = load_config(name, hardware=card).config
         assert changed.train.batch == plain.train.batch, card
         assert changed.train.precision == "bf16", card
-        assert isinstance(changed.train.micro_batch_rows, int), card
+        assert changed.train.micro_batch_rows == "auto", card
     if name not in {"recipe-t5-small", "recipe-gpt2-small"}:
         assert overlays(name) == CARDS
+
+
+@pytest.mark.slow
+def test_an_overlay_fills_the_card() -> None:
+    plan = toque.plan("recipe-t5-xl-lora", hardware="rtx-4090")
+    assert plan.memory.fits
+    assert plan.machine.memory_bytes is not None
+    assert plan.memory.total > 0.75 * plan.machine.memory_bytes
+
+
+def test_a_plan_from_python_applies_the_overlay(tmp_path: Path) -> None:
+    settings = tmp_path / "my.yaml"
+    settings.write_text(
+        "model: {family: gpt2, shape: {n_embd: 16, n_layer: 1, n_head: 2}}\n"
+        "train: {micro_batch_rows: 1}\n"
+        "hardware: {rtx-4090: {train: {micro_batch_rows: 2}}}\n"
+    )
+    assert toque.plan(settings, hardware="RTX 4090").memory.micro_batch_rows == 2
+    assert toque.plan(settings, hardware="h100").memory.micro_batch_rows == 1

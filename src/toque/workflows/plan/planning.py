@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toque.config import load_config
+from toque.config.resolve import names_card
 from toque.config.user_code import refuse_foreign_code
 from toque.errors import ConfigError, argument
+from toque.hardware.cards import card_named
 from toque.reporter import SILENT, Reporter
 from toque.workflows.configure import Configured, configure
 
@@ -28,7 +32,8 @@ def plan(
 
     Args:
         config: what `configure` takes.
-        hardware: a card of `toque.hardware.cards`, e.g. "rtx-4090"; None for this machine.
+        hardware: a card of `toque.hardware.cards`, e.g. "rtx-4090"; None for this machine. The
+            `hardware` section of a file or preset changes its settings for that card.
         utilisation: share of the peak to assume, in (0, 1]; None for what is known.
         gpus: how many of the card share every update; memory is that of one.
         reporter: hears of progress.
@@ -47,6 +52,10 @@ def plan(
         raise ConfigError(
             f"A plan for {gpus} GPUs was asked for. Give {argument('gpus')} 1 or more."
         )
+    if hardware is not None:
+        hardware = card_named(hardware).name
+        if isinstance(config, str | Path) and names_card(config, hardware):
+            config = load_config(config, hardware=hardware).config
     settings = configure(config)
     refuse_foreign_code(settings.foreign_code, ["optim.name"])
     from toque.workflows.plan.planned import planned  # loads torch
