@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from toque.cooking.ingredients.tokens import NUMBER, WORDS, number, plain
+from toque.cooking.ingredients.number_words import WORDS
+from toque.cooking.ingredients.tokens import NUMBER, number, plain
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 from toque.sources.records import is_filled
 

@@ -20,7 +20,7 @@ from toque.data.tokenizer.tokenizer_folder import hash_of_folder, read_folder, r
 from toque.errors import ConfigError, DataError
 from toque.sources.conversations import CONVERSATIONS
 from toque.sources.records import Source, encoding_in
-from toque.sources.source_files import SourceFile, find_files
+from toque.sources.source_files import SourceFile, brackets_as_names, find_files
 from toque.sources.token_arrays import TokenReader
 
 OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
@@ -295,9 +295,9 @@ def _file_differences(entries: Sequence[SourceEntry], files: Sequence[SourceFile
 def _names(pattern: str, path: str) -> bool:
     """True if a source's path names this file: itself, or a folder or a pattern it lies in."""
     pattern = str(Path(pattern).expanduser()) if "://" not in pattern else pattern.rstrip("/")
-    return (
-        path == pattern or path.startswith((f"{pattern}/", f"{pattern}:")) or fnmatch(path, pattern)
-    )
+    if path == pattern or path.startswith((f"{pattern}/", f"{pattern}:")):
+        return True
+    return fnmatch(path, pattern) or fnmatch(path, brackets_as_names(pattern))
 
 
 def named(paths: Iterable[str]) -> str:
