@@ -1,5 +1,3 @@
-import os
-
 import pytest
 
 from toque.data.prepare.store_plan import _names
@@ -26,6 +24,6 @@ def test_folders_with_brackets_and_other_signs_of_patterns(tmp_path, monkeypatch
         (tmp_path / name).write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert [file.name for file in located(pattern)] == names
-    absolute = os.path.join(tmp_path, pattern)
+    absolute = str(tmp_path / pattern)
     assert [file.name for file in located(absolute)] == [str(tmp_path / name) for name in names]
     assert all(_names(pattern, name) for name in names)

@@ -115,6 +115,11 @@ def test_an_ingredient_keeps_its_amount_unit_food_and_note(beans):
         ({"original": "salt", "name": "salt", "amount": 1.0, "unit": "serving"}, "salt"),
         ({"food": None, "unit": None, "quantity": 1.0, "note": "1 tsp cumin", "title": "Spices"},
          "1 tsp cumin"),
+        ({"food": "flour", "amount": {"us": "1 cup", "metric": {"value": 120, "unit": "g"}}},
+         "1 cup (120 g) flour"),
+        ({"id": 1, "ingredient": {"name": "flour", "amount": 200, "unit": "g"}}, "200 g flour"),
+        ({"text": "beans", "quantity": 250, "unit": "g", "food": "white beans"}, "250 g beans"),
+        ({"text": "salt to taste", "quantity": 1.0, "unit": None}, "salt to taste"),
         (TASTY, "250 gram white beans, soaked"),
     ],
 )  # fmt: skip
@@ -150,6 +155,26 @@ def test_headings_among_ingredients_are_counted():
     items = [{"group": part, "name": food} for part, food in ("Aa", "Ab", "Bc")]
     assert read(ingredients=items)[1][HEADINGS] == 2
     assert read(ingredients=[{"title": "Top", "food": {"name": "salt"}}])[1][HEADINGS] == 1
+
+
+@pytest.mark.parametrize(
+    ("item", "names"),
+    [
+        ({"original": "salt", "amount": 1.0, "unit": "serving"}, ["amount", "unit"]),
+        ({"original": "1 cup chickpeas", "display": "1 c. chickpeas", "name": "garbanzo beans"},
+         ["display", "name"]),
+        ({"text": "beans", "quantity": 250, "unit": "g", "food": "white beans"}, ["food"]),
+        ({"food": "oil", "product": "Brand", "quantity": 2, "unit": "tbsp",
+          "unitLong": "tablespoon", "unitCode": "EA"}, ["product", "unitCode"]),
+        ({"food": "oil", "quantity": 2, "count": 3, "weight": 30}, ["count", "weight"]),
+        ({"food": {"name": "oil", "label": "Fats"}, "amount": {"value": 2, "system": "us"}},
+         ["amount.system", "food.label"]),
+        ({"food": "oil", "name": ["a", "b"]}, ["name"]),
+    ],
+)  # fmt: skip
+def test_another_form_of_a_part_that_the_line_does_not_repeat_is_counted(item, names):
+    _, notes = read(ingredients=[item, "2 carrots"])
+    assert unread(notes) == [f"ingredients.{name}" for name in names]
 
 
 def test_what_an_ingredient_does_not_use_is_counted():

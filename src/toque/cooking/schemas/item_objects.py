@@ -42,7 +42,7 @@ _INGREDIENT: Final = {
     "quantityto amountto quantity2 amount2 upperquantity",
     "unit": "unit units unittext unitname uom unitofmeasure unitofmeasurement measurementunit "
     "measureunit quantityunit quantitytype amountunit unitnotation unitlong unitshort unitsymbol "
-    "measure measurement unitcode einheit unidad unidade eenheid",
+    "measure measurement unitcode qu quunit einheit unidad unidade eenheid",
     "food": "food ingredient item name foodname foods productname product displayname notation "
     "zutat ingrediente nombre nome naam nom",
     "title": "title",
@@ -173,6 +173,19 @@ class _Keys:
         """The usable texts of a role."""
         return [text for value in self.take(role, str) if (text := _usable(value))]
 
+    def first(self, role: str) -> list[str]:
+        """The first usable text of a role, in a list; another that says more stays unread."""
+        found, *others = self.texts(role) or [""]
+        for other in others:
+            if not _repeats(other, found):
+                self.leave(other)
+        return [found] if found else []
+
+    def release(self, *roles: str) -> None:
+        """Mark the keys of these roles as not used after all."""
+        ranks = set().union(*(self._roles[role] for role in roles))
+        self._taken = {key for key in self._taken if ranks.isdisjoint(_names(key))}
+
     def leave(self, value: Any) -> None:
         """Mark the keys with this value as not used after all."""
         for key, one in self._values.items():
@@ -232,7 +245,7 @@ class ItemReader:
         self._field = field
         self._notes = notes
         self._record = record or {}
-        self._unread: set[str] = set()
+        self._unread: dict[str, None] = {}  # paths in the order of their first appearance
         self._group = ""
 
     def ingredients(self, value: Any) -> list[str]:
@@ -253,7 +266,7 @@ class ItemReader:
         return found
 
     def _leave(self, keys: _Keys, path: str = "") -> None:
-        self._unread.update(f"{path}.{key}" for key in keys.unread)
+        self._unread.update(dict.fromkeys(f"{path}.{key}" for key in keys.unread))
 
     def _ends(self, value: Any, depth: int) -> bool:
         """True if a value is neither a list nor an object that can be read; it is noted."""
@@ -261,7 +274,7 @@ class ItemReader:
             return False
         if is_filled(value):
             nested = isinstance(value, list | dict)
-            self._unread.add(" (nested deeper)" if nested else f" ({type(value).__name__})")
+            self._unread[" (nested deeper)" if nested else f" ({type(value).__name__})"] = None
         return True
 
     # Ingredients
@@ -280,15 +293,21 @@ class ItemReader:
     def _ingredient(self, value: Mapping[Any, Any], depth: int) -> Iterator[str]:
         keys = _Keys(value, _INGREDIENT)
         is_group = _is_group(keys)
+        inner = [one for one in keys.take("food", dict) if _is_whole(one, keys)]
+        keys.release("food")
+        if inner and not is_group:  # {"id": 1, "ingredient": {"name": "flour", "amount": 2}}
+            around = {key: one for key, one in value.items() if one is not inner[0]}
+            yield from self._ingredient({**around, **inner[0]}, depth + 1)
+            return
         if is_group or keys.announces:
             for role in ("heading", "title", "food", "text", "note")[: 4 if is_group else 5]:
-                self._count_headings(keys.texts(role)[:1])
+                self._count_headings(keys.first(role))
             nested = keys.take("items", list, dict) if is_group else []
             self._leave(keys)
             yield from self._ingredients(nested, depth + 1)
             return
 
-        headings = keys.texts("heading")[:1]
+        headings = keys.first("heading")
         titles = keys.texts("title")
         if keys.has("food", "line", "text"):
             headings += titles
@@ -333,7 +352,7 @@ class ItemReader:
 
     def _line(self, keys: _Keys, titles: list[str]) -> str:
         """The line of one ingredient; "" if it names no food."""
-        ready, texts = keys.texts("line"), keys.texts("text")
+        ready, texts = keys.first("line"), keys.first("text")
         measures = self._measures(keys)
         foods = self._foods(keys, measures[0].high if measures else 0.0) or titles
         notes = [note for one in keys.take("note", str, list, dict) for note in self._remarks(one)]
@@ -342,9 +361,18 @@ class ItemReader:
         if keys.is_set("no amount"):
             measures = []
 
-        if texts and not (measures and _is_food_alone(texts[0], foods)):
-            ready += texts
-        line = ready[0] if ready else self._composed(keys, measures, foods or texts, notes)
+        if not ready and not (texts and measures and _is_without_amount(texts[0])):
+            ready = texts
+        if ready:
+            line = ready[0]
+            if measures and _is_without_amount(line):
+                keys.release("amount", "least", "most", "also", "unit")
+            if foods and not _repeats(foods[0], line):
+                keys.release("food")
+        else:
+            line = self._composed(keys, measures, texts or foods, notes)
+            if foods and not _repeats(foods[0], line):
+                keys.release("food")
         if not line:
             return ""
         for note in notes:
@@ -393,13 +421,13 @@ class ItemReader:
             name = value
             if isinstance(value, dict):
                 inside = _Keys(value, _FOOD)
-                one, several = inside.texts("one"), inside.texts("many")
+                one, several = inside.first("one"), inside.first("many")
                 name = next(iter([*several, *one] if amount > 1.0 else [*one, *several]), "")
                 self._leave(inside, ".food")
             name = _usable(name)
             if not found:
                 found = name
-            elif name.lower() not in found.lower():
+            elif not _repeats(name, found):
                 keys.leave(value)
         return [found] if found else []
 
@@ -437,7 +465,7 @@ class ItemReader:
         if found and high:
             found[0] = found[0].up_to(high[0])
 
-        texts = [_unit_text(unit) for unit in keys.texts("unit")]
+        texts = [text for unit in keys.first("unit") if (text := _unit_text(unit))]
         words = [m for m in found if m.text and not _begins_with_amount(m.text)]
         if words and len(found) > 1 and not (texts or units):
             texts = [words[0].text]  # {"qty": 2, "measure": "cup"}
@@ -483,11 +511,16 @@ class ItemReader:
         if found := self._measures(inside):
             self._leave(inside, ".amount")
             return found
-        return [m for one in value.values() if isinstance(one, dict) for m in self._measured(one)]
+        for key, one in inside.values.items():  # {"us": "1 cup", "metric": {"amount": 240, ...}}
+            if isinstance(one, dict) or (isinstance(one, str) and _begins_with_amount(one)):
+                found += self._measured(one)
+                inside.use(key)
+        self._leave(inside, ".amount")
+        return found
 
     def _unit(self, unit: Mapping[str, Any], amount: float) -> str:
         keys = _Keys(unit, _UNIT)
-        one, many, short, short_many = map(keys.texts, ("one", "many", "short", "short many"))
+        one, many, short, short_many = map(keys.first, ("one", "many", "short", "short many"))
         is_short = keys.is_set("is short")
         self._leave(keys, ".unit")
         several = amount > 1.0
@@ -520,7 +553,7 @@ class ItemReader:
         keys.take("ingredients", str, list, dict)  # `ingredients_in_steps` reads them
         keys.take("number", int, float)
         text = self._text_of_step(keys)
-        titles = [title for title in keys.texts("title") if not _STEP_NUMBER.fullmatch(title)]
+        titles = [title for title in keys.first("title") if not _STEP_NUMBER.fullmatch(title)]
         lines = list(self._steps(keys.take("items", list, dict), depth + 1))
         if not (text or titles or lines):
             yield from self._named_steps(keys, depth)
@@ -534,7 +567,7 @@ class ItemReader:
             elif _joined([text]) in _joined(lines):
                 text = ""
             elif kind:  # pages write the same directions in both, in other words
-                self._unread.add(".itemListElement")
+                self._unread[".itemListElement"] = None
                 lines = []
         title = "".join(titles[:1])
         is_heading = bool(lines or text) or kind == "HowToSection" or keys.announces
@@ -661,11 +694,25 @@ def _begins_with_amount(text: str) -> bool:
     return not first[0].isalpha() or first in WORDS or first in {"a", "an"}
 
 
-def _is_food_alone(text: str, foods: list[str]) -> bool:
-    """True if a text is only the name of the food, without its amount."""
-    if foods:
-        return text.lower() == foods[0].lower()
-    return not any(map(_begins_with_amount, text.split()))
+def _is_without_amount(text: str) -> bool:
+    """True if a text names a food and neither an amount nor "to taste"."""
+    words = text.split()
+    return not any(_begins_with_amount(word) or _AFTER_FOOD.match(word) for word in words)
+
+
+def _repeats(text: str, line: str) -> bool:
+    """True if a line says what a text says: the same words, or the same unit."""
+    unit = SPELLINGS.get(text.lower())
+    is_same_unit = unit is not None and SPELLINGS.get(line.lower()) == unit
+    return is_same_unit or text.lower() in line.lower()
+
+
+def _is_whole(value: Any, around: _Keys) -> bool:
+    """True for an object that is a whole ingredient, in an object that has only its food's key."""
+    if not isinstance(value, dict) or around.has("line", "amount", "least"):
+        return False
+    keys = _Keys(value, _INGREDIENT)
+    return keys.has("food", "line") and keys.has("line", "amount")
 
 
 def _is_inline(items: list[Any]) -> bool:
