@@ -25,67 +25,120 @@ NOT_READ: Final = "ingredients and steps left out: objects without a known name 
 
 _DEEPEST: Final = 16  # nested lists and objects; real files nest six deep
 _MAX_HEADING_CHARS: Final = 60
+_MOST_COMPARED: Final = 50  # notes and nested steps that are searched in a line
 _PREFIXES: Final = ("recipe", "ingredient", "step", "instruction", "direction", "item", "food")
 
-# role: folded names of its keys, the most specific first. A key's value decides among roles.
-_INGREDIENT: Final = {
-    "line": "originaltext original originalstring originalline wholeline displaytext display "
-    "displayvalue rawtext raw rawline "
-    "rawingredient",
-    "text": "text line label fulltext full phrase sentence string input",
-    "amount": "quantity amount qty amt amounts quantities quant measurements measure measurement "
-    "value count requiredquantity quantitytext amounttext measures menge cantidad quantit "
-    "quantidade hoeveelheid",
-    "also": "weight volume",
-    "least": "min from minimum low start quantitymin minquantity amountmin minamount minvalue",
-    "most": "max to maximum high end quantitymax maxquantity amountmax maxamount maxvalue "
-    "quantityto amountto quantity2 amount2 upperquantity",
-    "unit": "unit units unittext unitname uom unitofmeasure unitofmeasurement measurementunit "
-    "measureunit quantityunit quantitytype amountunit unitnotation unitlong unitshort unitsymbol "
-    "measure measurement unitcode qu quunit einheit unidad unidade eenheid",
-    "food": "food ingredient item name foodname foods productname product displayname notation "
-    "zutat ingrediente nombre nome naam nom",
-    "title": "title",
-    "size": "size prefix",
-    "note": "note notes preparation prep preparationnote preparationnotes preparationmethod "
-    "processing comment comments extracomment modifier modifiers qualifier extra extras extrainfo "
-    "remark remarks info usageinfo usage state form detail details "
-    "characteristic characteristics iprp descriptor descriptors suffix notetext "
-    "additionalinfo nota bemerkung",
-    "described": "description desc spec specification",
-    "extract": "meta metainformation",
-    "optional": "optional isoptional",
-    "no amount": "disableamount noamount",
-    "heading": "group groupname section sectionname sectiontitle sectionheadingname heading header "
-    "headline purpose part subheading subtitle groupheading",
-    "items": "ingredients items itemlistelement components ingredientlist children list ing ingdiv "
-    "ingredient item sections groups recipeingredients ingredientlines elements lines data content "
-    "groupingredients ingredientgroupingredients",
-}
-_STEP: Final = {
-    "text": "text displaytext instruction step direction description displayvalue content body "
-    "value formattedtext html markdown instructions instructionshtml instructionsmarkdown "
-    "directions method paragraph preparation action anweisung",
-    "title": "name title heading header headline section sectionname sectiontitle group groupname "
-    "sectionheadingname label subtitle",
-    "items": "itemlistelement item items steps recipesteps substeps instructions directions list "
-    "children content data sections groups elements methodsteps paragraphs step method value "
-    "instruction direction text body",
-    "ingredients": "ingredients ingredient",
-    "number": "number no num step",
-}
-_UNIT: Final = {
-    "one": "name displaysingular singular title label text value unitlong unit",
-    "many": "pluralname displayplural plural",
-    "short": "abbreviation abbr short shortname symbol unitshort",
-    "short many": "pluralabbreviation abbreviationplural",
-    "is short": "useabbreviation",
-}
-_FOOD: Final = {
-    "one": "name displayname displaysingular singular title label text value food ingredient",
-    "many": "pluralname displayplural plural",
-}
-_FRACTION: Final = {"whole": "whole", "top": "numerator num", "bottom": "denominator den"}
+
+class _Roles:
+    """The roles of keys by their folded names, of which the most specific comes first."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._ranks = {
+            role: {name: rank for rank, name in enumerate(text.split())}
+            for role, text in names.items()
+        }
+        self.of = lru_cache(maxsize=4096)(self._of)
+
+    def _of(self, key: str) -> tuple[tuple[str, int], ...]:
+        """The roles that a key may have, each with the key's rank; its value decides."""
+        return tuple(
+            (role, rank)
+            for role, ranks in self._ranks.items()
+            if (rank := next((ranks[n] for n in _names(key) if n in ranks), None)) is not None
+        )
+
+
+_INGREDIENT: Final = _Roles(
+    {
+        "line": """
+            originaltext original originalstring originalline wholeline displaytext display
+            displayvalue rawtext raw rawline rawingredient
+        """,
+        "text": "text line label fulltext full phrase sentence string input",
+        "amount": """
+            quantity amount qty amt amounts quantities quant measurements measure measurement value
+            count requiredquantity quantitytext amounttext measures menge cantidad quantit
+            quantidade hoeveelheid
+        """,
+        "also": "weight volume",
+        "least": """
+            min from minimum low start quantitymin minquantity amountmin minamount minvalue
+        """,
+        "most": """
+            max to maximum high end quantitymax maxquantity amountmax maxamount maxvalue quantityto
+            amountto quantity2 amount2 upperquantity
+        """,
+        "unit": """
+            unit units unittext unitname uom unitofmeasure unitofmeasurement measurementunit
+            measureunit quantityunit quantitytype amountunit unitnotation unitlong unitshort
+            unitsymbol measure measurement unitcode qu quunit einheit unidad unidade eenheid
+        """,
+        "food": """
+            food ingredient item name foodname foods productname product displayname notation zutat
+            ingrediente nombre nome naam nom
+        """,
+        "title": "title",
+        "size": "size prefix",
+        "note": """
+            note notes preparation prep preparationnote preparationnotes preparationmethod
+            processing comment comments extracomment modifier modifiers qualifier extra extras
+            extrainfo remark remarks info usageinfo usage state form detail details characteristic
+            characteristics iprp descriptor descriptors suffix notetext additionalinfo nota
+            bemerkung
+        """,
+        "described": "description desc spec specification",
+        "extract": "meta metainformation",
+        "optional": "optional isoptional",
+        "no amount": "disableamount noamount",
+        "heading": """
+            group groupname section sectionname sectiontitle sectionheadingname heading header
+            headline purpose part subheading subtitle groupheading
+        """,
+        "items": """
+            ingredients items itemlistelement components ingredientlist children list ing ingdiv
+            ingredient item sections groups recipeingredients ingredientlines elements lines data
+            content groupingredients ingredientgroupingredients
+        """,
+    }
+)
+_STEP: Final = _Roles(
+    {
+        "text": """
+            text displaytext instruction step direction description displayvalue content body value
+            formattedtext html markdown instructions instructionshtml instructionsmarkdown
+            directions method paragraph preparation action anweisung
+        """,
+        "title": """
+            name title heading header headline section sectionname sectiontitle group groupname
+            sectionheadingname label subtitle
+        """,
+        "items": """
+            itemlistelement item items steps recipesteps substeps instructions directions list
+            children content data sections groups elements methodsteps paragraphs step method value
+            instruction direction text body
+        """,
+        "ingredients": "ingredients ingredient",
+        "number": "number no num step",
+    }
+)
+_UNIT: Final = _Roles(
+    {
+        "one": "name displaysingular singular title label text value unitlong unit",
+        "many": "pluralname displayplural plural",
+        "short": "abbreviation abbr short shortname symbol unitshort",
+        "short many": "pluralabbreviation abbreviationplural",
+        "is short": "useabbreviation",
+    }
+)
+_FOOD: Final = _Roles(
+    {
+        "one": """
+            name displayname displaysingular singular title label text value food ingredient
+        """,
+        "many": "pluralname displayplural plural",
+    }
+)
+_FRACTION: Final = _Roles({"whole": "whole", "top": "numerator num", "bottom": "denominator den"})
 # Keys for the place and kind of an item, which its list and its line show.
 _PLACE: Final = frozenset(
     "position order index ordinal sortorder sequence sort displayorder type context err".split()  # noqa: SIM905
@@ -152,22 +205,23 @@ class Measure(NamedTuple):
 class _Keys:
     """The filled keys of an object by role; `unread` are those that were not taken."""
 
-    def __init__(self, value: Mapping[Any, Any], roles: Mapping[str, str]) -> None:
-        self._all = [str(key) for key in value]
+    def __init__(self, value: Mapping[Any, Any], roles: _Roles) -> None:
         self._values = {str(key): one for key, one in value.items() if is_filled(one)}
-        self._roles = _ranks(tuple(roles.items()))
         self._taken: set[str] = set()
+        self._by_role: dict[str, list[tuple[int, str]]] = {}
+        for key in map(str, value):
+            for role, rank in roles.of(key):
+                self._by_role.setdefault(role, []).append((rank, key))
 
     def take(self, role: str, *kinds: type) -> list[Any]:
         """The values of a role that are of these kinds, by the rank of their keys."""
-        ranks = self._roles[role]
-        found: list[tuple[int, str]] = []
-        for key, value in self._values.items():
-            rank = next((ranks[name] for name in _names(key) if name in ranks), None)
-            if rank is not None and isinstance(value, kinds) and key not in self._taken:
-                found.append((rank, key))
-        self._taken.update(key for _, key in found)
-        return [self._values[key] for _, key in sorted(found)]
+        keys = [
+            key
+            for _, key in sorted(self._by_role.get(role, ()))
+            if key not in self._taken and isinstance(self._values.get(key), kinds)
+        ]
+        self._taken.update(keys)
+        return [self._values[key] for key in keys]
 
     def texts(self, role: str) -> list[str]:
         """The usable texts of a role."""
@@ -183,8 +237,8 @@ class _Keys:
 
     def release(self, *roles: str) -> None:
         """Mark the keys of these roles as not used after all."""
-        ranks = set().union(*(self._roles[role] for role in roles))
-        self._taken = {key for key in self._taken if ranks.isdisjoint(_names(key))}
+        for role in roles:
+            self._taken.difference_update(key for _, key in self._by_role.get(role, ()))
 
     def leave(self, value: Any) -> None:
         """Mark the keys with this value as not used after all."""
@@ -194,8 +248,7 @@ class _Keys:
 
     def has(self, *roles: str) -> bool:
         """True if the object has a key of one of these roles, even an empty one."""
-        names = [name for key in self._all for name in _names(key)]
-        return any(name in self._roles[role] for role in roles for name in names)
+        return not self._by_role.keys().isdisjoint(roles)
 
     def use(self, key: str) -> None:
         """Mark a key as used."""
@@ -291,6 +344,8 @@ class ItemReader:
             yield from self._ingredient(value, depth)
 
     def _ingredient(self, value: Mapping[Any, Any], depth: int) -> Iterator[str]:
+        if self._ends(value, depth):
+            return
         keys = _Keys(value, _INGREDIENT)
         is_group = _is_group(keys)
         inner = [one for one in keys.take("food", dict) if _is_whole(one, keys)]
@@ -375,9 +430,9 @@ class ItemReader:
                 keys.release("food")
         if not line:
             return ""
-        for note in notes:
-            if note.lower() not in line.lower():
-                line += f", {note}"
+        if len(notes) <= _MOST_COMPARED:
+            notes = [note for note in dict.fromkeys(notes) if not _repeats(note, line)]
+        line = ", ".join([line, *notes])
         return f"{line} (optional)" if is_optional and "optional" not in line.lower() else line
 
     def _composed(
@@ -562,9 +617,10 @@ class ItemReader:
         if keys.announces and not lines:
             titles, text = [text or titles[0]], ""
         if text and lines:
-            if all(_joined([line]) in _joined([text]) for line in lines):
+            one = _joined([text])
+            if len(lines) <= _MOST_COMPARED and all(_joined([line]) in one for line in lines):
                 lines = []
-            elif _joined([text]) in _joined(lines):
+            elif one in _joined(lines):
                 text = ""
             elif kind:  # pages write the same directions in both, in other words
                 self._unread[".itemListElement"] = None
@@ -642,11 +698,6 @@ class ItemReader:
                 yield from self._inside_steps(keys.take("items", list, dict), depth + 1)
             else:
                 yield from self._inside_steps(item, depth + 1)
-
-
-@lru_cache(maxsize=16)
-def _ranks(roles: tuple[tuple[str, str], ...]) -> dict[str, dict[str, int]]:
-    return {role: {name: at for at, name in enumerate(names.split())} for role, names in roles}
 
 
 @lru_cache(maxsize=4096)
