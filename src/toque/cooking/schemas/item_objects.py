@@ -58,7 +58,7 @@ _INGREDIENT: Final = _Roles(
         "amount": """
             quantity amount qty amt amounts quantities quant measurements measure measurement value
             count requiredquantity quantitytext amounttext measures menge cantidad quantit
-            quantidade hoeveelheid
+            quantidade hoeveelheid us imperial metric
         """,
         "also": "weight volume",
         "least": """
@@ -83,8 +83,8 @@ _INGREDIENT: Final = _Roles(
             note notes preparation prep preparationnote preparationnotes preparationmethod
             processing comment comments extracomment modifier modifiers qualifier extra extras
             extrainfo remark remarks info usageinfo usage state form detail details characteristic
-            characteristics iprp descriptor descriptors suffix notetext additionalinfo nota
-            bemerkung
+            characteristics iprp descriptor descriptors suffix cut notetext amountnote
+            additionalinfo nota bemerkung
         """,
         "described": "description desc spec specification",
         "extract": "meta metainformation",
@@ -97,7 +97,7 @@ _INGREDIENT: Final = _Roles(
         "items": """
             ingredients items itemlistelement components ingredientlist children list ing ingdiv
             ingredient item sections groups recipeingredients ingredientlines elements lines data
-            content groupingredients ingredientgroupingredients
+            content edges nodes groupingredients ingredientgroupingredients
         """,
     }
 )
@@ -123,8 +123,8 @@ _STEP: Final = _Roles(
 )
 _UNIT: Final = _Roles(
     {
-        "one": "name displaysingular singular title label text value unitlong unit",
-        "many": "pluralname displayplural plural",
+        "one": "name displaysingular singular long title label text value unitlong unit",
+        "many": "pluralname nameplural displayplural plural",
         "short": "abbreviation abbr short shortname symbol unitshort",
         "short many": "pluralabbreviation abbreviationplural",
         "is short": "useabbreviation",
@@ -134,8 +134,9 @@ _FOOD: Final = _Roles(
     {
         "one": """
             name displayname displaysingular singular title label text value food ingredient
+            description
         """,
-        "many": "pluralname displayplural plural",
+        "many": "pluralname nameplural displayplural plural",
     }
 )
 _FRACTION: Final = _Roles({"whole": "whole", "top": "numerator num", "bottom": "denominator den"})
@@ -154,6 +155,7 @@ _IDENTIFIER: Final = re.compile(r"(?:id|guid|uid|uuid|.*(?:[a-z]I|[_-]i)d|.*[Uu]
 _NUMBERED: Final = re.compile(r"[a-z]*[ _-]?(\d+)\.?", re.IGNORECASE)
 _RANDOM_KEY: Final = re.compile(r"(?=[^ ]*\d)[0-9A-Za-z_-]{6,}")
 _NOTHING: Final = frozenset({"n/a", "na", "none", "null", "<unit>", "-", "nan", "undefined"})
+_NUMBERS: Final = frozenset({*WORDS, "to", "or", "and", "a", "an"})  # words of "one to two"
 _PIECES: Final = frozenset({"unit", "units", "item", "items", "each", "ea", "qty"})
 _DECIMAL: Final = re.compile(r"\d{1,9}\.(?:0+|\d{4,})")
 _AMOUNT: Final = re.compile(NUMBER)
@@ -184,7 +186,8 @@ class Measure(NamedTuple):
     @property
     def is_bare(self) -> bool:
         """True for a number without its unit."""
-        return bool(self.amount) and not self.unit and not _has_letter(self.text)
+        words = (word for word in self.text.lower().split() if _has_letter(word))
+        return bool(self.amount) and not self.unit and all(word in _NUMBERS for word in words)
 
     @property
     def amount(self) -> str:
@@ -505,6 +508,10 @@ class ItemReader:
     def _measures(self, keys: _Keys) -> list[Measure]:
         """The measures of an object, the main one first."""
         units = keys.take("unit", dict)
+        for value in units.copy():
+            if _Keys(value, _INGREDIENT).has("amount", "least"):
+                units.remove(value)
+                keys.leave(value)  # {"measure": {"amount": 2, "unit": "cups"}}
         found: list[Measure] = []
         for value in keys.take("amount", int, float, str, dict, list):
             measures = self._measured(value)
