@@ -177,6 +177,7 @@ def test_headings_among_ingredients_are_counted():
         ({"food": {"name": "oil", "label": "Fats"}, "amount": {"value": 2, "system": "us"}},
          ["amount.system", "food.label"]),
         ({"food": "oil", "name": ["a", "b"]}, ["name"]),
+        ({"url": "https://example.org"}, ["url"]), ({"food": "oil", "description": ", "}, []),
     ],
 )  # fmt: skip
 def test_another_form_of_a_part_that_the_line_does_not_repeat_is_counted(item, names):
@@ -204,6 +205,7 @@ def test_what_an_ingredient_does_not_use_is_counted():
         ([{"step": n, "description": text} for n, text in enumerate(STEPS, 1)], STEPS),
         ([{"step": f"Step {n}", "instruction": t} for n, t in enumerate(STEPS, 1)], STEPS),
         ([{"display_text": text, "position": n} for n, text in enumerate(STEPS)], STEPS),
+        ([{"number": f"{n}", "text": text} for n, text in enumerate(STEPS)], STEPS),
         ([{"instructions": text, "ingredients": ["1"]} for text in STEPS], STEPS),
         ([{"@type": "HowToSection"}, {"@type": "HowToSection", "name": "Pot", "item": [
             {"@type": "HowToStep", "text": text} for text in STEPS]}],
@@ -246,6 +248,14 @@ def test_what_a_step_does_not_use_is_counted():
     names = ["bar", "equipment", "foo", "image"]
     assert unread(notes) == [f"instructions.{name}" for name in names]
     assert notes[NOT_READ] == 1
+
+
+def test_the_data_report_names_the_keys_with_the_number_of_records(tmp_path):
+    path = tmp_path / "file.jsonl"
+    record = {"title": "Stew", "ingredients": [BEANS | {"aisle": "Beans"}], "steps": [*STEPS]}
+    path.write_text(f"{json.dumps(record)}\n" * 2)
+    (block,) = RecipeReader().blocks(path)
+    assert RecipeReader().examples(block).unused == {"ingredients.aisle": 2}
 
 
 def test_mealie(read_text):

@@ -375,7 +375,7 @@ class ItemReader:
         if line:
             self._leave(keys)
             yield line
-        elif not headings and (depth == 0 or len(keys.values) == 1):
+        elif not headings and (depth == 0 or _is_named(keys.values)):
             yield from self._named_ingredients(value, depth)
         elif keys.unread:
             self._leave(keys)
@@ -390,7 +390,7 @@ class ItemReader:
         """Ingredients by name ({"flour": "200 g"}), by part of the dish, or by number."""
         for key, value in values.items():
             name = str(key)
-            is_label = _NUMBERED.fullmatch(name) or _RANDOM_KEY.fullmatch(name)
+            is_label = _is_label(name)
             if isinstance(value, dict):
                 keys = _Keys(value, _INGREDIENT)
                 if is_label or _is_group(keys) or keys.has("food", "line", "text", "heading"):
@@ -607,13 +607,13 @@ class ItemReader:
                 yield from self._steps(item, depth + 1)
 
     def _step(self, value: Mapping[Any, Any], depth: int) -> Iterator[str]:
-        kind = str(value.get("@type") or "").rpartition("/")[2]
+        kinds = value.get("@type") or ""
+        kind = str(kinds[0] if isinstance(kinds, list) else kinds).rpartition("/")[2]
         if kind == "HowToTip":
             self._notes[TIPS] += 1
             return
         keys = _Keys(value, _STEP)
         keys.take("ingredients", str, list, dict)  # `ingredients_in_steps` reads them
-        keys.take("number", int, float)
         text = self._text_of_step(keys)
         titles = [title for title in keys.first("title") if not _STEP_NUMBER.fullmatch(title)]
         lines = list(self._steps(keys.take("items", list, dict), depth + 1))
@@ -624,23 +624,13 @@ class ItemReader:
         if keys.announces and not lines:
             titles, text = [text or titles[0]], ""
         if text and lines:
-            one = _joined([text])
-            if len(lines) <= _MOST_COMPARED and all(_joined([line]) in one for line in lines):
-                lines = []
-            elif one in _joined(lines):
-                text = ""
-            elif kind:  # pages write the same directions in both, in other words
-                self._unread[".itemListElement"] = None
-                lines = []
-        title = "".join(titles[:1])
+            text, lines = self._without_repeats(text, lines, is_typed=bool(kind))
         is_heading = bool(lines or text) or kind == "HowToSection" or keys.announces
+        title = "".join(titles[:1])
         if text and _joined([title]).rstrip(" .:!") in _joined([text]):
             title = ""  # the text repeats it
-        elif (
-            title
-            and is_heading
-            and (kind not in ("", "HowToSection") or len(title) > _MAX_HEADING_CHARS)
-        ):
+        is_apart = kind not in ("", "HowToSection") or len(title) > _MAX_HEADING_CHARS
+        if title and is_heading and is_apart:
             keys.leave(title)
             title = ""
         self._leave(keys)
@@ -650,8 +640,26 @@ class ItemReader:
             yield text
         yield from lines
 
+    def _without_repeats(
+        self, text: str, lines: list[str], *, is_typed: bool
+    ) -> tuple[str, list[str]]:
+        """The text of a step and the lines nested in it, without what one of them repeats."""
+        joined = _joined([text])
+        if len(lines) <= _MOST_COMPARED and all(_joined([line]) in joined for line in lines):
+            return text, []
+        if joined in _joined(lines):
+            return "", lines
+        if is_typed:  # pages write the same directions in both, in other words
+            self._unread[".itemListElement"] = None
+            return text, []
+        return text, lines
+
     def _text_of_step(self, keys: _Keys) -> str:
         """The text of a step; another text with other words stays unread."""
+        keys.take("number", int, float)
+        for digits in keys.take("number", str):
+            if not digits.strip().isdecimal():
+                keys.leave(digits)
         chosen = ""
         for value in keys.take("text", str):
             text = _usable(value)
@@ -670,7 +678,7 @@ class ItemReader:
         if len(numbers) == len(names):
             names.sort(key=numbers.__getitem__)
         for name in names:
-            is_label = name in numbers or _RANDOM_KEY.fullmatch(name)
+            is_label = _is_label(name)
             value = keys.values[name]
             if name.startswith("@") or not (is_label or depth == 0 or isinstance(value, list)):
                 continue
@@ -687,7 +695,7 @@ class ItemReader:
         index, kind = piece.get("index"), str(piece["type"])
         listed = self._record.get(kind if kind == "cookware" else f"{kind}s")
         if isinstance(index, int) and isinstance(listed, list) and 0 <= index < len(listed):
-            piece = listed[index]
+            piece = listed[index] if isinstance(listed[index], dict) else {}
         name = next(
             (piece[key] for key in ("alias", "value", "text", "name") if piece.get(key)), ""
         )
@@ -731,6 +739,21 @@ def _is_group(keys: _Keys) -> bool:
     )
 
 
+def _is_named(values: Mapping[str, Any]) -> bool:
+    """True for one ingredient by its name: {"flour": "200 g"}."""
+    if len(values) != 1:
+        return False
+    (value,) = values.values()
+    return not isinstance(value, str) or bool(
+        _begins_with_amount(value) or _AFTER_FOOD.match(value) or _is_label(next(iter(values)))
+    )
+
+
+def _is_label(key: str) -> bool:
+    """True for a key that is a number or made by a program: "1", "step 2", "a81f0c2d"."""
+    return bool(_NUMBERED.fullmatch(key) or _RANDOM_KEY.fullmatch(key))
+
+
 def _has_letter(text: str) -> bool:
     return any(map(str.isalpha, text))
 
@@ -748,8 +771,8 @@ def _unit_text(unit: str) -> str:
 
 
 def _begins_with_amount(text: str) -> bool:
-    first = text.lower().split(None, 1)[0]
-    return not first[0].isalpha() or first in WORDS or first in {"a", "an"}
+    first = "".join(text.lower().split(None, 1)[:1])
+    return first != "" and (not first[0].isalpha() or first in WORDS or first in {"a", "an"})
 
 
 def _is_without_amount(text: str) -> bool:
@@ -797,6 +820,8 @@ def _written(value: float, unit: str) -> str:
     >>> _written(1.5, "cup"), _written(0.5, "kg"), _written(0.333, "")
     ('1 1/2', '0.5', '1/3')
     """
+    if isinstance(value, int):
+        return str(value)
     whole = int(value)
     spelling = SPELLINGS.get(unit.lower())
     if not (spelling and spelling.name in _IN_DECIMALS):
