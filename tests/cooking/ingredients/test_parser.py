@@ -65,6 +65,7 @@ LINES = [
     ("1 cup half & half", 1, "cup", "", "half & half", ""),
     ("salt and freshly ground black pepper", None, None, "", "salt and black pepper",
      "freshly ground"),
+    ("9 oz bacon, one-quarter minced", 9, "ounce", "", "bacon", "one-quarter minced"),
     ("Vegetable oil for frying", None, None, "", "Vegetable oil", ""),
 ]  # fmt: skip
 

@@ -36,11 +36,11 @@ _TENS: Final = _either([word for word in WORDS if word.endswith("ty")])
 _UNITS: Final = _either([word for word, unit in SPELLINGS.items() if unit.size and len(word) > 1])
 _START: Final = r"(?<![\w-])"
 _FRACTION: Final = re.compile(
-    rf"{_START}(?:(?P<whole>{_SMALL}|\d+) (?:and|&|\+) )?(?:(?P<top>an?|{_SMALL})[ -])?"
+    rf"{_START}(?<!, )(?:(?P<whole>{_SMALL}|\d+) (?:and|&|\+) )?(?:(?P<top>an?|{_SMALL})[ -])?"
     rf"(?P<part>{_either([*_PARTS])})\b(?! and half| & half)"
     rf"(?P<of> of an? | an? )?(?P<unit>[ -]?(?:{_UNITS}|c|t)\b)?",
     re.IGNORECASE,
-)
+)  # after a comma stands how a food is prepared: "bacon, three-quarters minced"
 _LARGE: Final = re.compile(
     rf"{_START}(?:(?P<hundreds>a|{_ONES})[ -]hundred(?:(?: and)? (?P<rest>"
     rf"(?:{_TENS})(?:[ -](?:{_ONES}))?|{_SMALL})\b)?|(?P<tens>(?:{_TENS})[ -](?:{_ONES})))"
