@@ -63,12 +63,12 @@ def digits_for_words(text: str) -> str:
     '250 grams of half and half'
     """
     lower = text.lower()
-    if any(mark in lower for mark in _MARKS):
+    if any(map(lower.__contains__, _MARKS)):
         text = _FRACTION.sub(_fraction, text)
-    if any(mark in lower for mark in _LARGE_MARKS):
+    if any(map(lower.__contains__, _LARGE_MARKS)):
         text = _LARGE.sub(_large, text)
-    if "-" in lower and lower[:1].isalnum():
-        text = _HYPHENATED.sub(_hyphenated, text)
+    if "-" in text and _HYPHENATED.match(text):
+        text = _HYPHENATED.sub(_hyphenated, text, count=1)
     return text
 
 

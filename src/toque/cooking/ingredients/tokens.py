@@ -23,10 +23,10 @@ NUMBER: Final = (
     r"|\d{1,3}(?:,\d{3})+(?!\d)|\d*[.]\d+|\d+(?:,\d{1,2})?(?!\d)|\d+"
 )
 
-_ORDINAL: Final = r"\d+(?:st|nd|rd|th)\b(?:-[^\W\d_]+)*"  # "1st", "2nd-cut": never an amount
-_TOKEN: Final = re.compile(
-    rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{_ORDINAL}|{NUMBER}|\S", re.IGNORECASE
+_ORDINAL: Final = (
+    r"\d+(?:st|nd|rd|th|ST|ND|RD|TH)\b(?:-[^\W\d_]+)*"  # "1st", "2nd-cut": never an amount
 )
+_TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{_ORDINAL}|{NUMBER}|\S")
 # By a token's last character: "1st" is a word.
 _KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
 CLOSING: Final = {"(": ")", "[": "]"}  # opening brackets and their closing ones
