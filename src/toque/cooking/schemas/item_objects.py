@@ -253,6 +253,10 @@ class _Keys:
         """True if the object has a key of one of these roles, even an empty one."""
         return not self._by_role.keys().isdisjoint(roles)
 
+    def path_to(self, value: Any) -> str:
+        """The path of the key with this value: ".unit"."""
+        return next((f".{key}" for key, one in self._values.items() if one is value), "")
+
     def use(self, key: str) -> None:
         """Mark a key as used."""
         self._taken.add(key)
@@ -413,7 +417,11 @@ class ItemReader:
         ready, texts = keys.first("line"), keys.first("text")
         measures = self._measures(keys)
         foods = self._foods(keys, measures[0].high if measures else 0.0) or titles
-        notes = [note for one in keys.take("note", str, list, dict) for note in self._remarks(one)]
+        notes = [
+            note
+            for one in keys.take("note", str, list, dict)
+            for note in self._remarks(one, keys.path_to(one))
+        ]
         measures += self._described(keys, notes, is_measured=bool(measures))
         is_optional = keys.is_set("optional")
         if keys.is_set("no amount"):
@@ -443,7 +451,7 @@ class ItemReader:
     ) -> str:
         """Amounts, size and food; what has to come after the food joins `notes`."""
         extracts = keys.take("extract", list, str)  # Spoonacular's, of the line itself
-        notes += [note for value in extracts for note in self._remarks(value)]
+        notes += [note for value in extracts for note in self._remarks(value, ".meta")]
         if not foods and notes and (measures or not keys.unread):
             foods = [notes.pop(0)]
             if list(map(str, measures)) == ["1"]:
@@ -469,7 +477,7 @@ class ItemReader:
                 found.append(Measure(amount.strip()))
             else:
                 rest = value
-            notes += self._remarks(rest)
+            notes += self._remarks(rest, "")
         return found
 
     def _foods(self, keys: _Keys, amount: float) -> list[str]:
@@ -481,7 +489,7 @@ class ItemReader:
                 inside = _Keys(value, _FOOD)
                 one, several = inside.first("one"), inside.first("many")
                 name = next(iter([*several, *one] if amount > 1.0 else [*one, *several]), "")
-                self._leave(inside, ".food")
+                self._leave(inside, keys.path_to(value))
             name = _usable(name)
             if not found:
                 found = name
@@ -489,7 +497,7 @@ class ItemReader:
                 keys.leave(value)
         return [found] if found else []
 
-    def _remarks(self, value: Any) -> Iterator[str]:
+    def _remarks(self, value: Any, path: str) -> Iterator[str]:
         if isinstance(value, str):
             text = _usable(value).strip(" ,;")
             if text.startswith("(") and text.endswith(")") and text.count("(") == 1:
@@ -498,15 +506,19 @@ class ItemReader:
                 yield text
         elif isinstance(value, list):
             for item in value:
-                yield from self._remarks(item)
+                yield from self._remarks(item, path)
         elif isinstance(value, dict):
             inside = _Keys(value, _INGREDIENT)
             for role in ("line", "text", "note", "food"):
                 yield from inside.texts(role)
-            self._leave(inside, ".note")
+            self._leave(inside, path)
 
-    def _measures(self, keys: _Keys) -> list[Measure]:
-        """The measures of an object, the main one first."""
+    def _measures(self, keys: _Keys, path: str = "") -> list[Measure]:
+        """The measures of an object at this path, the main one first."""
+
+        def measured(value: Any) -> list[Measure]:
+            return self._measured(value, path + keys.path_to(value))
+
         units = keys.take("unit", dict)
         for value in units.copy():
             if _Keys(value, _INGREDIENT).has("amount", "least"):
@@ -514,13 +526,13 @@ class ItemReader:
                 keys.leave(value)  # {"measure": {"amount": 2, "unit": "cups"}}
         found: list[Measure] = []
         for value in keys.take("amount", int, float, str, dict, list):
-            measures = self._measured(value)
+            measures = measured(value)
             if found and measures and measures[0].is_bare:
                 keys.leave(value)  # a second number, without a unit of its own
             else:
                 found += measures
         low, high = (
-            [m for v in keys.take(role, int, float, str, dict) for m in self._measured(v) if m.high]
+            [m for v in keys.take(role, int, float, str, dict) for m in measured(v) if m.high]
             for role in ("least", "most")
         )
         found = found or low or high
@@ -533,12 +545,14 @@ class ItemReader:
             texts = [words[0].text]  # {"qty": 2, "measure": "cup"}
             found.remove(words[0])
         amount = found[0].high if found else 0.0
-        unit = self._unit(units[0], amount) if units else "".join(texts[:1])
+        unit = "".join(texts[:1])
+        if units:
+            unit = self._unit(units[0], amount, path + keys.path_to(units[0]))
         found = [m if m.unit or not m.is_bare else m._replace(unit=unit) for m in found]
         if not found and unit:
             found = [Measure(unit=unit)]
         for value in keys.take("also", str, dict):
-            found += [measure for measure in self._measured(value) if not measure.is_bare]
+            found += [measure for measure in measured(value) if not measure.is_bare]
         return found or self._in_named_units(keys)
 
     def _in_named_units(self, keys: _Keys) -> list[Measure]:
@@ -551,7 +565,7 @@ class ItemReader:
                 keys.use(key)
         return found
 
-    def _measured(self, value: Any) -> list[Measure]:
+    def _measured(self, value: Any, path: str) -> list[Measure]:
         """The measures of an amount: a number, a text, a range, or an object around them."""
         if isinstance(value, bool) or not is_filled(value) or value == 0:
             return []
@@ -560,31 +574,31 @@ class ItemReader:
         if isinstance(value, str):
             text = _usable(value)
             if _DECIMAL.fullmatch(text):
-                return self._measured(float(text))
+                return self._measured(float(text), path)
             amount = number(bare) if _AMOUNT.fullmatch(bare := plain(text).strip()) else 0.0
             return [Measure(text, amount, amount)] if text.strip("0") else []
         if isinstance(value, list):
-            measures = [measure for one in value for measure in self._measured(one)]
+            measures = [measure for one in value for measure in self._measured(one, path)]
             is_range = len(measures) == 2 and all(measure.is_bare for measure in measures)
             return [measures[0].up_to(measures[1])] if is_range else measures
         if (fraction := _fraction_of(value)) is not None:
-            return self._measured(fraction)
+            return self._measured(fraction, path)
         inside = _Keys(value, _INGREDIENT)
-        if found := self._measures(inside):
-            self._leave(inside, ".amount")
+        if found := self._measures(inside, path):
+            self._leave(inside, path)
             return found
         for key, one in inside.values.items():  # {"us": "1 cup", "metric": {"amount": 240, ...}}
             if isinstance(one, dict) or (isinstance(one, str) and _begins_with_amount(one)):
-                found += self._measured(one)
+                found += self._measured(one, f"{path}.{key}")
                 inside.use(key)
-        self._leave(inside, ".amount")
+        self._leave(inside, path)
         return found
 
-    def _unit(self, unit: Mapping[str, Any], amount: float) -> str:
+    def _unit(self, unit: Mapping[str, Any], amount: float, path: str) -> str:
         keys = _Keys(unit, _UNIT)
         one, many, short, short_many = map(keys.first, ("one", "many", "short", "short many"))
         is_short = keys.is_set("is short")
-        self._leave(keys, ".unit")
+        self._leave(keys, path)
         several = amount > 1.0
         forms = [short_many if several else short, short, many if several else one, one]
         if not is_short:
