@@ -107,7 +107,9 @@ _GLYPHS = {
 }
 _PLAIN = _MARKS | _GLYPHS
 # "¹/₂", "1¹⁄₂", "⅟2": a fraction of small digits, or of one sign for its numerator.
-_SMALL_FRACTION = re.compile(r"(⅟|[⁰¹²³⁴⁵⁶⁷⁸⁹]+[/⁄∕])([₀-₉0-9]+)|([0-9]+[/⁄∕])([₀-₉]+)")
+_SMALL_FRACTION = re.compile(
+    r"(⅟|[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,3}[/⁄∕])([₀-₉0-9]{1,3})|([0-9]{1,3}[/⁄∕])([₀-₉]{1,3})"
+)
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
 _MOST: Final = 1e15  # largest number read: exact in a float, and far beyond any kitchen

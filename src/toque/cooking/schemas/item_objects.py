@@ -160,7 +160,9 @@ _PIECES: Final = frozenset({"unit", "units", "item", "items", "each", "ea", "qty
 _DECIMAL: Final = re.compile(r"\d{1,9}\.(?:0+|\d{4,})")
 _AMOUNT: Final = re.compile(NUMBER)
 _AFTER_FOOD: Final = re.compile(r"(?:to|as|for|if|q\.? ?[bs])\b", re.IGNORECASE)
-_STEP_NUMBER: Final = re.compile(r"\W*(?:step|schritt|étape|paso|passo)?\W*\d*\W*", re.IGNORECASE)
+_STEP_NUMBER: Final = re.compile(
+    r"\W*+(?:step|schritt|étape|paso|passo)?+\W*+\d*+\W*+", re.IGNORECASE
+)
 _FRACTIONS: Final = {
     1 / 8: "1/8", 1 / 4: "1/4", 1 / 3: "1/3", 3 / 8: "3/8", 1 / 2: "1/2", 5 / 8: "5/8",
     2 / 3: "2/3", 3 / 4: "3/4", 7 / 8: "7/8",
