@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 from toque.errors import DataError
 from toque.sources.decompress import (
@@ -38,10 +38,9 @@ UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"
 MAX_GIVEN_UP = 20  # rows with an unclosed quote; of more, the quotes do not quote
 _DELIMITERS = (",", "\t", ";", "|")
+_NAMED_DELIMITERS = (*_DELIMITERS, "^", "~", ":", "#")  # the last four only if a first line says so
 # Excel's first line for the delimiter, maybe quoted or padded with delimiters: "sep=;"
-_NAMES_DELIMITER = re.compile(
-    rb'"?sep=(\\t|\t|[!#-/:-@\[-`{-~])"?[,;|\t ]*(?:\r\n|\n|\r)+', re.IGNORECASE
-)
+_NAMES_DELIMITER = re.compile(rb'"?sep=(\\t|\t|[,;|^~:#])"?[,;|\t ]*(?:\r\n|\n|\r)+', re.IGNORECASE)
 _MAX_RESPLIT = 1 << 16
 _MIN_FITTING = 0.7
 _BOTH = (True, False)
@@ -154,7 +153,6 @@ def _first_rows(rows: bytes, delimiter: str, *, quoted: bool, last: bool) -> _Fi
     return found
 
 
-@lru_cache(maxsize=32)
 def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
     d = re.escape(delimiter).encode()
     plain = rb"[^" + d + rb"\r\n]*+"
@@ -164,12 +162,15 @@ def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
     return re.compile(field + rb"(?:" + d + field + rb")*+", re.DOTALL)
 
 
+_ROWS: Final = {(d, q): _row_pattern(d, quoted=q) for d in _NAMED_DELIMITERS for q in _BOTH}
+
+
 def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -> int | None:
     """End of the row at `at`, with its line break; None if the text ends first, -1 in a quote.
 
     `last`: the text reaches the end of the file.
     """
-    match = _row_pattern(delimiter, quoted=quoted).match(text, at)
+    match = _ROWS[delimiter, quoted].match(text, at)
     if match is None:
         return -1
     end = match.end()
