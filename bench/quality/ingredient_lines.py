@@ -35,8 +35,9 @@ from labelled_recipes import half_of
 
 from toque.cooking.ingredients.amounts import Amount, IngredientLine
 from toque.cooking.ingredients.names import stem
+from toque.cooking.ingredients.number_words import WORDS
 from toque.cooking.ingredients.parser import parse_line
-from toque.cooking.ingredients.tokens import WORDS, number
+from toque.cooking.ingredients.tokens import number
 from toque.cooking.ingredients.vocabulary import SIZES, SPELLINGS
 
 TAGGER = "taggers/averaged_perceptron_tagger_eng"

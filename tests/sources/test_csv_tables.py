@@ -81,6 +81,20 @@ def test_delimiters_are_recognised(read_text, delimiter):
     assert recipe.steps == (STEPS,)
 
 
+@pytest.mark.parametrize(
+    ("first", "delimiter"),
+    [
+        ("sep=;\n", ";"), ("\ufeffSEP=,\n", ","), ('"sep=|"\n', "|"), ("sep=^\r\n", "^"),
+        ("sep=\\t\n", "\t"), ("sep=;;;\n\n", ";"), ("sep=;\n", ","),
+    ],
+)  # fmt: skip
+def test_a_first_line_that_names_the_delimiter(read_text, first, delimiter):
+    rows = [["Beans", "2 cups beans; 1 leek, sliced", STEPS]]
+    reading = read_text(first + table([*rows, ["", "1 leek", STEPS]], delimiter))
+    assert reading.one.title == "Beans"
+    assert reading.dropped == {"no title": [2 + first.count("\n") + 1]}
+
+
 def test_tab_separated_without_quoting(read_text, tmp_path):
     rows = [[f'{n}" pie', '["2 eggs", "1 cup flour"]', f'Use a {n}" tin. {STEPS}'] for n in "567"]
     text = "\n".join("\t".join(row) for row in [HEADER, *rows])

@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from typing import Final
 
 from toque.cooking.ingredients.names import forms, stem
-from toque.cooking.ingredients.tokens import WORDS
+from toque.cooking.ingredients.number_words import WORDS
 from toque.cooking.ingredients.vocabulary import (
     ADVERBS,
     LATE_SPELLINGS,

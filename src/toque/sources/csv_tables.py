@@ -8,8 +8,8 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -38,6 +38,9 @@ UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"
 MAX_GIVEN_UP = 20  # rows with an unclosed quote; of more, the quotes do not quote
 _DELIMITERS = (",", "\t", ";", "|")
+_NAMED_DELIMITERS = (*_DELIMITERS, "^", "~", ":", "#")  # the last four only if a first line says so
+# Excel's first line for the delimiter, maybe quoted or padded with delimiters: "sep=;"
+_NAMES_DELIMITER = re.compile(rb'"?sep=(\\t|\t|[,;|^~:#])"?[,;|\t ]*(?:\r\n|\n|\r)+', re.IGNORECASE)
 _MAX_RESPLIT = 1 << 16
 _MIN_FITTING = 0.7
 _BOTH = (True, False)
@@ -53,6 +56,7 @@ class Dialect:
     columns: tuple[str, ...]
     share: float  # share of the first rows that have as many fields as the header
     n_rows: int  # first rows that were seen whole
+    n_before: int = 0  # lines before the header: one that names the delimiter, and blank ones
 
     @property
     def fits(self) -> bool:
@@ -75,10 +79,18 @@ def dialect_of(
 ) -> Dialect | None:
     """The dialect whose header has the most known columns; None when the first row is no header.
 
-    A single name is a header if it is one of `alone`: the first line of a text looks the same.
+    A single name is a header if it is one of `alone`: the first line of a text looks the same. A
+    first line such as "sep=;" names the delimiter.
     """
-    read = (_delimited(start, delimiter, whole=whole) for delimiter in _DELIMITERS)
-    found = [d for d in read if d and (len(d.columns) > 1 or d.columns[0] in alone)]
+    named = _NAMES_DELIMITER.match(start)
+    start = start[named.end() :] if named else start
+
+    def dialects(delimiters: Iterable[str]) -> list[Dialect]:
+        read = (_delimited(start, delimiter, whole=whole) for delimiter in delimiters)
+        return [d for d in read if d and (len(d.columns) > 1 or d.columns[0] in alone)]
+
+    found = dialects([named[1].decode().replace("\\t", "\t")]) if named else []
+    found = found or dialects(_DELIMITERS)
     if not found and b"\n" not in start and not whole:
         raise DataError(
             f"{path} begins with a line of over {len(start):,} bytes that is no JSON. A recipe "
@@ -86,7 +98,8 @@ def dialect_of(
             "this file."
         )
     # The texts of a single column may hold commas without being quoted: tabs fit more of its rows.
-    return max(found, key=lambda d: (n_known(d.columns), len(d.columns), d.share), default=None)
+    best = max(found, key=lambda d: (n_known(d.columns), len(d.columns), d.share), default=None)
+    return replace(best, n_before=count_lines(named[0])) if best and named else best
 
 
 def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
@@ -149,7 +162,7 @@ def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
     return re.compile(field + rb"(?:" + d + field + rb")*+", re.DOTALL)
 
 
-_ROWS: Final = {(d, q): _row_pattern(d, quoted=q) for d in _DELIMITERS for q in _BOTH}
+_ROWS: Final = {(d, q): _row_pattern(d, quoted=q) for d in _NAMED_DELIMITERS for q in _BOTH}
 
 
 def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -> int | None:
@@ -175,7 +188,8 @@ def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -
 def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iterator[Block]:
     """Blocks of about a mebibyte of rows after the header; an unreadable row is one of its own."""
     delimiter, quoted = dialect.delimiter, dialect.quoted
-    buffer, line, n_given_up, in_header, in_long_line = b"", 1, 0, True, False
+    buffer, line, n_given_up, in_long_line = b"", 1, 0, False
+    n_to_skip = 1 + dialect.n_before
 
     def block_of(rows: bytes) -> Iterator[Block]:
         nonlocal line
@@ -198,8 +212,8 @@ def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iter
             n_bytes = (len(buffer) if end in (None, -1) else end) - at
             if end is not None and end > 0 and n_bytes <= MAX_RECORD_BYTES:
                 at = end
-                if in_header:
-                    line, start, in_header = line + count_lines(buffer[:at]), at, False
+                if n_to_skip:
+                    line, start, n_to_skip = line + count_lines(buffer[start:at]), at, n_to_skip - 1
                 elif at - start > CHUNK_BYTES:
                     yield from block_of(buffer[start:at])
                     start = at

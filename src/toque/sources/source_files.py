@@ -97,8 +97,7 @@ def _files_of(pattern: str) -> list[Path]:
         found = _files_inside(path)
         lacks = f"The source folder {path} holds no files. Correct data.sources."
     else:
-        anchor = Path(path.anchor)
-        found = list(anchor.glob(str(path.relative_to(anchor))))
+        found = _matching(path)
         lacks = f"No file matches the source {pattern!r}. Correct data.sources."
     if path.is_dir() or any(sign in pattern for sign in "*?["):
         if found := sorted(p for p in found if p.is_file()):
@@ -110,6 +109,25 @@ def _files_of(pattern: str) -> list[Path]:
         f"There is no source file {path}. Give a file, a folder or a pattern such as "
         f'"recipes/*.jsonl.gz" in data.sources.{beside}'
     )
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """The paths that match a pattern, in which the name of a folder may have brackets, too."""
+    folder = Path(pattern.anchor)
+    parts = list(pattern.relative_to(folder).parts)
+    while parts and (folder / parts[0]).is_dir():
+        folder /= parts.pop(0)
+    rest = "/".join(parts)
+    return list(folder.glob(rest)) or list(folder.glob(brackets_as_names(rest)))
+
+
+def brackets_as_names(pattern: str) -> str:
+    """A pattern whose brackets stand for themselves.
+
+    >>> brackets_as_names("data[old]/*.csv")
+    'data[[]old]/*.csv'
+    """
+    return pattern.replace("[", "[[]")
 
 
 def _files_inside(folder: Path) -> list[Path]:

@@ -240,6 +240,8 @@ class Bucket:
             found: dict[str, dict[str, Any]] = self.files.find(bare, detail=True)
             if not found and any(sign in self.path for sign in "*?["):
                 found = self.files.glob(self.path, detail=True)
+                # The brackets may be those of a folder's name.
+                found = found or self.files.glob(self.path.replace("[", "[[]"), detail=True)
             # An object whose name ends with a slash stands for a folder in a bucket's web page.
             found = {k: e for k, e in found.items() if e["type"] == "file" and k[-1] != "/"}
             if not found:

@@ -82,7 +82,7 @@ def demo(resolved: Resolved, *, n: int | None = None, reporter: Reporter = SILEN
 def _cookbook_of(config: RunConfig) -> Path:
     """The file that the cookbook is written to, or a ConfigError where data.sources is no file."""
     paths = [source.path for source in config.data.sources]
-    if len(paths) == 1 and not (":" in paths[0] or set(paths[0]) & set("*?[")):
+    if len(paths) == 1 and not (":" in paths[0] or set(Path(paths[0]).name) & set("*?[")):
         cookbook = named_path(paths[0])
         if cookbook.is_file() or not cookbook.exists():
             return cookbook

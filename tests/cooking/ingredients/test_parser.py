@@ -65,6 +65,7 @@ LINES = [
     ("1 cup half & half", 1, "cup", "", "half & half", ""),
     ("salt and freshly ground black pepper", None, None, "", "salt and black pepper",
      "freshly ground"),
+    ("9 oz bacon, one-quarter minced", 9, "ounce", "", "bacon", "one-quarter minced"),
     ("Vegetable oil for frying", None, None, "", "Vegetable oil", ""),
 ]  # fmt: skip
 
@@ -109,6 +110,45 @@ def test_remarks_and_purposes():
 
 
 ODD = ["", " ", "(", "((", ")(", "1", "1/", "½", "-", "a", "or", "1 x", "x" * 5000]
+
+
+@pytest.mark.parametrize(
+    ("line", "quantity", "unit", "name"),
+    [
+        ("one and a half cups milk", 1.5, "cup", "milk"),
+        ("Two and three-quarters cups milk", 2.75, "cup", "milk"),
+        ("1 and a half cups milk", 1.5, "cup", "milk"), ("2 & 1/2 cups milk", 2.5, "cup", "milk"),
+        ("three quarters of a cup milk", 0.75, "cup", "milk"),
+        ("a quarter of a pound of butter", 0.25, "pound", "butter"),
+        ("one-third cup oil", 1 / 3, "cup", "oil"), ("two thirds cup oil", 2 / 3, "cup", "oil"),
+        ("one eighth teaspoon cayenne", 1 / 8, "teaspoon", "cayenne"),
+        ("half-cup sugar", 0.5, "cup", "sugar"), ("half an onion", 0.5, None, "onion"),
+        ("one and a half dozen eggs", 18, None, "eggs"), ("fifteen olives", 15, None, "olives"),
+        ("twenty-four clams", 24, None, "clams"), ("a hundred grams butter", 100, "gram", "butter"),
+        ("two hundred and fifty grams flour", 250, "gram", "flour"),
+        ("one-two cups stock", (1, 2), "cup", "stock"),
+        ("4 three-inch cinnamon sticks", 4, None, "cinnamon sticks"),
+        ("1 half-pint raspberries", 1, None, "half-pint raspberries"),
+        ("half and half", None, None, "half and half"),
+        ("1 cup half and half", 1, "cup", "half and half"),
+        ("one fifth of gin", 1, None, "fifth of gin"),
+        ("1/12 cup oil", 1 / 12, "cup", "oil"), ("5/16 tsp yeast", 5 / 16, "teaspoon", "yeast"),
+        ("1/32 teaspoon saffron", 1 / 32, "teaspoon", "saffron"),
+        ("⅐ cup oil", 1 / 7, "cup", "oil"), ("1 3⁄7 cups oil", 10 / 7, "cup", "oil"),
+        ("¹/₂ cup oil", 0.5, "cup", "oil"), ("1¹⁄₂ cups oil", 1.5, "cup", "oil"),
+        ("¹¹/₁₂ cup oil", 11 / 12, "cup", "oil"), ("⅟2 cup oil", 0.5, "cup", "oil"),
+        ("１/２ cup oil", 0.5, "cup", "oil"), ("1/3rd cup oil", 1 / 3, "cup", "oil"),
+        ("1st pressing olive oil", None, None, "1st pressing olive oil"),
+        ("1/4 cup 1st pressed olive oil", 0.25, "cup", "1st pressed olive oil"),
+        ("2 cups 4th generation honey", 2, "cup", "4th generation honey"),
+        ("one 1st-cut brisket", 1, None, "1st-cut brisket"),
+    ],
+)  # fmt: skip
+def test_numbers_in_words_ordinals_and_fractions(line, quantity, unit, name):
+    read = parse_line(line)
+    low, high = quantity if isinstance(quantity, tuple) else (quantity, quantity)
+    assert read.quantity == (None if low is None else pytest.approx((low, high)))
+    assert (read.unit, read.name) == (unit, name)
 
 
 @pytest.mark.parametrize("line", ODD)

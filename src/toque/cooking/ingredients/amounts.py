@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from toque.cooking.ingredients.tokens import CLOSING, WORDS, Range, Tokens, number, read_number
+from toque.cooking.ingredients.number_words import WORDS
+from toque.cooking.ingredients.tokens import CLOSING, Range, Tokens, number, read_number
 from toque.cooking.ingredients.vocabulary import (
     ABOUT,
     CONTAINERS,

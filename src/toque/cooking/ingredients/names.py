@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from toque.cooking.ingredients.number_words import WORDS
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.segments import is_quality
-from toque.cooking.ingredients.tokens import WORDS
 
 _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _JOINING = re.compile(r"\b(?:of|with|in|or|from)\b")

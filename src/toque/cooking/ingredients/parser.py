@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from toque.cooking.ingredients.amounts import Amount, AmountReader, IngredientLine, read_measures
+from toque.cooking.ingredients.number_words import WORDS
 from toque.cooking.ingredients.segments import (
     ENDS,
     SPECIAL_WORDS,
@@ -22,7 +23,7 @@ from toque.cooking.ingredients.segments import (
     remarks,
     segments,
 )
-from toque.cooking.ingredients.tokens import CLOSING, WORDS, Tokens, plain, rewritten
+from toque.cooking.ingredients.tokens import CLOSING, Tokens, plain, rewritten
 from toque.cooking.ingredients.vocabulary import (
     ADVERBS,
     AFTER_NAME,

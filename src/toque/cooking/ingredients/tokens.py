@@ -11,21 +11,23 @@ from bisect import bisect_right
 from functools import lru_cache
 from typing import Final
 
+from toque.cooking.ingredients.number_words import WORDS, digits_for_words
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 
 # "1-1/2 cups" is one and a half to every cook; "15 1/2" too. Other slashes part two measures.
+_BELOW: Final = (
+    r"/(?:(?:16|10|12|[2-9])(?!\d)|(?:11|15|20|24|32|48|64)(?= ?(?:cup|tea|table|tsp|tbsp|tbs)))"
+)
 NUMBER: Final = (
-    r"\d+(?:\s+|-)\d{1,2}/(?:16|10|12|[2345689])(?!\d)|\d{1,2}/(?:16|10|12|[2345689])(?!\d)"
+    rf"\d+(?:\s+|-)\d{{1,2}}{_BELOW}|\d{{1,2}}{_BELOW}"
     r"|\d{1,3}(?:,\d{3})+(?!\d)|\d*[.]\d+|\d+(?:,\d{1,2})?(?!\d)|\d+"
 )
 
-WORDS: Final[dict[str, float]] = {  # "few" and "several" count as three; some of other languages
-    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8,
-    "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "half": 0.5, "quarter": 0.25, "couple": 2,
-    "few": 3, "several": 3, "een": 1, "eine": 1, "una": 1, "halve": 0.5, "meia": 0.5, "mezza": 0.5,
-}  # fmt: skip
-
-_TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{NUMBER}|\S")
+_ORDINAL: Final = (
+    r"\d+(?:st|nd|rd|th|ST|ND|RD|TH)\b(?:-[^\W\d_]+)*"  # "1st", "2nd-cut": never an amount
+)
+_TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{_ORDINAL}|{NUMBER}|\S")
+# By a token's last character: "1st" is a word.
 _KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
 CLOSING: Final = {"(": ")", "[": "]"}  # opening brackets and their closing ones
 
@@ -47,7 +49,7 @@ class Tokens:
         originals = [token[0] for token in found]
         self._starts = [token.start() for token in found]
         words = [word.lower() for word in originals]
-        self.kinds = [_KINDS.get(word[0]) or _kind(word) for word in words]
+        self.kinds = [_KINDS.get(word[-1]) or _kind(word) for word in words]
         if "T" in originals:  # a tablespoon; "t" is a teaspoon
             words = [old if old == "T" else new for old, new in zip(originals, words, strict=True)]
         self.kinds += ("E", "E", "E")
@@ -97,13 +99,17 @@ _LITTLE: Final = frozenset({"little", "good", "bit"})
 _DOZEN: Final = 12.0
 _MARKS = {
     "⁄": "/", "∕": "/", "’": "'", "‘": "'", "´": "'", "”": '"', "“": '"', "″": '"', "×": "x",
-} | dict.fromkeys("‐‑‒–—−", "-")  # fmt: skip
+} | dict.fromkeys("‐‑‒–—−", "-") | {chr(0xFF0F + n): chr(0x2F + n) for n in range(11)}  # fmt: skip
 # The space keeps the parts of "1½" apart.
 _GLYPHS = {
     glyph: " " + unicodedata.normalize("NFKC", glyph).replace("⁄", "/")
     for glyph in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 }
 _PLAIN = _MARKS | _GLYPHS
+# "¹/₂", "1¹⁄₂", "⅟2": a fraction of small digits, or of one sign for its numerator.
+_SMALL_FRACTION = re.compile(
+    r"(⅟|[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,3}[/⁄∕])([₀-₉0-9]{1,3})|([0-9]{1,3}[/⁄∕])([₀-₉]{1,3})"
+)
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
 _MOST: Final = 1e15  # largest number read: exact in a float, and far beyond any kitchen
@@ -112,7 +118,16 @@ _OVER: Final = re.compile(r"\d{16}")  # a larger one; over 4,300 digits Python r
 
 def plain(text: str) -> str:
     """`text` with glyphs, dashes and quotation marks in ASCII: "1 1/2-2 cups" of "1½–2 cups"."""
-    return text if text.isascii() else _SPECIAL.sub(lambda mark: _PLAIN[mark.group()], text)
+    if text.isascii():
+        return text
+    text = _SMALL_FRACTION.sub(_in_plain_digits, text)
+    return _SPECIAL.sub(lambda mark: _PLAIN[mark.group()], text)
+
+
+def _in_plain_digits(fraction: re.Match[str]) -> str:
+    """A fraction in ASCII, with a blank before one whose numerator is small."""
+    blank = "" if fraction[3] else " "
+    return blank + unicodedata.normalize("NFKC", fraction[0]).replace("⁄", "/")
 
 
 @lru_cache(maxsize=4096)
@@ -228,7 +243,8 @@ _FOREIGN: Final = [
         (("c.c", ".à.c", "ч."), r"\bc\.(?:à\.)?c\b\.?(?: de\b)?|ч\. ?л\.", "tsp"),
         (("(s)", "(n)", "q.b", "q. b"), r"(?<=[^\W\d_])\([sn]\)|(?:\+ )?\bq\. ?b\b\.?", ""),
         (("个", "根", "勺", "适量"), r"\A(?:适量|[一两三四五六半]+[个根勺]半?)\s", ""),
-        ((" 1/", " 3/"), r"(?<=\A\d) (?:e|i|y|og|und|et) (?=\d/)", " "),
+        ((" 1/", " 3/"), r"(?<=\A\d) (?:e|i|y|og|und|et|&|\+) (?=\d/)", " "),
+        (("/",), r"(?<=\d)(?<=/\d|\d\d)(?:nds?|rds?|ths?)\b", ""),  # "2/3rds cup"
         ((" | ",), r" \| [^|]{1,30}? de\b", " de"),  # both numbers: "lata | latas de"
         ((" *",), r" \*+ ?(?:in|or|see|if|use|you|can|optional)\b.*\Z", ""),
         ((" - ",), r"(?<=\d) - (?=[^\W\d_]{3})|(?<=\)) - (?=[^\W\d_])", " "),
@@ -251,6 +267,7 @@ _FOREIGN: Final = [
 
 def rewritten(text: str) -> str:
     """A line in ASCII punctuation with what would be misread written in another way."""
+    text = digits_for_words(text)
     lower = text.lower()
     if "x" in lower and "sugar" in lower:
         text = _TEN_X.sub("confectioners' sugar", text)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from toque.cooking.schemas.item_objects import ItemReader
+from toque.cooking.schemas.list_fields import printed
 from toque.cooking.schemas.normalize import nutrient_fields
 from toque.cooking.schemas.schema_org import is_schema_org
 from toque.errors import DataError
@@ -27,18 +30,26 @@ ROLES: tuple[Role, ...] = ("title", "ingredients", "steps")
 _NAMES: dict[Role, str] = {
     "title": """
         translatedrecipename title name recipename recipetitle dishname recipe dish headline
+        strmeal strdrink label
     """,
     "ingredients": """
         translatedingredients ingredients ingredientlines ingredientslist ingredientlist
         recipeingredient recipeingredients recipeingredientparts extendedingredients
         ingredientsrawstr ingredientsraw rawingredients ingredientstext ingredient
+        ingredientgroups ingredientsections recipeingredientgroups ingredientsflat
     """,
     "steps": """
         translatedinstructions directions steps instructionslist instructions recipeinstructions
         directionslist stepslist recipesteps cookingdirections cookinginstructions method methods
-        preparation preparationmethod procedure process analyzedinstructions
+        preparation preparationmethod procedure process analyzedinstructions instructionlines
+        instructiongroups instructionsections instructionsflat stepgroups recipestepgroups
+        stepsections preparationsteps preparationgroups methodsteps cookingsteps strinstructions
     """,
 }
+_WEAK: dict[Role, tuple[str, ...]] = {
+    "ingredients": ("sections", "items", "components"),
+    "steps": ("sections",),
+}  # names that other records have, too: only next to a recipe's other two parts
 NAMES: dict[Role, tuple[str, ...]] = {role: tuple(n.split()) for role, n in _NAMES.items()}
 _OTHERS = {
     "tags": ("tags", "keywords", "categories", "category"),
@@ -53,6 +64,19 @@ _OTHERS = {
 _TEXTS = ("title", "ingredients", "steps", "tags", "cuisine", "source")
 _LABELS = ("nutrition", "nutrients", "difficulty", "nutrition_class")
 _NOT_FOLDED = re.compile(r"[^a-z0-9]")
+_NUMBERED_NAME = re.compile(r"(?:str|recipe)?([a-z]+?)0*(\d{1,2})([a-z]*)")
+_NUMBERED: dict[str, tuple[Role, str]] = dict.fromkeys(
+    ("step", "steps", "instruction", "instructions", "direction", "directions"), ("steps", "text")
+)
+for _key, _names in {
+    "ingredient": "ingredient ingredients ingredientname",
+    "quantity": "quantity quantities qty amount amounts ingredientquantity ingredientamount",
+    "measure": "measure measures measurement ingredientmeasure ingredientmeasurement",
+    "unit": "unit units ingredientunit",
+    "note": "note notes preparation ingredientnote ingredientnotes ingredientpreparation",
+}.items():
+    _NUMBERED.update(dict.fromkeys(_names.split(), ("ingredients", _key)))
+"""Names of numbered fields ("strIngredient1", "measure_1", "Step 1"), with part and key."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +88,18 @@ class Shape:
     folded: Mapping[str, str]  # name in lower case, letters and digits only, to the record's own
     nutrients: tuple[str, ...]  # fields that hold a nutrient
     read: frozenset[str]  # numbers and labels are read from them, and Food.com's quantities
+    numbered: Mapping[Role, tuple[tuple[tuple[str, str], ...], ...]]
+    """Items in fields of their own: of each its keys and fields, e.g. ("measure", "measure1")."""
 
     @property
     def missing(self) -> tuple[Role, ...]:
         """The roles without a field."""
-        return tuple(role for role in ROLES if role not in self.roles)
+        return tuple(role for role in ROLES if not (role in self.roles or role in self.numbered))
+
+    @property
+    def numbered_fields(self) -> list[str]:
+        """The fields that hold one item, or a part of one."""
+        return [name for items in self.numbered.values() for item in items for _, name in item]
 
     def fields(self, role: Role) -> list[str]:
         """The fields that may fill a role, its own first: exports of several sites are merged."""
@@ -76,13 +107,18 @@ class Shape:
         others = (self.folded[name] for name in NAMES[role] if name in self.folded)
         return own if role == "title" else list(dict.fromkeys([*own, *others]))
 
+    def numbered_items(self, role: Role, raw: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The items of a part whose fields are numbered, without empty ones."""
+        items = ({key: raw.get(name) for key, name in item} for item in self.numbered.get(role, ()))
+        return [item for item in items if any(map(is_filled, item.values()))]
+
     def unused(self, raw: Mapping[str, Any]) -> dict[str, int]:
         """Texts of a record that no example holds and from which no number or label is read."""
         filled = (filter(raw.get, self.fields(role)) for role in ROLES)
         used = (next(fields, "") for fields in filled)
         marks = (name for name in raw if name.startswith("@"))  # of JSON-LD
         texts = {name: value for name, value in raw.items() if not isinstance(value, int | float)}
-        return unused_in((texts,), self.read.union(used, marks))
+        return unused_in((texts,), self.read.union(used, marks, self.numbered_fields))
 
 
 @lru_cache(maxsize=512)
@@ -92,11 +128,15 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
     for name in fields:
         folded.setdefault(_NOT_FOLDED.sub("", name.lower()), name)
     named = {role: name for role, name in columns if name in fields}
-    guessed = {
+    guessed: dict[str, str] = {
         role: folded[first]
         for role, names in (*NAMES.items(), *_OTHERS.items())
         if (first := next((name for name in names if name in folded), None)) is not None
     }
+    for role, names in _WEAK.items():
+        weak = next((name for name in names if name in folded), None)
+        if weak is not None and role not in guessed and {*ROLES} - {role} <= guessed.keys():
+            guessed[role] = folded[weak]
     # The rules of a schema do not apply to columns that the user has named.
     schema = "generic" if named else _schema(frozenset(folded))
     roles = {**guessed, **named}
@@ -104,7 +144,45 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
         roles["ingredients"] = folded["extendedingredients"]
     nutrients = tuple(n for n, _ in nutrient_fields(fields) if n not in roles.values())
     figures = frozenset(field for role, field in roles.items() if role not in _TEXTS)
-    return Shape(schema, roles, folded, nutrients, figures.union(nutrients, _LABELS))
+    read = figures.union(nutrients, _LABELS)
+    return Shape(schema, roles, folded, nutrients, read, _numbered(folded))
+
+
+def _numbered(folded: Mapping[str, str]) -> dict[Role, tuple[tuple[tuple[str, str], ...], ...]]:
+    """The numbered fields of ingredients and steps, by part and number; of one alone none."""
+    items: dict[Role, dict[int, dict[str, str]]] = {"ingredients": {}, "steps": {}}
+    for name, field in folded.items():
+        match = _NUMBERED_NAME.fullmatch(name)
+        if match and (part := _NUMBERED.get(match[1] + match[3])):
+            items[part[0]].setdefault(int(match[2]), {})[part[1]] = field
+    for name in ("quantity", "unit", "measure"):
+        numbers = {number for number, item in items["ingredients"].items() if name in item}
+        if numbers and 1 not in numbers and name in folded:  # "Quantity", "Quantity02", ...
+            items["ingredients"].setdefault(1, {})[name] = folded[name]
+    found: dict[Role, tuple[tuple[tuple[str, str], ...], ...]] = {}
+    for role, by_number in items.items():
+        key = "ingredient" if role == "ingredients" else "text"
+        if sum(key in item for item in by_number.values()) > 1:
+            found[role] = tuple(tuple(by_number[number].items()) for number in sorted(by_number))
+    return found
+
+
+def ingredients_in_steps(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> list[str]:
+    """The ingredient lines inside of a record's steps."""
+    for field in shape.fields("steps"):
+        reader = ItemReader(f"{field}.ingredients", notes)
+        if lines := reader.ingredients_in_steps(printed(raw.get(field))):
+            return lines
+    return []
+
+
+def unwrapped(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe in a record that only wraps it ({"recipe": {...}}); else the record itself."""
+    if not shape_of(tuple(raw)).missing:
+        return raw
+    inside = [value for value in raw.values() if isinstance(value, dict)]
+    recipes = [value for value in inside if not shape_of(tuple(value)).missing]
+    return recipes[0] if len(recipes) == 1 else raw
 
 
 def _schema(there: frozenset[str]) -> str:
@@ -170,6 +248,8 @@ def refuse_cut_schema(
     """
     refuse_missing(path, layout, columns)
     what, missing, folded = layout.described, shape.missing, shape.folded
+    if any(ingredients_in_steps(raw, shape, Counter()) for raw in layout.sample):
+        missing = tuple(role for role in missing if role != "ingredients")
     if {"ingredients", "steps"} <= set(missing):
         _refuse_messages(path, layout, folded)
         if pair := next((pair for pair in PAIRS if folded.keys() >= set(pair)), None):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from toque.cooking.schemas.columns import Shape, shape_of
+from toque.cooking.schemas.columns import Role, Shape, ingredients_in_steps, shape_of, unwrapped
+from toque.cooking.schemas.item_objects import UNUSED, ItemReader
 from toque.cooking.schemas.list_fields import BrokenListError, lines_in, printed, text_of, words_in
 from toque.cooking.schemas.repairs import (
     only_a_link,
@@ -17,10 +18,10 @@ from toque.cooking.schemas.repairs import (
     without_repeat,
 )
 from toque.cooking.schemas.schema_org import is_schema_org, recipe_nodes, record_of_node
+from toque.sources.records import is_filled
 
 BROKEN_LIST = "broken list"
 NO_NODE = "no recipe in record"
-UNUSED = "field that no example holds: "  # the beginning of a note that counts one
 _NODE = (("ingredients", "recipeIngredient"), ("steps", "recipeInstructions"))
 
 # Daily values Food.com divided by: the US label before 2016, and 25 g of sugar, which is not on
@@ -52,12 +53,16 @@ def records_of(
         if not nodes:
             yield NO_NODE
         return
+    if not columns and (recipe := unwrapped(raw)) is not raw:
+        around = (name for name, value in raw.items() if value is not recipe and is_filled(value))
+        notes.update(f"{UNUSED}{name}" for name in around)
+        raw = recipe
     shape = shape_of(tuple(raw), columns)
     notes.update(f"{UNUSED}{name}" for name in shape.unused(raw))
     if shape.schema == "foodcom":  # R writes NA for what is missing
         raw = {name: None if value == "NA" else value for name, value in raw.items()}
     try:
-        record = _generic(raw, shape)
+        record = _generic(raw, shape, notes)
         if adapt := _ADAPTERS.get(shape.schema):
             adapt(record, {name: raw[field] for name, field in shape.folded.items()}, notes)
     except BrokenListError:
@@ -97,12 +102,12 @@ def _repaired(record: Record, notes: Counter[str]) -> Record:
     return record | {"ingredients": lines, "directions": steps}
 
 
-def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
+def _generic(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
     record = {role: raw[name] for role, name in shape.roles.items() if name in raw}
     record["title"] = text_of(record.get("title"))
     record.pop("steps", None)
-    record["ingredients"] = _first_lines(raw, shape.fields("ingredients"), commas=True)
-    record["directions"] = _first_lines(raw, shape.fields("steps"), commas=False)
+    record["ingredients"] = _first_lines(raw, shape, "ingredients", notes)
+    record["directions"] = _first_lines(raw, shape, "steps", notes)
     record["tags"] = [*words_in(record.get("tags")), *words_in(record.pop("cuisine", None))]
     record["source"] = text_of(raw.get("source"))
     for name in ("difficulty", "nutrition_class"):
@@ -116,18 +121,29 @@ def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
     return record | {n: raw[n] for n in shape.nutrients if n not in record}
 
 
-def _first_lines(raw: Mapping[str, Any], fields: Sequence[str], *, commas: bool) -> list[str]:
-    """The lines of the first field that holds any. A broken list counts if it is the only one."""
+def _first_lines(
+    raw: Mapping[str, Any], shape: Shape, role: Role, notes: Counter[str]
+) -> list[str]:
+    """The lines of the first field that holds any, of numbered fields, or of what is in steps.
+
+    A broken list counts if its field is the only one.
+    """
+    of_ingredients = role == "ingredients"
+    fields = shape.fields(role)
     for field in fields:
+        reader = ItemReader(field, notes, raw)
         try:
-            lines = lines_in(raw.get(field), commas=commas)
+            lines = lines_in(raw.get(field), commas=of_ingredients, reader=reader)
         except BrokenListError:  # numpy leaves out the middle of a long list
             if len(fields) == 1:
                 raise
             continue
         if any(map(str.strip, lines)):
             return lines
-    return []
+    if items := shape.numbered_items(role, raw):
+        reader = ItemReader(role, notes)
+        return reader.ingredients(items) if of_ingredients else reader.steps(items)
+    return ingredients_in_steps(raw, shape, notes) if of_ingredients else []
 
 
 def _foodcom_raw(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:

@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from toque.cooking.schemas.item_objects import ItemReader
+
 _AMOUNT_FOLLOWS = re.compile(
     r",\s+(?=(?:\d|[¼½¾⅓⅔⅛⅜⅝⅞]|an? |pinch |dash |salt\b|pepper\b))", re.IGNORECASE
 )
+_HEADED = re.compile(r"\s*\[[^\[\]\n\"',]{1,60}\]\s*\n")
+_BRACKETED = re.compile(r"^\[([^\[\]\n\"']{1,60})\] *$", re.MULTILINE)  # RecipeSage's headings
 _MARKUP = re.compile(r"<(?:br|p|li|ol|ul)\b", re.IGNORECASE)
-_ITEM_TEXT = ("text", "original", "originalString", "line", "raw", "step", "description")
-_QUANTITY = ("quantity", "amount", "qty")
-_UNIT = ("unit", "units", "measure")
-_NAME = ("name", "ingredient", "item", "food", "title")
-_DEEPEST = 12
 
 
 class BrokenListError(ValueError):
     """A cell looks like a list and cannot be parsed as one, e.g. because it was truncated."""
 
 
-def lines_in(value: Any, *, commas: bool) -> list[str]:
-    """Lines of a list, a printed list, or a text with one separator.
+def lines_in(value: Any, *, commas: bool, reader: ItemReader | None = None) -> list[str]:
+    """Lines of a list, a printed list, or a text with one separator; `reader` reads objects.
 
     A text of ingredients is split at semicolons and `commas`, too; one of steps is a single step.
 
@@ -42,9 +40,10 @@ def lines_in(value: Any, *, commas: bool) -> list[str]:
     """
     value = printed(value, strict=True)
     if not isinstance(value, str):
-        return all_lines(value)
+        reader = reader or ItemReader("", Counter())
+        return reader.ingredients(value) if commas else reader.steps(value)
     if "\n" in value or _MARKUP.search(value):
-        return [value]  # cleaning makes lines of it
+        return [_BRACKETED.sub(r"\1:", value)]  # cleaning makes lines of it
     separator = next((mark for mark in ("|;" if commas else "|") if mark in value), "")
     if separator:
         parts = value.split(separator)
@@ -65,10 +64,12 @@ def text_of(value: Any) -> str:
 
 
 def words_in(value: Any) -> list[str]:
-    """Tags of a list, a printed list, or a text with commas."""
+    """Tags of a list, a printed list, or a text with commas; of objects, their names."""
     value = printed(value)
     if isinstance(value, str):
         return [word for part in value.split(",") if (word := part.strip())]
+    if isinstance(value, dict):
+        return words_in(value.get("name"))
     return [word for item in value for word in words_in(item)] if isinstance(value, list) else []
 
 
@@ -86,48 +87,6 @@ def printed(value: Any, *, strict: bool = False) -> Any:
         if strict and value.lstrip().startswith(("[", "c(", "list(")):
             raise BrokenListError(str(error)) from error
         return value if strict else None
-
-
-def all_lines(value: Any, notes: Counter[str] | None = None) -> list[str]:
-    """The texts in nested lists and objects, in order, headings too; tips are only counted."""
-    return list(_lines(value, Counter() if notes is None else notes, 0))
-
-
-def _lines(value: Any, notes: Counter[str], depth: int) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list) and depth < _DEEPEST:
-        for item in value:
-            yield from _lines(item, notes, depth + 1)
-    elif isinstance(value, dict) and depth < _DEEPEST:
-        kind = value.get("@type")
-        if kind == "HowToTip":
-            notes["tips beside the steps left out"] += 1
-            return
-        nested = value.get("itemListElement") or value.get("steps") or value.get("ingredients")
-        text = next((value[name] for name in _ITEM_TEXT if isinstance(value.get(name), str)), "")
-        if isinstance(nested, list | dict) and not (kind and isinstance(value.get("text"), str)):
-            heading = text_of(value.get("name") or value.get("title")).strip().rstrip(":")
-            if heading and kind in (None, "HowToSection"):
-                yield f"{heading}:"
-            yield from _lines(nested, notes, depth + 1)
-        elif text:
-            yield text
-        elif _part(value, _NAME):
-            parts = (_part(value, names) for names in (_QUANTITY, _UNIT, _NAME))
-            yield " ".join(part for part in parts if part)
-        else:
-            for heading, items in value.items():  # {"For the sauce": [...]}
-                if isinstance(items, list) and isinstance(heading, str):
-                    yield f"{heading.rstrip(':')}:"
-                    yield from _lines(items, notes, depth + 1)
-
-
-def _part(value: Mapping[Any, Any], names: tuple[str, ...]) -> str:
-    found = next((value[name] for name in names if value.get(name)), "")
-    if isinstance(found, float) and found.is_integer():
-        found = int(found)
-    return str(found) if isinstance(found, str | int | float) else ""
 
 
 MAX_DEPTH = 24  # deepest nesting; recipes need three, and more could exhaust the stack
@@ -160,7 +119,7 @@ _LOOKS_LIKE = re.compile(
 
 def looks_like_literal(text: str) -> bool:
     """True if a cell looks like a list, a dict or a quoted string: `["a"]`, `character(0)`."""
-    return _LOOKS_LIKE.match(text) is not None
+    return _LOOKS_LIKE.match(text) is not None and _HEADED.match(text) is None
 
 
 def parse_literal(text: str) -> Any:

@@ -18,8 +18,10 @@ from toque.cooking.schemas.columns import (
     refuse_cut_schema,
     schema_of_records,
     shape_of,
+    unwrapped,
 )
-from toque.cooking.schemas.fields import UNUSED, records_of
+from toque.cooking.schemas.fields import records_of
+from toque.cooking.schemas.item_objects import UNUSED
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.schema_org import is_page, page_blocks, page_records
 from toque.errors import ConfigError
@@ -157,10 +159,14 @@ class RecipeReader:
                 f"{path} is JSON without a single record in it.", "no record in it"
             )
         is_json = layout.name.startswith("json")
+        sample = tuple(map(dict, map(unwrapped, layout.sample)))
+        if not self.columns and sample != layout.sample:
+            fields = dict.fromkeys(name for record in sample for name in record)
+            layout = replace(layout, sample=sample, fields=tuple(fields))
         shape = shape_of(layout.fields, tuple(self.columns.items()))
         if not is_json or (layout.sample and not any(n in layout.fields for n in _MARKUP_NAMES)):
             refuse_cut_schema(path, layout, shape, self.columns)
-        needed = {*layout.text_columns, *shape.roles.values()}
+        needed = {*layout.text_columns, *shape.roles.values(), *shape.numbered_fields}
         read = [name for name in layout.fields if name in needed]
         schema = shape.schema
         if is_json:

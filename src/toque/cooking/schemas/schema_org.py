@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from toque.cooking.schemas.cleaning import decoded_entities
-from toque.cooking.schemas.list_fields import all_lines, text_of, words_in
+from toque.cooking.schemas.item_objects import ItemReader
+from toque.cooking.schemas.list_fields import text_of, words_in
 from toque.sources.decompress import MAX_RECORD_BYTES, UTF_8, chunks
 from toque.sources.records import TOO_LONG, Block, Contents, Numbered, pack, survivors, unreadable
 
 MAX_DEPTH = 12
+_INGREDIENTS = ("recipeIngredient", "ingredients")
+_STEPS = ("recipeInstructions", "instructions", "steps")
 
 
 def recipe_nodes(value: Any) -> list[dict[str, Any]]:
@@ -38,7 +41,7 @@ def recipe_nodes(value: Any) -> list[dict[str, Any]]:
 
 def has_steps(node: Mapping[str, Any]) -> bool:
     """True if a Recipe has instructions."""
-    return bool(node.get("recipeInstructions") or node.get("instructions") or node.get("steps"))
+    return any(map(node.get, _STEPS))
 
 
 def is_schema_org(fields: Mapping[str, Any]) -> bool:
@@ -68,7 +71,13 @@ def _recipes(value: Any, depth: int) -> Iterator[dict[str, Any]]:
 
 def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, Any]:
     """A Recipe node in our field names."""
-    steps = all_lines(node.get("recipeInstructions") or node.get("instructions"), notes)
+    listed = next((name for name in _INGREDIENTS if node.get(name)), "")
+    instructions = next((name for name in _STEPS if node.get(name)), "")
+    ingredients = ItemReader(listed, notes).ingredients(node.get(listed))
+    if not ingredients:
+        ingredients = ItemReader(f"{instructions}.ingredients", notes).ingredients_in_steps(
+            node.get(instructions)
+        )
     kinds = [node.get(name) for name in ("keywords", "recipeCategory", "recipeCuisine")]
 
     def first(name: str) -> Any:
@@ -77,8 +86,8 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
 
     record = {
         "title": text_of(node.get("name")) or text_of(node.get("headline")),
-        "ingredients": all_lines(node.get("recipeIngredient") or node.get("ingredients")),
-        "directions": steps,
+        "ingredients": ingredients,
+        "directions": ItemReader(instructions, notes).steps(node.get(instructions)),
         "tags": words_in(kinds),
         "servings": first("recipeYield"),
         "minutes": first("totalTime"),

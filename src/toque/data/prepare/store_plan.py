@@ -20,7 +20,7 @@ from toque.data.tokenizer.tokenizer_folder import hash_of_folder, read_folder, r
 from toque.errors import ConfigError, DataError
 from toque.sources.conversations import CONVERSATIONS
 from toque.sources.records import Source, encoding_in
-from toque.sources.source_files import SourceFile, find_files
+from toque.sources.source_files import SourceFile, brackets_as_names, find_files
 from toque.sources.token_arrays import TokenReader
 from toque.user_paths import expanded
 
@@ -30,7 +30,7 @@ USUAL_PROMPT, USUAL_TARGET = 256, 512  # limits where nothing else decides
 LIMITS = ("max_prompt_tokens", "max_target_tokens")
 CHAT = ("chat_template", "loss_on")  # settings of conversations
 DEFAULT_BAD_SHARE = 0.5  # over half of the records unusable: the file is likely of another format
-CODE_VERSION = 3  # raised when the same inputs give other rows: older stores are not reused
+CODE_VERSION = 4  # raised when the same inputs give other rows: older stores are not reused
 _NAMED: Final = 3  # files that a sentence names
 _IN_WORDS: Final = {
     "code_version": "the version of preparing",
@@ -296,9 +296,9 @@ def _file_differences(entries: Sequence[SourceEntry], files: Sequence[SourceFile
 def _names(pattern: str, path: str) -> bool:
     """True if a source's path names this file: itself, or a folder or a pattern it lies in."""
     pattern = expanded(pattern) if "://" not in pattern else pattern.rstrip("/")
-    return (
-        path == pattern or path.startswith((f"{pattern}/", f"{pattern}:")) or fnmatch(path, pattern)
-    )
+    if path == pattern or path.startswith((f"{pattern}/", f"{pattern}:")):
+        return True
+    return fnmatch(path, pattern) or fnmatch(path, brackets_as_names(pattern))
 
 
 def named(paths: Iterable[str]) -> str:

@@ -1,0 +1,110 @@
+"""Numbers in words of ingredient lines: "one and a half", "three-quarters of a", "twenty-four"."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from toque.cooking.ingredients.vocabulary import SPELLINGS
+
+WORDS: Final[dict[str, float]] = {  # "few" and "several" count as three; some of other languages
+    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8,
+    "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14,
+    "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20,
+    "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80,
+    "ninety": 90, "half": 0.5, "quarter": 0.25, "couple": 2,
+    "few": 3, "several": 3, "een": 1, "eine": 1, "una": 1, "halve": 0.5, "meia": 0.5, "mezza": 0.5,
+}  # fmt: skip
+
+
+_PARTS: Final = {
+    "half": 2, "halves": 2, "quarter": 4, "quarters": 4, "third": 3, "thirds": 3, "fourth": 4,
+    "fourths": 4, "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8,
+    "tenth": 10, "tenths": 10, "twelfth": 12, "sixteenth": 16, "sixteenths": 16,
+}  # fmt: skip
+_MARKS: Final = ("hal", "quarter", "third", "fourth", "fifth", "xth", "ighth", "enth", "lfth")
+_LARGE_MARKS: Final = ("hundred", "ty-", "ty ")
+
+
+def _either(words: list[str]) -> str:
+    return "|".join(sorted(words, key=len, reverse=True))
+
+
+_SMALL: Final = _either([word for word, value in WORDS.items() if value in range(1, 20)])
+_ONES: Final = _either("one two three four five six seven eight nine".split())  # noqa: SIM905
+_TENS: Final = _either([word for word in WORDS if word.endswith("ty")])
+_UNITS: Final = _either([word for word, unit in SPELLINGS.items() if unit.size and len(word) > 1])
+_START: Final = r"(?<![\w-])"
+_FRACTION: Final = re.compile(
+    rf"{_START}(?<!, )(?:(?P<whole>{_SMALL}|\d+) (?:and|&|\+) )?(?:(?P<top>an?|{_SMALL})[ -])?"
+    rf"(?P<part>{_either([*_PARTS])})\b(?! and half| & half)"
+    rf"(?P<of> of an? | an? )?(?P<unit>[ -]?(?:{_UNITS}|c|t)\b)?",
+    re.IGNORECASE,
+)  # after a comma stands how a food is prepared: "bacon, three-quarters minced"
+_LARGE: Final = re.compile(
+    rf"{_START}(?:(?P<hundreds>a|{_ONES})[ -]hundred(?:(?: and)? (?P<rest>"
+    rf"(?:{_TENS})(?:[ -](?:{_ONES}))?|{_SMALL})\b)?|(?P<tens>(?:{_TENS})[ -](?:{_ONES})))"
+    r"\b(?![\w-]| percent| ?%| \d+/)",
+    re.IGNORECASE,
+)
+_HYPHENATED: Final = re.compile(
+    rf"(\A|\A\w+ )(?:(?P<low>{_SMALL})-(?=(?:{_SMALL})\b)(?P<high>{_SMALL})\b(?!-)"
+    rf"|(?P<word>{_SMALL}|half|quarter)-(?=(?:{_UNITS})\b))",
+    re.IGNORECASE,
+)
+
+
+def digits_for_words(text: str) -> str:
+    """A line with numbers of several words in digits.
+
+    >>> digits_for_words("Three-quarters of a cup cream")
+    '3/4 cup cream'
+    >>> digits_for_words("two hundred fifty grams of half and half")
+    '250 grams of half and half'
+    """
+    lower = text.lower()
+    if any(map(lower.__contains__, _MARKS)):
+        text = _FRACTION.sub(_fraction, text)
+    if any(map(lower.__contains__, _LARGE_MARKS)):
+        text = _LARGE.sub(_large, text)
+    if "-" in text and _HYPHENATED.match(text):
+        text = _HYPHENATED.sub(_hyphenated, text, count=1)
+    return text
+
+
+def _value(words: str) -> int:
+    """The sum of number words: of "twenty-four" 24; "a" is one."""
+    parts = words.lower().replace("-", " ").split()
+    return sum(int(part) if part.isdecimal() else int(WORDS.get(part, 1)) for part in parts)
+
+
+def _fraction(match: re.Match[str]) -> str:
+    whole, top, part, of, unit = match.group("whole", "top", "part", "of", "unit")
+    bottom = _PARTS[part.lower()]
+    if top is None and whole is None:
+        return match[0]  # "half": one word
+    count = _value(top or "a")
+    is_common = bottom in (2, 4) and (count == 1 or part.lower().endswith("s"))
+    if count >= bottom or not (is_common or unit or of):
+        return match[0]  # "two half breasts", "one fifth of gin"
+    number = f"{count}/{bottom}"
+    if whole is not None:
+        return f"{_value(whole)} {number}{of or ''}{unit or ''}"
+    after = unit if unit is not None else ""
+    return number + (" " + after.lstrip() if of else after)
+
+
+def _large(match: re.Match[str]) -> str:
+    if match["hundreds"] is None:
+        return str(_value(match["tens"]))
+    return str(100 * _value(match["hundreds"]) + _value(match["rest"] or ""))
+
+
+def _hyphenated(match: re.Match[str]) -> str:
+    if match["low"] is not None:
+        return f"{match[1]}{_value(match['low'])}-{_value(match['high'])}"
+    part = _PARTS.get(match["word"].lower())
+    if part is not None and match[1]:
+        return match[0]  # "1 half-pint": "1 1/2-pint" would be another amount
+    number = f"1/{part}" if part is not None else str(_value(match["word"]))
+    return f"{match[1]}{number}-"
