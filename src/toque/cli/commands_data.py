@@ -182,8 +182,8 @@ def init(
     Args:
         sources: a file, a folder or a pattern, or several.
         to: the file to write. Run and store are named after it.
-        size: parameters of a new model; when left out, the best for the text, this machine's speed,
-            which is measured, and the time.
+        size: parameters of a new model with a vocabulary of 2,048 tokens; when left out, the best
+            for the text, this machine's speed, which is measured, and the time.
         start_from: a model to continue from, a folder or a hub name, instead of a new one.
         for_: time of the whole run, preparing and scoring included, e.g. "10 minutes"; tonight is 8
             hours.

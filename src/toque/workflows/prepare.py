@@ -173,13 +173,12 @@ def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None
     """Prepare the store of a configuration that names sources, where there is none yet; say so."""
     if is_prepared(config) or not config.data.sources:
         return
-    reporter.notice(f"{config.data.store} is not prepared yet: preparing it first.")
+    reporter.progress(f"preparing {config.data.store}, which is not there yet", keep=True)
     result = prepared(config, reporter=reporter)  # training looks whether it fits
-    splits = result.store.manifest.splits
-    reporter.notice(
-        f"{in_a_line(result, config.data.engine)} {splits.train:,} examples to train on, "
-        f"{splits.validation:,} held out; what was dropped and why, and which columns no example "
-        f"holds, `toque report {in_shell(result.store.path)}` makes a page of."
+    # The banner of the run says how many examples there are and what was dropped.
+    reporter.detail(
+        f"{in_a_line(result, config.data.engine)} What was dropped and why, and which columns no "
+        f"example holds: toque report {in_shell(result.store.path)}"
     )
 
 

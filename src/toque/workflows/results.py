@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +97,18 @@ Model = TrainedRun | str | Path
 
 
 def folder_of(model: Model) -> Path:
-    """The folder to open."""
-    return model.folder if isinstance(model, TrainedRun) else Path(model)
+    """The folder to open; a ConfigError for anything but a run or a path."""
+    if isinstance(model, TrainedRun):
+        return model.folder
+    if isinstance(model, str | PathLike):
+        return Path(model)
+    raise ConfigError(
+        "A model must be a result of train(), or the path of a run, a checkpoint or a model "
+        f"folder, not a {type(model).__name__}. To train a model and a tokenizer of this program, "
+        "pass them as settings: configure(config, model={'family': 'auto', 'shape': {}, "
+        "'start_from': model, 'tokenizer': tokenizer}). To use them elsewhere, save both into one "
+        "folder (save_pretrained) and pass the folder."
+    )
 
 
 def existing_folder(model: Model) -> Path:
