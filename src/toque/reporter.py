@@ -110,7 +110,7 @@ def clock_text(seconds: float) -> str:
 def one_line(text: str, columns: int) -> str:
     r"""A text in one line of at most so many letters, its line breaks as spaces.
 
-    >>> one_line("Ingredients:\n- 2 eggs\n- flour", 24)
+    >>> one_line("Ingredients:\n- 2 eggs\n- flour", 25)
     'Ingredients: - 2 eggs ...'
     """
     words = " ".join(text.split())

@@ -85,8 +85,8 @@ def main_score(names: Collection[str], watched: Sequence[str] = ()) -> str:
 def excerpt(sample: Sample, *, columns: int) -> str:
     """The first lines of a text under its prompt.
 
-    >>> toast = Sample("make toast", chr(10).join(["Bread.", "Toast.", "Butter.", "Eat."]), 9, None, {})
-    >>> print(excerpt(toast, columns=40))
+    >>> text = chr(10).join(["Bread.", "Toast.", "Butter.", "Eat."])
+    >>> print(excerpt(Sample("make toast", text, 9, None, {}), columns=40))
     For "make toast" it writes:
         Bread.
         Toast.

@@ -38,25 +38,23 @@ class Highlight(NamedTuple):
     text: str = ""
 
 
-@dataclass
-class MeanLoss:
-    """Mean training loss per target token, of the updates whose loss is finite."""
+class LossSum(NamedTuple):
+    """Training loss and target tokens since the session began, of updates with a finite loss."""
 
-    _nats: Tensor | float = 0.0
-    _targets: Tensor | float = 0.0
+    nats: Tensor | float = 0.0
+    targets: Tensor | float = 0.0
 
-    def add(self, info: StepInfo) -> None:
-        """Add an update; on CUDA without waiting for the device."""
+    def plus(self, info: StepInfo) -> LossSum:
+        """The sums with an update more; on CUDA without waiting for the device."""
         loss = torch.as_tensor(info.loss).detach().double()
         counts = torch.isfinite(loss)
-        self._nats = self._nats + torch.where(counts, loss, 0.0) * info.n_targets
-        self._targets = self._targets + counts * info.n_targets
+        nats = torch.where(counts, loss, 0.0) * info.n_targets
+        return LossSum(self.nats + nats, self.targets + counts * info.n_targets)
 
-    def taken(self) -> float:
-        """The mean, in nats; the sums begin again. NaN without an update."""
-        nats, targets = float(self._nats), float(self._targets)
-        self._nats = self._targets = 0.0
-        return nats / targets if targets else math.nan
+    def mean_since(self, before: LossSum) -> float:
+        """Mean loss per target token since other sums, in nats; NaN without an update between."""
+        targets = float(self.targets - before.targets)
+        return float(self.nats - before.nats) / targets if targets else math.nan
 
 
 class _Epoch(NamedTuple):
@@ -104,7 +102,7 @@ class ConsoleProgress(Callback):
         self._last_loss: float | None = None
         self._evaluation_began: float | None = None
         self._stop_after = start.stop_after
-        self._since_row, self._since_epoch = MeanLoss(), MeanLoss()
+        self._losses = self._at_row = self._at_epoch = LossSum()
         self._heading = ""
         self._ended: _Epoch | None = None
         self._newest_scores = ""
@@ -137,11 +135,10 @@ class ConsoleProgress(Callback):
     def on_step(self, info: StepInfo) -> None:
         """Renew the line."""
         self._window.add(info)
-        self._since_row.add(info)
-        self._since_epoch.add(info)
+        self._losses = self._losses.plus(info)
         if _EPOCH.crossed(info.before, info.progress):
-            number = math.floor(info.progress.epoch)
-            self._ended = _Epoch(number, info.progress, self._since_epoch.taken())
+            loss, self._at_epoch = self._losses.mean_since(self._at_epoch), self._losses
+            self._ended = _Epoch(math.floor(info.progress.epoch), info.progress, loss)
         if words := self._time_left.updated(info.before, info.progress, slowed=info.slowed):
             self._reporter.detail(words)
         first = info.before.step == 0
@@ -234,7 +231,7 @@ class ConsoleProgress(Callback):
             self._heading = name
             names = f"{'step':>7}  {'epoch':>6}  {'loss':>8}  {'held-out':>8}  {name:>{width}}"
             self._reporter.notice(f"{names}  written text")
-        loss = self._since_row.taken()
+        loss, self._at_row = self._losses.mean_since(self._at_row), self._losses
         row = (
             f"{at.step:>7,}  {at.epoch:>6.2f}  {_number(loss):>8}  {_number(held_out):>8}  "
             f"{_number(shown.value):>{width}}  "
