@@ -10,6 +10,7 @@ from typing import Final
 
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
+from toque.training.distributed.accelerate import refuse_lone_process
 from toque.workflows.configure import Columns, Configured, configure, with_origins
 from toque.workflows.prepare import prepare_before_torch
 from toque.workflows.results import Model, TrainedRun
@@ -66,6 +67,7 @@ def train(
                 "as [MyCallback()]."
             )
         settings = configure(config)
+        refuse_lone_process(settings.train.strategy)
         if trust_code:
             settings = settings.with_foreign_code({})
         if prepare:

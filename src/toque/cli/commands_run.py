@@ -17,6 +17,7 @@ from toque.cli.commands_data import Overrides, is_first, load, loading
 from toque.cli.console import ConsoleReporter, TextsAsWritten, flag, for_reader, print_drill
 from toque.cli.launch import is_secret, start_ranks, starts_ranks
 from toque.errors import ConfigError, Interrupted, in_shell
+from toque.training.distributed.accelerate import refuse_lone_process
 from toque.workflows.results import existing_folder, hint_of
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def train(
     launching = starts_ranks(gpus, restarts)
     # A mistyped key is answered before torch loads.
     resolved = load(config, overrides, trust_code=trust_code or None, hardware=hardware)
+    if not launching:
+        refuse_lone_process(resolved.config.train.strategy)
     prints = ConsoleReporter()
     if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`

@@ -6,6 +6,7 @@ A file may hold, beside its settings, what changes on a named card:
 
 from __future__ import annotations
 
+import difflib
 import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -287,8 +288,9 @@ def _absent(name: str, known: Iterable[str]) -> str:
         beside = sorted(path.parent.iterdir())
         files = [str(path.with_name(f.name)) for f in beside if f.suffix in (".yaml", ".yml")]
     missing = f"{name} is neither a file nor a preset."
-    if hint := nearest_hint(name, files) or nearest_hint(f"{name}.yaml", files):
-        return f"{missing}{hint}"
+    stems = {Path(file).stem: file for file in files}
+    if near := difflib.get_close_matches(path.stem, stems, n=1):
+        return f"{missing} Nearest: {stems[near[0]]}."
     hint = nearest_hint(name, known, cutoff=0.4)
     more = " ..." if len(files) > _FILES_NAMED else ""
     there = f" YAML files there: {', '.join(files[:_FILES_NAMED])}{more}." if files else ""

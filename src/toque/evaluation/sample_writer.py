@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from toque.evaluation.text_samples import Sample, append_samples
 from toque.reporter import SILENT, Reporter, clock_text, one_line
 from toque.runs.run_record import BITS
 from toque.storage.no_follow import place_of
-from toque.training.callbacks import Callback, RunStart
+from toque.training.callbacks import Callback
 from toque.training.observers.live_progress import Highlight
 from toque.units import Progress
 
@@ -43,20 +42,12 @@ class SampleWriter(Callback):
     watched: Sequence[str] = ()  # metrics that the run goes by
     reporter: Reporter = SILENT
     warn: Callable[[Progress, str], None] = lambda _at, _message: None
-    clock: Callable[[], float] = time.perf_counter
     _before: Mapping[str, float] = field(default_factory=dict)
-    _began: float = 0.0
-    _spent: float = 0.0
     _failed: set[str] = field(default_factory=set)
-
-    def on_fit_start(self, start: RunStart) -> None:
-        """Begin to count the time."""
-        self._began, self._spent = self.clock(), 0.0
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Keep the texts; log the scores, the cost, and the texts for the user's own prompts."""
         found = self.evaluator.last
-        self._spent += found.seconds
         samples = [*found.held_out, *found.own]
         path = place_of(self.path.parent) / self.path.name  # the run may have been moved
         refused = append_samples(path, samples, step=at.step) if samples else None
@@ -66,8 +57,7 @@ class SampleWriter(Callback):
             self._failed.add(name)
             self.warn(at, f"scores of texts: {name} {found.failed[name]}")
         lines = block(found, self._before, self.watched)
-        share = self._spent / max(self.clock() - self._began, self._spent, 1e-9)
-        self.reporter.detail("\n".join([*lines, cost(found, share)]))
+        self.reporter.detail("\n".join([*lines, cost(found)]))
         for sample in found.own:
             self.reporter.detail(shown(sample, step=at.step))
         self._before = found.texts
@@ -135,19 +125,18 @@ def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] 
     return lines
 
 
-def cost(found: Evaluated, share: float) -> str:
-    """The cost of an evaluation, and the share of the session's time that all of them took.
+def cost(found: Evaluated) -> str:
+    """The cost of an evaluation.
 
-    >>> cost(Evaluated(seconds=4.2, texts_seconds=3.1, own=["a text"]), 0.064)
-    '  evaluated in 4.2 s, 3.1 s of it for texts; evaluations took 6.4 % of the time so far'
+    >>> cost(Evaluated(seconds=4.2, texts_seconds=3.1, own=["a text"]))
+    '  evaluated in 4.2 s, 3.1 s of it for texts'
     """
-    whole, writing = (
+    entire, writing = (
         f"{seconds:.1f} s" if seconds < 60 else clock_text(seconds)
         for seconds in (found.seconds, found.texts_seconds)
     )
     texts = f", {writing} of it for texts" if found.held_out or found.own else ""
-    part = f"{share:.1%}".replace("%", " %")
-    return f"  evaluated in {whole}{texts}; evaluations took {part} of the time so far"
+    return f"  evaluated in {entire}{texts}"
 
 
 def shown(sample: Sample, *, step: int) -> str:

@@ -39,6 +39,7 @@ from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import OwnTask, Provenance, provenance_of
 from toque.sources.documents import blank_text, fields_in, text_of
 from toque.sources.records import is_filled
+from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
     from toque.evaluation.text_samples import Prompt
@@ -97,6 +98,26 @@ def provenance_in(folder: Path) -> Provenance:
     if record is not None:
         return msgspec.structs.replace(record, own_tasks=_own_tasks(config))
     return provenance_of_run(config, read_manifest(Path(config.data.store)))
+
+
+def model_to_open(model: Model) -> Path:
+    """The folder or hub name of a model in use; refused before torch loads if it is neither.
+
+    Raises:
+        ConfigError: no such folder, and no such model on the hub.
+        CheckpointError: a folder without a run, a model or an adapter.
+    """
+    folder = existing_folder(model)
+    # A checkpoint has a manifest, a run its configuration.
+    names = ("config.yaml", "config.json", "adapter_config.json", "manifest.json")
+    resolved = resolve_folder(str(folder), setting="the model to open")
+    if not any((resolved / name).is_file() for name in names):
+        raise CheckpointError(
+            f"{folder} holds neither a run (config.yaml), a model (config.json) nor an adapter "
+            "(adapter_config.json). Name a run folder such as runs/cookbook, or a Hugging Face "
+            "model folder."
+        )
+    return folder
 
 
 def model_in(folder: Path) -> Path:

@@ -91,8 +91,6 @@ def export(
         raise ConfigError(f"{argument('form')} is {form!r}. Use {' or '.join(DEFAULT_DTYPES)}.")
     if push_to is not None:
         refuse_push(push_to)
-    from toque.models.lora.adapter_files import is_adapter_folder
-
     source = given = existing_folder(run_or_model)
     if (given / "config.yaml").exists():
         source = given / "model"
@@ -100,7 +98,8 @@ def export(
             raise CheckpointError(
                 f"The run {given} has no finished model yet. Let `toque train` end, then export."
             )
-    if not ((source / "config.json").exists() or is_adapter_folder(source)):
+    # Without torch, so that a wrong name is answered at once.
+    if not any((source / name).exists() for name in ("config.json", "adapter_config.json")):
         raise ConfigError(
             f"{given} is neither a run, a model folder nor an adapter folder. Name a run "
             "such as runs/cookbook."

@@ -114,7 +114,7 @@ def folder_of(model: Model) -> Path:
 def existing_folder(model: Model) -> Path:
     """The folder to open, or a name of the hub; refused where it can only be an absent folder."""
     folder = folder_of(model)
-    is_local = str(folder).startswith(("/", "~", ".")) or folder.parent != Path()
+    is_local = str(model).startswith(("/", "~", ".")) or folder.parent != Path()
     if folder.exists() or not is_local or not folder.parent.is_dir():
         return folder
     beside = sorted(p.name for p in folder.parent.iterdir() if p.is_dir())

@@ -26,6 +26,7 @@ from toque.storage.no_follow import place_of, refuse_links
 from toque.training.callbacks import RunEnd
 from toque.training.checkpoint.resume import broadcast_checkpoint, refuse_unshared_folder
 from toque.training.checkpoint.upload import Uploads
+from toque.training.distributed.accelerate import unread_settings
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import (
     joined,
@@ -118,6 +119,8 @@ def train(
             )
             reporter.detail(run.banner.full)
             say(run.banner.short)
+            for note in unread_settings(settings.train.precision):
+                say(f"note: {note}")
             if weights is not None and found is None:
                 begin_from(run.trainer, store, weights, say)
             if ranks.is_main:

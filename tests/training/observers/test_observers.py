@@ -84,7 +84,8 @@ def test_utilisation_above_one_is_never_printed_and_doubted_once(tmp_path):
     doubts = [e for e in lines(log) if e["event"] == "warning" and "peak" in e["message"]]
     assert len(doubts) == 1
     assert "measured, 8³ product" in doubts[0]["message"]
-    assert "the peak is too low, as if measured while other programs" in doubts[0]["message"]
+    assert "other programs probably slowed its measurement" in doubts[0]["message"]
+    assert "Training itself is not affected" in doubts[0]["message"]
     assert "%" not in doubts[0]["message"]  # "1069 % of the peak" stood on the page
 
 
@@ -337,7 +338,7 @@ def test_bad_signs_and_impossible_numbers_are_said():
         [update(1), update(2), update(3, loss=3.0, norm=9.0), update(4, norm=9.0)],
         flops_per_token=1e8, peak=Peak(1e9, "as stated"), ranks=2, alone_seconds=0.4,
     )  # fmt: skip
-    assert first["utilisation"] == "not known: the peak is too low"
+    assert first["utilisation"] == "not known, as updates are faster than the peak"
     assert first["scaling"].startswith("2 ranks, efficiency about 80%: a rank")
     assert "NOT falling; gradient norm 9.00 on average, above 5" in second["signs"]
     assert summaries([update(1), update(2)])[0]["utilisation"] == "not measured"

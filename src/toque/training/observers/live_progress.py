@@ -337,7 +337,7 @@ class Summary(Callback):
         if self.peak is None or share is None:
             return f"not measured{busy}"
         if share > 1.0:
-            return f"not known: the peak is too low{busy}"  # metrics_log warns once
+            return f"not known, as updates are faster than the peak{busy}"  # metrics_log says why
         return (
             f"{share:.1%} of the peak, {self.peak.flops_per_second:.3g} FLOP/s "
             f"({self.peak.origin}); waiting for data {self._window.waiting_share:.1%}{busy}"
