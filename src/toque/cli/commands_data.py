@@ -91,6 +91,9 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
         most: examples to show.
     """
     settings = load(config, overrides).config
+    from toque.workflows.prepared_store import refuse_unprepared
+
+    refuse_unprepared(settings)
     with loading():
         from toque.workflows.diagnosis.show_batch import show_batch as workflow
 

@@ -21,6 +21,7 @@ from toque.training.distributed.accelerate import refuse_lone_process
 from toque.workflows.results import existing_folder, hint_of
 
 if TYPE_CHECKING:
+    from toque.config import RunConfig
     from toque.workflows.results import Answer, TrainedRun, Written
 
 
@@ -78,7 +79,9 @@ def train(
     if not launching:
         refuse_lone_process(resolved.config.train.strategy)
     prints = ConsoleReporter()
-    if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
+    if no_prepare:
+        _refuse_unprepared(resolved.config)
+    elif not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
         with loading():
             from toque.workflows.prepare import prepare_before_torch
@@ -110,6 +113,13 @@ def train(
             '"..."` writes with its model.'
         )
     return 0
+
+
+def _refuse_unprepared(config: RunConfig) -> None:
+    """Refuse a store that is absent, before torch loads."""
+    from toque.workflows.prepared_store import refuse_unprepared
+
+    refuse_unprepared(config)
 
 
 def _interrupted(run: TrainedRun, words: Sequence[str], given: Mapping[str, object]) -> NoReturn:
@@ -378,6 +388,7 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
         examples: examples in the update, from the shortest to the longest of the store.
     """
     settings = load(config, overrides).config
+    _refuse_unprepared(settings)
     from toque.workflows.diagnosis.check import check as workflow
 
     with ConsoleReporter().working("computing one update in every way"):
