@@ -156,6 +156,15 @@ def test_in_a_pipe_what_is_under_way_for_long_is_said_once():
     assert out.getvalue() == "measuring ...\n"
 
 
+def test_in_a_pipe_a_printed_line_puts_long_work_off_too():
+    told, out = reporter(terminal=False)
+    told.patience = 0.0
+    told.notice("preparing first")
+    with told.working("loading torch"):
+        time.sleep(0.05)
+    assert out.getvalue() == "preparing first\n"
+
+
 def test_a_spinner_takes_the_place_of_what_is_live():
     told, out = reporter(terminal=True)
     told.progress("step 1")

@@ -37,9 +37,10 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def loading() -> AbstractContextManager[object]:
+def loading(prints: ConsoleReporter | None = None) -> AbstractContextManager[object]:
     """Progress shown while torch is imported, which takes seconds."""
-    return ConsoleReporter().working("loading torch") if is_first() else nullcontext()
+    prints = prints or ConsoleReporter()
+    return prints.working("loading torch") if is_first() else nullcontext()
 
 
 def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> None:

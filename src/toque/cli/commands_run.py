@@ -83,13 +83,13 @@ def train(
         _refuse_unprepared(resolved.config)
     elif not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
-        with loading():
+        with loading(prints):
             from toque.workflows.prepare import prepare_before_torch
 
         prepare_before_torch(resolved.config, start=start, reporter=prints)
     if launching and gpus is not None:
         return start_ranks(gpus, restarts, prints.notice)
-    with loading():
+    with loading(prints):
         from toque.training.stopping import CommandClock
         from toque.workflows.train import train as workflow
 

@@ -254,7 +254,8 @@ class ConsoleReporter(Reporter):
 
     @contextmanager
     def _awaited(self, text: str) -> Iterator[None]:
-        timer = threading.Timer(self.patience, self.notice, (f"{text} ...",))
+        wait = self.patience if self._due is None else max(self.patience, self._due - self._clock())
+        timer = threading.Timer(wait, self.notice, (f"{text} ...",))
         timer.start()
         try:
             yield

@@ -173,7 +173,7 @@ def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None
     """Prepare the store of a configuration that names sources, where there is none yet; say so."""
     if is_prepared(config) or not config.data.sources:
         return
-    reporter.progress(f"preparing {config.data.store}, which is not there yet", keep=True)
+    reporter.notice(f"{config.data.store} is not prepared yet: preparing it first.")
     result = prepared(config, reporter=reporter)  # training looks whether it fits
     # The banner of the run says how many examples there are and what was dropped.
     reporter.detail(
