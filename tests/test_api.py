@@ -231,7 +231,7 @@ def test_what_only_commands_show_is_a_value_too(run, capfd):
 def test_a_reporter_hears_what_a_command_prints(capfd):
     class Heard(toque.Reporter):
         def __init__(self):
-            self.notices = []
+            self.notices, self.details = [], []
 
         def line(self, text):
             raise AssertionError("training has no result to print")
@@ -239,13 +239,13 @@ def test_a_reporter_hears_what_a_command_prints(capfd):
         def notice(self, text):
             self.notices.append(text)
 
-        def progress(self, text, *, done=0, total=0, keep=False):
-            self.notices.append(text) if keep else None
+        def detail(self, text):
+            self.details.append(text)
 
     heard = Heard()
     toque.train(toque.configure(configuration(), run_dir="heard"), reporter=heard)
     assert heard.notices[0].startswith("toque ")
-    assert any(notice.startswith("step 3  epoch ") for notice in heard.notices)
+    assert any(detail.startswith("step 3  epoch ") for detail in heard.details)
     assert any("The model is in heard/model" in notice for notice in heard.notices)
     assert heard.notices[-1].startswith(("What limits this run:", "The texts are still poor"))
     assert capfd.readouterr() == ("", "")

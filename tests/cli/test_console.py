@@ -22,7 +22,7 @@ def test_lines_and_notices_go_their_own_ways(capsys):
     assert out.getvalue() == "[red]name[/red] " + "x" * 80 + "\n"  # no markup, not folded
 
 
-def test_in_a_pipe_short_work_is_not_a_line():
+def test_in_a_pipe_only_kept_progress_is_a_line():
     told, out = reporter(terminal=False)
     told.progress("hashing", done=1, total=2)
     told.progress("step 1")
@@ -30,7 +30,7 @@ def test_in_a_pipe_short_work_is_not_a_line():
     told.progress("")
     with told.working("measuring"):
         pass
-    assert out.getvalue() == ""
+    assert out.getvalue() == "step 2\n"
 
 
 @pytest.mark.parametrize("total", [0, 100])
@@ -131,7 +131,7 @@ def test_in_a_pipe_a_line_that_is_printed_puts_progress_off():
     told, out = reporter(terminal=False, clock=clock)
     for second in range(100):
         clock.now = float(second)
-        told.progress(f"step {second}", keep=second % 10 == 0)
+        told.progress(f"step {second}")
         if second % 20 == 0:
             told.progress("")  # an evaluation lies between
             told.notice(f"evaluated {second}")

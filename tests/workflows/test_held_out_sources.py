@@ -87,7 +87,7 @@ def test_a_store_of_other_held_out_files_is_another(tmp_path):
     with pytest.raises(DataError) as refused:
         prepared(tmp_path, sources=[train])
     assert "it was prepared from" not in str(refused.value)  # what is trained on is the same
-    with pytest.raises(DataError, match=r"5% of data\.sources was held out, and now data\.valid"):
+    with pytest.raises(DataError, match=r"10% of data\.sources was held out, and now data\.valid"):
         prepared(tmp_path, sources=[train], validation=[heldout], store="plain")
     (tmp_path / "grams.jsonl").write_text('{"prompt": "a", "target": "b"}\n')
     with pytest.raises(DataError, match=r"data\.validation\[0\] is .*grams.jsonl is new or has"):

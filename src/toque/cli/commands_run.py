@@ -79,9 +79,9 @@ def train(
     if not launching:
         refuse_lone_process(resolved.config.train.strategy)
     prints = ConsoleReporter()
-    if no_prepare:
+    if no_prepare and not launching:
         _refuse_unprepared(resolved.config)
-    elif not (Path(resolved.config.data.store) / "manifest.json").exists():
+    elif not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
         with loading(prints):
             from toque.workflows.prepare import prepare_before_torch

@@ -236,12 +236,12 @@ class ConsoleReporter(Reporter):
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
         """Draw on a terminal, a bar if a total is known; elsewhere print a line now and then.
 
-        What is to `keep` is for a log.
+        Text to `keep` is a line of its own there.
         """
         if not text or not self._shows_progress:
             self._stop()
         elif not self._console.is_terminal:
-            self._print_when_due(text, done, total)
+            self._print_when_due(text, done, total, keep=keep)
         else:
             self._draw(text, done, total)
 
@@ -263,18 +263,18 @@ class ConsoleReporter(Reporter):
             timer.cancel()
             timer.join()  # only a process of one thread can be forked
 
-    def _print_when_due(self, text: str, done: int, total: int) -> None:
+    def _print_when_due(self, text: str, done: int, total: int, *, keep: bool) -> None:
         now = self._clock()
         if self._began is None:
             self._began = now
         if self._due is None:
             self._due = now + self.patience
-        if now < max(self._due, self._began + self.patience):
+        if not keep and now < max(self._due, self._began + self.patience):
             return
 
         if total and done:
             left = (now - self._began) * (total - done) / done
-            if left < self.patience:
+            if left < self.patience and not keep:
                 return  # it will be over before the line is read
             text = f"{text}  {done / total:.0%}  {clock_text(left)} left"
         self._print(text)

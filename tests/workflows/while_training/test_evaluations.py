@@ -96,7 +96,7 @@ def test_a_run_is_shown_in_one_screen_with_a_row_per_evaluation(screen) -> None:
     assert banner == ["data", "length", "batch", "run"]
     assert re.search(r"data  .*: \d+ examples to train on, .*; no record dropped", lines[1])
     assert re.search(r"run folder +plain, on \w+ \(.+\); uploads: none", lines[4])
-    (head,) = (n for n, line in enumerate(lines) if "held-out" in line and "step" in line)
+    (head,) = (n for n, line in enumerate(lines) if line.startswith("   step "))
     assert lines[head].split()[:6] == ["step", "epoch", "loss", "held-out", "distinct", "1"]
     rows = {int(line.split()[0]): line.split()[3:5] for line in lines[head + 1 : head + 4]}
     assert rows == {

@@ -156,8 +156,9 @@ class ConsoleProgress(Callback):
             f"{window.tokens_per_second:,.0f} tokens/s  {self._stop_after.fraction(at):.0%}  "
             f"{clock_text(self._time_left.seconds(at))} left{saved}"
         )
-        self._reporter.progress(self._line, keep=logged)
+        self._reporter.progress(self._line)
         if logged:
+            self._reporter.detail(self._line)
             self._window = StepWindow()
         self._warn_of_dropping(at)
 
