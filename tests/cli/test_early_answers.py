@@ -56,7 +56,12 @@ def test_a_mistake_is_answered_before_torch_loads(without_torch: Path, words: st
 def test_ctrl_c_before_the_first_update_says_what_continues(tmp_path: Path, verb: str) -> None:
     """Ctrl-C while a command prepared or measured ended without a word."""
     os.mkfifo(tmp_path / "my.yaml")
-    words = [sys.executable, "-m", "toque", verb, "my.yaml", "seed=3"]
+    # A job in the background is born with Ctrl-C ignored.
+    as_in_front = (
+        "import signal, sys; from toque.cli import main; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main())"
+    )
+    words = [sys.executable, "-c", as_in_front, verb, "my.yaml", "seed=3"]
     path = os.pathsep.join(filter(None, sys.path))
     with (
         subprocess.Popen(
