@@ -301,8 +301,10 @@ def _dropped(store: TokenStore) -> str:
     if not n:
         return "no record dropped"
     reason = max(dropped, key=lambda each: dropped[each])
-    first = "" if dropped[reason] == n else "most often "
-    return f"{n:,} of {read:,} records dropped, {first}for: {reason} ({dropped[reason]:,})"
+    why = f"{reason}: {dropped[reason]:,}"
+    return (
+        f"{n:,} of {read:,} records dropped ({'' if dropped[reason] == n else 'most often '}{why})"
+    )
 
 
 def _stages(stream: BatchStream) -> Sequence[EpochPlan]:
