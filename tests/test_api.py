@@ -231,7 +231,7 @@ def test_what_only_commands_show_is_a_value_too(run, capfd):
 def test_a_reporter_hears_what_a_command_prints(capfd):
     class Heard(toque.Reporter):
         def __init__(self):
-            self.notices = []
+            self.notices, self.details = [], []
 
         def line(self, text):
             raise AssertionError("training has no result to print")
@@ -239,15 +239,15 @@ def test_a_reporter_hears_what_a_command_prints(capfd):
         def notice(self, text):
             self.notices.append(text)
 
-        def progress(self, text, *, done=0, total=0, keep=False):
-            self.notices.append(text) if keep else None
+        def detail(self, text):
+            self.details.append(text)
 
     heard = Heard()
     toque.train(toque.configure(configuration(), run_dir="heard"), reporter=heard)
     assert heard.notices[0].startswith("toque ")
-    assert any(notice.startswith("step 3  epoch ") for notice in heard.notices)
-    assert any(notice.startswith("The model is in heard/model") for notice in heard.notices)
-    assert heard.notices[-1].startswith("What limits this run:")
+    assert any(detail.startswith("step 3  epoch ") for detail in heard.details)
+    assert any("The model is in heard/model" in notice for notice in heard.notices)
+    assert heard.notices[-1].startswith(("What limits this run:", "The texts are still poor"))
     assert capfd.readouterr() == ("", "")
     toque.train(configuration(), reporter=toque.ConsoleReporter())  # finished already
     out, err = capfd.readouterr()
@@ -346,3 +346,25 @@ def test_what_forks_prints_nothing(verb, kitchen):
     code = "import toque.workflows.ablate as p; p.IMPROVEMENTS = p.IMPROVEMENTS[1:2]\n"
     done = python("-c", f"{code}{FORKED}", verb, cwd=kitchen)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_rows_and_models_in_the_wrong_place_are_answered_in_a_paragraph() -> None:
+    rows = [{"prompt": "a" * 500, "target": "b"}] * 20
+    for given in (rows, iter(rows), 7):
+        with pytest.raises(
+            ConfigError, match=r"not a \w+\. Rows .* train\(config, data=rows\)"
+        ) as e:
+            toque.train(given)
+        assert len(str(e.value)) < 300
+    with pytest.raises(ConfigError, match="neither a file nor a preset") as absent:
+        toque.train("x" * 5000)
+    assert len(str(absent.value)) < 1000
+    pair = (object(), object())
+    calls = [
+        lambda: toque.train("demo", start=pair), lambda: toque.generate(pair, ["soup"]),
+        lambda: toque.evaluate(pair), lambda: toque.export(pair, "out"),
+        lambda: toque.serve([pair]), lambda: toque.report(pair),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"not a tuple\..*'start_from': model"):
+            call()

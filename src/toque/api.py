@@ -10,8 +10,10 @@ from typing import Final
 
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
+from toque.training.distributed.accelerate import refuse_lone_process
 from toque.workflows.configure import Columns, Configured, configure, with_origins
 from toque.workflows.prepare import prepare_before_torch
+from toque.workflows.prepared_store import refuse_unprepared
 from toque.workflows.results import Model, TrainedRun
 
 _ONE_AT_A_TIME: Final = threading.RLock()
@@ -66,6 +68,7 @@ def train(
                 "as [MyCallback()]."
             )
         settings = configure(config)
+        refuse_lone_process(settings.train.strategy)
         if trust_code:
             settings = settings.with_foreign_code({})
         if prepare:
@@ -82,6 +85,8 @@ def train(
                 f"{argument('prepare=False')} leaves rows as they are, and they are trained on "
                 "from a store. Leave it out."
             )
+        else:
+            refuse_unprepared(settings)
         from toque.training.runtime import torch_as_before
         from toque.training.stopping import CommandClock
         from toque.workflows.train import train as workflow

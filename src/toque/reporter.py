@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final, Protocol
 
+COLUMNS: Final = 120
+"""Letters of a line where no terminal says how many it has: a path fits."""
 ProgressSink = Callable[[int, int, str], None]
 """Function called with (bytes done, bytes in total, what is being done)."""
 
@@ -32,11 +34,19 @@ class Reporter:
         """Reason why something could not be shown; None while everything was."""
         return None
 
+    @property
+    def columns(self) -> int:
+        """Letters of a line, to which a long text may be cut."""
+        return COLUMNS
+
     def line(self, text: str) -> None:
         """Take a line of the result, which a command prints on standard output."""
 
     def notice(self, text: str) -> None:
         """Take a sentence for whoever watches, which a command prints on standard error."""
+
+    def detail(self, text: str) -> None:
+        """Take lines for a log; a command does not print them."""
 
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
         """Take where the work is, in place of what was there before; "" when it is over.
@@ -97,6 +107,27 @@ def clock_text(seconds: float) -> str:
     return f"{minutes}:{whole % 60:02}"
 
 
+def one_line(text: str, columns: int) -> str:
+    r"""A text in one line of at most so many letters, its line breaks as spaces.
+
+    >>> one_line("Ingredients:\n- 2 eggs\n- flour", 25)
+    'Ingredients: - 2 eggs ...'
+    """
+    words = " ".join(text.split())
+    if len(words) <= columns:
+        return words
+    return f"{words[: max(0, columns - 4)].rstrip()} ..."
+
+
+def millions(n: float) -> str:
+    """A number of parameters, as every command prints it.
+
+    >>> millions(421_952), millions(1_208_000_000)
+    ('0.4 M', '1,208.0 M')
+    """
+    return f"{n / 1e6:,.1f} M"
+
+
 def size_text(n_bytes: float) -> str:
     """Bytes for people, in powers of 1,000.
 
@@ -123,6 +154,7 @@ class LogReporter(Reporter):
             file.write(f"{text}\n")
 
     notice = line
+    detail = line
 
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
         """Append it if it is to be kept."""

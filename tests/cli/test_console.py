@@ -104,7 +104,7 @@ class Clock:
         return self.now
 
 
-def test_in_a_pipe_a_long_part_is_told_after_two_seconds_and_every_half_minute():
+def test_in_a_pipe_a_long_part_is_told_after_two_seconds_and_then_less_and_less():
     clock = Clock()
     told, out = reporter(terminal=False, clock=clock)
     for second in range(100):
@@ -114,7 +114,6 @@ def test_in_a_pipe_a_long_part_is_told_after_two_seconds_and_every_half_minute()
     assert out.getvalue().splitlines() == [
         "evaluating 2 of 200 examples  1%  3:18 left",
         "evaluating 32 of 200 examples  16%  2:48 left",
-        "evaluating 62 of 200 examples  31%  2:18 left",
         "evaluating 92 of 200 examples  46%  1:48 left",
     ]
     told.progress("writing 0 of 9 texts", total=9)  # another part, short
@@ -124,16 +123,26 @@ def test_in_a_pipe_a_long_part_is_told_after_two_seconds_and_every_half_minute()
     told.progress("choosing for 0 of 9 prompts", total=9)
     clock.now += 8.0
     told.progress("choosing for 8 of 9 prompts", done=8, total=9)  # over in a second
-    assert len(out.getvalue().splitlines()) == 4
+    assert len(out.getvalue().splitlines()) == 3
 
 
-def test_in_a_pipe_kept_lines_put_the_others_off():
+def test_in_a_pipe_a_line_that_is_printed_puts_progress_off():
     clock = Clock()
     told, out = reporter(terminal=False, clock=clock)
-    for second in range(61):
+    for second in range(100):
         clock.now = float(second)
-        told.progress(f"step {second}", keep=second % 20 == 0)
-    assert out.getvalue().split() == ["step", "0", "step", "20", "step", "40", "step", "60"]
+        told.progress(f"step {second}")
+        if second % 20 == 0:
+            told.progress("")  # an evaluation lies between
+            told.notice(f"evaluated {second}")
+    assert out.getvalue().splitlines() == [f"evaluated {n}" for n in (0, 20, 40, 60, 80)]
+
+
+@pytest.mark.parametrize(("terminal", "columns"), [(True, 60), (False, 120)])
+def test_a_text_is_cut_to_the_terminal_and_details_are_for_a_log(terminal, columns):
+    told, out = reporter(terminal=terminal)
+    told.detail("a detail")
+    assert (told.columns, out.getvalue()) == (columns, "")
 
 
 def test_in_a_pipe_what_is_under_way_for_long_is_said_once():
@@ -145,6 +154,15 @@ def test_in_a_pipe_what_is_under_way_for_long_is_said_once():
                 break
             time.sleep(0.001)
     assert out.getvalue() == "measuring ...\n"
+
+
+def test_in_a_pipe_a_printed_line_puts_long_work_off_too():
+    told, out = reporter(terminal=False)
+    told.patience = 0.0
+    told.notice("preparing first")
+    with told.working("loading torch"):
+        time.sleep(0.05)
+    assert out.getvalue() == "preparing first\n"
 
 
 def test_a_spinner_takes_the_place_of_what_is_live():

@@ -166,6 +166,18 @@ def test_what_is_no_file_of_text_is_refused(tmp_path):
     assert "not UTF-8" in refusal(str(tmp_path / "b.yaml"))
 
 
+def test_a_mistyped_file_is_answered_by_the_files_beside_it(tmp_path):
+    for name in ("base.yaml", "notes.txt", "other.yml"):
+        (tmp_path / name).write_text("seed: 1")
+    message = refusal(str(tmp_path / "bse.yaml"))
+    assert message.endswith(f"Nearest: {tmp_path / 'base.yaml'}.")
+    assert "demo" not in message  # a preset is not meant
+    assert f"Nearest: {tmp_path / 'base.yaml'}." in refusal(str(tmp_path / "base"))
+    message = refusal(str(tmp_path / "zzz.yaml"))
+    assert f"YAML files there: {tmp_path / 'base.yaml'}, {tmp_path / 'other.yml'}." in message
+    assert "Presets: agi2-small" in message
+
+
 def test_byte_order_mark_and_windows_lines_are_fine(tmp_path):
     path = tmp_path / "w.yaml"
     path.write_bytes("\ufeffseed: 5\r\noptim:\r\n  peak_lr: 1e-3\r\n".encode())

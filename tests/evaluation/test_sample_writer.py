@@ -1,17 +1,13 @@
-import io
 import json
 import math
 
 import pytest
-from rich.console import Console
 
-from toque.cli.console import ConsoleReporter
 from toque.evaluation.evaluator import Evaluated
-from toque.evaluation.sample_writer import SampleWriter
+from toque.evaluation.sample_writer import SampleWriter, highlight
 from toque.evaluation.text_samples import Sample
-from toque.reporter import SILENT
-from toque.training.callbacks import RunStart
-from toque.units import Duration, Progress
+from toque.reporter import SILENT, LogReporter
+from toque.units import Progress
 
 SCORES = {"recipe_score": 0.75, "form": 1.0}
 PASTA = Sample("a pasta dish", "Ingredients:\n- pasta", 5, None, SCORES, asked="Recipe: pasta")
@@ -33,19 +29,15 @@ class Given:
 
 
 def writer_of(tmp_path, reporter, **options):
-    seconds = iter([0.0, 20.0, 40.0, 60.0])
-    return SampleWriter(
-        Given(FIRST), tmp_path / "samples.jsonl", reporter=reporter, clock=lambda: next(seconds),
-        **options,
-    )  # fmt: skip
+    return SampleWriter(Given(FIRST), tmp_path / "samples.jsonl", reporter=reporter, **options)
 
 
-@pytest.mark.parametrize("with_console", [True, False])
-def test_texts_are_kept_and_what_is_asked_for_by_name_is_shown(tmp_path, with_console):
-    out = io.StringIO()
-    reporter = ConsoleReporter(Console(file=out, width=30)) if with_console else SILENT
+@pytest.mark.parametrize("with_log", [True, False])
+def test_texts_are_kept_and_what_is_asked_for_by_name_is_logged(tmp_path, with_log):
+    log = tmp_path / "log"
+    log.touch()
+    reporter = LogReporter(log) if with_log else SILENT
     writer = writer_of(tmp_path, reporter)
-    writer.on_fit_start(RunStart(Progress(), Duration(1, "epochs")))
     writer.on_evaluate(Progress(step=1000), {})
     kept = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     prompts = ["Recipe: toast", "a pasta dish", "breakfast"]
@@ -55,7 +47,7 @@ def test_texts_are_kept_and_what_is_asked_for_by_name_is_shown(tmp_path, with_co
         "  1 text for held-out prompts:\n"
         "    BLEU, of 100             10.00\n"
         "    ROUGE-1 F1              0.5000\n"
-        "  evaluated in 4.0 s, 3.0 s of it for texts; evaluations took 20.0 % of the time so far\n"
+        "  evaluated in 4.0 s, 3.0 s of it for texts\n"
         "step 1,000  a pasta dish\n"
         "  asked as: Recipe: pasta\n"
         "  quality: recipe score 0.75\n"
@@ -64,27 +56,36 @@ def test_texts_are_kept_and_what_is_asked_for_by_name_is_shown(tmp_path, with_co
         "step 1,000  breakfast\n"
         "    (nothing)\n"
     )
-    assert out.getvalue() == (expected if with_console else "")
+    assert log.read_text() == (expected if with_log else "")
 
 
 def test_scores_are_shown_with_their_change_and_what_the_run_goes_by_always(tmp_path):
-    out, warned = io.StringIO(), []
+    log, warned = tmp_path / "log", []
     writer = writer_of(
-        tmp_path, ConsoleReporter(Console(file=out)), watched=["loss", "steps_listed"],
+        tmp_path, LogReporter(log), watched=["loss", "steps_listed"],
         warn=lambda at, message: warned.append((at.step, message)),
     )  # fmt: skip
-    writer.on_fit_start(RunStart(Progress(), Duration(1, "epochs")))
     writer.on_evaluate(Progress(step=1), {})
-    out.truncate(0)
-    out.seek(0)
+    log.unlink()
     writer.evaluator.last = SECOND
     writer.on_evaluate(Progress(step=2), {})
     writer.on_evaluate(Progress(step=3), {})
-    first = out.getvalue().splitlines()[:4]
+    first = log.read_text().splitlines()[:4]
     assert first == [
         "  1 text for held-out prompts:",
         "    BLEU, of 100             12.50  (+2.50)",
         "    steps listed          not measured",
-        "  evaluated in 2.0 s, 1.0 s of it for texts; evaluations took 15.0 % of the time so far",
+        "  evaluated in 2.0 s, 1.0 s of it for texts",
     ]
     assert warned == [(2, "scores of texts: mine:f KeyError: 3")]
+
+
+def test_a_row_has_the_score_that_the_run_selects_by_and_a_text_of_the_users_prompts_first():
+    own = highlight(FIRST, ["rouge1"])
+    assert own == ("rouge1", 0.5, PASTA.text)
+    scored = Evaluated(texts={"bleu": 1.0, "recipe_score": 0.25}, held_out=[HELD_OUT])
+    assert highlight(scored) == ("recipe score", 0.25, HELD_OUT.text)
+    assert highlight(Evaluated(metrics={"loss": 2.0, "bits_per_byte": 1.5})) == (
+        "bits per byte", 1.5, "",
+    )  # fmt: skip
+    assert highlight(Evaluated(metrics={"loss": 2.0}))[::2] == ("", "")

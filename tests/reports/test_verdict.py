@@ -274,3 +274,13 @@ def test_poor_texts_have_theirs(tmp_path: Path, losses: tuple[float, ...], first
     verdict = judged(tmp_path, events(more=scored))
     (ladder,) = ladders(tmp_path, verdict.facts)
     assert ladder.steps[0].startswith(first)
+
+
+def test_the_share_in_the_sentence_is_that_of_the_table(tmp_path: Path) -> None:
+    """88 % of the time went into evaluations, said the verdict, and the table 13.9 %."""
+    after = {"event": "after", "parts": {"finishing": 60.0}}
+    verdict = judged(tmp_path, events(parts={"evaluation": 9.0}, more=[*EVALUATED, after]))
+    (share,) = (share for share in verdict.shares if share.name == "evaluation")
+    assert share.share < 0.2
+    assert verdict.found[0].cause == "evaluation"
+    assert f"{share.share:.0%} of the time went into 4 evaluations" in verdict.sentence

@@ -19,6 +19,7 @@ from toque.workflows.first_config.dial import (
     best_for,
     difficulty_of,
     expected_of,
+    learnt,
     rate_of,
     tuned_lr,
     tuning_for,
@@ -238,3 +239,12 @@ def test_a_larger_pretrained_model_has_a_smaller_rate():
     assert tuned_lr(100_000, adapted=False) <= 5e-4
     assert tuned_lr(0, adapted=False) == 1e-4  # nobody has looked at it
     assert tuned_lr(1_200_000_000, adapted=True) > 2e-4
+
+
+def test_the_parameters_are_those_of_the_vocabulary_too() -> None:
+    chosen = best_for(2.8e6, 600.0, by_parameters, only="300k")
+    for entries, said in ((2048, "0.3 M"), (4096, "0.4 M"), (8192, "0.7 M")):
+        model = chosen._replace(tokenizer=learnt(entries)).model
+        assert model == f"{said} parameters (size 300k)"
+    unknown = chosen._replace(tokenizer=TextTokenizer("some/tokenizer", EACH))
+    assert unknown.model == "size 300k"

@@ -1,6 +1,7 @@
 """Held-out files of the user's own: split by source, whole, and never trained on."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,16 @@ def test_a_store_of_other_held_out_files_is_another(tmp_path):
     assert store.fingerprint != plain.fingerprint
     own = tiny_config(data={"store": str(tmp_path / "store"), "sources": []})
     assert open_store(own).fingerprint == store.fingerprint
-    with pytest.raises(DataError, match=r"number of sources before those of data\.validation"):
+    with pytest.raises(DataError) as refused:
         prepared(tmp_path, sources=[train, heldout])
+    said = str(refused.value)
+    assert "grams.jsonl was held out as data.validation, which is empty now" in said
+    assert not re.search(r"\[\d|None|validation_fraction", said)  # in the user's terms
+    with pytest.raises(DataError) as refused:
+        prepared(tmp_path, sources=[train])
+    assert "it was prepared from" not in str(refused.value)  # what is trained on is the same
+    with pytest.raises(DataError, match=r"10% of data\.sources was held out, and now data\.valid"):
+        prepared(tmp_path, sources=[train], validation=[heldout], store="plain")
     (tmp_path / "grams.jsonl").write_text('{"prompt": "a", "target": "b"}\n')
     with pytest.raises(DataError, match=r"data\.validation\[0\] is .*grams.jsonl is new or has"):
         prepared(tmp_path, sources=[train], validation=[heldout])

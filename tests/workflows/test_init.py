@@ -18,6 +18,7 @@ from toque.errors import ConfigError, DataError
 from toque.hardware.processor import ProcessorUse
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
+from toque.reporter import millions
 from toque.workflows.first_config.dial import SIZES, Size
 from toque.workflows.first_config.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 from toque.workflows.first_config.init_base import NOT_SEEN
@@ -202,7 +203,8 @@ def test_sizes_are_as_large_as_they_say(size: str) -> None:
     from toque.models.flops import parameter_counts
     from toque.models.loading.from_scratch import build_model
 
-    model = toque.init("a.jsonl", size=size).config.model
+    made = toque.init("a.jsonl", size=size)
+    model = made.config.model
     with FakeTensorMode():
         built = build_model(
             family=model.family,
@@ -215,8 +217,12 @@ def test_sizes_are_as_large_as_they_say(size: str) -> None:
         )
     counts = parameter_counts(built)
     assert counts.non_embedding == SIZES[size].parameters
-    millions = float(size.replace("300k", "0.3m").removesuffix("m"))
-    assert counts.total / 1e6 == pytest.approx(millions, rel=0.15)
+    in_millions = float(size.replace("300k", "0.3m").removesuffix("m"))
+    assert counts.total / 1e6 == pytest.approx(in_millions, rel=0.15)
+    # One number: `train` begins with the same one, whatever the vocabulary.
+    said = f"{millions(counts.total)} parameters (size {size})"
+    assert f"by a model of {said}" in made.forecast
+    assert f"# {said}, from random weights" in made.file.read_text()
 
 
 @pytest.mark.usefixtures("kitchen")

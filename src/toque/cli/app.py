@@ -20,7 +20,7 @@ from toque.cli.console import (
     quieten_libraries,
     standard_streams,
 )
-from toque.errors import ConfigError, ToqueError
+from toque.errors import ConfigError, ToqueError, in_shell
 from toque.training.distributed.launcher import follow_launcher
 from toque.version import __version__
 
@@ -52,6 +52,7 @@ app = App(
         show_default=lambda value: None if value is None or value is False else str(value),
     ),
     result_action="return_value",
+    suppress_keyboard_interrupt=False,  # it would leave without a word
 )
 
 
@@ -136,11 +137,20 @@ def _answered(words: list[str]) -> int:
         return REFUSED_FILE
     except KeyboardInterrupt:
         if data.is_first():
-            _say(
-                "stopped by the keyboard. What was saved before stays; the same command continues."
-            )
+            _say(f"Stopped by Ctrl-C. {_to_continue(words)}".rstrip())
         return STOPPED_UNSAVED
     return code if isinstance(code, int) else 0
+
+
+def _to_continue(words: list[str]) -> str:
+    """The command that continues what Ctrl-C stopped; "" for one that leaves nothing behind."""
+    if several.verb_of(words) not in WORKING_VERBS:
+        return ""
+    again = " ".join(map(in_shell, several.without_secrets(words)))
+    return (
+        "Prepared data and checkpoints that were complete are kept. Continue with the same "
+        f"command: toque {again}"
+    )
 
 
 def _say(text: str) -> None:

@@ -53,6 +53,7 @@ def chat(
         precision: of the products that write; auto is bf16 where the processor has it.
     """
     from toque.models.generation.options import GenerationOptions
+    from toque.workflows.asking import model_to_open
     from toque.workflows.inference.talk import opened
 
     options = GenerationOptions(
@@ -64,6 +65,8 @@ def chat(
     )
     prints = ConsoleReporter()
     names = [run_or_model, *([other] if other else [])]
+    for name in names:  # before the first is read
+        model_to_open(name)
     talks = [opened(name, system=system, device=device, reporter=prints) for name in names]
     if sys.stdin.isatty():
         print("/help lists what can be typed besides questions.")

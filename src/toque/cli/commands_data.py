@@ -37,9 +37,10 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def loading() -> AbstractContextManager[object]:
+def loading(prints: ConsoleReporter | None = None) -> AbstractContextManager[object]:
     """Progress shown while torch is imported, which takes seconds."""
-    return ConsoleReporter().working("loading torch") if is_first() else nullcontext()
+    prints = prints or ConsoleReporter()
+    return prints.working("loading torch") if is_first() else nullcontext()
 
 
 def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> None:
@@ -91,6 +92,9 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
         most: examples to show.
     """
     settings = load(config, overrides).config
+    from toque.workflows.prepared_store import refuse_unprepared
+
+    refuse_unprepared(settings)
     with loading():
         from toque.workflows.diagnosis.show_batch import show_batch as workflow
 
@@ -183,8 +187,8 @@ def init(
     Args:
         sources: a file, a folder or a pattern, or several.
         to: the file to write. Run and store are named after it.
-        size: parameters of a new model; when left out, the best for the text, this machine's speed,
-            which is measured, and the time.
+        size: parameters of a new model with a vocabulary of 2,048 tokens; when left out, the best
+            for the text, this machine's speed, which is measured, and the time.
         start_from: a model to continue from, a folder or a hub name, instead of a new one.
         for_: time of the whole run, preparing and scoring included, e.g. "10 minutes"; tonight is 8
             hours.

@@ -17,11 +17,13 @@ from toque.cli.commands_data import Overrides, is_first, load, loading
 from toque.cli.console import ConsoleReporter, TextsAsWritten, flag, for_reader, print_drill
 from toque.cli.launch import is_secret, start_ranks, starts_ranks
 from toque.errors import ConfigError, Interrupted, in_shell
+from toque.training.distributed.accelerate import refuse_lone_process
 from toque.user_paths import named_path
 from toque.workflows.results import existing_folder, hint_of
 from toque.workflows.saved_steps import config_of
 
 if TYPE_CHECKING:
+    from toque.config import RunConfig
     from toque.workflows.results import Answer, TrainedRun, Written
 
 
@@ -76,16 +78,20 @@ def train(
     launching = starts_ranks(gpus, restarts)
     # A mistyped key is answered before torch loads.
     resolved = load(config, overrides, trust_code=trust_code or None, hardware=hardware)
+    if not launching:
+        refuse_lone_process(resolved.config.train.strategy)
     prints = ConsoleReporter()
-    if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
+    if no_prepare and not launching:
+        _refuse_unprepared(resolved.config)
+    elif not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
-        with loading():
+        with loading(prints):
             from toque.workflows.prepare import prepare_before_torch
 
         prepare_before_torch(resolved.config, start=start, reporter=prints)
     if launching and gpus is not None:
         return start_ranks(gpus, restarts, prints.notice)
-    with loading():
+    with loading(prints):
         from toque.training.stopping import CommandClock
         from toque.workflows.train import train as workflow
 
@@ -109,6 +115,13 @@ def train(
             '"..."` writes with its model.'
         )
     return 0
+
+
+def _refuse_unprepared(config: RunConfig) -> None:
+    """Refuse a store that is absent, before torch loads."""
+    from toque.workflows.prepared_store import refuse_unprepared
+
+    refuse_unprepared(config)
 
 
 def _interrupted(run: TrainedRun, words: Sequence[str], given: Mapping[str, object]) -> NoReturn:
@@ -379,6 +392,7 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
         examples: examples in the update, from the shortest to the longest of the store.
     """
     settings = load(config, overrides).config
+    _refuse_unprepared(settings)
     from toque.workflows.diagnosis.check import check as workflow
 
     with ConsoleReporter().working("computing one update in every way"):

@@ -26,7 +26,7 @@ from rich.progress import TimeRemainingColumn as TimeLeft
 from rich.table import Table
 from rich.text import Text
 
-from toque.reporter import Reporter, clock_text
+from toque.reporter import COLUMNS, Reporter, clock_text
 
 if TYPE_CHECKING:
     from toque.reports.page import Grid, Page
@@ -39,8 +39,9 @@ WORKING_VERBS: Final = ("train", "demo", "ablate", "prepare")
 _BAR_SECONDS: Final = 0.1
 _LINE_SECONDS: Final = 0.25  # between two drawings of what is live
 _PATIENCE_SECONDS: Final = 2.0  # time after which work is reported where nothing can be drawn, too
-_AGAIN_SECONDS: Final = 30.0
-"""Between two lines about what is under way, where nothing can be drawn."""
+_AGAIN_SECONDS, _SELDOM_SECONDS = 30.0, 600.0
+"""First pause after a printed line until a line about what is under way, where nothing can be
+drawn, and the longest: every further pause is twice as long."""
 _FLAGS: Final = {
     "start": "--from",
     "form": "--format",
@@ -51,7 +52,6 @@ _FLAGS: Final = {
     "prepare": "--no-prepare",
 }  # arguments whose flag has another name
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for line breaks and tabs
-_NO_TERMINAL_COLUMNS = 120  # wide enough for a path in a log file; rich would guess 80
 
 
 class OutputLostError(Exception):
@@ -171,9 +171,9 @@ def flag(name: str) -> str:
 class ConsoleReporter(Reporter):
     """Lines on standard output; notices and what is under way on standard error.
 
-    What is under way is drawn on a terminal. In a pipe or a file a line tells of it after two
-    seconds, and another every half minute. It is an observer: what cannot be written is dropped,
-    and `lost` says why.
+    Work under way is drawn on a terminal. In a pipe or a file a line about it is printed after two
+    seconds, and then only if nothing else was printed for half a minute, a minute, two. What cannot
+    be written is dropped, and `lost` says why.
 
     Args:
         console: where notices and progress go; standard error unless given.
@@ -200,7 +200,8 @@ class ConsoleReporter(Reporter):
         self._clock = clock
         self.patience = _PATIENCE_SECONDS
         self._began: float | None = None
-        self._due = 0.0
+        self._due: float | None = None
+        self._pause = _AGAIN_SECONDS
         self._drawing: Progress | None = None
         self._has_bar = False
         self._task = TaskID(0)
@@ -211,19 +212,32 @@ class ConsoleReporter(Reporter):
         """Reason why something could not be written; None while everything could."""
         return self._errors.lost or self._out.lost
 
+    @property
+    def columns(self) -> int:
+        """Width of the terminal; of a pipe, the usual."""
+        return self._console.width if self._console.is_terminal else COLUMNS
+
     def line(self, text: str) -> None:
         """Print on standard output at once."""
         print(text, file=self._out, flush=True)
 
     def notice(self, text: str) -> None:
         """Print on standard error, above what is live there."""
+        self._pause = _AGAIN_SECONDS
+        self._print(text)
+
+    def _print(self, text: str) -> None:
         if self._quiet:
             return
+        self._due = self._clock() + self._pause
         # As Text: a file's name is not markup, and "[red]" is a possible one.
         self._console.print(Text(text), soft_wrap=True)
 
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
-        """Draw on a terminal, a bar where a total is known; elsewhere print a line now and then."""
+        """Draw on a terminal, a bar if a total is known; elsewhere print a line now and then.
+
+        Text to `keep` is a line of its own there.
+        """
         if not text or not self._shows_progress:
             self._stop()
         elif not self._console.is_terminal:
@@ -240,7 +254,8 @@ class ConsoleReporter(Reporter):
 
     @contextmanager
     def _awaited(self, text: str) -> Iterator[None]:
-        timer = threading.Timer(self.patience, self.notice, (f"{text} ...",))
+        wait = self.patience if self._due is None else max(self.patience, self._due - self._clock())
+        timer = threading.Timer(wait, self.notice, (f"{text} ...",))
         timer.start()
         try:
             yield
@@ -251,16 +266,19 @@ class ConsoleReporter(Reporter):
     def _print_when_due(self, text: str, done: int, total: int, *, keep: bool) -> None:
         now = self._clock()
         if self._began is None:
-            self._began, self._due = now, now + self.patience
-        if not keep and now < self._due:
+            self._began = now
+        if self._due is None:
+            self._due = now + self.patience
+        if not keep and now < max(self._due, self._began + self.patience):
             return
+
         if total and done:
             left = (now - self._began) * (total - done) / done
             if left < self.patience and not keep:
                 return  # it will be over before the line is read
             text = f"{text}  {done / total:.0%}  {clock_text(left)} left"
-        self.notice(text)
-        self._due = now + _AGAIN_SECONDS
+        self._print(text)
+        self._pause = min(2 * self._pause, _SELDOM_SECONDS)
 
     def _draw(self, text: str, done: int, total: int) -> None:
         if self._drawing is None or (total and not self._has_bar):
@@ -364,7 +382,7 @@ def print_checkup(checkup: Checkup) -> None:
 def _wide_console() -> Console:
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = max(console.width, _NO_TERMINAL_COLUMNS)
+        console.width = max(console.width, COLUMNS)  # rich would guess 80
     return console
 
 

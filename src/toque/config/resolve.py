@@ -6,7 +6,10 @@ A file may hold, beside its settings, what changes on a named card:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+import errno
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +31,7 @@ from toque.config.user_code import is_of_a_run, names_of_code
 from toque.config.yaml_reader import Document, dotted, read_yaml
 from toque.config.yaml_reader import Path as SettingPath
 from toque.errors import ConfigError, argument, nearest_hint
+from toque.reporter import one_line
 from toque.user_paths import named_path
 
 COMMAND_LINE = "command line"
@@ -36,6 +40,8 @@ PRESETS = Path(__file__).parent.parent / "presets"
 MOST_BYTES = 1 << 20
 """Length of a configuration; `init` writes some thousand."""
 _HARDWARE = "hardware"
+_LONGEST_NAME = 80  # letters of a name that is too long for a file, in its message
+_FILES_NAMED = 5  # most files that a message lists
 _LONGEST_PLACE = 20  # digits of a place in a list; Python reads no number of thousands
 
 
@@ -260,22 +266,39 @@ def _read(name: str) -> Document:
             )
         text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
-        hint = nearest_hint(name, known, cutoff=0.4)
-        raise ConfigError(
-            f"{name} is neither a file nor a preset.{hint} Presets: {', '.join(known)}. "
-            "Give one of them, or the path of a YAML file."
-        ) from error
+        raise ConfigError(_absent(name, known)) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{name} is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x}). "
             "Give a YAML file saved as UTF-8."
         ) from error
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigError(_absent(one_line(name, _LONGEST_NAME), known)) from error
         raise ConfigError(
             f"{name} cannot be read: {error.strerror or error}. Give a readable YAML file or one "
             f"of the presets {', '.join(known)}."
         ) from error
     return _mapping(text, name)
+
+
+def _absent(name: str, known: Iterable[str]) -> str:
+    """The message about a name that is neither a file nor a preset: files of a like name first."""
+    path, files = Path(name), list[str]()
+    with suppress(OSError, ValueError):
+        beside = sorted(path.parent.iterdir())
+        files = [str(path.with_name(f.name)) for f in beside if f.suffix in (".yaml", ".yml")]
+    missing = f"{name} is neither a file nor a preset."
+    stems = {Path(file).stem: file for file in files}
+    if near := difflib.get_close_matches(path.stem, stems, n=1):
+        return f"{missing} Nearest: {stems[near[0]]}."
+    hint = nearest_hint(name, known, cutoff=0.4)
+    more = " ..." if len(files) > _FILES_NAMED else ""
+    there = f" YAML files there: {', '.join(files[:_FILES_NAMED])}{more}." if files else ""
+    return (
+        f"{missing}{hint}{there} Presets: {', '.join(known)}. Give one of them, or the path of a "
+        "YAML file."
+    )
 
 
 def _mapping(text: str, name: str) -> Document:

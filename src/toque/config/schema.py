@@ -400,8 +400,8 @@ class ObserveConfig(Config):
     log_every: Interval = Duration(10, "steps")
     """Time between lines of `metrics.jsonl`."""
     summary: Interval | None = Duration(500, "steps")
-    """Time between summaries in the terminal and in `training.log`: speed, utilisation, memory,
-    what an update sees, scaling, signs of convergence. null: none."""
+    """Time between summaries in `training.log`: speed, utilisation, memory, what an update sees,
+    scaling, signs of convergence. null: none."""
     system: Seconds | None = Duration(10, "seconds")
     """Time between looks at the machine, written as `system` events: processor, memory, disk and
     network, and each GPU's use, memory, power, heat and throttling; null: never

@@ -1,19 +1,21 @@
-"""Sample texts of every evaluation: kept in samples.jsonl, their scores and cost shown."""
+"""Sample texts of every evaluation: kept in samples.jsonl, their scores and cost logged."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from toque.cooking.recipe_scores import title_of
 from toque.evaluation.evaluator import Evaluated, Evaluator
 from toque.evaluation.text_samples import Sample, append_samples
-from toque.reporter import SILENT, Reporter, clock_text
+from toque.reporter import SILENT, Reporter, clock_text, one_line
+from toque.runs.run_record import BITS
 from toque.storage.no_follow import place_of
-from toque.training.callbacks import Callback, RunStart
+from toque.training.callbacks import Callback
+from toque.training.observers.live_progress import Highlight
 from toque.units import Progress
 
 MOST_LINES: Final = 30  # of a text, that are shown
@@ -26,32 +28,26 @@ _QUALITY: Final = (
     "format_correctness",
 )
 _SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)  # metrics.jsonl has all scores
+_EXCERPT_LINES: Final = 3  # of a text at the end of a run
+_MAIN: Final = ("recipe_score", "rougeL")  # scores that a row shows, the first that was measured
 _NAMES: Final = {"bleu": "BLEU, of 100"} | {f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"}
 
 
 @dataclass
 class SampleWriter(Callback):
-    """Keeps and shows the texts of evaluations; `warn` hears which cannot be kept or scored."""
+    """Keeps and logs the texts of evaluations; `warn` receives failures of keeping or scoring."""
 
     evaluator: Evaluator
     path: Path
     watched: Sequence[str] = ()  # metrics that the run goes by
     reporter: Reporter = SILENT
     warn: Callable[[Progress, str], None] = lambda _at, _message: None
-    clock: Callable[[], float] = time.perf_counter
     _before: Mapping[str, float] = field(default_factory=dict)
-    _began: float = 0.0
-    _spent: float = 0.0
     _failed: set[str] = field(default_factory=set)
 
-    def on_fit_start(self, start: RunStart) -> None:
-        """Begin to count the time."""
-        self._began, self._spent = self.clock(), 0.0
-
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Keep the texts; show the scores, the cost, and the texts for the user's own prompts."""
+        """Keep the texts; log the scores, the cost, and the texts for the user's own prompts."""
         found = self.evaluator.last
-        self._spent += found.seconds
         samples = [*found.held_out, *found.own]
         path = place_of(self.path.parent) / self.path.name  # the run may have been moved
         refused = append_samples(path, samples, step=at.step) if samples else None
@@ -61,11 +57,51 @@ class SampleWriter(Callback):
             self._failed.add(name)
             self.warn(at, f"scores of texts: {name} {found.failed[name]}")
         lines = block(found, self._before, self.watched)
-        share = self._spent / max(self.clock() - self._began, self._spent, 1e-9)
-        self.reporter.notice("\n".join([*lines, cost(found, share)]))
+        self.reporter.detail("\n".join([*lines, cost(found)]))
         for sample in found.own:
-            self.reporter.notice(shown(sample, step=at.step))
+            self.reporter.detail(shown(sample, step=at.step))
         self._before = found.texts
+
+
+def main_score(names: Collection[str], watched: Sequence[str] = ()) -> str:
+    """The score of texts that a line has space for: that the run selects by, or the usual; or "".
+
+    >>> main_score(["bleu", "recipe_score"]), main_score(["bleu"]), main_score([])
+    ('recipe_score', 'bleu', '')
+    """
+    return next((name for name in (*watched, *_MAIN, *names) if name in names), "")
+
+
+def excerpt(sample: Sample, *, columns: int) -> str:
+    """The first lines of a text under its prompt.
+
+    >>> text = chr(10).join(["Bread.", "Toast.", "Butter.", "Eat."])
+    >>> print(excerpt(Sample("make toast", text, 9, None, {}), columns=40))
+    For "make toast" it writes:
+        Bread.
+        Toast.
+        Butter.
+        ... (1 more line in samples.jsonl)
+    """
+    lines = [one_line(line, columns - 4) for line in sample.text.splitlines() if line.strip()]
+    left = len(lines) - _EXCERPT_LINES
+    if left > 0:
+        lines[_EXCERPT_LINES:] = [f"... ({left} more line{'s' * (left > 1)} in samples.jsonl)"]
+    prompt = one_line(title_of(sample.prompt) or sample.prompt, columns - 17)
+    heading = f'For "{prompt}" it writes:'
+    return "\n".join([heading, *(f"    {line}" for line in lines or ["(nothing)"])])
+
+
+def highlight(found: Evaluated, watched: Sequence[str] = ()) -> Highlight:
+    """The score of an evaluation that a row has space for, and its first text.
+
+    Without texts the score is bits per byte.
+    """
+    name = main_score(found.texts, watched)
+    name = name or next((n for n in (BITS, "perplexity") if n in found.metrics), "")
+    value = found.texts.get(name, found.metrics.get(name, math.nan))
+    samples = [*found.own, *found.held_out]
+    return Highlight(name.replace("_", " "), value, samples[0].text if samples else "")
 
 
 def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] = ()) -> list[str]:
@@ -89,19 +125,18 @@ def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] 
     return lines
 
 
-def cost(found: Evaluated, share: float) -> str:
-    """The cost of an evaluation, and the share of the session's time that all of them took.
+def cost(found: Evaluated) -> str:
+    """The cost of an evaluation.
 
-    >>> cost(Evaluated(seconds=4.2, texts_seconds=3.1, own=["a text"]), 0.064)
-    '  evaluated in 4.2 s, 3.1 s of it for texts; evaluations took 6.4 % of the time so far'
+    >>> cost(Evaluated(seconds=4.2, texts_seconds=3.1, own=["a text"]))
+    '  evaluated in 4.2 s, 3.1 s of it for texts'
     """
-    whole, writing = (
+    entire, writing = (
         f"{seconds:.1f} s" if seconds < 60 else clock_text(seconds)
         for seconds in (found.seconds, found.texts_seconds)
     )
     texts = f", {writing} of it for texts" if found.held_out or found.own else ""
-    part = f"{share:.1%}".replace("%", " %")
-    return f"  evaluated in {whole}{texts}; evaluations took {part} of the time so far"
+    return f"  evaluated in {entire}{texts}"
 
 
 def shown(sample: Sample, *, step: int) -> str:

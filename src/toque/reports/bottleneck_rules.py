@@ -63,17 +63,25 @@ def gain_of(saved: float) -> float:
 
 def _lost(
     cause: str,
-    share: float,
+    facts: Facts,
+    name: str,
     sentence: str,
     lever: str,
     *settings: str,
     environment: Mapping[str, str] | None = None,
+    of_all: bool = False,
 ) -> Finding:
-    """A finding whose whole share could be given back at most."""
+    """A finding whose entire share could be given back at most, of the loop's time or `of_all`."""
+    share = facts.share(name, of_all=of_all)
     return Finding(
-        cause, share, f"{share:.0%} of the time {sentence}", lever, settings, environment or {},
-        gain_of(share), at_most=True,
+        cause, share, f"{_of_time(facts, name)} of the time {sentence}", lever, settings,
+        environment or {}, gain_of(share), at_most=True,
     )  # fmt: skip
+
+
+def _of_time(facts: Facts, *names: str) -> str:
+    """Share of the run's wall time, as the table of shares has it."""
+    return f"{facts.share(*names, of_all=True):.0%}"
 
 
 def _waits(facts: Facts) -> Iterator[Finding]:
@@ -81,32 +89,39 @@ def _waits(facts: Facts) -> Iterator[Finding]:
     several = (number(facts.setting("readers")) or 1) > 1
     yield _lost(
         "waiting for data",
-        facts.share(shares.DATA),
+        facts,
+        shares.DATA,
         "the loop waited for batches",
         DATA_ADVICE if several else "make batches in several threads",
         *(() if several else ("train.readers=4",)),
     )
     yield _lost(
         "uploads",
-        facts.share(shares.UPLOADS, of_all=True),
+        facts,
+        shares.UPLOADS,
         "the end waited for uploads to the bucket",
         "a nearer bucket or a faster connection; one kept model less to upload",
         *(("train.keep_best=0",) if facts.setting("keep_best") != 0 else ()),
+        of_all=True,
     )
     yield _lost(
         "throttling",
-        facts.share(shares.THROTTLED),
+        facts,
+        shares.THROTTLED,
         "a limit on processor time (of a container or a job) held everything back",
         "raise the limit, or use as many threads as it allows",
     )
     # What the first half of the updates compiled is done with.
-    yield _lost(
+    late = facts.compiling_late / max(1e-9, facts.late)
+    yield Finding(
         "compiling",
-        facts.compiling_late / max(1e-9, facts.late),
-        "of the later updates went into compiling the model again and again, for shapes that are "
-        "new",
+        late,
+        f"{late:.0%} of the time of the later updates went into compiling the model again and "
+        "again, for shapes that are new",
         "leave the model uncompiled",
-        "train.compile=false",
+        ("train.compile=false",),
+        gain=gain_of(late),
+        at_most=True,
     )
     if not host:
         return
@@ -114,7 +129,8 @@ def _waits(facts: Facts) -> Iterator[Finding]:
     of = f" of {cores:.0f}" if cores else ""
     yield _lost(
         "other programs",
-        facts.share(shares.OTHERS),
+        facts,
+        shares.OTHERS,
         "a thread of the run waited for a core, while other programs kept "
         f"{host['others_cores']:.1f}{of} cores busy",
         "end the other programs; or have threads sleep while they wait for each other",
@@ -124,7 +140,8 @@ def _waits(facts: Facts) -> Iterator[Finding]:
     read = f"; {n:,.0f} pages of memory were read back from disk meanwhile" if n else ""
     yield _lost(
         "standing still",
-        facts.share(shares.STILL),
+        facts,
+        shares.STILL,
         "the process neither computed nor wanted to: it was stopped, or waited for something "
         f"outside it{read}",
         "look at what stops it: a scheduler, a debugger, a disk that does not answer",
@@ -144,7 +161,8 @@ def _evaluation(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "evaluation",
         saved if enough else share,
-        f"{share:.0%} of the time went into {n:,} evaluation{'' if n == 1 else 's'}",
+        f"{_of_time(facts, shares.EVALUATION)} of the time went into {n:,} "
+        f"evaluation{'' if n == 1 else 's'}",
         lever=f"evaluate {' and '.join(levers)}" if levers else None,
         settings=(*interval, *fewer),
         gain=gain_of(saved) if enough else None,
@@ -160,7 +178,8 @@ def _saving(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "saving",
         saved if settings else share,
-        f"{share:.0%} of the time went into {n:,} checkpoint{'' if n == 1 else 's'}"
+        f"{_of_time(facts, shares.SAVING)} of the time went into {n:,} "
+        f"checkpoint{'' if n == 1 else 's'}"
         f"{also if skipped else ''}",
         lever="save less often" if settings else "save to a faster disk",
         settings=settings,
@@ -266,7 +285,8 @@ def _tiny_batches(facts: Facts) -> Iterator[Finding]:
         "tiny batches",
         max(saved, 0.5 * facts.computing * idle),
         f"an update holds only {tokens:,.0f} tokens, so that what every update costs weighs much "
-        f"({each:.0%} of the time beside forward and backward)",
+        f"({_of_time(facts, shares.OPTIMIZER, shares.HOST)} of the time is not in forward and "
+        "backward)",
         lever="larger updates; they change the result, and want a higher optim.peak_lr",
         settings=(f"train.batch={float(found[1]) * factor:g} {found[2]}",),
         gain=gain_of(saved),
@@ -282,7 +302,8 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         ladder = memory_ladder(checkpointing=recomputes, optimizer="adamw")
         yield _lost(
             "memory",
-            facts.share(shares.PAGING),
+            facts,
+            shares.PAGING,
             "something waited for memory: there is too little of it",
             f"what needs less memory: {'; '.join(ladder)}",
             *(() if recomputes else ("train.gradient_checkpointing=true",)),
@@ -293,14 +314,19 @@ def _memory(facts: Facts) -> Iterator[Finding]:
     # A micro-batch is never larger than its update.
     tokens = min(rows * each, facts.tokens / facts.n_updates / max(0.05, 1.0 - facts.pad_fraction))
     paged = facts.host.get("major_faults", 0.0) > _MANY_FAULTS * facts.n_updates
-    stalled = facts.share(shares.PAGING, *([shares.STILL] if paged else []))
+    waits = (shares.PAGING, *([shares.STILL] if paged else []))
+    stalled = facts.share(*waits)
     if stalled >= NOTABLE or tokens > _MANY_AT_ONCE:
         cause = "oversized micro-batch"
     elif tokens < _FEW_AT_ONCE and facts.device == "cpu":
         cause = "tiny micro-batches"
     else:
         return
-    memory = f", and {stalled:.0%} of the time went into waiting for memory" if stalled else ""
+    memory = (
+        f", and {_of_time(facts, *waits)} of the time went into waiting for memory"
+        if stalled
+        else ""
+    )
     yield Finding(
         cause,
         # For its rank alone: what stands still for want of memory is a part of it.
@@ -347,7 +373,8 @@ def _threads(facts: Facts) -> Iterator[Finding]:
     if threads > cores:
         yield _lost(
             "threads",
-            facts.share(shares.CROWDED),
+            facts,
+            shares.CROWDED,
             f"one of {threads:.0f} threads, which share {cores:.0f} cores, waited for another",
             f"OMP_NUM_THREADS={cores:.0f}, a thread for each core",
             environment=everyone,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from toque.cooking.recipe_scores import hint
 from toque.data.prepare.data_report import Report
-from toque.reporter import clock_text
+from toque.reporter import clock_text, millions
 from toque.reports.figures import figures_of, figures_over, loss_of, losses_over, machine_figures
 from toque.reports.page import (
     Figures,
@@ -138,7 +138,7 @@ def _facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
     counts: Any = history.start.get("parameters") or {}
     total, trained = counts.get("total") or 0, counts.get("trainable") or 0
     if counts:
-        pairs.append(("parameters", f"{total / 1e6:,.1f} M"))
+        pairs.append(("parameters", millions(total)))
     if 0 < trained < total:  # an adapter's
         pairs.append(("trainable", f"{trained:,} ({trained / total:.2%})"))
     pairs.append(("training time", clock_text(done.seconds)))

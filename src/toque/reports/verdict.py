@@ -33,7 +33,7 @@ class Verdict:
         return self.facts.shares
 
     def __str__(self) -> str:
-        return self.sentence if not self.found else f"{self.sentence}\n{advice(self.found[0])}"
+        return self.sentence if not self.found else f"{self.sentence} {advice(self.found[0])}"
 
 
 @dataclass(frozen=True)

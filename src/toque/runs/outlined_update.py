@@ -326,10 +326,17 @@ class Peak:
 
     @property
     def too_low(self) -> str:
-        """Sentence in place of a use over 100 %: the peak was too low."""
-        measured = self.origin.startswith("measured")
-        why = "measured while other programs computed" if measured else "stated for another device"
-        return f"the peak is too low, as if {why} ({self.origin})"
+        """Sentence in place of a use over 100 %: what is wrong with the peak, and what to do."""
+        if self.origin.startswith("measured"):
+            return (
+                f"the updates are faster than the peak speed of this machine ({self.origin}), so "
+                "other programs probably slowed its measurement; the next session measures it "
+                "again, so end them first"
+            )
+        return (
+            f"the updates are faster than the peak speed of this machine ({self.origin}), which "
+            "is that of a slower device"
+        )
 
     def of_ranks(self, ranks: int) -> Peak:
         """Peak of all ranks together, each on a device of its own."""

@@ -40,6 +40,7 @@ from toque.models.loading.provenance import OwnTask, Provenance, provenance_of
 from toque.sources.documents import blank_text, fields_in, text_of
 from toque.sources.records import is_filled
 from toque.user_paths import named_path
+from toque.workflows.results import Model, existing_folder
 from toque.workflows.saved_steps import run_of
 
 if TYPE_CHECKING:
@@ -103,6 +104,26 @@ def provenance_in(folder: Path) -> Provenance:
     if record is not None:
         return msgspec.structs.replace(record, own_tasks=_own_tasks(config))
     return provenance_of_run(config, read_manifest(Path(config.data.store)))
+
+
+def model_to_open(model: Model) -> Path:
+    """The folder or hub name of a model in use; refused before torch loads if it is neither.
+
+    Raises:
+        ConfigError: no such folder, and no such model on the hub.
+        CheckpointError: a folder without a run, a model or an adapter.
+    """
+    folder = existing_folder(model)
+    # A checkpoint has a manifest, a run its configuration.
+    names = ("config.yaml", "config.json", "adapter_config.json", "manifest.json")
+    resolved = resolve_folder(str(folder), setting="the model to open")
+    if not any((resolved / name).is_file() for name in names):
+        raise CheckpointError(
+            f"{folder} holds neither a run (config.yaml), a model (config.json) nor an adapter "
+            "(adapter_config.json). Name a run folder such as runs/cookbook, or a Hugging Face "
+            "model folder."
+        )
+    return folder
 
 
 def model_in(folder: Path) -> Path:

@@ -17,7 +17,7 @@ from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.evaluator import Evaluator, goal_of, watched_metrics
 from toque.evaluation.heldout_loss import HeldOut
-from toque.evaluation.sample_writer import SampleWriter
+from toque.evaluation.sample_writer import SampleWriter, highlight
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import ScoresByTask
 from toque.models.families import max_positions
@@ -60,7 +60,7 @@ from toque.training.stopping import CommandClock, Interrupt, Patience
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep, UpdateGuard
 from toque.workflows.asking import own_prompts, provenance_of_run
-from toque.workflows.run_length import Length, banner, length_of, time_left_of
+from toque.workflows.run_length import Banner, Length, banner, length_of, time_left_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Run:
     trainer: Trainer
     evaluator: Evaluator  # computes loss, texts and scores of every evaluation
     scored: Sampler  # writes the texts that are scored at the end
-    banner: str  # lines that a session begins with
+    banner: Banner  # what a session trains, on what, how long and where
 
 
 def build_run(
@@ -310,7 +310,11 @@ def _observers(
         run.stream, length, config.train.evaluate_every, fitted.update_seconds, n_texts=n_texts
     )
     console = ConsoleProgress(
-        log_every=observe.log_every, reporter=reporter, warn=warn, time_left=left
+        log_every=observe.log_every,
+        reporter=reporter,
+        warn=warn,
+        time_left=left,
+        highlight=lambda: highlight(evaluator.last, evaluator.watched),
     )
     arithmetic = arithmetic_of(run.model, run.stream, attention_in(run.model, runtime))
     peak = peak_of(runtime.device, runtime.dtype, arithmetic.products).of_ranks(world_size)

@@ -48,8 +48,14 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
         values = _plain(base)
     elif isinstance(base, Mapping):
         values = _plain(base)
-    elif base is not None:
+    elif isinstance(base, str | Path):
         return configure(load_config(base).config, **sections)
+    elif base is not None:
+        raise ConfigError(
+            "A configuration must be a RunConfig, the path of a YAML file, a preset's name or a "
+            f"mapping of settings, not a {type(base).__name__}. Rows to train on are an argument "
+            "of their own: train(config, data=rows)."
+        )
     made = resolve_values(_merged(values, sections), "configure").config
     if not isinstance(base, RunConfig):
         return made

@@ -137,9 +137,8 @@ def _model_folder(given: Path, target: Path) -> Iterator[Path]:
                 f"The run {given} has no finished model yet. Let `toque train` end first, or "
                 f"name a checkpoint with {argument('step=N')}. {steps_in_words(given)}"
             )
-    from toque.models.lora.adapter_files import is_adapter_folder
-
-    if not ((source / "config.json").exists() or is_adapter_folder(source)):
+    # Without torch, so that a wrong name is answered at once.
+    if not any((source / name).exists() for name in ("config.json", "adapter_config.json")):
         raise ConfigError(
             f"{given} is neither a run, a checkpoint, a model folder nor an adapter folder. Name a "
             "run such as runs/cookbook."

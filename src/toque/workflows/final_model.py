@@ -16,13 +16,14 @@ from typing import Any, Final, cast
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
-from toque.cooking.recipe_scores import POOR
+from toque.cooking.recipe_scores import POOR, hint
 from toque.data.prepare.store_plan import named
 from toque.data.store.store_manifest import SourceEntry, StoreManifest
 from toque.data.store.token_store import refuse_replaced
 from toque.data.tokenizer.codec import Codec
 from toque.errors import CheckpointError, in_shell
 from toque.evaluation.evaluator import sample_on_all_ranks
+from toque.evaluation.sample_writer import excerpt, main_score
 from toque.evaluation.text_samples import append_samples
 from toque.models.families import CAUSAL, family_of
 from toque.models.loading.card_usage import adapter_usage, with_usage
@@ -32,7 +33,7 @@ from toque.models.lora.adapter_files import WEIGHTS
 from toque.models.lora.layers import ADAPTER, is_adapted
 from toque.reporter import Reporter, clock_text, counting
 from toque.runs.history import METRICS, RunHistory, history_of
-from toque.runs.run_record import END
+from toque.runs.run_record import BITS, END
 from toque.sources.hub_datasets import recorded_dataset
 from toque.storage.atomic import atomic_write, disk_faults, move_into
 from toque.training.callbacks import Goal
@@ -62,12 +63,15 @@ def _is_finished(folder: Path, step: int) -> bool:
     return there and isinstance(ended, dict) and ended.get("step") == step
 
 
-def finish(run: Run, reporter: Reporter) -> None:
-    """Score the best model on held-out data and write it, unless that was done for this end."""
+def finish(run: Run, reporter: Reporter) -> str:
+    """Score the best model on held-out data and write it, unless that was done for this end.
+
+    Returns a sentence about the model if it is poor and something can be done; else "".
+    """
     trainer, step = run.trainer, run.trainer.progress.step
     folder, ranks = Path(run.config.run_dir), run.evaluator.ranks
     if ranks.broadcast(_is_finished(folder, step)):
-        return
+        return ""
     began = time.perf_counter()
     refuse_replaced(run.store)
     best = broadcast_checkpoint(trainer.checkpoints.best, ranks)
@@ -78,9 +82,10 @@ def finish(run: Run, reporter: Reporter) -> None:
     losses = run.evaluator.losses()
     with run.evaluator.sharing.whole() as whole:
         model = cast("PreTrainedModel", whole)
-        _score_and_keep(run, model, losses, step=step, goal=goal, reporter=reporter)
+        judged = _score_and_keep(run, model, losses, step=step, goal=goal, reporter=reporter)
     if ranks.is_main:
         write_after(folder, {"finishing": time.perf_counter() - began})
+    return judged
 
 
 def _score_and_keep(
@@ -91,14 +96,14 @@ def _score_and_keep(
     step: int,
     goal: Goal | None,
     reporter: Reporter,
-) -> None:
-    """Write texts on all ranks; on rank 0 score them and write the model."""
+) -> str:
+    """Write texts on all ranks; on rank 0 score them, write the model, and judge it."""
     config, store, trainer, evaluator = run.config, run.store, run.trainer, run.evaluator
     folder, ranks = Path(config.run_dir), evaluator.ranks
     with counting(reporter, "writing", "texts") as count:
         samples = sample_on_all_ranks(run.scored, model, ranks, count)
     if not ranks.is_main:
-        return
+        return ""
     result = evaluation_of(
         config, store, model, evaluator.heldout, losses, samples, step=step, reporter=reporter
     )
@@ -121,9 +126,27 @@ def _score_and_keep(
     at = {"step": trainer.progress.step, "model_step": step}
     with disk_faults(folder, "writing the end", setting="run_dir", error=CheckpointError):
         atomic_write(folder / END, (json.dumps(at) + "\n").encode())
-    reporter.notice(str(result))
-    for said in filter(None, (f"{kept} (step {step}, {ended.chosen}).", history.turned, *untaught)):
+    reporter.detail(str(result))
+    reporter.notice(
+        f"{_in_short(result, evaluator.watched)}. {kept} (step {step}, {ended.chosen})."
+    )
+    for said in untaught:
         reporter.notice(said)
+    if samples:
+        reporter.notice(excerpt(samples[0], columns=reporter.columns))
+    score = result.texts.overall.get("recipe_score")
+    return history.turned or ("" if score is None else hint(score.value))
+
+
+def _in_short(result: Evaluation, watched: Sequence[str]) -> str:
+    """The held-out loss and the main score of the texts."""
+    short = f"held-out loss {result.heldout['loss']:.4f}"
+    if BITS in result.heldout:
+        short += f" ({result.heldout[BITS]:.3f} bits per byte)"
+    if name := main_score(result.texts.overall, watched):
+        score = result.texts.overall[name]
+        short += f", {name.replace('_', ' ')} {score.value:.2f} ({score.n:,} texts)"
+    return short
 
 
 def set_users_model_aside(folder: Path) -> Path | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
+from typing import Final
 
 from toque.config import RunConfig
 from toque.data.prepare import pipeline
@@ -58,6 +60,10 @@ def prepare(
     if not result.reused:
         refuse_untrainable(settings, result.store)
     return result
+
+
+_MUCH_BYTES: Final = 10_000_000
+"""Bytes of sources from which a part of preparing them may take a minute."""
 
 
 @contextmanager
@@ -127,16 +133,27 @@ def _is_being_written(store: Path) -> bool:
 
 
 def prepared(
-    settings: RunConfig, *, replace: bool = False, reporter: Reporter = SILENT
+    settings: RunConfig,
+    *,
+    replace: bool = False,
+    names_parts_from: int = 0,
+    reporter: Reporter = SILENT,
 ) -> PrepareResult:
-    """The store of checked settings; whether a model can be trained on it is not looked at."""
+    """The store of checked settings; whether a model can be trained on it is not looked at.
+
+    Each part of the work has a line of its own if the sources have so many bytes.
+    """
+    n_bytes = 0
 
     def progress(done_bytes: int, total_bytes: int, message: str) -> None:
         # What has no count begins a part, which may be long.
-        reporter.progress(message, done=done_bytes, total=total_bytes, keep=not total_bytes)
+        keep = not total_bytes and n_bytes >= names_parts_from
+        reporter.progress(message, done=done_bytes, total=total_bytes, keep=keep)
 
     try:
         sources = sources_of(settings, progress=progress, say=reporter.notice)
+        files = chain.from_iterable(source.files or () for source in sources)
+        n_bytes = sum(file.path.stat().st_size for file in files)
         refuse_absent(sources, settings.data.own_tasks)
         return pipeline.prepare(
             sources,
@@ -176,12 +193,12 @@ def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None
     if is_prepared(config) or not config.data.sources:
         return
     reporter.notice(f"{config.data.store} is not prepared yet: preparing it first.")
-    result = prepared(config, reporter=reporter)  # training looks whether it fits
-    splits = result.store.manifest.splits
-    reporter.notice(
-        f"{in_a_line(result, config.data.engine)} {splits.train:,} examples to train on, "
-        f"{splits.validation:,} held out; what was dropped and why, and which columns no example "
-        f"holds, `toque report {in_shell(result.store.path)}` makes a page of."
+    # Training looks whether it fits.
+    result = prepared(config, names_parts_from=_MUCH_BYTES, reporter=reporter)
+    # The banner of the run says how many examples there are and what was dropped.
+    reporter.detail(
+        f"{in_a_line(result, config.data.engine)} What was dropped and why, and which columns no "
+        f"example holds: toque report {in_shell(result.store.path)}"
     )
 
 

@@ -170,10 +170,7 @@ def _room(config: RunConfig) -> int | None:
 def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
     """The prepared store, every file hashed; refused where settings or `sources` are others."""
     folder = Path(config.data.store)
-    if not is_prepared(config):
-        raise DataError(
-            f"{folder} holds no prepared store. Write it with `toque prepare CONFIG` first."
-        )
+    refuse_unprepared(config)
     store = TokenStore.open(folder, verify=True)
     settings = prepare_settings(config)
     same_name = settings.tokenizer == store.manifest.settings.get("tokenizer")
@@ -205,6 +202,15 @@ def _files_here(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]:
 
     given = (*config.data.sources, *config.data.validation)
     return [(each.path, files(each) if is_here(each.path) else None) for each in given]
+
+
+def refuse_unprepared(config: RunConfig) -> None:
+    """Raise a DataError if the store is absent."""
+    if not is_prepared(config):
+        raise DataError(
+            f"{config.data.store} holds no prepared store. Write it with `toque prepare CONFIG` "
+            "first."
+        )
 
 
 def is_prepared(config: RunConfig) -> bool:

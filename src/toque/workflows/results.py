@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -108,8 +110,18 @@ Model = TrainedRun | str | Path
 
 
 def folder_of(model: Model) -> Path:
-    """The folder to open."""
-    return model.folder if isinstance(model, TrainedRun) else named_path(model)
+    """The folder to open; a ConfigError for anything but a run or a path."""
+    if isinstance(model, TrainedRun):
+        return model.folder
+    if isinstance(model, str | PathLike):
+        return named_path(os.fspath(model))
+    raise ConfigError(
+        "A model must be a result of train(), or the path of a run, a checkpoint or a model "
+        f"folder, not a {type(model).__name__}. To train a model and a tokenizer of this program, "
+        "pass them as settings: configure(config, model={'family': 'auto', 'shape': {}, "
+        "'start_from': model, 'tokenizer': tokenizer}). To use them elsewhere, save both into one "
+        "folder (save_pretrained) and pass the folder."
+    )
 
 
 def existing_folder(model: Model) -> Path:
@@ -125,7 +137,7 @@ def existing_folder(model: Model) -> Path:
         raise CheckpointError(f"There is no {folder}. {steps_in_words(run)} Name one of these.")
     if folder.name in KINDS and any(folder.glob("step-*")):
         raise ConfigError(f"{folder} is not one model. {steps_in_words(folder.parent)} Name one.")
-    is_local = str(folder).startswith(("/", ".")) or folder.parent != Path()
+    is_local = str(model).startswith(("/", "~", ".")) or folder.parent != Path()
     if folder.exists() or not is_local or not folder.parent.is_dir():
         return folder
     beside = sorted(p.name for p in folder.parent.iterdir() if p.is_dir())

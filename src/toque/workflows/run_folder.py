@@ -79,6 +79,11 @@ class LoggedReporter(Reporter):
         """Reason why something could not be shown; None while all was shown."""
         return self._reporter.lost
 
+    @property
+    def columns(self) -> int:
+        """Letters of a line on the screen."""
+        return self._reporter.columns
+
     @contextmanager
     def writing(self, folder: Path) -> Iterator[None]:
         """Append to the log of a run's folder, held against others, until the context ends."""
@@ -110,6 +115,11 @@ class LoggedReporter(Reporter):
         self._reporter.notice(text)
         self._keep(text)
 
+    def detail(self, text: str) -> None:
+        """Keep it, and pass it on to a log."""
+        self._reporter.detail(text)
+        self._keep(text)
+
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
         """Pass it on, and keep what deserves a line."""
         self._reporter.progress(text, done=done, total=total, keep=keep)
@@ -124,7 +134,8 @@ class LoggedReporter(Reporter):
         now = time.time()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
         with suppress(OSError):
-            self._file.write(f"{stamp},{int(now % 1 * 1000):03}  {text}\n")
+            for line in text.splitlines():
+                self._file.write(f"{stamp},{int(now % 1 * 1000):03}  {line}\n")
             self._file.flush()
 
 

@@ -8,8 +8,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
+import torch
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
@@ -17,12 +18,13 @@ from toque.cooking.augmentation import Rewriting
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.curriculum import StagedPlan
 from toque.data.loader.epoch_plan import EpochPlan
+from toque.data.prepare.store_plan import named
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.evaluation.evaluator import Evaluator
 from toque.evaluation.text_samples import Sampler
 from toque.models.flops import parameter_counts
-from toque.reporter import Reporter, clock_text
+from toque.reporter import Reporter, clock_text, millions
 from toque.runs.time_left import TimeLeft
 from toque.training.bottlenecks import few_updates
 from toque.training.fitting import Fitted
@@ -200,6 +202,13 @@ def seconds_of_texts(timed: Callable[[int], float], most: int) -> float:
     return few + each * (most - _FEW_TOKENS)
 
 
+class Banner(NamedTuple):
+    """Lines that a session begins with."""
+
+    short: str  # for the screen: what is trained, on what, how long and where
+    full: str  # for the log
+
+
 def banner(
     config: RunConfig,
     store: TokenStore,
@@ -209,21 +218,21 @@ def banner(
     strategy: str,
     fitted: Fitted,
     length: Length,
-) -> str:
+) -> Banner:
     """The lines that a session begins with."""
     counts, shape = parameter_counts(model), stream.layout.shape
     splits, tokens = store.manifest.splits, store.manifest.tokens
     rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
     n_rows, ranks, resources = stream.at(Cursor()).batch.n_rows, runtime.ranks, fitted.resources
     attention = attention_in(model, runtime)
-    sharing = []
+    sharing = ""
     if ranks.is_distributed:
         library = "nccl" if runtime.device.type == "cuda" else "gloo"
         words = f"{ranks.world_size} ranks over {library} share each update by {strategy}, about "
-        sharing.append(("ranks", f"{words}{n_rows} of its rows each"))
+        sharing = f"{words}{n_rows} of its rows each"
     of_model = (
-        f"{config.model.family} from {config.model.start_from}, {counts.total / 1e6:,.1f} M "
-        f"parameters ({counts.non_embedding / 1e6:,.1f} M without embeddings)"
+        f"{config.model.family} from {config.model.start_from}, {millions(counts.total)} "
+        f"parameters ({millions(counts.non_embedding)} without embeddings)"
     )
     if config.adapter is not None:
         share = counts.trainable / (counts.total - counts.trainable)
@@ -231,31 +240,71 @@ def banner(
             f", {config.adapter.kind} adapter of {counts.trainable:,} parameters ({share:.2%}, "
             f"{counts.trainable * 4 / 1e6:,.1f} MB)"
         )
-    data = (
+    examples = (
         f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
-        f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens"
+        f"{tokens.prompt + tokens.target:,} tokens"
     )
+    dropped = _dropped(store)
     # A batch in tokens is as many whole rows as it holds, which may be far fewer tokens.
     asked = _stages(stream)[0].update_rows
     whole = "" if asked is None else f": {asked:,} row{'s' * (asked > 1)} of {rows}"
     n = math.ceil(n_rows / resources.micro_batch_rows)
     at_once = f"{n} micro-batch{'es' * (n > 1)} in the first update"
+    words, *warning = _length(config, stream, length).splitlines()
+    compiled = "compiled" if resources.compile else "not compiled"
+    cuda = runtime.device.type == "cuda"
+    device = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} threads"
+    uploads = config.checkpoint.upload or "none"
     pairs = [
         ("model", of_model),
-        ("data", data),
+        ("data", f"{examples}; rows of {rows} tokens"),
+        ("dropped", dropped),
         *(("", line) for line in _drawn(config, store, stream)),
-        *zip(("length", "warning"), _length(config, stream, length).splitlines(), strict=False),
-        *sharing,
+        ("length", words),
+        *(("warning", line) for line in warning),
+        *([("ranks", sharing)] if sharing else []),
         ("batch", f"{config.train.batch} an update{whole}, over all micro-batches and ranks"),
         ("accumulation", f"{at_once}; {fitted.line}"),
         ("precision", f"{runtime.precision} on {runtime.device}"),
         ("attention", ", ".join(filter(None, (attention.name, attention.blocks)))),
-        ("compile", "compiled" if resources.compile else "not compiled"),
-        ("uploads", config.checkpoint.upload or "none"),
+        ("compile", compiled),
+        ("uploads", uploads),
         ("run folder", config.run_dir),
     ]
-    lines = [f"  {name:14}{text}" for name, text in pairs]
-    return "\n".join([f"toque {__version__}", *lines])
+    of_batch = [f"{config.train.batch} per update{whole}", f"{at_once}", runtime.precision]
+    on_screen = [
+        ("data", f"{_sources(config)}: {examples}; {dropped}"),
+        ("length", words),
+        *(("warning", line) for line in warning),
+        *([("ranks", sharing)] if sharing else []),
+        ("batch", ", ".join([*of_batch, compiled])),
+        ("run folder", f"{config.run_dir}, on {runtime.device} ({device}); uploads: {uploads}"),
+    ]
+    title = f"toque {__version__}"
+    return Banner(_as_lines(f"{title}: {of_model}", on_screen), _as_lines(title, pairs))
+
+
+def _as_lines(title: str, pairs: Sequence[tuple[str, str]]) -> str:
+    return "\n".join([title, *(f"  {name:14}{text}" for name, text in pairs)])
+
+
+def _sources(config: RunConfig) -> str:
+    """The sources that are trained on; of a store without any, its folder."""
+    paths = [source.path for source in config.data.sources]
+    return named(paths) if paths else config.data.store
+
+
+def _dropped(store: TokenStore) -> str:
+    """Number of records that preparing dropped, with the most frequent reason."""
+    dropped, read = store.manifest.dropped, store.manifest.records.read
+    n = sum(dropped.values())
+    if not n:
+        return "no record dropped"
+    reason = max(dropped, key=lambda each: dropped[each])
+    why = f"{reason}: {dropped[reason]:,}"
+    return (
+        f"{n:,} of {read:,} records dropped ({'' if dropped[reason] == n else 'most often '}{why})"
+    )
 
 
 def _stages(stream: BatchStream) -> Sequence[EpochPlan]:

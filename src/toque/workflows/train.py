@@ -24,8 +24,10 @@ from toque.storage.bucket import RUNS, Bucket, BucketError, is_remote, open_buck
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.download import cache_folder
 from toque.storage.no_follow import place_of, refuse_links
+from toque.training.callbacks import RunEnd
 from toque.training.checkpoint.resume import broadcast_checkpoint, refuse_unshared_folder
 from toque.training.checkpoint.upload import Uploads
+from toque.training.distributed.accelerate import unread_settings
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import (
     joined,
@@ -117,35 +119,51 @@ def train(
                 reporter=reporter,
                 found=found,
             )
-            say(run.banner)
+            reporter.detail(run.banner.full)
+            say(run.banner.short)
+            for note in unread_settings(settings.train.precision):
+                say(f"note: {note}")
             if weights is not None and found is None:
                 begin_from(run.trainer, store, weights, say)
             if ranks.is_main:
                 refuse_small_disk(run.trainer, settings)
                 write_config(config)
             end = run.trainer.fit()
-            result = _ended(run, TrainedRun(folder, end.progress.step, end.reason), reporter)
+            result, judged = _ended(run, end, reporter)
             trained = time.perf_counter()
             if uploads is not None and not result.interrupted:
                 uploads.finished()
         if uploads is not None:
             write_after(folder, {"uploads": time.perf_counter() - trained})
-    if reporter is not SILENT and (verdict := verdict_of(folder)) is not None:
-        reporter.notice(str(verdict))
+    if reporter is not SILENT:
+        _conclude(folder, judged, logged)
     return result
 
 
-def _ended(run: Run, result: TrainedRun, reporter: Reporter) -> TrainedRun:
-    """The result of a run, its best model scored and written where training came to its end."""
+def _conclude(folder: Path, judged: str, logged: LoggedReporter) -> None:
+    """Print one verdict: that the model is poor, or what limits the run; log both."""
+    limits = verdict_of(folder)
+    if limits is None:
+        return
+    with logged.writing(folder):
+        if judged:
+            logged.notice(judged)
+            logged.detail(str(limits))
+        else:
+            logged.notice(str(limits))
+
+
+def _ended(run: Run, end: RunEnd, reporter: Reporter) -> tuple[TrainedRun, str]:
+    """The result of a run and a sentence about its model, scored and written if training ended."""
+    result = TrainedRun(Path(run.config.run_dir), end.progress.step, end.reason)
     if result.interrupted or result.reason == TAKEN_OVER:
-        return result
+        return result, ""
     alone = not run.evaluator.ranks.is_distributed
     try:
         with leaving_on_signal() if alone else nullcontext():
-            finish(run, reporter)
+            return result, finish(run, reporter)
     except Interrupted:  # what was trained is saved, and the same command finishes
-        return replace(result, reason=INTERRUPTED)
-    return result
+        return replace(result, reason=INTERRUPTED), ""
 
 
 def _watchers(config: RunConfig, callbacks: Sequence[object]) -> Watchers:

@@ -15,7 +15,7 @@ from toque.runs.history import read_metrics
 from toque.runs.outlined_update import Peak
 from toque.runs.time_left import TimeLeft
 from toque.training.callbacks import Best, RunEnd, RunStart, Saved
-from toque.training.observers.live_progress import ConsoleProgress, Summary
+from toque.training.observers.live_progress import ConsoleProgress, Highlight, Summary
 from toque.training.observers.metrics_log import MetricsLog
 from toque.units import Duration, Progress
 
@@ -84,7 +84,8 @@ def test_utilisation_above_one_is_never_printed_and_doubted_once(tmp_path):
     doubts = [e for e in lines(log) if e["event"] == "warning" and "peak" in e["message"]]
     assert len(doubts) == 1
     assert "measured, 8³ product" in doubts[0]["message"]
-    assert "the peak is too low, as if measured while other programs" in doubts[0]["message"]
+    assert "other programs probably slowed its measurement" in doubts[0]["message"]
+    assert "Training itself is not affected" in doubts[0]["message"]
     assert "%" not in doubts[0]["message"]  # "1069 % of the peak" stood on the page
 
 
@@ -107,54 +108,105 @@ def test_a_file_that_cannot_be_opened_is_refused(tmp_path):
         log_of(tmp_path)
 
 
-def watched(*, terminal):
+TEXT = "Ingredients:\n" + "- 2 cups of flour\n" * 20
+
+
+def watched(*, terminal, evaluated=(3, 4)):
     out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=120, color_system=None)
-    progress = ConsoleProgress(log_every=Duration(2, "steps"), reporter=ConsoleReporter(console))
+    console = Console(file=out, force_terminal=terminal, width=80, color_system=None)
+    progress = ConsoleProgress(
+        log_every=Duration(2, "steps"), reporter=ConsoleReporter(console),
+        highlight=lambda: Highlight("recipe score", 0.25, TEXT),
+    )  # fmt: skip
     progress.on_fit_start(RunStart(Progress(), Duration(4, "steps"), ("mind the gap",)))
-    for step in (1, 2, 3):
+    for step in (1, 2, 3, 4):
+        progress.on_before_step(Progress(step=step - 1))
         progress.on_step(update(step, loss=9.0 - step))
-    progress.on_evaluate(Progress(step=3), {"loss": 2.0, "perplexity": 7.389, "n": 5.0})
+        if step in evaluated:
+            progress.on_evaluate(Progress(step, step / 10), {"loss": 5.0 - step, "n": 5.0})
     progress.on_save(Progress(step=3), Saved(None, 3, 1, 0.0))
-    progress.on_step(update(4, loss=5.0))
-    progress.on_evaluate(Progress(step=4), {"loss": 1.5, "perplexity": 4.48})
     progress.on_warning(Progress(step=4), "the disk is full")
     progress.on_fit_end(RunEnd("early_stopping", Progress(step=4), 75.0, Best(4, 1.5)))
     return out.getvalue()
 
 
-def test_plain_lines_without_a_terminal():
+def test_a_row_per_evaluation_without_a_terminal():
     text = watched(terminal=False)
     assert "\x1b" not in text
     lines = text.splitlines()
-    assert lines[0] == "note: mind the gap"
-    assert lines[1].startswith("step 1  epoch 0.10  loss 8.0000  lr 1.00e-03  2 steps/s  200")
-    assert lines[1].endswith("left")
-    assert lines[2].startswith("step 2 ")
-    assert lines[3] == "step 3  epoch 0.00  evaluation  loss 2.0000  perplexity 7.39"
-    assert lines[4].startswith("step 4 ")
-    assert lines[4].endswith("saved 3")
-    assert lines[5].endswith("loss 1.5000  perplexity 4.48  (-0.5000)")
-    assert lines[6] == "warning: the disk is full"
-    assert lines[7:] == [
-        "early stopping at step 4 after 1:15; saved up to step 3, best loss 1.5000 at step 4"
+    cut = "Ingredients: - 2 cups of flour - 2 cups of flour - 2 cups of flou ..."
+    assert lines[:4] == [
+        "note: mind the gap",
+        "   step   epoch      loss  held-out  recipe score  written text",
+        f"      3    0.30    7.0000    2.0000        0.2500  {cut}",
+        f"      4    0.40    5.0000    1.0000        0.2500  {cut}",
+    ]
+    assert len(lines[2]) == 120
+    assert lines[4:] == [
+        "warning: the disk is full",
+        "early stopping at step 4 after 1:15; saved up to step 3, best loss 1.5000 at step 4",
     ]
 
 
-def test_one_live_line_on_a_terminal():
+def test_one_live_line_and_rows_as_wide_as_the_terminal():
     text = watched(terminal=True)
     assert "\x1b" in text
-    assert "evaluation  loss 2.0000" in text
+    assert "        0.2500  Ingredients: - 2 cups of ..." in text
     assert "early stopping at step 4" in text
+
+
+def epochs(n_epochs, *, evaluated=()):
+    """The rows and the log of a run of ten updates an epoch."""
+    heard = Heard()
+    progress = ConsoleProgress(
+        log_every=Duration(50, "steps"), reporter=heard, clock=lambda: 0.0,
+        highlight=lambda: Highlight("recipe score", 0.25, TEXT),
+    )  # fmt: skip
+    progress.on_fit_start(RunStart(Progress(), Duration(n_epochs, "epochs")))
+    for step in range(1, 10 * n_epochs + 1):
+        at = Progress(step, step / 10)
+        before = Progress(step - 1, (step - 1) / 10)
+        progress.on_before_step(before)
+        progress.on_step(replace(update(step, loss=float(step)), before=before, progress=at))
+        if step in evaluated:
+            progress.on_evaluate(at, {"loss": 1.5})
+    progress.on_fit_end(RunEnd("finished", at, 1.0))
+    return [text.split()[:5] for text in heard.notices[:-1]], heard.details
+
+
+def test_an_epoch_has_a_row_of_its_own_unless_an_evaluation_has_it():
+    rows, log = epochs(3, evaluated=(5, 20, 30))
+    assert rows == [
+        ["step", "epoch", "loss", "held-out", "recipe"],
+        ["5", "0.50", "3.0000", "1.5000", "0.2500"],
+        ["10", "1.00", "8.0000", "-", "-"],
+        ["20", "2.00", "15.5000", "1.5000", "0.2500"],
+        ["30", "3.00", "25.5000", "1.5000", "0.2500"],
+    ]
+    assert [line for line in log if line.startswith("epoch")] == [
+        f"epoch {n} ended at step {10 * n}: loss {10 * n - 4.5:.4f}, the mean of its updates; "
+        f"newest evaluation: held-out loss 1.5000, recipe score 0.2500 (step {at})"
+        for n, at in ((1, 5), (2, 20), (3, 30))
+    ]
+
+
+def test_of_many_epochs_without_an_evaluation_four_are_on_the_screen():
+    rows, log = epochs(12)
+    assert [row[0] for row in rows[1:]] == ["30", "60", "90", "120"]
+    assert [row[2] for row in rows[1:]] == ["15.5000", "45.5000", "75.5000", "105.5000"]
+    assert len([line for line in log if line.startswith("epoch")]) == 12
 
 
 class Heard:
     """A reporter that keeps what it was told."""
 
-    lost = None
+    lost, columns = None, 120
 
     def __init__(self):
-        self.progressed, self.notices = [], []
+        self.progressed, self.notices, self.details = [], [], []
+
+    def detail(self, text):
+        self.details.append(text)
 
     def notice(self, text):
         self.notices.append(text)
@@ -181,7 +233,7 @@ def test_the_live_line_is_of_now_and_not_of_the_last_logged_step():
             (4, "0.667 steps/s", "67 tokens/s"),
         )
     ]
-    assert [keep for _, keep in heard.progressed] == [True, False, False, False]
+    assert heard.details == [heard.progressed[0][0]]  # the first update has a line of the log
 
 
 def test_the_loss_is_read_for_a_line_that_can_be_seen():
@@ -256,7 +308,7 @@ def summaries(steps, uploads=None, **computing):
     for step in steps:
         summary.on_step(step)
     return [
-        {line[2:16].strip(): line[16:] for line in text.splitlines()[1:]} for text in told.notices
+        {line[2:16].strip(): line[16:] for line in text.splitlines()[1:]} for text in told.details
     ]
 
 
@@ -286,7 +338,7 @@ def test_bad_signs_and_impossible_numbers_are_said():
         [update(1), update(2), update(3, loss=3.0, norm=9.0), update(4, norm=9.0)],
         flops_per_token=1e8, peak=Peak(1e9, "as stated"), ranks=2, alone_seconds=0.4,
     )  # fmt: skip
-    assert first["utilisation"] == "not known: the peak is too low"
+    assert first["utilisation"] == "not known, as updates are faster than the peak"
     assert first["scaling"].startswith("2 ranks, efficiency about 80%: a rank")
     assert "NOT falling; gradient norm 9.00 on average, above 5" in second["signs"]
     assert summaries([update(1), update(2)])[0]["utilisation"] == "not measured"
@@ -303,7 +355,7 @@ def test_the_gpus_use_is_that_of_the_stretch():
         gpus = [{"utilisation_percent": percent} for percent in percents]
         summary.take({"event": "system", "step": step, "gpus": gpus})
         summary.on_step(update(step))
-    lines = [next(li for li in text.splitlines() if "utilisation" in li) for text in told.notices]
+    lines = [next(li for li in text.splitlines() if "utilisation" in li) for text in told.details]
     assert [line.partition("; ")[2] for line in lines] == [
         "GPU busy 85 % of the time", "", "GPU busy 10 % of the time",
     ]  # fmt: skip

@@ -22,7 +22,8 @@ RECORDS = [
     {"event": "evaluation", "step": 1, "seconds": 4.0, "metrics": {"loss": 1.5, "perplexity": 4.5},
      "texts": {"recipe_score": 0.5, "bleu": 3.0}},
     {"event": "gradients", "step": 1, "groups": {"head": {"grad_norm": 0.3}}},
-    {"event": "system", "step": 1, "cpu_percent": 50.0, "memory_used_bytes": 1,
+    {"event": "system", "step": 1, "cpu_percent": 50.0, "cpu_percent_by_core": [20.0, 80.0],
+     "memory_used_bytes": 1,
      "memory_total_bytes": 4, "disk_read_bytes_per_second": 2**20,
      "gpus": [{"index": 0, **GPU}, {"index": 1, **GPU, "utilisation_percent": 70}]},
     {"event": "warning", "step": 1, "message": "hot"},
@@ -64,6 +65,7 @@ def test_figures_have_the_fields_usual_names():
         "recipe/recipe_score": 0.5,
     }  # fmt: skip
     assert gradients == {"gradients/head/grad_norm": 0.3}
+    assert [system[f"system/cpu.{core}/percent"] for core in (0, 1)] == [20.0, 80.0]
     assert system["system/gpu_utilization"] == 80.0
     assert system["system/gpu_memory_percent"] == 25.0
     assert system["system/gpu.1/utilization"] == 70.0

@@ -211,7 +211,7 @@ def test_a_peak_that_a_run_beats_is_said_to_be_too_low() -> None:
     assert plan.time.utilisation == 1.0
     beaten = replace(plan, time=replace(plan.time, peak=Peak(1e9, "measured in float32")))
     assert beaten.time.utilisation is None
-    assert "not known: the peak is too low, as if measured while other programs" in str(beaten)
+    assert "not known: the updates are faster than the peak speed of this machine" in str(beaten)
     assert beaten.record()["time"]["utilisation"] is None
 
 

@@ -1,11 +1,13 @@
 """Evaluations while training: texts, scores, what a run may go by, and what stays the same."""
 
+import io
 import json
 import math
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import toque
 from fixtures.kitchens import TINY
@@ -36,11 +38,18 @@ COMBINATIONS = {
 
 
 @pytest.fixture(scope="module")
-def kitchen(shared_kitchen):
+def screen() -> io.StringIO:
+    """What a command would show of the run `plain` in a pipe."""
+    return io.StringIO()
+
+
+@pytest.fixture(scope="module")
+def kitchen(shared_kitchen, screen):
     (shared_kitchen / "counted.py").write_text(MINE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(shared_kitchen))
-        toque.train(configuration(run_dir="plain"))
+        reporter = toque.ConsoleReporter(Console(file=screen))
+        toque.train(configuration(run_dir="plain"), reporter=reporter)
         yield shared_kitchen
 
 
@@ -78,10 +87,38 @@ def test_scores_stand_in_the_event_and_texts_in_the_samples(kitchen) -> None:
     assert "recipe_score" in at_two[-1]["metrics"]
 
 
-def test_the_log_holds_what_was_told(kitchen) -> None:
+@pytest.mark.usefixtures("kitchen")
+def test_a_run_is_shown_in_one_screen_with_a_row_per_evaluation(screen) -> None:
+    # A busy machine is warned of, and its slow work named.
+    named = ("warning: ", "note: ", "measuring", "finding out", "evaluating ", "writing ", "step ")
+    lines = [line for line in screen.getvalue().splitlines() if not line.startswith(named)]
+    assert len(lines) <= 20  # five evaluations would have 22
+    banner = [line.split()[0] for line in lines[1:5]]
+    assert lines[0].startswith(f"toque {toque.__version__}: gpt2 from scratch, 0.0 M parameters")
+    assert banner == ["data", "length", "batch", "run"]
+    assert re.search(r"data  .*: \d+ examples to train on, .*; no record dropped", lines[1])
+    assert re.search(r"run folder +plain, on \w+ \(.+\); uploads: none", lines[4])
+    (head,) = (n for n, line in enumerate(lines) if line.startswith("   step "))
+    assert lines[head].split()[:6] == ["step", "epoch", "loss", "held-out", "distinct", "1"]
+    rows = {int(line.split()[0]): line.split()[3:5] for line in lines[head + 1 : head + 4]}
+    assert rows == {
+        step: [f"{loss:.4f}", f"{texts['distinct_1']:.4f}"]
+        for step, (loss, texts) in found("plain").items()
+    }
+    ended = lines[head + 4 :]
+    assert ended[0].startswith("finished at step 6 after ")
+    assert ended[1].startswith("held-out loss ")
+    assert re.search(r"\. The model is in plain/model \(step \d, highest distinct 1\)\.", ended[1])
+    assert ended[2].startswith('For "')
+    assert ended[-1].startswith(("The texts are still poor", "What limits", "Nothing holds"))
+
+
+def test_every_line_of_the_log_has_its_time_and_the_log_has_the_rest(kitchen) -> None:
     log = (kitchen / "plain" / "training.log").read_text()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", s) for s in log.splitlines())
     for text in (
-        "uploads       none", "3 texts for held-out prompts:", "evaluations took",
+        "uploads       none", "3 texts for held-out prompts:", "evaluated in", "accumulation  ",
+        "3 written texts, with 95 % intervals:",
         "summary at step 4, over 4 updates:", "asked as: Generate recipe for: healthy breakfast",
         "The model is in plain/model", "highest distinct 1",
     ):  # fmt: skip

@@ -19,14 +19,16 @@ def test_what_stays_is_kept_with_its_time_and_passed_on(tmp_path: Path) -> None:
     for _session in range(2):
         with logged.writing(tmp_path / "run"):
             logged.line("a line")
+            logged.detail("summary:\n  speed")
             logged.progress("step 1", keep=True)
             logged.progress("gone in a moment")
     logged.notice("told afterwards")
     kept = (tmp_path / "run" / LOG).read_text().splitlines()
     told = [LINE.fullmatch(line)[1] for line in kept]
-    assert told == ["told before the folder was there", "a line", "step 1", "a line", "step 1"]
+    each = ["a line", "summary:", "  speed", "step 1"]  # every line has its time
+    assert told == ["told before the folder was there", *each, *each]
     shown = (tmp_path / "shown").read_text().splitlines()
-    assert shown == [told[0], "a line", "step 1", "a line", "step 1", "told afterwards"]
+    assert shown == [told[0], *each, *each, "told afterwards"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
@@ -39,6 +40,8 @@ _IN_WORDS: Final = {
     "room": "the model's room in tokens",
     "held_out_from": "the number of sources before those of data.validation",
 }
+_HELD_OUT: Final = ("held_out_from", "validation_fraction")
+_BY_SOURCE: Final = ("reader_versions", "max_files")  # settings with a value for each source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,10 +217,15 @@ def store_differences(
         asked |= {name: was[name] for name in ("held_out_from", "validation_fraction")}
     if "chat_template" in was:
         asked |= settings.of_conversations
-    found = [
+    how_held_out = _held_out_difference(manifest, asked)
+    silent = {"tokenizer", "max_bad_share", *(_HELD_OUT if how_held_out else ())}
+    # Of other numbers of sources the sources themselves are compared below.
+    n_sources = len({entry.source for entry in manifest.sources})
+    silent |= set(_BY_SOURCE if sources and n_sources != len(sources) else ())
+    found = how_held_out + [
         f"{_IN_WORDS.get(name, name)} was {was.get(name)} and is {value}"
         for name, value in asked.items()
-        if was.get(name) != value and name not in ("tokenizer", "max_bad_share")
+        if was.get(name) != value and name not in silent
     ]
     found += _tokenizer_difference(store, was, settings.tokenizer, tokenizer)
     # Token ids have no encoding, so no reader of theirs names one.
@@ -225,7 +233,33 @@ def store_differences(
     others = {encoding_in(e.reader) for e in manifest.sources if e.reader != tokens} - {encoding}
     if encoding is not None and others:
         return [*found, f"data.encoding was {min(others)} and is {encoding}"]
-    return found + _source_differences(manifest.sources, sources, settings)
+    entries = manifest.sources
+    if how_held_out:  # then only what is trained on can be compared
+        before, now = was.get("held_out_from", math.inf), settings.held_out_from
+        entries = [entry for entry in entries if entry.source < before]
+        sources, settings = sources[:now], replace(settings, held_out_from=None)
+    return found + _source_differences(entries, sources, settings)
+
+
+def _held_out_difference(manifest: StoreManifest, asked: Mapping[str, Any]) -> list[str]:
+    """The difference between holding out data.validation and holding out a share of the data."""
+    before, now = manifest.settings.get("held_out_from"), asked.get("held_out_from")
+    if (before is None) == (now is None):
+        return []
+    if before is None:
+        share = manifest.settings.get("validation_fraction", 0.0)
+        said = (
+            f"{share:.0%} of data.sources was held out, and now data.validation is; leave "
+            "data.validation out (in Python the argument validation) to use this store"
+        )
+        return [said]
+    held_out = named(entry.path for entry in manifest.sources if entry.source >= before)
+    said = (
+        f"{held_out} was held out as data.validation, which is empty now, so that "
+        f"{asked['validation_fraction']:.0%} of data.sources would be held out instead; give "
+        "data.validation (in Python the argument validation) again to use this store"
+    )
+    return [said]
 
 
 def _tokenizer_difference(

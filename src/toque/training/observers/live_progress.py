@@ -1,4 +1,4 @@
-"""Live progress of a run: a line that is renewed, lines that stay, and summaries of updates."""
+"""Live progress of a run: a line that is renewed, a row per evaluation, summaries for the log."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psutil
 import torch
 from torch import Tensor
 
-from toque.reporter import Reporter, clock_text
+from toque.reporter import Reporter, clock_text, one_line
 from toque.runs.outlined_update import Peak
 from toque.runs.time_left import TimeLeft
 from toque.training.bottlenecks import GRAD_NORM
@@ -25,10 +25,51 @@ _LOOK_SECONDS: Final = 0.25  # between two looks, each of which waits for the de
 _SHOWN: Final = (("loss", ".4f"), ("perplexity", ".2f"), ("bits_per_byte", ".3f"))
 
 
-class ConsoleProgress(Callback):
-    """Reports progress, evaluations, warnings and the end; a line stays `log_every` so often.
+_EPOCH_ROWS: Final = 4  # most rows of epochs that end without an evaluation
+_LEAST_TEXT: Final = 24  # letters of a written text in a row, however narrow the terminal
+_EPOCH: Final = Duration(1, "epochs")
 
-    `warn` is told once that the console fails. Without `time_left`, updates alone are foreseen.
+
+class Highlight(NamedTuple):
+    """The main score of an evaluation, and one of its texts."""
+
+    name: str = ""  # name of the score, with its spaces; "" without a score
+    value: float = math.nan
+    text: str = ""
+
+
+class LossSum(NamedTuple):
+    """Training loss and target tokens since the session began, of updates with a finite loss."""
+
+    nats: Tensor | float = 0.0
+    targets: Tensor | float = 0.0
+
+    def plus(self, info: StepInfo) -> LossSum:
+        """The sums with an update more; on CUDA without waiting for the device."""
+        loss = torch.as_tensor(info.loss).detach().double()
+        counts = torch.isfinite(loss)
+        nats = torch.where(counts, loss, 0.0) * info.n_targets
+        return LossSum(self.nats + nats, self.targets + counts * info.n_targets)
+
+    def mean_since(self, before: LossSum) -> float:
+        """Mean loss per target token since other sums, in nats; NaN without an update between."""
+        targets = float(self.targets - before.targets)
+        return float(self.nats - before.nats) / targets if targets else math.nan
+
+
+class _Epoch(NamedTuple):
+    """An epoch that has just ended."""
+
+    number: int
+    at: Progress
+    loss: float  # mean training loss of its updates
+
+
+class ConsoleProgress(Callback):
+    """Reports progress, and a row per evaluation and epoch; `log_every` a line is logged.
+
+    `warn` is called once if the console fails. Without `time_left` the forecast is of updates
+    alone. `highlight` returns the main score of the newest evaluation, and a text.
     """
 
     def __init__(
@@ -38,10 +79,12 @@ class ConsoleProgress(Callback):
         reporter: Reporter,
         warn: Callable[[Progress, str], None] = lambda *_: None,
         time_left: TimeLeft | None = None,
+        highlight: Callable[[], Highlight] = Highlight,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._log_every, self._reporter, self._warn = log_every, reporter, warn
         self._foreseen, self._clock = time_left, clock
+        self._highlight = highlight
         self._dropping_told = False
         self._best: float | None = None  # the lowest held-out loss so far
 
@@ -59,6 +102,10 @@ class ConsoleProgress(Callback):
         self._last_loss: float | None = None
         self._evaluation_began: float | None = None
         self._stop_after = start.stop_after
+        self._losses = self._at_row = self._at_epoch = LossSum()
+        self._heading = ""
+        self._ended: _Epoch | None = None
+        self._newest_scores = ""
         if start.best is None or start.best.metric == LOSS.metric:
             self._best = start.best.loss if start.best is not None else None
         self._time_left = self._foreseen or TimeLeft(start.stop_after)
@@ -72,10 +119,11 @@ class ConsoleProgress(Callback):
             self._reporter.notice(words)
 
     def on_before_step(self, at: Progress) -> None:
-        """Take the time of an evaluation before it."""
+        """Take the time of an evaluation before it, and show an epoch that ended without one."""
         if self._evaluation_began is not None:
             self._time_left.evaluated(self._clock() - self._evaluation_began)
             self._evaluation_began = None
+        self._show_epoch()
 
     def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
         """Show that a long update continues."""
@@ -87,8 +135,12 @@ class ConsoleProgress(Callback):
     def on_step(self, info: StepInfo) -> None:
         """Renew the line."""
         self._window.add(info)
+        self._losses = self._losses.plus(info)
+        if _EPOCH.crossed(info.before, info.progress):
+            loss, self._at_epoch = self._losses.mean_since(self._at_epoch), self._losses
+            self._ended = _Epoch(math.floor(info.progress.epoch), info.progress, loss)
         if words := self._time_left.updated(info.before, info.progress, slowed=info.slowed):
-            self._reporter.notice(words)
+            self._reporter.detail(words)
         first = info.before.step == 0
         logged = first or self._log_every.crossed(info.before, info.progress, self._stop_after)
         now = self._clock()
@@ -104,8 +156,9 @@ class ConsoleProgress(Callback):
             f"{window.tokens_per_second:,.0f} tokens/s  {self._stop_after.fraction(at):.0%}  "
             f"{clock_text(self._time_left.seconds(at))} left{saved}"
         )
-        self._reporter.progress(self._line, keep=logged)
+        self._reporter.progress(self._line)
         if logged:
+            self._reporter.detail(self._line)
             self._window = StepWindow()
         self._warn_of_dropping(at)
 
@@ -114,7 +167,7 @@ class ConsoleProgress(Callback):
         self._evaluation_began = self._clock()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """One line that stays, with the change since the evaluation before."""
+        """One row; the log has the change since the evaluation before."""
         loss = metrics.get("loss")
         parts = [f"{_place(at)}  evaluation"]
         parts += [f"{name} {metrics[name]:{form}}" for name, form in _SHOWN if name in metrics]
@@ -123,7 +176,16 @@ class ConsoleProgress(Callback):
         self._last_loss = loss
         if loss is not None and math.isfinite(loss):
             self._best = loss if self._best is None else min(loss, self._best)
-        self._reporter.notice("  ".join(parts))
+        self._reporter.detail("  ".join(parts))
+
+        newest = self._highlight()
+        held_out = math.nan if loss is None else loss
+        self._show_row(at, held_out, newest)
+        score = f", {newest.name} {_number(newest.value)}" if newest.name else ""
+        self._newest_scores = f"held-out loss {_number(held_out)}{score} (step {at.step:,})"
+        if self._ended is not None and self._ended.at.step == at.step:
+            self._log_epoch(self._ended)
+            self._ended = None
 
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Take note of the newest durable step."""
@@ -137,12 +199,46 @@ class ConsoleProgress(Callback):
     def on_fit_end(self, end: RunEnd) -> None:
         """Show how it ended and the newest step that is saved."""
         self._reporter.progress("")
+        self._show_epoch()
         newest, best = self._newest_saved, f", best {end.best}" if end.best else ""
         saved = f"saved up to step {newest:,}" if newest else "nothing saved"
         self._reporter.notice(
             f"{end.reason.replace('_', ' ')} at step {end.progress.step:,} after "
             f"{clock_text(end.seconds)}; {saved}{best}"
         )
+
+    def _show_epoch(self) -> None:
+        """Log an epoch that ended without an evaluation, and show it if there are few of them."""
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return
+        self._log_epoch(ended)
+        done = self._stop_after.fraction(ended.at)
+        n_epochs = ended.at.epoch / done if done > 0 else math.inf
+        if n_epochs < math.inf and ended.number % max(1, math.ceil(n_epochs / _EPOCH_ROWS)) == 0:
+            self._show_row(ended.at, math.nan, Highlight(text=f"(end of epoch {ended.number})"))
+
+    def _log_epoch(self, ended: _Epoch) -> None:
+        scores = f"; newest evaluation: {self._newest_scores}" if self._newest_scores else ""
+        self._reporter.detail(
+            f"epoch {ended.number} ended at step {ended.at.step:,}: loss {_number(ended.loss)}, "
+            f"the mean of its updates{scores}"
+        )
+
+    def _show_row(self, at: Progress, held_out: float, shown: Highlight) -> None:
+        name = shown.name or self._heading or "score"
+        width = max(8, len(name))
+        if not self._heading or name != self._heading:
+            self._heading = name
+            names = f"{'step':>7}  {'epoch':>6}  {'loss':>8}  {'held-out':>8}  {name:>{width}}"
+            self._reporter.notice(f"{names}  written text")
+        loss, self._at_row = self._losses.mean_since(self._at_row), self._losses
+        row = (
+            f"{at.step:>7,}  {at.epoch:>6.2f}  {_number(loss):>8}  {_number(held_out):>8}  "
+            f"{_number(shown.value):>{width}}  "
+        )
+        text = one_line(shown.text, max(_LEAST_TEXT, self._reporter.columns - len(row)))
+        self._reporter.notice(f"{row}{text}".rstrip())
 
     def _warn_of_dropping(self, at: Progress) -> None:
         lost = self._reporter.lost
@@ -156,13 +252,17 @@ class ConsoleProgress(Callback):
         )
 
 
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4f}"
+
+
 def _place(at: Progress) -> str:
     return f"step {at.step:,}  epoch {at.epoch:.2f}"
 
 
 @dataclass(eq=False)
 class Summary(Callback):
-    """Prints at intervals what was measured; on CUDA it waits for the device only then."""
+    """Logs at intervals what was measured; on CUDA it waits for the device only then."""
 
     every: Duration
     reporter: Reporter
@@ -192,13 +292,13 @@ class Summary(Callback):
         self._clear()
 
     def on_step(self, info: StepInfo) -> None:
-        """Add up, and print a summary when one is due."""
+        """Add up, and log a summary when one is due."""
         self._window.add(info)
         self._nats = self._nats + info.loss.detach().double() * info.n_targets
         self._norms = self._norms + info.grad_norm.detach().double()
         self._first_lr = info.lr if self._first_lr is None else self._first_lr
         if self.every.crossed(info.before, info.progress, self._stop_after):
-            self.reporter.notice("\n".join(self._lines(info.progress, info.lr)))
+            self.reporter.detail("\n".join(self._lines(info.progress, info.lr)))
             self._clear()
 
     def _clear(self) -> None:
@@ -238,7 +338,7 @@ class Summary(Callback):
         if self.peak is None or share is None:
             return f"not measured{busy}"
         if share > 1.0:
-            return f"not known: the peak is too low{busy}"  # metrics_log warns once
+            return f"not known, as updates are faster than the peak{busy}"  # metrics_log says why
         return (
             f"{share:.1%} of the peak, {self.peak.flops_per_second:.3g} FLOP/s "
             f"({self.peak.origin}); waiting for data {self._window.waiting_share:.1%}{busy}"

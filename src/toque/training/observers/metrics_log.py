@@ -246,8 +246,8 @@ class MetricsLog(Callback):
         mfu = window.utilisation(self.flops_per_token, self.peak)
         if self.peak is not None and mfu is not None and mfu > 1.0:
             if not self._peak_doubted:
-                why = f"{self.peak.too_low}: utilisation is left out where updates compute faster"
-                self.on_warning(last.progress, why)
+                why = f"the share of the peak (mfu) is not recorded: {self.peak.too_low}"
+                self.on_warning(last.progress, f"{why}. Training itself is not affected")
             mfu, self._peak_doubted = None, True
         also: dict[str, Any] = {} if last.stage is None else {"stage": last.stage}
         also |= {"parts": window.parts} if window.parts else {}

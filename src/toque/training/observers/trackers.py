@@ -89,6 +89,8 @@ def _system(record: Mapping[str, Any]) -> Pairs:
     for name, value in record.items():
         if name not in ("step", "seconds"):
             yield f"system/{name}", value
+    for core, percent in enumerate(record.get("cpu_percent_by_core") or ()):
+        yield f"system/cpu.{core}/percent", percent
     yield "system/memory_percent", _memory_percent(record)
     of_all: dict[str, list[float]] = {}
     for gpu in record.get("gpus") or ():

@@ -20,7 +20,7 @@ import numpy as np
 
 from toque.config.schema import TRAINED
 from toque.errors import ConfigError, argument
-from toque.reporter import SILENT
+from toque.reporter import SILENT, millions
 from toque.units import Cursor, Duration
 from toque.workflows.configure import configure
 
@@ -44,6 +44,7 @@ class TextTokenizer(NamedTuple):
 
     setting: str  # of `model.tokenizer`
     bytes_a_token: float  # of the texts to train on
+    entries: int = 0  # tokens that it has; 0 if that is not known yet
 
     def of(self, like: Measured) -> TextTokenizer:
         """The same, which has tokens of other lengths where it is learnt from other texts."""
@@ -57,7 +58,7 @@ def learnt(entries: int) -> TextTokenizer:
     """A tokenizer of so many entries that is learnt from the texts."""
     known = np.log(list(BYTES_A_TOKEN))
     each = float(np.interp(math.log(entries), known, list(BYTES_A_TOKEN.values())))
-    return TextTokenizer(f"{TRAINED}{entries}", each)
+    return TextTokenizer(f"{TRAINED}{entries}", each, entries)
 
 
 def learnt_from(text: float) -> TextTokenizer:
@@ -120,10 +121,10 @@ SIZES: Final[Mapping[str, Size]] = {
     "14m": Size(384, 7, 4096, 1.5e-3),
     "30m": Size(512, 8, 8192, 1e-3),
 }
-"""A size is named by its parameters. The rates of the three largest are guesses that go on as
-measured: of 4 million tokens 2.5e-3 is better than 5e-3 for 3m, and at 1e-2 it learns badly; 1m has
-as much from 1e-2 as from 5e-3 of many texts and less of few, 300k from 1e-2. With 6m's, beside no
-other, an hour of 22 million tokens came out as foreseen (lab/notes.md)."""
+"""A size is named by its parameters with 2,048 tokens. The rates of the three largest are guesses
+that go on as measured: of 4 million tokens 2.5e-3 is better than 5e-3 for 3m, and at 1e-2 it learns
+badly; 1m has as much from 1e-2 as from 5e-3 of many texts and less of few, 300k from 1e-2. With
+6m's, beside no other, an hour of 22 million tokens came out as foreseen (lab/notes.md)."""
 
 
 class Fit(NamedTuple):
@@ -318,6 +319,14 @@ class Choice(NamedTuple):
         """Weight decay of the run."""
         return self.size.decay(self.tokens, min(self.passes.of_time, self.passes.most))
 
+    @property
+    def model(self) -> str:
+        """Parameters of the model as `train` prints them, and the name of the size."""
+        if not self.tokenizer.entries:
+            return f"size {self.name}"
+        n = self.size.parameters + self.tokenizer.entries * self.size.width
+        return f"{millions(n)} parameters (size {self.name})"
+
     def forecast(self, whole: Duration) -> str:
         """The sentence on what a run from scratch will reach."""
         loss = self.bits_per_byte * math.log(2.0) * self.tokenizer.bytes_a_token
@@ -340,7 +349,7 @@ class Choice(NamedTuple):
         if loss >= min(guesses):
             expected, by_what = "no loss that can be foreseen, for so little is read,", ""
         return (
-            f"Expected: {expected} by a model of {self.name} parameters, of which this machine "
+            f"Expected: {expected} by a model of {self.model}, of which this machine "
             f"just trained {self.rate:,.0f} tokens a second. It reads "
             f"{self.passes.in_words(_about(self.tokens), whole)}.{by_what}"
         )

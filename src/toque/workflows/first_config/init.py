@@ -147,8 +147,9 @@ def init(
     Args:
         sources: a file, a folder or a pattern, or several; what they hold is recognised.
         to: the file to write; run and store are named after it.
-        size: of a model from scratch, by its parameters: 300k, 1m, 3m, 6m, 14m or 30m. None: the
-            best for this text, this machine's speed, which is measured, and the time.
+        size: of a model from scratch: 300k, 1m, 3m, 6m, 14m or 30m, its parameters with a
+            vocabulary of 2,048 tokens. None: the best for this text, this machine's speed, which is
+            measured, and the time.
         start_from: a model to continue from, a folder or a hub name, instead of random weights.
         for_: time of the whole run, preparing and scoring included, e.g. "10 minutes"; "tonight" is
             eight hours.
@@ -256,10 +257,11 @@ def _tokenizer_for(text: float, name: str, sample: bytes) -> tuple[TextTokenizer
             f"{name} is not on this machine: the speed was measured with a tokenizer that is "
             "learnt from the data, and one of more entries makes it slower."
         )
-        return learnt_from(text), [said]
-    tokens = len(load_codec(folder).encode_flat([sample.decode(errors="ignore")]).flat)
+        return learnt_from(text)._replace(entries=0), [said]
+    codec = load_codec(folder)
+    tokens = len(codec.encode_flat([sample.decode(errors="ignore")]).flat)
     each = len(sample) / tokens if tokens else _CHARACTERS_A_TOKEN
-    return TextTokenizer(name, each), []
+    return TextTokenizer(name, each, codec.vocab_size), []
 
 
 def _disturbed(before: ProcessorUse) -> tuple[str, ...]:
@@ -540,7 +542,7 @@ def _scratch(choice: Choice, tokenizer: str) -> str:
     origin = "learnt from your data" if own.startswith(TRAINED) else "as you said"
     heads = size.shape["num_attention_heads"]
     return f"""\
-model:  # {choice.name} parameters, from random weights
+model:  # {choice.model}, from random weights
   family: llama   # or t5, gpt2, neox
   shape: {{hidden_size: {size.width}, num_hidden_layers: {size.layers},
           num_attention_heads: {heads}, num_key_value_heads: {heads},

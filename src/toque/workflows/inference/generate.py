@@ -22,6 +22,7 @@ from toque.workflows.asking import (
     ReadPrompt,
     classes_of,
     model_in,
+    model_to_open,
     provenance_in,
     read_prompts,
     record_on,
@@ -127,7 +128,7 @@ def generate(
     )
     best = BestOf(best_of, by)
     best.check(options, wanted=n)
-    folder = existing_folder(run_or_model)
+    folder = model_to_open(run_or_model)
     asked = []
     for adapter, record in _records(folder, adapters):
         recipes, blanks = writes_recipes(record), record.form == "documents"
@@ -392,7 +393,7 @@ def classify(
             learn, or fewer than two choices.
         DataError: a file that cannot be read.
     """
-    folder = existing_folder(run_or_model)
+    folder = model_to_open(run_or_model)
     asks = None if task is None else task_to_ask(task, provenance_in(folder), folder)
     answers = _allowed(task, choices, () if asks is None else classes_of(asks))
     read = read_prompts(prompts, file, task=asks, raw=raw)
@@ -446,7 +447,7 @@ def has_classes(run_or_model: Model, task: str, adapters: Sequence[str | Path] =
     """
     if task in CLASSES:
         return True
-    folder = existing_folder(run_or_model)
+    folder = model_to_open(run_or_model)
     asked = [
         task_to_ask(task, record, folder if adapter is None else adapter.name)
         for adapter, record in _records(folder, adapters)

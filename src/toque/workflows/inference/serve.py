@@ -14,7 +14,8 @@ from toque.models.generation.options import GenerationOptions, Precision
 from toque.reporter import SILENT, Reporter
 from toque.runs.places import RunFinder, is_in_a_bucket
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
-from toque.workflows.results import Model, TrainedRun, existing_folder, folder_of
+from toque.workflows.asking import model_to_open
+from toque.workflows.results import Model, TrainedRun, folder_of
 from toque.workflows.saved_steps import run_of
 
 _EVERY_SECONDS: Final = 1.0
@@ -60,7 +61,6 @@ def serve(
         CheckpointError: a model that is damaged, or an adapter of another base.
     """
     with needing("serve", "`toque serve`"):
-        from toque.serving.application import build_app
         from toque.serving.server import Limits, Server, hosts_of, listening, url_of
     named = named_models([models] if isinstance(models, TrainedRun | str | Path) else models)
     hosts = hosts_of(host, port=port, token=token, risk="use the models")
@@ -68,11 +68,13 @@ def serve(
     for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
         if not value >= least:  # NaN is no number
             raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {least}.")
-    from toque.models.generation.engine import emulation_in_words
-    from toque.workflows.inference.open_served import open_models
-
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
-    with listening(host, port) as sock:  # before the models, which take longer
+    with listening(host, port) as sock:  # before torch and the models, which take longer
+        with reporter.working("loading torch"):
+            from toque.models.generation.engine import emulation_in_words
+            from toque.serving.application import build_app
+            from toque.workflows.inference.open_served import open_models
+
         # A thread that has computed keeps a team of OpenMP threads until it ends; beside the
         # batch's team that is more threads than cores, and libgomp's then sleep at every product:
         # a step took twice as long (lab/notes.md, 2026-11-22).
@@ -97,7 +99,7 @@ def named_models(models: Sequence[Model]) -> dict[str, Path]:
     for model in models:
         name, given, rest = str(model).partition("=")
         has_name = bool(given and name and rest) and not folder_of(model).exists()
-        folder = existing_folder(rest if has_name else model)
+        folder = model_to_open(rest if has_name else model)
         if not has_name:
             parts = folder.absolute().parts
             run = run_of(folder)

@@ -15,8 +15,13 @@ from toque.models.generation.options import GenerationOptions
 from toque.reporter import SILENT, Reporter
 from toque.storage.atomic import atomic_write
 from toque.user_paths import named_path
-from toque.workflows.asking import in_trained_form, refuse_no_text, template_asked_by
-from toque.workflows.results import Model, existing_folder
+from toque.workflows.asking import (
+    in_trained_form,
+    model_to_open,
+    refuse_no_text,
+    template_asked_by,
+)
+from toque.workflows.results import Model
 
 if TYPE_CHECKING:
     from toque.workflows.inference.open_model import OpenedModel
@@ -172,7 +177,7 @@ def opened(
         ConfigError: a system text for a model that reads none, or no such device.
         CheckpointError: a run without a checkpoint.
     """
-    folder = existing_folder(run_or_model)
+    folder = model_to_open(run_or_model)
     refuse_no_text(system or "", argument("system"))
     with reporter.working(f"reading {folder}"):
         from toque.workflows.inference.open_model import open_model

@@ -8,7 +8,7 @@ from typing import Any
 
 from toque.hardware.memory import in_words
 from toque.models.flops import ParameterCounts
-from toque.reporter import size_text
+from toque.reporter import millions, size_text
 from toque.runs.estimate import Disk, Machine, Memory, Time, Work
 from toque.workflows.plan.several import SharedUpdate
 
@@ -93,7 +93,7 @@ class Plan:
         rows = f"{row.source} + {row.target}" if row.source else f"{row.target}"
         trained = "" if n.trainable == n.total else f", {n.trainable / 1e6:,.2f} M of them trained"
         return (
-            f"{n.total / 1e6:,.1f} M parameters ({n.non_embedding / 1e6:,.1f} M without embeddings)"
+            f"{millions(n.total)} parameters ({millions(n.non_embedding)} without embeddings)"
             f"{trained}; on {self.machine.name} in {self.machine.precision}\n"
             f"an update: {self.work.update_rows:,} rows of {rows} tokens, "
             f"{self.memory.micro_batch_rows} at once"
