@@ -52,6 +52,11 @@ def shopping_list(lines: Sequence[str], *, factor: float) -> list[Item]:
     ]
 
 
+def unlisted_item(food: str) -> Item:
+    """A food that the steps use and the ingredient list does not name."""
+    return Item(food, (), "in the steps, not in the list")
+
+
 def estimated_servings(recipe: Recipe) -> int:
     """Servings that the recipe states, else those of `labels.nutrition.estimate`."""
     found = recipe.servings or estimate(read(recipe)).servings

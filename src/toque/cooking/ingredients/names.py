@@ -15,12 +15,37 @@ _JOINS = re.compile(r"(?:or|and|and/or) ")
 _LISTED = re.compile(r"(?:\A| )and ", re.IGNORECASE)
 _NO_LIST = re.compile(r"\bor\b|(?<=[a-z])ed\b", re.IGNORECASE)  # "corn, husks removed"
 _WORD = re.compile(r"[^\W\d_]{2,}")
+_CHOICE = re.compile(r"(?:,[^,()]{2,30}){0,3},? or (?:other )?(?P<other>[^,()]+)")
+_SENTENCE = re.compile(r"(?<=[a-z]{3})[.!?] (?=[A-Z])")  # the end of a name before a remark
+_SIGNS = " .;:/<>*_#"
 
 
 @lru_cache(maxsize=1 << 16)
 def ingredient_name(line: str) -> str:
-    """The food an ingredient line names, without quantity, unit, preparation and commas."""
-    return one_name(parse_line(line).name)
+    """The food an ingredient line names, without quantity, unit, preparation and commas.
+
+    >>> ingredient_name("1 Turkish or 1/2 California bay leaf")
+    'Turkish bay leaf'
+    """
+    name = one_name(parse_line(line).name)
+    if " or " in line and " " not in name:
+        name = _with_noun_of_choice(name, line)
+    return _SENTENCE.split(name, maxsplit=1)[0].strip(_SIGNS) or name
+
+
+def _with_noun_of_choice(name: str, line: str) -> str:
+    """A name of one word with the noun that follows its alternative: "Turkish or ... bay leaf"."""
+    start = line.find(name)
+    choice = _CHOICE.match(line, start + len(name)) if start > 0 else None
+    if choice is None:
+        return name
+    other = one_name(parse_line(choice["other"].strip()).name)
+    if is_quality(name.lower()) or not any(map(str.isalpha, name)):
+        return other or name  # "fresh or 1 pound frozen rhubarb"
+    noun = [word for word in other.split() if word.islower() and not is_quality(word)]
+    if not name[0].isupper() or not noun or noun == other.split():
+        return name
+    return f"{name} {' '.join(noun)}"
 
 
 def one_name(name: str) -> str:

@@ -65,7 +65,7 @@ _LOST_NUMBER: Final = re.compile(
 _STEP_IN_LIST: Final = re.compile(
     r"(?:\d{1,2}[.)]?\s*)?(?:Add|Bake|Bring|Combine|Cook|Cut|Fill|Fold|Heat|Mix|Place|Pour|Preheat|Put"
     r"|Remove|Return|Stir|Take|Transfer|Turn|Whisk) (?!of\b)(?:[\w'-]+,? ){0,4}?"
-    r"(?:the|all|it|them|into|until|together|over|in an?|on an?|to an?)\b"
+    r"(?:the|all|it|them|in|into|until|together|over|on an?|to an?)\b"
 )
 _PREPARING: Final = (PREPARED | ADVERBS | {"and", "or", "juice", "peel", "reserved", "skin"}) - {
     "ground", "dried", "smoked", "mixed",
@@ -170,7 +170,7 @@ def clean_ingredients(items: Sequence[str], notes: Counter[str]) -> tuple[str, .
 
 @lru_cache(maxsize=1 << 15)
 def _ingredient_item(line: str) -> tuple[str, str]:
-    """A clean ingredient line without its bullet, or ""; and what the notes say of it, if anything."""
+    """A clean ingredient line or "", and the note on its repair or removal or ""."""
     line = line.strip()
     bullet = _BULLET.match(line)
     line = line[bullet.end() :] if bullet else line
@@ -188,7 +188,7 @@ def _ingredient_item(line: str) -> tuple[str, str]:
         return "", "ingredient lines without a word"
     if len(line) <= _HEADING_CHARS and only_measures(line):
         return "", "ingredient lines that are only an amount"
-    if len(line) <= _HEADING_CHARS and all(map(_PREPARING.__contains__, words_of(line))):
+    if len(line) <= 2 * _HEADING_CHARS and all(map(_PREPARING.__contains__, words_of(line))):
         return "", "ingredient lines that only name a preparation"
     if _STEP_IN_LIST.match(line):
         return "", "steps among the ingredients removed"

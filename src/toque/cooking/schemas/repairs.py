@@ -103,8 +103,8 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
         (("*", "¹", "²", "³", "⁴", "⁵", "†", "‡"),
          (r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
           r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)"), r"\1", "recipes with marks of footnotes"),
-        *(((wrong[1:],), rf"\b([{wrong[0]}{wrong[0].upper()}]){wrong[1:]}\b", rf"\1{right[1:]}",
-           "recipes with lost accents") for wrong, right in _ACCENTS.items()),
+        *(((wrong[1:],), rf"\b([{wrong[0]}{wrong[0].upper()}]){wrong[1:]}\b[´`]?(?![$¿])",
+           rf"\1{right[1:]}", "recipes with lost accents") for wrong, right in _ACCENTS.items()),
     )
 ]  # fmt: skip
 _LOST_SPACE = re.compile(r"[\W_]+")
@@ -235,17 +235,19 @@ def only_measures(line: str) -> bool:
 def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
     """Lines with their fractions whole, and without stray blanks and marks of footnotes."""
     text = "\n".join(lines)
+    repairs: set[str] = set()
     for signs, pattern, right, what in _MISPRINTS:
         if any(sign in text for sign in signs) and pattern.search(text):
             found = [pattern.sub(right, line) for line in lines]
-            notes[what] += found != lines
+            repairs |= {what} if found != lines else set()
             lines = found
+    notes.update(repairs)
     return lines
 
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
     """Lines without the spaces that Food.com's export put before every mark."""
-    found = [_TWO_COMMAS.sub(",", _SPACED_MARK.sub(r"\1", line)) for line in lines]
+    found = [_TWO_COMMAS.sub(",", _SPACED_MARK.sub(r"\1", line)).replace("( ", "(") for line in lines]
     notes[_SPACES] += found != lines
     return without_misprints(found, notes)
 
