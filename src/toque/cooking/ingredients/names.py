@@ -15,7 +15,10 @@ _JOINS = re.compile(r"(?:or|and|and/or) ")
 _LISTED = re.compile(r"(?:\A| )and ", re.IGNORECASE)
 _NO_LIST = re.compile(r"\bor\b|(?<=[a-z])ed\b", re.IGNORECASE)  # "corn, husks removed"
 _WORD = re.compile(r"[^\W\d_]{2,}")
-_CHOICE = re.compile(r"(?:,[^,()]{2,30}){0,3},? or (?:other )?(?P<other>[^,()]+)")
+_CHOICE = re.compile(
+    r"(?:,[^,()]{2,30}){0,3},? or (?P<same>other )?(?P<other>[^,()]{3,60}?) ?(?= or |[,(]|\Z)"
+)  # "Fuji, Gala, or Honeycrisp apples"
+_NO_FOODS = frozenset({"homemade", "prepared", "purchased", "store-bought"})
 _SENTENCE = re.compile(r"(?<=[a-z]{3})[.!?] (?=[A-Z])")  # the end of a name before a remark
 _SIGNS = " .;:/<>*_#"
 
@@ -36,15 +39,16 @@ def ingredient_name(line: str) -> str:
 def _with_noun_of_choice(name: str, line: str) -> str:
     """A name of one word with the noun that follows its alternative: "Turkish or ... bay leaf"."""
     start = line.find(name)
-    choice = _CHOICE.match(line, start + len(name)) if start > 0 else None
-    if choice is None:
+    choice = _CHOICE.match(line, start + len(name))
+    if choice is None or (start == 0 and not choice["same"]):
         return name
-    other = one_name(parse_line(choice["other"].strip()).name)
-    if is_quality(name.lower()) or not any(map(str.isalpha, name)):
-        return other or name  # "fresh or 1 pound frozen rhubarb"
-    noun = [word for word in other.split() if word.islower() and not is_quality(word)]
-    if not name[0].isupper() or not noun or noun == other.split():
+    if is_quality(name) or name in _NO_FOODS:  # "fresh or 1 pound frozen rhubarb"
+        return one_name(parse_line(line[choice.start("other") :]).name)
+    *before, last = one_name(parse_line(choice["other"]).name).split()
+    if not name[0].isupper() or not before or not last.islower():
         return name
+    named = [n for n, word in enumerate(before) if word[0].isupper()]
+    noun = [*before[named[-1] + 1 :], last] if named else [last]
     return f"{name} {' '.join(noun)}"
 
 

@@ -247,7 +247,9 @@ def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
     """Lines without the spaces that Food.com's export put before every mark."""
-    found = [_TWO_COMMAS.sub(",", _SPACED_MARK.sub(r"\1", line)).replace("( ", "(") for line in lines]
+    found = [
+        _TWO_COMMAS.sub(",", _SPACED_MARK.sub(r"\1", line)).replace("( ", "(") for line in lines
+    ]
     notes[_SPACES] += found != lines
     return without_misprints(found, notes)
 
