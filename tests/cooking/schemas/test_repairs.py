@@ -119,6 +119,8 @@ def test_sentences_split_in_the_middle(steps, joined):
         ("heat to 400*F, then 350* for an hour", "heat to 400°F, then 350° for an hour"),
         ("Saut peas, crme frache", "Sauté peas, crème fraîche"), ("salt u0026 dill", "salt & dill"),
         ("**Mix** the __dry__ *peas* and _dill_", "Mix the dry peas and dill"),
+        ("2 smalls peas", "2 small peas"), ("peas ((12 oz each))", "peas (12 oz each)"),
+        ("dont stop if theyre hot, theres time", "don't stop if they're hot, there's time"),
         ("Pea Sauceepi:recipelink, warm", "Pea Sauce , warm"),
         ("2 recipesPea Dough", "2 recipes Pea Dough"), ("1 cup peas ($0.45)", "1 cup peas"),
         ("1 cup peas Podmart 1 lb For $0.99 thru 02/09", "1 cup peas"),

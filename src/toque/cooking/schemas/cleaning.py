@@ -59,7 +59,8 @@ _STEP_NUMBER = re.compile(
 )
 _WORD = re.compile(r"[^\W\d_]")
 _LOST_NUMBER: Final = re.compile(
-    r"(?:[Cc]ups?|[Tt]sps?|[Tt]bsps?|[Tt]easpoons?|[Tt]ablespoons?)\.? (?=[a-z])"
+    r"(?:(?:cups?|tsps?|tbsps?|teaspoons?|tablespoons?)\.? (?=[A-Za-z])"
+    r"|(?:Cups?|Tsps?|Tbsps?|Teaspoons?|Tablespoons?)\.? (?=[a-z]))"
     r"(?!(?:of|or|and|plus|cakes?|noodles?)\b)"
 )  # the unit of "cup sugar", which lost its number
 _STEP_IN_LIST: Final = re.compile(
@@ -205,6 +206,9 @@ def _with_brackets(text: str) -> str:
     if text.count("(") == text.count(")") + 1 and start > text.rfind(")"):
         inside = text[start + 1 :]
         inside = inside[: _DANGLING.search(inside).start()]  # type: ignore[union-attr]
+        sentence, stop, rest = inside.partition(". ")
+        if stop and sentence[:1].islower():  # "(as for a pie. Chop the pecans."
+            return f"{text[:start]}({sentence}). {rest}"
         return f"{text[:start]}({inside})" if _WORD.search(inside) else text[:start].rstrip(" ,")
     if text.endswith(")") and text.count(")") == text.count("(") + 1:
         return text[:-1]

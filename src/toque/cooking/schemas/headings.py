@@ -114,7 +114,7 @@ def _heads(steps: tuple[str, ...]) -> list[bool]:
 
 def _is_heading(step: str, following: str, most: int) -> bool:
     """True if a few words without a full stop head a step, if every long step has one."""
-    short = len(step) <= most and len(step.split()) <= most // 8
+    short = len(step) <= most and len(step.split()) <= (most // 8 if most == _SHORT else most // 5)
     tells = most > _SHORT or len(following) > _SHORT or following[-1:] in ".!?"
     return (
         short and tells and step[:1].isupper() and step[-1:].isalpha() and not _DIGIT.search(step)

@@ -41,7 +41,9 @@ _UNITS = (
     r"|lit(?:er|re)s?|quarts?|qts?|inch(?:es)?|[cm]m|hours?|hrs?|minutes?|mins?|seconds?|degrees?)"
 )
 _MEASURE = re.compile(rf"\s*+(?P<decimal>\d{{1,2}} ?)?(?:{_UNITS}\b|x ?\d)")
-_MEASURES = re.compile(rf"(?:[\d\W]*+(?:{_UNITS}|each|about|or|to|x)\b)+[\d\W]*", re.IGNORECASE)
+_MEASURES = re.compile(
+    rf"(?:[\d\W]*+(?:{_UNITS}|servings?|each|about|or|to|x)\b)+[\d\W]*", re.IGNORECASE
+)
 _DECIMALS = {"5", "25", "75"}
 _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
@@ -52,13 +54,14 @@ _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"
 LOST_SPACES = "recipes with lost spaces restored"
 _DOUBLED = "recipes with doubled words or full stops"
+DOUBLED_LISTS = "doubled lists of ingredients"
 _EMPHASIS = "texts with Markdown"
 _ACCENTS = {
     "saut": "sauté", "sauted": "sautéed", "jalapeo": "jalapeño", "jalapeos": "jalapeños",
     "crme": "crème", "brle": "brûlée", "frache": "fraîche", "pured": "puréed", "gruyre": "gruyère",
     "nioise": "niçoise", "consomm": "consommé", "souffl": "soufflé", "souffls": "soufflés",
     "flamb": "flambé", "provenal": "provençal", "habaero": "habañero", "habaeros": "habañeros",
-    "chvre": "chèvre", "crpe": "crêpe", "crpes": "crêpes",
+    "apptit": "appétit", "chvre": "chèvre", "crpe": "crêpe", "crpes": "crêpes",
 }  # fmt: skip  # words that lost an accented letter; none of them is another word
 _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pattern, repair, note
     (signs, re.compile(pattern), right, what)
@@ -85,6 +88,15 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
         (("u0026",), r"\bu0026(?=\s)", "&", "HTML entities decoded"),
         ((" /", "/ "), r"(?<=\d)(?: /|/(?= )) ?(?=\d)", "/", _FRACTIONS),
         # "11/2"
+        (("malls ", "ediums ", "arges "), r"(?<=\d )(small|medium|large)s(?= [a-z])", r"\1",
+         _SPACES),
+        (("((",), r"\(\(([^()\n]*)\)\)", r"(\1)", _DOUBLED),
+        (("nt ", "nt,"),
+         r"\b((?i:are|could|did|does|do|had|has|have|is|should|was|were|would)n)(?=t\b)",
+         r"\1'", "recipes with lost apostrophes"),
+        (("ou", "hey", "here"),
+         r"\b((?i:you|they))(?=(?:ll|re|ve)\b)|\b((?i:there))(?=s\b)", r"\1\2'",
+         "recipes with lost apostrophes"),
         (("/",), r"(?<![\d/.,])(\d)(?=(?:1/[2348]|[23]/[34])(?![\d/]))", r"\1 ", _FRACTIONS),
         # "12 cup" and "1 12 cups": an import into RecipeNLG dropped the slash.
         (("12 ", "13 ", "14 ", "18 ", "23 ", "34 "),
@@ -140,6 +152,9 @@ def without_repeat(
     start = lines[0][:_ALIKE_CHARS] if lines else ""
     if len(lines) > MAX_STEPS:
         return lines
+    if lines[-1:] == lines[-2:-1] and note == DOUBLED_LISTS:  # an index off by one in a scraper
+        notes["lines that repeat the line before"] += 1
+        lines = lines[:-1]
     if any(a == b and len(a) >= MIN_DOUBLED_CHARS for a, b in pairwise(lines)):
         notes["lines that repeat the line before"] += 1
         lines = [line for line, before in zip(lines, ("", *lines), strict=False)
