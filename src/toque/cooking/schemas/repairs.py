@@ -152,9 +152,6 @@ def without_repeat(
     start = lines[0][:_ALIKE_CHARS] if lines else ""
     if len(lines) > MAX_STEPS:
         return lines
-    if lines[-1:] == lines[-2:-1] and note == DOUBLED_LISTS:  # an index off by one in a scraper
-        notes["lines that repeat the line before"] += 1
-        lines = lines[:-1]
     if any(a == b and len(a) >= MIN_DOUBLED_CHARS for a, b in pairwise(lines)):
         notes["lines that repeat the line before"] += 1
         lines = [line for line, before in zip(lines, ("", *lines), strict=False)
