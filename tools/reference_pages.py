@@ -213,11 +213,20 @@ def llms_text(site: dict[str, Any], docs: Path) -> str:
         named = isinstance(entry, dict)
         section, pages = next(iter(entry.items())) if named else ("Start", [entry])
         lines += ["", f"## {section}", ""]
-        for page in pages:
-            place = next(iter(page.values())) if isinstance(page, dict) else page
+        for place in _files(pages):
             title, said = _opening((docs / place).read_text(encoding="utf-8"))
             lines.append(f"- [{title}]({place}): {said}")
     return "\n".join([*lines, ""])
+
+
+def _files(entries: list[Any]) -> Iterator[str]:
+    """The files that entries of a navigation name, those of its groups included."""
+    for entry in entries:
+        named = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        if isinstance(named, list):
+            yield from _files(named)
+        else:
+            yield named
 
 
 def _opening(page: str) -> tuple[str, str]:

@@ -1,6 +1,9 @@
 """One folder as the pages have it, made once."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,24 @@ from fixtures.pages import blocks
 from toque.cli import main
 from toque.config.dump import to_yaml
 from toque.cooking.cookbook.recipes import write_cookbook
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`--strict` fails on a broken link or anchor, and on a page that the navigation forgot.
+
+    Not with `--quiet`, which hides the warnings that it counts.
+    """
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(
+        command, cwd=REPOSITORY, env=quiet, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
 
 
 @pytest.fixture(scope="session")

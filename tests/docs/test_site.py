@@ -1,9 +1,6 @@
 """The site builds without a warning and fetches nothing; links outside it lead somewhere."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,22 +9,6 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 OUTSIDE = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "lab").glob("*.md"))]
 """Pages that the site does not hold; mkdocs checks the links of those it does."""
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`--strict` fails on a broken link or anchor, and on a page that the navigation forgot.
-
-    Not with `--quiet`, which hides the warnings that it counts.
-    """
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
-    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(
-        command, cwd=REPOSITORY, env=quiet, capture_output=True, text=True, check=False
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    return folder
 
 
 def test_the_site_has_every_page(site: Path) -> None:

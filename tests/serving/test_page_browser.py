@@ -111,6 +111,40 @@ def test_a_recipe_that_names_what_to_leave_out_is_written_again_and_said(opened)
     assert "✕ carrots to be left out, and there" in texts(page, ".asked li")
 
 
+def test_an_ingredient_of_the_steps_alone_is_marked_and_on_the_shopping_list(opened):
+    page = opened()
+    request = {"dish": TITLE, "style": "", "servings": 2, "avoid": [], "temperature": 0}
+    request["ingredients"] = ["lentils", "lemon juice"]
+    text = TEXT.replace("Season with", "Add lemon juice and season with")
+    earlier = {
+        "id": 1,
+        "when": 1,
+        "request": request,
+        "recipes": [{"model": "soups", "text": text}],
+    }
+    page.evaluate("kept => localStorage.setItem('toque.history', JSON.stringify([kept]))", earlier)
+    page.reload()
+    page.locator("#history").get_by_text(TITLE).click()
+    finished(page)
+    mark = "! lemon juice in the steps, not in the list"
+    assert texts(page, ".asked li") == ["✓ lentils used", mark]
+    assert texts(page, ".shopping .food")[-1] == "lemon juice in the steps, not in the list"
+    look(page, "unlisted")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_click_on_an_example_writes_it(opened, size):
+    page = opened(size)
+    example = page.locator("#ideas button").first
+    dish = example.locator("strong").inner_text()
+    page.evaluate("document.getElementById('temperature').value = 0")
+    example.click()
+    page.wait_for_selector(".sheet[aria-busy=false]")
+    soon(page.locator("#go")).to_have_text("Write the recipe")
+    assert texts(page, ".sheet h2") == [dish]
+    assert page.input_value("#dish") == dish
+
+
 def test_the_keyboard_alone_is_enough(opened):
     page = opened()
     for _ in range(2):  # the link over the masthead, then the dish
@@ -221,6 +255,25 @@ def test_a_model_that_writes_no_recipes_is_talked_to(opened, talks, size):
     assert page.input_value("#question") == "And how long?"
     page.click("#fresh")
     assert texts(page, ".asked") == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_conversation_begins_with_a_greeting_and_examples(opened, talks, size):
+    page = opened(to=talks, size=size)
+    soon(page.locator("#examples button")).to_have_count(3)
+    assert page.locator("#greeting h1").is_visible()
+    look(page, f"talk-{size}-empty")
+    end = "document.querySelector('form').getBoundingClientRect().bottom - innerHeight"
+    assert abs(page.evaluate(end)) < 2
+    example = page.locator("#examples button").first
+    text = example.inner_text()
+    example.click()
+    page.wait_for_selector(".answer[aria-busy=false] .by:not([hidden])")
+    assert texts(page, ".asked") == [text]
+    assert page.locator("#greeting").is_hidden()
+    assert abs(page.evaluate(end)) < 2
+    page.click("#fresh")
+    assert page.locator("#greeting").is_visible()
 
 
 def test_a_question_without_an_answer_is_neither_saved_nor_kept_nor_brought_back(opened, talks):

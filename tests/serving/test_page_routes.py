@@ -92,9 +92,31 @@ def test_scores_and_what_was_missed_and_not_avoided(client):
     assert found["hint"] == ""
 
 
+def test_an_ingredient_that_only_the_steps_name_is_not_listed_and_is_bought(client):
+    text = TEXT.replace("Season with", "Add lemon juice and season with")
+    prompt = f"Generate recipe for: {TITLE} using ingredients: lentils, lemon juice, saffron"
+    judged = client.post("/api/score", json={"prompt": prompt, "text": text}).json()
+    assert (judged["missed"], judged["unlisted"]) == (["saffron"], ["lemon juice"])
+    purchase = {"title": TITLE, "text": text, "servings": 2, "asked": judged["asked"]}
+    items = client.post("/api/shopping-list", json=purchase).json()["items"]
+    assert items[-1] == {
+        "food": "lemon juice",
+        "amounts": [],
+        "note": "in the steps, not in the list",
+    }
+    assert [item["food"] for item in items].count("red lentils") == 1
+
+
 def test_a_text_that_is_no_recipe_has_no_scores(client):
     answer = client.post("/api/score", json={"prompt": "Once", "text": "upon a time"})
-    assert answer.json() == {"scores": {}, "asked": [], "missed": [], "avoided": [], "hint": ""}
+    assert answer.json() == {
+        "scores": {},
+        "asked": [],
+        "missed": [],
+        "unlisted": [],
+        "avoided": [],
+        "hint": "",
+    }
 
 
 def test_a_class_is_the_models_where_it_learnt_the_task_and_else_the_rules(client):

@@ -215,6 +215,13 @@ def missed_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
     return [line for line in ingredients if forms_in_line(line).isdisjoint(words)]
 
 
+def unlisted_ingredients(ingredients: Sequence[str], recipe: ParsedRecipe) -> list[str]:
+    """The requested ingredients that the steps name and the ingredient list does not."""
+    unlisted = missed_ingredients(ingredients, "\n".join(recipe.ingredients))
+    unused = missed_ingredients(unlisted, "\n".join(recipe.steps))
+    return [line for line in unlisted if line not in unused]
+
+
 def hallucinated_ingredients(asked: Sequence[str], recipe: ParsedRecipe) -> float | None:
     """Share of listed ingredients whose head noun is no word of a requested name; None of none."""
     if not recipe.ingredients:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from toque.cooking.ingredients.amounts import Amount, IngredientLine
-from toque.cooking.ingredients.names import one_name, stem
+from toque.cooking.ingredients.names import ingredient_name, stem
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.tokens import Range
 from toque.cooking.labels.features import read
@@ -36,8 +36,9 @@ class Item:
 def shopping_list(lines: Sequence[str], *, factor: float) -> list[Item]:
     """The foods of ingredient lines with their amounts times `factor`, in order."""
     foods: dict[str, _Food] = {}
-    for line in map(parse_line, lines):
-        if name := one_name(line.name):
+    for text in lines:
+        line = parse_line(text)
+        if name := ingredient_name(text):
             key = " ".join(map(stem, words_of(name))) or name
             foods.setdefault(key, _Food(f"{line.size} {name}".strip())).add(line, factor)
     return [
@@ -50,6 +51,11 @@ def shopping_list(lines: Sequence[str], *, factor: float) -> list[Item]:
         )
         for food in foods.values()
     ]
+
+
+def unlisted_item(food: str) -> Item:
+    """A food that the steps use and the ingredient list does not name."""
+    return Item(food, (), "in the steps, not in the list")
 
 
 def estimated_servings(recipe: Recipe) -> int:

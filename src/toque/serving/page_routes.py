@@ -22,8 +22,19 @@ from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.origins import language_of
 from toque.cooking.prompts import CLASSES, Task
 from toque.cooking.recipe import Recipe, parse_text
-from toque.cooking.recipe_scores import asked_ingredients, hint, missed_ingredients, text_metrics
-from toque.cooking.shopping_list import MOST_SERVINGS, estimated_servings, shopping_list
+from toque.cooking.recipe_scores import (
+    asked_ingredients,
+    hint,
+    missed_ingredients,
+    text_metrics,
+    unlisted_ingredients,
+)
+from toque.cooking.shopping_list import (
+    MOST_SERVINGS,
+    estimated_servings,
+    shopping_list,
+    unlisted_item,
+)
 from toque.evaluation.constrained_choice import choose
 from toque.serving.batcher import Batcher, ServedModel, ServedModels
 from toque.serving.protocol import parsed
@@ -83,7 +94,10 @@ class _WrittenText(_PageRequest):
     avoid: Foods = []
 
     def answer(self, *_: object) -> Json:
-        """Scores, if a recipe is asked for; ingredients that it misses, or has and should avoid."""
+        """Scores, if a recipe is requested; requested ingredients that it misses or does not list.
+
+        Foods to avoid that the text names are listed, too.
+        """
         scores = text_metrics(self.prompt, self.text)
         asked = asked_ingredients(self.prompt)
         absent = missed_ingredients(self.avoid, self.text)
@@ -91,6 +105,7 @@ class _WrittenText(_PageRequest):
             "scores": scores,
             "asked": asked,
             "missed": missed_ingredients(asked, self.text),
+            "unlisted": unlisted_ingredients(asked, parse_text(self.text)),
             "avoided": [food for food in self.avoid if food not in absent],
             "hint": hint(scores.get("recipe_score", 1.0)),
         }
@@ -113,11 +128,14 @@ class _Purchase(_WrittenRecipe):
 
     servings: Servings
     makes: Servings | None = None  # servings as it is written; estimated when left out
+    asked: Foods = []  # requested ingredients; those that only the steps name are bought, too
 
     def answer(self, *_: object) -> Json:
         recipe = self.recipe
         makes = self.makes or estimated_servings(recipe)
         items = shopping_list(recipe.ingredients, factor=self.servings / makes)
+        unlisted = unlisted_ingredients(self.asked, parse_text(self.text))
+        items += map(unlisted_item, unlisted)
         return {"makes": makes, "items": [asdict(item) for item in items]}
 
 

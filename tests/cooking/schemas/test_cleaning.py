@@ -23,6 +23,10 @@ from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean
         ("350&176;F, 350#&176;F, 350&;amp;deg;F, 350&Deg;F", "350°F, 350°F, 350°F, 350°F"),
         ("for hours&151;;at least", "for hours—at least"),
         ("saut& eacute; M&M;s, salt & pepper; R&D", "sauté M&Ms, salt & pepper; R&D"),
+        ("souffl&é, pur&eaacute;e, fra&ircirc;che, piment&ocute;n",
+        "soufflé, purée, fraîche, pimentón"),
+        ('lemon <"">zest<, 4 cups ">stock, 375&def;F', "lemon zest, 4 cups stock, 375°F"),
+        ("<1 liter of milk, a -> b", "<1 liter of milk, a -> b"),
         ("lone \ud800 surrogate", "lone surrogate"), ("one\r\ntwo\rthree", "one\ntwo\nthree"),
     ],
 )  # fmt: skip
@@ -83,6 +87,32 @@ def test_ingredients_lose_bullets_and_subheadings():
 
 
 @pytest.mark.parametrize(
+    ("line", "clean", "note"),
+    [
+        ("1 pork loin (about", "1 pork loin", "brackets"),
+        ("1 cup stock (such as Pod,", "1 cup stock (such as Pod)", "brackets"),
+        ("2 cups peas, 1 pound)", "2 cups peas, 1 pound", "brackets"),
+        ("cup sugar", "sugar", "lost their number"), ("2Easy Pastry disks", "2 Easy Pastry disks",
+        "spaces"),
+        ("Thawed and juice reserved", None, "only name a preparation"), ("peeled",
+        None, "preparation"),
+        ("5Stir in lime juice, and taste.", None, "steps among"),
+        ("Cut the peas into a bowl.", None, "steps among"),
+        ("Cup of Noodles", "Cup of Noodles", ""), ("Cupcakes", "Cupcakes", ""), ("dried mint",
+        "dried mint", ""),
+        ("Mix of the best greens", "Mix of the best greens", ""), ("cut fruit", "cut fruit", ""),
+        ("Heat-treated flour", "Heat-treated flour", ""), ("ground", "ground", ""),
+        ("2 peas (1 cup)", "2 peas (1 cup)", ""),
+    ],
+)  # fmt: skip
+def test_ingredient_lines_are_mended_or_go_and_are_counted(line, clean, note):
+    notes = Counter()
+    assert clean_ingredients([line, "1 egg"], notes) == ((clean, "1 egg") if clean else ("1 egg",))
+    assert [what for what in notes if note in what] or not note
+    assert bool(notes) == bool(note)
+
+
+@pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("Filling:", True), ("For the Dough", True), ("**Dressing:**", True),
@@ -114,7 +144,14 @@ def test_steps_lose_numbers_and_join_their_headings():
          ("Heat oven to 350F. Butter a pan. Bake until done.",), "glued"),
         (["Add 1.5 cups. See foo.Bar and U.S.A today."],
          ("Add 1.5 cups. See foo. Bar and U.S.A today.",), "glued"),
-        (["**Mix** the __dry__ things. ***"], ("Mix the dry things. ***",), "Markdown"),
+        (["For aioli:Blend oil.Hint: See pages.use foodista.com", "Cool.Serve/eat. See peas.Com."],
+         ("For aioli: Blend oil. Hint: See pages. use foodista.com",
+         "Cool. Serve/eat. See peas.Com."),
+         "glued"),
+        (["Mix.", "2Stir in peas.", "3Purée it.", "4Tbsp oil goes in.", "7Up is added."],
+         ("Mix.", "Stir in peas.", "Purée it.", "4Tbsp oil goes in.", "7Up is added."), ""),
+        (["Chill. (Can be made a day ahead. Cover.", "Bake (350°F) until done.)"],
+         ("Chill. (Can be made a day ahead. Cover.)", "Bake (350°F) until done."), "brackets"),
         (["1. Mix. 2. Bake for 3. Serve"], ("Mix.", "Bake for", "Serve"), "numbered"),
         (["1. Mix 2. eggs and 3) rest"], ("Mix 2. eggs and 3) rest",), ""),
         (["Serve with 2. Then 1. eat."], ("Serve with 2. Then 1. eat.",), ""),

@@ -15,12 +15,41 @@ _JOINS = re.compile(r"(?:or|and|and/or) ")
 _LISTED = re.compile(r"(?:\A| )and ", re.IGNORECASE)
 _NO_LIST = re.compile(r"\bor\b|(?<=[a-z])ed\b", re.IGNORECASE)  # "corn, husks removed"
 _WORD = re.compile(r"[^\W\d_]{2,}")
+_CHOICE = re.compile(
+    r"(?:,[^,()]{2,30}){0,3},? or (?P<same>other )?(?P<other>[^,()]{3,60}?) ?(?= or |[,(]|\Z)"
+)  # "Fuji, Gala, or Honeycrisp apples"
+_NO_FOODS = frozenset({"homemade", "prepared", "purchased", "store-bought"})
+_SENTENCE = re.compile(r"(?<=[a-z]{3})[.!?] (?=[A-Z])")  # the end of a name before a remark
+_SIGNS = " .;:/<>*_#"
 
 
 @lru_cache(maxsize=1 << 16)
 def ingredient_name(line: str) -> str:
-    """The food an ingredient line names, without quantity, unit, preparation and commas."""
-    return one_name(parse_line(line).name)
+    """The food an ingredient line names, without quantity, unit, preparation and commas.
+
+    >>> ingredient_name("1 Turkish or 1/2 California bay leaf")
+    'Turkish bay leaf'
+    """
+    name = one_name(parse_line(line).name)
+    if " or " in line and " " not in name:
+        name = _with_noun_of_choice(name, line)
+    return _SENTENCE.split(name, maxsplit=1)[0].strip(_SIGNS) or name
+
+
+def _with_noun_of_choice(name: str, line: str) -> str:
+    """A name of one word with the noun that follows its alternative: "Turkish or ... bay leaf"."""
+    start = line.find(name)
+    choice = _CHOICE.match(line, start + len(name))
+    if choice is None or (start == 0 and not choice["same"]):
+        return name
+    if is_quality(name) or name in _NO_FOODS:  # "fresh or 1 pound frozen rhubarb"
+        return one_name(parse_line(line[choice.start("other") :]).name)
+    *before, last = one_name(parse_line(choice["other"]).name).split()
+    if not name[0].isupper() or not before or not last.islower():
+        return name
+    named = [n for n, word in enumerate(before) if word[0].isupper()]
+    noun = [*before[named[-1] + 1 :], last] if named else [last]
+    return f"{name} {' '.join(noun)}"
 
 
 def one_name(name: str) -> str:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from toque.cooking.ingredients.amounts import IngredientLine
-from toque.cooking.ingredients.names import one_name, stem
+from toque.cooking.ingredients.names import ingredient_name, stem
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.labels.foods import NUTRIENTS, Food, find_food, grams_of, is_food
 from toque.cooking.recipe import Recipe
@@ -68,7 +68,7 @@ def line_facts(text: str) -> LineFacts:
         stems.add(stem(named.name.rpartition(" ")[2]))
     return LineFacts(
         line=line,
-        name=one_name(line.name),
+        name=ingredient_name(text),
         food=food,
         is_food=is_food(line.name),
         is_named=named is not None,

@@ -13,16 +13,21 @@ from functools import lru_cache
 from html.entities import html5
 from typing import Final
 
-from toque.cooking.schemas.repairs import only_measures, rejoined
+from toque.cooking.ingredients.vocabulary import ADVERBS, PREPARED
+from toque.cooking.schemas.repairs import LOST_SPACES, only_measures, rejoined
+from toque.cooking.text_keys import has_action_verb, words_of
 from toque.sources.documents import composed
 
-_CLEAN = re.compile(r"[ -%'-;=-Z\\-~]*")  # ASCII without "&", "<" and "["
+_CLEAN = re.compile(r"[ -%'-;=?-Z\\-~]*")  # ASCII without "&", "<", ">" and "["
 _LINE_MARKUP = re.compile(r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
 _MARKUP = re.compile(r"<[a-zA-Z/!][^<>]*>")
 _NO_CHARACTER = re.compile(r"&#(?:[xX]0*+[0-9a-fA-F]{7,}+|0*+[0-9]{8,}+);?")
+_REMNANT = re.compile(r'"*(?<![-=])[<>](?! ?[\d=])"*')  # half of a tag
 _BROKEN_ENTITY = re.compile(
     r"#?&(?P<number>\d{2,4});{1,2}|&[; ]?(?P<name>amp|deg|nbsp|frac\d\d"
-    r"|[a-z](?:acute|grave|circ|uml|cedil|tilde|ring));|&(?P<letter>[a-z]);",
+    r"|[a-z](?:acute|grave|circ|uml|cedil|tilde|ring));"
+    r"|&(?P<base>[aeiou])[a-z]?(?P<accent>cute|acute|grave|circ|uml|tilde);"
+    r"|(?P<degree>&def;(?=[FC]\b))|&(?=[à-ÿ])|&(?P<letter>[a-z]);",
     re.IGNORECASE,
 )  # an entity without its "#", with a mark or a blank too many, or in capitals; "M&M;" is none
 _LINK = re.compile(r"\[([^\[\]]{1,200})\]\([^()\s]{1,300}\)")
@@ -53,14 +58,33 @@ _STEP_NUMBER = re.compile(
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[^\W\d_]")
+_LOST_NUMBER: Final = re.compile(
+    r"(?:(?:cups?|tsps?|tbsps?|teaspoons?|tablespoons?)\.? (?=[A-Za-z])"
+    r"|(?:Cups?|Tsps?|Tbsps?|Teaspoons?|Tablespoons?)\.? (?=[a-z]))"
+    r"(?!(?:of|or|and|plus|cakes?|noodles?)\b)"
+)  # the unit of "cup sugar", which lost its number
+_STEP_IN_LIST: Final = re.compile(
+    r"(?:\d{1,2}[.)]?\s*)?(?:Add|Bake|Bring|Combine|Cook|Cut|Fill|Fold|Heat|Mix|Place|Pour|Preheat|Put"
+    r"|Remove|Return|Stir|Take|Transfer|Turn|Whisk) (?!of\b)(?:[\w'-]+,? ){0,4}?"
+    r"(?:the|all|it|them|in|into|until|together|over|on an?|to an?)\b"
+)
+_PREPARING: Final = (PREPARED | ADVERBS | {"and", "or", "juice", "peel", "reserved", "skin"}) - {
+    "ground", "dried", "smoked", "mixed",
+}  # fmt: skip
+_DANGLING: Final = re.compile(r"[\s,;]*(?:\b(?:about|such as|see|or|and|with|plus)[\s,;]*)?\Z")
 _HEADING_CHARS: Final = 24
+BRACKETS: Final = "brackets closed or removed"
 _BARE_HEADING: Final = re.compile(
     r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)(?:\s*\d{1,2})?"
     r"|method|methods|directions?|instructions?|preparation|steps)\W*",
     re.IGNORECASE,
 )  # lines that only announce a step
-_BOLD: Final = re.compile(r"(?<![*_])(\*\*|__)(?=[^\s*_])([^*_]{1,300}+)(?<!\s)\1(?![*_])")
-_GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+,? )")
+_GLUED: Final = re.compile(
+    r"(?:[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))|:(?<=[a-z][a-z]:))"
+    r"(?=(?!Com\b)[A-ZÀ-Þ][\w'’-]*(?:[,:!.?]?(?:\s|\Z)|/[a-z]))"
+    r"|[.!](?<=[a-z]{4}[.!])(?=[a-z]{3,} )(?!(?:com|org|net|edu|gov|html?|gif|jpg)\b)"
+)
+_GLUED_NUMBER: Final = re.compile(r"(\d{1,2})(?=([A-ZÀ-Þ][a-zà-ÿ]+)\b)")
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
 _DIGIT = re.compile(r"\d")
 _FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]++[ '&-]*+){1,4}+", re.IGNORECASE)
@@ -88,8 +112,8 @@ def _repair(text: str, notes: Counter[str]) -> str:
         unescaped = decoded_entities(decoded_entities(text))  # "&amp;frac12;" occurs: escaped twice
         notes["HTML entities decoded"] += unescaped != text
         text = _LINE_ENDS.sub("\n", unescaped)
-    if "<" in text:
-        bare = _MARKUP.sub(" ", _LINE_MARKUP.sub("\n", text))
+    if "<" in text or ">" in text:
+        bare = _REMNANT.sub("", _MARKUP.sub(" ", _LINE_MARKUP.sub("\n", text)))
         notes["HTML tags removed"] += bare != text
         text = bare
     if "](" in text:
@@ -118,9 +142,14 @@ def decoded_entities(text: str) -> str:
 
 def _mended(entity: re.Match[str]) -> str:
     number, name, letter = entity.group("number", "name", "letter")
+    base, accent = entity.group("base", "accent")
     if name:
         return f"&{name if name + ';' in html5 else name.lower()};"
-    return f"&#{number};" if number else f"&{letter}"
+    if number:
+        return f"&#{number};"
+    if base:  # "&ocute;" and "&eaacute;"
+        return f"&{base}{'acute' if accent == 'cute' else accent};"
+    return "°" if entity["degree"] else f"&{letter}" if letter else ""
 
 
 def clean_title(text: str, notes: Counter[str]) -> str:
@@ -137,22 +166,53 @@ def clean_ingredients(items: Sequence[str], notes: Counter[str]) -> tuple[str, .
     """Ingredient lines of a record without bullets, empty items and sub-headings."""
     found = [_ingredient_item(text) for text in _item_lines(items, notes)]
     notes.update(note for _, note in found if note)
-    return tuple(line for line, note in found if not note)
+    return tuple(line for line, _ in found if line)
 
 
 @lru_cache(maxsize=1 << 15)
 def _ingredient_item(line: str) -> tuple[str, str]:
-    """A clean ingredient line without its bullet and "", or "" and the note with the reason."""
+    """A clean ingredient line or "", and the note on its repair or removal or ""."""
     line = line.strip()
     bullet = _BULLET.match(line)
     line = line[bullet.end() :] if bullet else line
     if not line:
         return "", "empty lines"
+    note = ""
+    if number := _GLUED_NUMBER.match(line):
+        line, note = f"{number[1]} {line[number.end() :]}", LOST_SPACES
+    if line.count("(") != line.count(")"):
+        whole = _with_brackets(line)
+        line, note = whole, BRACKETS if whole != line else note
+    if unit := _LOST_NUMBER.match(line):
+        line, note = line[unit.end() :], "units that lost their number removed"
     if not _WORD.search(line):
         return "", "ingredient lines without a word"
     if len(line) <= _HEADING_CHARS and only_measures(line):
         return "", "ingredient lines that are only an amount"
-    return ("", "ingredient sub-headings") if is_subheading(line) else (line, "")
+    if len(line) <= 2 * _HEADING_CHARS and all(map(_PREPARING.__contains__, words_of(line))):
+        return "", "ingredient lines that only name a preparation"
+    if _STEP_IN_LIST.match(line):
+        return "", "steps among the ingredients removed"
+    return ("", "ingredient sub-headings") if is_subheading(line) else (line, note)
+
+
+def _with_brackets(text: str) -> str:
+    """A text with an open bracket at its end closed, or without one that says nothing.
+
+    >>> _with_brackets("1 cup stock (such as Knorr"), _with_brackets("1 pork loin (about")
+    ('1 cup stock (such as Knorr)', '1 pork loin')
+    """
+    start = text.rfind("(")
+    if text.count("(") == text.count(")") + 1 and start > text.rfind(")"):
+        inside = text[start + 1 :]
+        inside = inside[: _DANGLING.search(inside).start()]  # type: ignore[union-attr]
+        sentence, stop, rest = inside.partition(". ")
+        if stop and sentence[:1].islower():  # "(as for a pie. Chop the pecans."
+            return f"{text[:start]}({sentence}). {rest}"
+        return f"{text[:start]}({inside})" if _WORD.search(inside) else text[:start].rstrip(" ,")
+    if text.endswith(")") and text.count(")") == text.count("(") + 1:
+        return text[:-1]
+    return text
 
 
 def is_subheading(line: str) -> bool:
@@ -185,9 +245,15 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
             bare = bare[bullet.end() :]
         if number := _STEP_NUMBER.match(bare):
             bare = bare[number.end() :]
+        elif (glued := _GLUED_NUMBER.match(bare)) and _is_number_of_step(glued, len(steps) + 1):
+            bare = bare[glued.end() :]
         if not _WORD.search(bare):
             notes["steps without a word"] += 1
             continue
+        if bare.count("(") != bare.count(")") and bare[-1] in ".!?)":
+            closed = _with_brackets(bare)
+            notes[BRACKETS] += closed != bare
+            bare = closed
         if len(bare) <= _HEADING_CHARS and _BARE_HEADING.fullmatch(bare):
             notes["step lines that only say Step 1, Method or the like"] += 1
             continue
@@ -200,13 +266,15 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
     return tuple(steps)
 
 
+def _is_number_of_step(glued: re.Match[str], position: int) -> bool:
+    """True if a number that a word follows without a blank counts the step: "3Stir in the peas"."""
+    number, word = glued.groups()
+    return has_action_verb(word) or (int(number) == position and not only_measures(word))
+
+
 def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
-    """Steps without Markdown and glued sentences, split at numbers."""
+    """Part glued sentences, and steps that are numbered on one line."""
     for line in lines:
-        if "**" in line or "__" in line:
-            bare = _BOLD.sub(r"\2", line)
-            notes["texts with Markdown"] += bare != line
-            line = bare  # noqa: PLW2901
         if _GLUED.search(line):
             notes["sentences glued together parted"] += 1
             line = _GLUED.sub(r"\g<0> ", line)  # noqa: PLW2901

@@ -1,4 +1,4 @@
-"""Credits, notices and headings among scraped steps: removed, each counted with its reason.
+"""Credits and notices among scraped steps: removed, each counted with its reason.
 
 They are what a page prints beside its steps: "Photograph by ...", a title and an author on lines of
 their own, "Serves 6.", "Wine: ...", "Watch Now", nutrition facts. Every pattern is anchored at the
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import pairwise
 from typing import Final
 
-from toque.cooking.text_keys import ACTION_VERBS, VERB_FORMS, has_action_verb, words_of
+from toque.cooking.text_keys import ACTION_VERBS, has_action_verb, words_of
 
 CREDITS: Final = "credits among the steps removed"
 NOTICES: Final = "notices of the page among the steps removed"
@@ -21,8 +20,6 @@ SHOPPING: Final = "shopping notes among the steps removed"
 YIELDS: Final = "yields among the steps removed"
 WINES: Final = "notes on wine among the steps removed"
 NOTES: Final = "notes and tips among the steps removed"
-HEADINGS: Final = "step lines that only say Step 1, Method or the like"
-PARTS: Final = "section names joined to their step"
 
 MOST_CHARS: Final = 300  # longest credit or note; a longer line is left alone
 _OPEN: Final = r"[\W_]{0,4}"
@@ -135,30 +132,7 @@ _INFO: Final = re.compile(rf"{_OPEN}ingredient (?:info|tips?|notes?) ?:", re.IGN
 _OPENS_NOTE: Final = re.compile(
     rf"\*|{_OPEN}(?:an? [^.:,;\d]{{3,60}};? )?(?:available|sold|found) ", re.IGNORECASE
 )
-_BARE: Final = frozenset(
-    """
-    ingredients|ingredient|procedure|cooking directions|cooking instructions|cooking method
-    |how to make|how to make it|how to prepare|how to cook|preparation method
-    |preparation instructions|preparation steps|method of preparation|directions for preparation
-    |zubereitung|postup|préparation|preparación|preparazione|procedimento|procedimiento|bereiding
-    |bereidingswijze|tillagning|modo de preparo|fremgangsmåde|przygotowanie|elaboración|instruções
-    |instruktioner|realisation|réalisation|la préparation|la recette|so geht's|die zubereitung
-    |let's cook|recipe
-    """.replace("\n", " ")
-    .replace("  ", "")
-    .strip()
-    .split("|")
-)  # lines that only announce steps, in addition to those of `cleaning`
-PART_NOUNS: Final = frozenset(
-    """
-    assembly base batter brine cake cakes crepes crust custard dough dressing filling frosting
-    garnish glaze icing marinade meatballs pastry sauce streusel stuffing topping vinaigrette
-    """.split()  # noqa: SIM905
-)
-_FOR_THE: Final = re.compile(r"(?:for|to make) (?:the )?[a-z][a-z '&-]{2,32}", re.IGNORECASE)
-_ANNOUNCED: Final = _BARE | {"directions", "instructions", "method", "preparation", "steps"}
 _SHORT: Final = 40
-_BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
 _SMALL: Final = frozenset({"and", "by", "de", "del", "di", "of", "the", "von", "&"})
 _DIGIT: Final = re.compile(r"\d")
 _LONG_WORD: Final = re.compile(r"\A[^\W\d_]+|[^\W\d_]{5,}")
@@ -194,40 +168,13 @@ def is_note(line: str) -> bool:
 
 
 def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
-    """Clean steps without credits, notices and bare headings; `notes` counts what went."""
+    """Clean steps without credits and notices; `notes` counts what went."""
     if not steps:
         return steps
-    kept: list[str] = []
-    heading = ""
     steps = tuple(step if _why_removed(step) else _without_end(step, notes) for step in steps)
     reasons = _reasons(steps)
-    ends = "".join(".-"[step[-1:] not in _STOPS] for step in steps)
-    # A heading before every paragraph may be longer.
-    most = 2 * _SHORT if 3 <= ends.count("-") <= 2 * ends.count(".") else _SHORT
-    # A step without a full stop that is longer than the one with it that follows heads nothing.
-    even = any(
-        ends[i : i + 2] == "-." and len(a) >= len(b) for i, (a, b) in enumerate(pairwise(steps))
-    )
-    if "---" in ends or ends[-1] == "-" or even:
-        most = _SHORT
-    headed = all(len(step) <= most or end == "." for step, end in zip(steps, ends, strict=True))
-    for step, following, why in zip(steps, (*steps[1:], ""), reasons, strict=True):
-        if why:
-            notes[why] += 1
-            continue
-        if following and (_is_part(step) or (headed and _is_heading(step, following, most))):
-            heading += f"{step}: "
-            notes[PARTS] += 1
-            continue
-        head, colon, rest = step[: _SHORT + 1].partition(":")
-        if colon and rest.strip() and head.strip(" .*_#-=").casefold() in _ANNOUNCED:
-            notes[HEADINGS] += 1
-            step = step[len(head) + 1 :].lstrip(" *_")  # noqa: PLW2901
-        kept.append(heading + step)
-        heading = ""
-    if heading:
-        kept.append(heading.rstrip(": "))
-    return tuple(kept)
+    notes.update(why for why in reasons if why)
+    return tuple(step for step, why in zip(steps, reasons, strict=True) if not why)
 
 
 def _reasons(steps: tuple[str, ...]) -> list[str]:
@@ -266,8 +213,6 @@ def _why_removed(step: str) -> str:
     note = NOTES if _NOTE.match(step) else ""
     if len(step) > MOST_CHARS:
         return note
-    if len(step) <= _SHORT and step.strip(" :.*_#-=").casefold() in _BARE:
-        return HEADINGS
     if _CREDIT.match(step) or _AUTHOR.match(step) or _PUBLISHED.search(step):
         return CREDITS
     if _NOTICE.fullmatch(step):
@@ -304,23 +249,3 @@ def _is_on_wine(step: str) -> bool:
         return False
     named = _BOTTLE.search(step) is not None and not _WINE_WORDS.isdisjoint(words_of(step))
     return opener is not None or named or _VINTAGE.fullmatch(step) is not None
-
-
-def _is_heading(step: str, following: str, most: int) -> bool:
-    """True if a few words without a full stop head a step, where every long step has one."""
-    short = len(step) <= most and len(step.split()) <= most // 8
-    tells = most > _SHORT or len(following) > _SHORT or following[-1:] in ".!?"
-    return (
-        short and tells and step[:1].isupper() and step[-1:].isalpha() and not _DIGIT.search(step)
-    )
-
-
-def _is_part(step: str) -> bool:
-    """True if a step only names the part of the dish that the next ones make."""
-    step = _BRACKET.sub("", step)
-    if len(step) > _SHORT or not step[-1:].isalpha() or _DIGIT.search(step):
-        return False
-    *before, last = words_of(step) or [""]
-    if _FOR_THE.fullmatch(step):
-        return last in PART_NOUNS or (step[:8].casefold() == "for the " and len(before) <= 4)
-    return last in PART_NOUNS and len(before) <= 2 and VERB_FORMS.isdisjoint(before)

@@ -10,6 +10,7 @@ from toque.cooking.schemas.columns import Role, Shape, ingredients_in_steps, sha
 from toque.cooking.schemas.item_objects import UNUSED, ItemReader
 from toque.cooking.schemas.list_fields import BrokenListError, lines_in, printed, text_of, words_in
 from toque.cooking.schemas.repairs import (
+    DOUBLED_LISTS,
     only_a_link,
     rejoined,
     untokenised,
@@ -96,6 +97,7 @@ def _repaired(record: Record, notes: Counter[str]) -> Record:
     if len(steps) == 1 and "\n" in steps[0]:
         steps = [line for line in steps[0].splitlines() if line.strip()]
     steps = without_repeat(steps, notes)
+    lines = without_repeat(lines, notes, DOUBLED_LISTS)
     if only_a_link(steps):
         notes["steps that only link to a page"] += 1
         steps = []

@@ -20,6 +20,7 @@ from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_tex
 from toque.cooking.recipe_scores import MIN_CHARS
 from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean_text, clean_title
 from toque.cooking.schemas.credits import without_credits
+from toque.cooking.schemas.headings import with_headings_joined
 from toque.cooking.schemas.repairs import without_misprints
 from toque.cooking.schemas.sections import without_sections
 from toque.cooking.text_keys import has_action_verb
@@ -44,6 +45,7 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         return "no title"
     ingredients = without_sections(clean_ingredients(lines, notes), notes)
     directions = without_credits(clean_steps(steps, notes), notes)
+    directions = with_headings_joined(directions, notes)
     if not ingredients:
         return "no ingredients"
     notes[f"ingredient lines over {MAX_CHARS:,} characters, only their beginning parsed"] += sum(

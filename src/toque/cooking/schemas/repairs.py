@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from toque.cooking.text_keys import has_action_verb
 
@@ -27,10 +27,10 @@ _GOES_ON = re.compile(
     r"\s*+(?:(?:and|or|until|to|with|of|in|into|at|about|from|for|by(?! [A-Z]))\b(?! the\b)|[fc]\b)"
 )
 _HANGS = re.compile(
-    r"(?<![^\W_])(?:a|an|and|about|approx|at|by|deg|for|from|if|in|into|med|no\.?|of|on|or|over|than|the|then|to|until"
+    r"(?<![\w-])(?:a|an|and|about|approx|at|by|deg|for|from|if|in|into|med|no\.?|of|on|or|over|than|the|then|to|until"
     r"|when|with|your|\d++)\s*+\Z",
     re.IGNORECASE,
-)  # endings of a line that end no sentence; a number may be one, before its unit
+)  # endings of a line that end no sentence ("bone-in" ends one); a number may precede its unit
 _SURELY_HANGS = re.compile(r"\b(?:a|an|and|(?<!courtesy )of|than|the|with|your)\s*+\Z")
 _SHORTENED = re.compile(
     r"(?<![^\W_])(?:sec|min|hr|oz|lb|tsp|tbsp|pkg|qt|pt|approx|in|temp|deg)s?\.\s*+\Z",
@@ -41,21 +41,62 @@ _UNITS = (
     r"|lit(?:er|re)s?|quarts?|qts?|inch(?:es)?|[cm]m|hours?|hrs?|minutes?|mins?|seconds?|degrees?)"
 )
 _MEASURE = re.compile(rf"\s*+(?P<decimal>\d{{1,2}} ?)?(?:{_UNITS}\b|x ?\d)")
-_MEASURES = re.compile(rf"(?:[\d\W]*+(?:{_UNITS}|each|about|or|to|x)\b)+[\d\W]*", re.IGNORECASE)
+_MEASURES = re.compile(
+    rf"(?:[\d\W]*+(?:{_UNITS}|servings?|each|about|or|to|x)\b)+[\d\W]*", re.IGNORECASE
+)
 _DECIMALS = {"5", "25", "75"}
 _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
 _HEADING_CHARS = 40  # longest heading or item of a list; a small letter may follow it
 _END_CHARS = 24  # characters at the end of a step that are searched for the end of its sentence
+_BRACKET_LINES = 3  # most lines over which an open bracket is closed
 _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"
+LOST_SPACES = "recipes with lost spaces restored"
+_DOUBLED = "recipes with doubled words or full stops"
+DOUBLED_LISTS = "doubled lists of ingredients"
+_EMPHASIS = "texts with Markdown"
+_ACCENTS = {
+    "saut": "sauté", "sauted": "sautéed", "jalapeo": "jalapeño", "jalapeos": "jalapeños",
+    "crme": "crème", "brle": "brûlée", "frache": "fraîche", "pured": "puréed", "gruyre": "gruyère",
+    "nioise": "niçoise", "consomm": "consommé", "souffl": "soufflé", "souffls": "soufflés",
+    "flamb": "flambé", "provenal": "provençal", "habaero": "habañero", "habaeros": "habañeros",
+    "apptit": "appétit", "chvre": "chèvre", "crpe": "crêpe", "crpes": "crêpes",
+}  # fmt: skip  # words that lost an accented letter; none of them is another word
 _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pattern, repair, note
     (signs, re.compile(pattern), right, what)
     for signs, pattern, right, what in (
+        (("epi:",), r" ?/?epi:recipe[Ll]ink(?: id=\"?\d*\"?)? ?/?[<>]?(?:\d<)?", " ",
+         "HTML tags removed"),
         ((" ,", " ."), r"(?<=[^\s\d.,]) +([,.])(?=\s(?!\.)|\Z)", r"\1", _SPACES),
-        (("(",), r"\( ?[,;] ?(?=\S)", "(", _SPACES),
+        ((" ,",), r" ,(?=[a-z])", ", ", _SPACES),
+        (("(",), r"\((?: ?[,;] ?| (?:- (?=\d))?)(?=\S)", "(", _SPACES),
+        ((" )",), r"(?<=[\w.,;!?)\"'”’®%]) \)", ")", _SPACES),
+        ((",",), r",(?<=[a-z],)(?=[a-z]{2})", ", ", LOST_SPACES),
+        (("(",), r"\((?<=[a-z]{2}\()(?=optional\)|[a-z]{2,12} )", " (", LOST_SPACES),
+        ((")",), r"(\((?:R|packed|about|[^()\n]{0,40}[\d ][^()\n]{0,40})\))(?=[A-Za-z]{3})", r"\1 ",
+         LOST_SPACES),
+        (("..", ",."), r"(?<=[^\s.])(?:,\.(?=\s|\Z)|\.\.(?![./\\]))", ".", _DOUBLED),
+        ((" the the ", " and and ", " of of ", " in in ", " to to ", " for for ", " with with ",
+          " a a ", " into into "),
+         r" (the|and|of|in|to|for|with|a|into)(?= \1 )", "", _DOUBLED),
+        (("*", "_"), r"(?<![\w*_])(\*{1,3}|_{1,3})(?=[^\s*_])([^*_\n]{1,300}+)(?<!\s)\1(?![\w*_])",
+         r"\2", _EMPHASIS),
+        (("*F", "* F", "^F", "^f", "0*", "5*"),
+         r"(?<=\d)[*^] ?(?=[Ff]\b)|(?<=\b[1-5]\d[05])\*(?=[\s.,]|\Z)", "°",
+         "recipes with signs for degrees"),
+        (("u0026",), r"\bu0026(?=\s)", "&", "HTML entities decoded"),
         ((" /", "/ "), r"(?<=\d)(?: /|/(?= )) ?(?=\d)", "/", _FRACTIONS),
         # "11/2"
+        (("malls ", "ediums ", "arges "), r"(?<=\d )(small|medium|large)s(?= [a-z])", r"\1",
+         _SPACES),
+        (("((",), r"\(\(([^()\n]*)\)\)", r"(\1)", _DOUBLED),
+        (("nt ", "nt,"),
+         r"\b((?i:are|could|did|does|do|had|has|have|is|should|was|were|would)n)(?=t\b)",
+         r"\1'", "recipes with lost apostrophes"),
+        (("ou", "hey", "here"),
+         r"\b((?i:you|they))(?=(?:ll|re|ve)\b)|\b((?i:there))(?=s\b)", r"\1\2'",
+         "recipes with lost apostrophes"),
         (("/",), r"(?<![\d/.,])(\d)(?=(?:1/[2348]|[23]/[34])(?![\d/]))", r"\1 ", _FRACTIONS),
         # "12 cup" and "1 12 cups": an import into RecipeNLG dropped the slash.
         (("12 ", "13 ", "14 ", "18 ", "23 ", "34 "),
@@ -74,6 +115,8 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
         (("*", "¹", "²", "³", "⁴", "⁵", "†", "‡"),
          (r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
           r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)"), r"\1", "recipes with marks of footnotes"),
+        *(((wrong[1:],), rf"\b([{wrong[0]}{wrong[0].upper()}]){wrong[1:]}\b[´`]?(?![$¿])",
+           rf"\1{right[1:]}", "recipes with lost accents") for wrong, right in _ACCENTS.items()),
     )
 ]  # fmt: skip
 _LOST_SPACE = re.compile(r"[\W_]+")
@@ -102,24 +145,32 @@ def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
     return found
 
 
-def without_repeat(steps: list[str], notes: Counter[str]) -> list[str]:
-    """Steps without a second copy of all instructions."""
-    start = steps[0][:_ALIKE_CHARS] if steps else ""
-    if len(steps) > MAX_STEPS or not any(step.startswith(start) for step in steps[1:]):
-        return steps
-    bare = [_LOST_SPACE.sub("", step).casefold() for step in steps]
+def without_repeat(
+    lines: list[str], notes: Counter[str], note: str = "doubled instructions"
+) -> list[str]:
+    """Drop a second copy of all instructions or ingredients, and a long line that repeats."""
+    start = lines[0][:_ALIKE_CHARS] if lines else ""
+    if len(lines) > MAX_STEPS:
+        return lines
+    if any(a == b and len(a) >= MIN_DOUBLED_CHARS for a, b in pairwise(lines)):
+        notes["lines that repeat the line before"] += 1
+        lines = [line for line, before in zip(lines, ("", *lines), strict=False)
+                 if line != before or len(line) < MIN_DOUBLED_CHARS]  # fmt: skip
+    if not any(line.startswith(start) for line in lines[1:]):
+        return lines
+    bare = [_LOST_SPACE.sub("", line).casefold() for line in lines]
     whole = "".join(bare)
     half = len(whole) // 2
     if half >= MIN_DOUBLED_CHARS and whole[:half] == whole[half:]:
         ends = list(accumulate(map(len, bare)))
         if half in ends:
             at = ends.index(half) + 1
-            notes["doubled instructions"] += 1
-            return max(steps[:at], steps[at:], key=len)  # keep the copy with more steps
+            notes[note] += 1
+            return max(lines[:at], lines[at:], key=len)  # keep the copy with more lines
     if len(bare[0]) >= MIN_DOUBLED_CHARS and "".join(bare[1:]).startswith(bare[0]):
-        notes["doubled instructions"] += 1
-        return steps[1:]  # one paragraph, then again step by step
-    return steps
+        notes[note] += 1
+        return lines[1:]  # one paragraph, then again line by line
+    return lines
 
 
 def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -> list[str]:
@@ -133,9 +184,15 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
     cased = steps[0][:1].isupper() and any(_ENDS_SENTENCE.search(s[-_END_CHARS:]) for s in steps)
     found: list[list[str]] = []
     before, length = "", 0
-    for step in steps:
+    in_brackets = 0  # following lines of the bracket that is open
+    for i, step in enumerate(steps):
         cut = anywhere or length > _HEADING_CHARS
         glue = _glue(before, step, cased=cased, anywhere=cut) if found else None
+        if in_brackets:
+            glue = glue or " "
+            in_brackets -= 1
+        elif step.rfind("(") > step.rfind(")"):
+            in_brackets = _lines_to_bracket(steps[i + 1 : i + 1 + _BRACKET_LINES])
         if glue is None:
             found.append([step])
         else:
@@ -144,6 +201,17 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
             notes["sentences split in the middle rejoined"] += 1
         before, length = step[-_END_CHARS:], len(step)
     return list(map("".join, found))
+
+
+def _lines_to_bracket(steps: list[str]) -> int:
+    """Number of lines up to the one that closes a bracket; 0 if none of them does."""
+    for n, step in enumerate(steps, start=1):
+        close = step.find(")")
+        if "(" in step[:close] or _LISTED.match(step):
+            break
+        if close >= 0:
+            return n
+    return 0
 
 
 def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
@@ -179,17 +247,21 @@ def only_measures(line: str) -> bool:
 def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
     """Lines with their fractions whole, and without stray blanks and marks of footnotes."""
     text = "\n".join(lines)
+    repairs: set[str] = set()
     for signs, pattern, right, what in _MISPRINTS:
         if any(sign in text for sign in signs) and pattern.search(text):
             found = [pattern.sub(right, line) for line in lines]
-            notes[what] += found != lines
+            repairs |= {what} if found != lines else set()
             lines = found
+    notes.update(repairs)
     return lines
 
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
     """Lines without the spaces that Food.com's export put before every mark."""
-    found = [_TWO_COMMAS.sub(",", _SPACED_MARK.sub(r"\1", line)) for line in lines]
+    found = [
+        _TWO_COMMAS.sub(",", _SPACED_MARK.sub(r"\1", line)).replace("( ", "(") for line in lines
+    ]
     notes[_SPACES] += found != lines
     return without_misprints(found, notes)
 

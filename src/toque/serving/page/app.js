@@ -135,7 +135,7 @@ function idea([dish, foods]) {
   const button = element("button", { type: "button" }, element("strong", {}, dish), ` ${foods}`);
   button.addEventListener("click", () => {
     fill({ dish, style: "", ingredients: foods.split(", "), avoid: [], servings: 4 });
-    at("go").focus();
+    form.requestSubmit();
   });
   return element("li", {}, button);
 }

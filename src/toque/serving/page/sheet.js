@@ -65,7 +65,7 @@ export class Sheet {
     showVerdict(this.#parts, verdict);
     await Promise.all([
       classes.then((found) => showClasses(this.#parts.classes, found)),
-      this.#list.open(this.text),
+      this.#list.open(this.text, verdict.asked),
     ]);
   }
 

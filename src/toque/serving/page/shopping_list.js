@@ -7,6 +7,7 @@ export class ShoppingList {
   #parts;
   #title;
   #recipe = "";
+  #requested = [];
   #items = [];
   #asked = 0;
 
@@ -22,9 +23,10 @@ export class ShoppingList {
     });
   }
 
-  /** Make the list of a recipe's text. */
-  async open(text) {
+  /** Make the list of a recipe's text, and of requested ingredients that only its steps name. */
+  async open(text, requested) {
     this.#recipe = text;
+    this.#requested = requested;
     await this.#fetch(null);
     say(this.#parts.estimated, "servings (an estimate; change it if you know better).");
   }
@@ -53,6 +55,7 @@ export class ShoppingList {
       text: this.#recipe,
       servings,
       makes,
+      asked: this.#requested,
     });
     if (number !== this.#asked) return;
     this.#parts.makes.value = found.makes;

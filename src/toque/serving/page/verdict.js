@@ -23,8 +23,13 @@ const NAMES = {
 const LOW_IS_GOOD = new Set(["hallucinated_ingredients"]);
 const percent = new Intl.NumberFormat("en", { style: "percent" });
 
-/** Show scores, and which ingredients were asked for, missed, or to be left out. */
-export function showVerdict(parts, { scores, asked, missed, avoided, hint }) {
+const USED = ["good", "✓", "used"];
+const UNLISTED = ["partly", "!", "in the steps, not in the list"];
+const MISSED = ["bad", "✕", "missed"];
+const AVOIDED = ["bad", "✕", "to be left out, and there"];
+
+/** Show scores, and which ingredients were asked for, not listed, missed, or to be left out. */
+export function showVerdict(parts, { scores, asked, missed, unlisted, avoided, hint }) {
   const { recipe_score: score, ...others } = scores;
   if (score === undefined) return; // no recipe was asked for
   parts.verdict.hidden = false;
@@ -33,8 +38,8 @@ export function showVerdict(parts, { scores, asked, missed, avoided, hint }) {
     " of 1; what people write has about 0.9",
   );
   parts.asked.replaceChildren(
-    ...asked.map((food) => mark(food, missed.includes(food) ? "missed" : "used")),
-    ...avoided.map((food) => mark(food, "to be left out, and there")),
+    ...asked.map((food) => mark(food, missed.includes(food) ? MISSED : unlisted.includes(food) ? UNLISTED : USED)),
+    ...avoided.map((food) => mark(food, AVOIDED)),
   );
   say(parts.hint, hint);
   parts.scores.replaceChildren(
@@ -50,10 +55,9 @@ export function showVerdict(parts, { scores, asked, missed, avoided, hint }) {
   );
 }
 
-function mark(food, how) {
-  const good = how === "used";
-  const sign = element("span", { ariaHidden: "true" }, good ? "✓" : "✕");
-  return element("li", { className: good ? "good" : "bad" }, sign, ` ${food} `, element("small", {}, how));
+function mark(food, [className, sign, meaning]) {
+  const symbol = element("span", { ariaHidden: "true" }, sign);
+  return element("li", { className }, symbol, ` ${food} `, element("small", {}, meaning));
 }
 
 /** Show the class of each task: the model's with its probability, else the one rules give. */

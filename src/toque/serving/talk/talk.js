@@ -9,6 +9,14 @@ const FORMS = {
   documents: "This model goes on with the text you type: it was trained on whole texts.",
   gaps: "This model was trained to fill gaps in texts, and answers nothing yet.",
 };
+const QUESTIONS = [
+  "What can I cook with rice, eggs and peas?",
+  "How do I keep rice from sticking?",
+  "What can I use instead of butter?",
+];
+const BEGINNINGS = ["Once upon a time", "To make a good soup, you need", "The most important tool in a kitchen is"];
+const EXAMPLES = { documents: BEGINNINGS, gaps: [] }; // by what a model was trained on; others answer questions
+const MOST_SCROLLED_PX = 160; // a reader who is further up is left there
 const KEY = "toque.talk";
 
 const at = (id) => document.getElementById(id);
@@ -68,6 +76,21 @@ function explain() {
   at("task-field").hidden = !tasks.length;
   say(at("model-hint"), FORMS[form] ?? "");
   at("system-field").hidden = form in FORMS;
+  say(at("greeting-model"), `${at("model").value} answers.`);
+  at("examples").replaceChildren(...(EXAMPLES[form] ?? QUESTIONS).map(example));
+}
+
+/** An example, which a click asks. */
+function example(text) {
+  const button = element("button", { type: "button" }, text);
+  button.addEventListener("click", () => void answer(text));
+  return element("li", {}, button);
+}
+
+/** Scroll to the end of the conversation, unless the reader has scrolled up. */
+function follow() {
+  const page = document.documentElement;
+  if (page.scrollHeight - innerHeight - scrollY < MOST_SCROLLED_PX) scrollTo(0, page.scrollHeight);
 }
 
 /** Begin a question with the prompt of the chosen task; its first field is there to be typed over. */
@@ -91,6 +114,7 @@ async function answer(question) {
   say(at("problem"), "");
   writing = new AbortController();
   const places = lay(at("turns").lastElementChild, models);
+  scrollTo(0, document.documentElement.scrollHeight);
   await Promise.all(models.map((model, i) => reply(model, places[i], before, turn)));
   writing = null;
   at("go").textContent = "Ask";
@@ -113,6 +137,7 @@ async function reply(model, place, before, turn) {
       if (piece.text) {
         turn.answers[model] = (turn.answers[model] ?? "") + piece.text;
         place.firstChild.textContent = turn.answers[model];
+        follow();
       } else {
         const seconds = (performance.now() - began) / 1000;
         const cut = piece.reason === "length" ? ", cut at the longest answer" : "";
@@ -157,6 +182,7 @@ function show() {
     }),
   );
   for (const id of ["undo", "fresh", "save"]) at(id).hidden = !turns.length;
+  at("greeting").hidden = turns.length > 0;
 }
 
 /** Places for answers below a question. */

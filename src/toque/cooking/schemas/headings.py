@@ -1,0 +1,182 @@
+"""Headings and lists among scraped steps: joined to the step they belong to, and counted.
+
+A page has "For the salsa" or "Knead the dough" on a line of its own, and a list of foods within
+its steps. A model would learn them as steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import pairwise
+from typing import Final
+
+from toque.cooking.schemas.repairs import only_measures
+from toque.cooking.text_keys import ACTION_VERBS, VERB_FORMS, words_of
+
+HEADINGS: Final = "step lines that only say Step 1, Method or the like"
+PARTS: Final = "section names joined to their step"
+LISTS: Final = "lists of foods among the steps joined to one step"
+
+_BARE: Final = frozenset(
+    """
+    ingredients|ingredient|procedure|cooking directions|cooking instructions|cooking method
+    |how to make|how to make it|how to prepare|how to cook|preparation method
+    |preparation instructions|preparation steps|method of preparation|directions for preparation
+    |zubereitung|postup|préparation|preparación|preparazione|procedimento|procedimiento|bereiding
+    |bereidingswijze|tillagning|modo de preparo|fremgangsmåde|przygotowanie|elaboración|instruções
+    |instruktioner|realisation|réalisation|la préparation|la recette|so geht's|die zubereitung
+    |let's cook|recipe
+    """.replace("\n", " ")
+    .replace("  ", "")
+    .strip()
+    .split("|")
+)  # lines that only announce steps, in addition to those of `cleaning`
+PART_NOUNS: Final = frozenset(
+    """
+    assembly base batter brine cake cakes crepes crust custard dough dressing filling frosting
+    garnish glaze icing marinade meatballs pastry sauce streusel stuffing topping vinaigrette
+    """.split()  # noqa: SIM905
+)
+_FOR_THE: Final = re.compile(r"(?:for|to make) (?:the )?[a-z][a-z '&-]{2,32}", re.IGNORECASE)
+_ANNOUNCED: Final = _BARE | {"directions", "instructions", "method", "preparation", "steps"}
+_BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
+_SHORT: Final = 40  # longest heading in characters, unless one precedes every paragraph
+_MIN_STOPS: Final = 0.75  # share of longer lines with a full stop from which a line without heads
+_STOPS: Final = frozenset('.!?)]…"”')
+_SENTENCE_ENDS: Final = frozenset(".!?")
+_DIGIT: Final = re.compile(r"\d(?!(?:st|nd|rd|th) )")
+_SLUG: Final = re.compile(r"[a-z]{4,20}(?:-[a-z]{2,20}){0,2}")  # "heating-oil", a name for a link
+_MAKES: Final = frozenset({"assemble", "make", "prepare"})
+_ITEM: Final = re.compile(
+    r"(?:\d[\d/ .,–-]*|[½¼¾⅓⅔⅛]|an? |(?:cups?|tsps?|tbsps?|tablespoons?|teaspoons?|pinch) )"
+    r"(?=\S).{2,60}|[a-zß-öø-ÿ][^.!?:;]{2,30}",
+    re.IGNORECASE,
+)
+_TELLS: Final = re.compile(
+    r"\b(?:at|for|if|into|minutes?|mins?|hours?|is|degrees?|on|over|the|them|then|to|until|with|you)\b|°",
+    re.IGNORECASE,
+)
+
+
+def with_headings_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
+    """Steps without lines that only head a step or name a food; `notes` counts those lines."""
+    kept: list[str] = []
+    heading = ""
+    steps = _with_lists_joined(steps, notes)
+    heads = _heads(steps)
+    for step, is_head in zip(steps, heads, strict=True):
+        if len(step) <= _SHORT and step.strip(" :.*_#-=").casefold() in _BARE:
+            notes[HEADINGS] += 1
+            continue
+        if is_head:
+            slug = _SLUG.fullmatch(step)
+            heading += "" if slug else f"{step}: "
+            notes[HEADINGS if slug else PARTS] += 1
+            continue
+        head, colon, rest = step[: _SHORT + 1].partition(":")
+        if colon and rest.strip() and head.strip(" .*_#-=").casefold() in _ANNOUNCED:
+            notes[HEADINGS] += 1
+            step = step[len(head) + 1 :].lstrip(" *_")  # noqa: PLW2901
+        kept.append(heading + step)
+        heading = ""
+    if heading:
+        kept.append(heading.rstrip(": "))
+    return tuple(kept)
+
+
+def _heads(steps: tuple[str, ...]) -> list[bool]:
+    """Whether each line heads the one after it."""
+    ends = "".join(".-"[step[-1:] not in _STOPS] for step in steps)
+    if all(step[-1:] in _SENTENCE_ENDS for step in steps):
+        return [False] * len(steps)
+    # A heading before every paragraph may be longer.
+    most = 2 * _SHORT if 3 <= ends.count("-") <= 2 * ends.count(".") else _SHORT
+    # A step without a full stop that is longer than the one with it that follows heads nothing.
+    even = any(
+        ends[i : i + 2] == "-." and len(a) >= len(b) for i, (a, b) in enumerate(pairwise(steps))
+    )
+    if "---" in ends or ends[-1] == "-" or even:
+        most = _SHORT
+    stops = [end == "." for step, end in zip(steps, ends, strict=True) if len(step) > most]
+    every = all(stops)
+    mostly = bool(stops) and sum(stops) >= _MIN_STOPS * len(stops)
+    return [
+        bool(following)
+        and (
+            _is_part(step)
+            or (every and _is_heading(step, following, most))
+            or (mostly and following[-1] in _STOPS and _is_name_of_part(step, following))
+        )
+        for step, following in zip(steps, (*steps[1:], ""), strict=True)
+    ]
+
+
+def _is_heading(step: str, following: str, most: int) -> bool:
+    """True if a few words without a full stop head a step, if every long step has one."""
+    short = len(step) <= most and len(step.split()) <= (most // 8 if most == _SHORT else most // 5)
+    tells = most > _SHORT or len(following) > _SHORT or following[-1:] in ".!?"
+    return (
+        short and tells and step[:1].isupper() and step[-1:].isalpha() and not _DIGIT.search(step)
+    )
+
+
+def _is_name_of_part(step: str, following: str) -> bool:
+    """True if a line names what the next one makes, if most long steps have a full stop."""
+    if len(following) <= len(step) or not following[:1].isupper():
+        return False
+    if _SLUG.fullmatch(step):
+        return True
+    words = words_of(step)
+    short = len(step) <= _SHORT and len(words) <= _SHORT // 8
+    if not (words and short and step[:1].isupper() and step[-1:].isalpha()):
+        return False
+    if words[-1] in _ANNOUNCED:
+        return True
+    if _DIGIT.search(step) or only_measures(words[0]):
+        return False
+    if words[0] in ACTION_VERBS:
+        return words[0] in _MAKES or words[-1] in PART_NOUNS
+    return VERB_FORMS.isdisjoint(words[1:])
+
+
+def _is_part(step: str) -> bool:
+    """True if a step only names the part of the dish that the next ones make."""
+    step = _BRACKET.sub("", step)
+    if len(step) > _SHORT or not step[-1:].isalpha() or _DIGIT.search(step):
+        return False
+    *before, last = words_of(step) or [""]
+    if _FOR_THE.fullmatch(step):
+        return last in PART_NOUNS or (step[:8].casefold() == "for the " and len(before) <= 4)
+    return last in PART_NOUNS and len(before) <= 2 and VERB_FORMS.isdisjoint(before)
+
+
+def _with_lists_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
+    """Steps with two or more foods on lines of their own joined to the step before them."""
+    n_stops = sum(step[-1:] in _STOPS for step in steps)
+    if not 0 < n_stops < len(steps) - 1 or not steps[0][:1].isupper():
+        return steps
+    kept: list[str] = []
+    foods: list[str] = []
+    for step in (*steps, ""):
+        if step and _names_food(step):
+            foods.append(step)
+            continue
+        if len(foods) > 1:
+            notes[LISTS] += 1
+            foods = ["; ".join(foods)]
+            if kept and kept[-1][-1] not in _STOPS:
+                mark = "; " if ":" in kept[-1].rstrip(": ") else ": "
+                foods = [f"{kept.pop().rstrip(':;, ')}{mark}{foods[0]}"]
+        kept += foods
+        foods = []
+        kept += [step] if step else []
+    return tuple(kept)
+
+
+def _names_food(step: str) -> bool:
+    """True if a line among steps is an item of a list of foods."""
+    if step[-1] in _STOPS or _ITEM.fullmatch(step) is None or _TELLS.search(step):
+        return False
+    words = words_of(step)
+    return bool(words) and words[0] not in ACTION_VERBS
