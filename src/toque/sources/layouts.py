@@ -34,7 +34,7 @@ _SEEN_BYTES = 8192
 _MOST_SEARCHED = 256 << 20  # bytes of JSON that are searched for a field; they take seconds
 # Columns that make rows without any other; a recipe's would be the first line of many a text.
 _ALONE = ("text", "Text", "TEXT", "messages", "conversations")
-_CONTROLS = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
+_CONTROLS = bytes([*range(9), *range(14, 27), 127])  # without separators, of which texts have many
 # By protocol; those before 2 are text, and obsolete since 2003.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 READ: Mapping[str, Callable[[Contents], Numbered]] = {

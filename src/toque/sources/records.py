@@ -301,9 +301,19 @@ def shortened(text: str | bytes, limit: int = MAX_CHARS) -> str:
     """Text of at most `limit` characters, valid in JSON."""
     if isinstance(text, bytes):
         text = text[: 4 * limit + 4].decode(errors="replace")
-    # A lone surrogate, which a JSON escape can hold, cannot be encoded in UTF-8.
-    whole = text[: limit + 1].encode(errors="replace").decode()
+    whole = replace_lone_surrogates(text[: limit + 1])
     return whole if len(whole) <= limit else whole[:limit].rstrip("\n") + "…"
+
+
+def replace_lone_surrogates(text: str) -> str:
+    r"""Replace each lone surrogate with U+FFFD, and join pairs: UTF-8 cannot hold the halves.
+
+    JSON can hold them as escapes, e.g. where a program cut an emoji.
+
+    >>> replace_lone_surrogates("\ud83c\udf72 and \ud83c") == "\U0001f372 and \ufffd"
+    True
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def pack(path: Path, number: int, kind: str, body: bytes, **meta: Any) -> Block:
