@@ -33,7 +33,7 @@ from toque.sources.decompress import UTF_8
 from toque.sources.documents import PairReader, TextReader
 from toque.sources.hub_datasets import saved_splits
 from toque.sources.layouts import shown_names
-from toque.sources.records import Source, examples_in
+from toque.sources.records import Source, examples_in, most_named
 from toque.sources.source_files import blocks_of, find_files, is_documentation
 from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
@@ -329,6 +329,7 @@ def _looked_at(source: Source) -> FoundSource:
     sizes = [float(file.plain_bytes) for file in files]
     kept, tokens, looked, read = 0, 0.0, 0.0, 0
     keys, texts = set[int](), list[str]()
+    fields, n_messages = Counter[str](), 0
     unused, dropped, notes = Counter[str](), Counter[str](), Counter[str]()
     # Blocks may end beyond the size that was estimated for their file.
     blocks = ((file, size, block) for file, size in zip(files, sizes, strict=True)
@@ -342,6 +343,9 @@ def _looked_at(source: Source) -> FoundSource:
         notes.update(examples.notes)
         keys.update(e.record_key for e in examples.examples)
         texts += [e.text for e in examples.examples if e.text]
+        turns = [turn for e in examples.examples for turn in e.turns]
+        fields.update(name for turn in turns for name in turn.fields)
+        n_messages += len(turns)
         tokens += sum(
             len(e.ids) / 4 if e.ids else (len(e.prompt) + len(e.target)) / _CHARACTERS_A_TOKEN
             for e in examples.examples
@@ -380,12 +384,29 @@ def _looked_at(source: Source) -> FoundSource:
         whole,
         (
             *unused_in_words([named]),
+            *_talks_in_words(source.path, fields, n_messages, notes),
             *([ENCODING_HINT] if foreign else []),
             *repeated,
             *_no_data(source),
         ),
         _drawn(texts),
     )
+
+
+def _talks_in_words(
+    path: str, fields: Counter[str], n_messages: int, notes: Counter[str]
+) -> list[str]:
+    """Sentences on what the messages of conversations hold besides their texts."""
+    remarks = []
+    if fields:
+        names = ", ".join(f"{name!r} ({n:,})" for name, n in most_named(fields).items())
+        remarks.append(
+            f"Other fields of the {n_messages:,} messages of {path} that were looked at: {names}. "
+            "They are for the chat template; the data report counts those that it does not write."
+        )
+    if n_messages:
+        remarks += [f"{path}: {n:,} {note}." for note, n in sorted((+notes).items())]
+    return remarks
 
 
 def _drawn(texts: list[str]) -> bytes:
