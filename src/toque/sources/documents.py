@@ -25,7 +25,7 @@ import xxhash
 
 from toque.errors import ConfigError
 from toque.sources.decompress import UTF_8, chunks
-from toque.sources.layouts import FileLayout, layout_with, read_records
+from toque.sources.layouts import Columns, FileLayout, layout_with, read_records
 from toque.sources.records import (
     Block,
     BlockExamples,
@@ -63,8 +63,6 @@ _MARKS: Final = re.compile(r"[^\w\s\x00-\u02ff]{31,}")
 # Beginnings of the recorded names of `DocumentReader` and `PairReader`.
 DOCUMENTS: Final = "toque.cooking.formats:text="
 PAIRS: Final = "toque.cooking.formats:pairs="
-Columns = Mapping[str, str | tuple[str, ...]]
-"""The fields of a source by their role; a prompt may be made of several."""
 
 
 @dataclass(frozen=True)
@@ -335,7 +333,7 @@ def text_of(
         for name in fields
     }
     unread = next((name for _, name in read.values() if name), "")
-    if fields == (column,):
+    if isinstance(column, str) and fields == (column,):
         return read[column][0], unread
     if isinstance(column, str):
         return _filled(column, {name: text for name, (text, _) in read.items()}), unread

@@ -30,6 +30,8 @@ from toque.sources.records import (
 )
 from toque.sources.token_arrays import BROKEN_ARCHIVE
 
+Columns = Mapping[str, str | tuple[str, ...]]
+"""The fields of a source by their role; a prompt may be made of several."""
 _SEEN_BYTES = 8192
 _MOST_SEARCHED = 256 << 20  # bytes of JSON that are searched for a field; they take seconds
 # Columns that make rows without any other; a recipe's would be the first line of many a text.
@@ -86,16 +88,32 @@ def read_records(
     )
 
 
+def columns_in_words(columns: Columns) -> str:
+    """Columns of a source as a configuration has them.
+
+    >>> columns_in_words({"prompt": ("question", "hint"), "target": "answer"})
+    'columns: {prompt: [question, hint], target: answer}'
+    """
+    fields = {
+        part: field if isinstance(field, str) else f"[{', '.join(field)}]"
+        for part, field in columns.items()
+    }
+    return f"columns: {{{', '.join(f'{part}: {field}' for part, field in fields.items())}}}"
+
+
 class UnknownFormatError(DataError):
     """A file of none of the known formats; it may be plain text."""
 
 
 class RefusedFileError(DataError):
-    """A file cannot be read as it is; `why`, in a few words: among others it is left out."""
+    """A file cannot be read as it is; `why`, in a few words: among others it is left out.
 
-    def __init__(self, message: str, why: str) -> None:
+    `columns` are what would let it be read, as the message writes them by `columns_in_words`.
+    """
+
+    def __init__(self, message: str, why: str, columns: Sequence[Columns] = ()) -> None:
         super().__init__(message)
-        self.why = why
+        self.why, self.columns = why, columns
 
 
 class TextRecordsError(DataError):

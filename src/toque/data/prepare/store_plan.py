@@ -185,8 +185,8 @@ def plan_of(sources: Sequence[Source], store: Path, settings: PrepareSettings) -
     elif any(getattr(settings, name) != getattr(PrepareSettings, name) for name in CHAT):
         raise ConfigError(
             "data.chat_template, data.chat_date or data.loss_on is set, and no source of "
-            "data.sources holds conversations. Leave it out, or name the field of their messages in columns of the "
-            "source: {messages: NAME}."
+            "data.sources holds conversations. Leave it out, or name the field of their messages "
+            "in columns of the source: {messages: NAME}."
         )
     return StorePlan(store, settings, files, tokenizer, recorded, sources)
 

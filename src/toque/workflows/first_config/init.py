@@ -32,7 +32,7 @@ from toque.sources.conversations import ConversationReader
 from toque.sources.decompress import UTF_8
 from toque.sources.documents import PairReader, TextReader
 from toque.sources.hub_datasets import saved_splits
-from toque.sources.layouts import shown_names
+from toque.sources.layouts import RefusedFileError, columns_in_words, shown_names
 from toque.sources.records import Source, examples_in, most_named
 from toque.sources.source_files import blocks_of, find_files, is_documentation
 from toque.sources.token_arrays import TokenReader
@@ -315,7 +315,24 @@ def _sources_here(config: RunConfig, say: Callable[[str], None]) -> list[Source]
     """The sources on this machine, each with the reader that would prepare it."""
     local = [s for s in config.data.sources if not (is_remote(s.path) or s.path.startswith("hf:"))]
     data = config.data.model_copy(update={"sources": tuple(local)})
-    return sources_of(config.model_copy(update={"data": data}), say=say) if local else []
+    if not local:
+        return []
+    try:
+        return sources_of(config.model_copy(update={"data": data}), say=say)
+    except RefusedFileError as error:
+        advice = str(error)
+        for columns in error.columns:
+            words = columns_in_words(columns)
+            flags = [_as_argument(part, field) for part, field in columns.items()]
+            advice = advice.replace(f"{words} in its source of data.sources", " ".join(flags))
+            advice = advice.replace(words, " ".join(flags))
+        raise RefusedFileError(advice, error.why) from error
+
+
+def _as_argument(part: str, field: str | tuple[str, ...]) -> str:
+    """A column as the command takes it; of several fields, as a template over them."""
+    template = field if isinstance(field, str) else " ".join(f"{{{name}}}" for name in field)
+    return f"{argument('columns')} {in_shell(f'{part}={template}')}"
 
 
 def _survey(config: RunConfig, here: Sequence[Source]) -> list[FoundSource]:
