@@ -157,7 +157,9 @@ def test_marked_answers_are_not_learnt_and_unwritten_fields_are_counted(base, tm
     first = [{"role": "user", "content": f"Rice, {k}?"} for k in range(8)]
     boil = {"role": "assistant", "content": "Boil it.", "name": "Ann"}
     lines = [
-        json.dumps({"messages": [first[k], {**burn, "weight": 0}, ask, boil, ask, {**boil, "n": k}]})
+        json.dumps(
+            {"messages": [first[k], {**burn, "weight": 0}, ask, boil, ask, {**boil, "n": k}]}
+        )
         for k in range(8)
     ]
     (tmp_path / "chats.jsonl").write_text("\n".join(lines))

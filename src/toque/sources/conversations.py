@@ -22,8 +22,8 @@ import xxhash
 
 from toque.errors import ConfigError
 from toque.sources.decompress import UTF_8
-from toque.sources.documents import Columns, fields_in, named_columns, plain_text, text_of
-from toque.sources.layouts import FileLayout, layout_with, read_records
+from toque.sources.documents import fields_in, named_columns, plain_text, text_of
+from toque.sources.layouts import Columns, FileLayout, layout_with, read_records
 from toque.sources.records import (
     Block,
     BlockExamples,

@@ -185,7 +185,7 @@ def refuse_cut_schema(
     if missing:
         words = " and ".join(missing)
         known = "; ".join(f"{role}: {', '.join(NAMES[role][1:8])}" for role in missing)
-        named = dict.fromkeys(missing, "NAME")
+        named: dict[str, str] = dict.fromkeys(missing, "NAME")
         pairs, texts = {"prompt": "NAME", "target": "NAME"}, {"text": "NAME"}
         others = (
             f"If it holds other texts: {columns_in_words(pairs)} for prompts and their answers, "
