@@ -66,6 +66,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.max_prompt_tokens": ("12", "store"),
     "data.max_target_tokens": ("40", "store"),
     "data.chat_template": ("plain", "refusal"),  # of conversations, which recipes are not
+    "data.chat_date": ("2026-01-31", "refusal"),
     "data.loss_on": ("last_answer", "refusal"),
     "data.on_overlong": ("drop", "store"),
     "data.validation": ('[{path: "OTHER"}]', "store"),

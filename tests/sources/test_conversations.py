@@ -11,13 +11,21 @@ import pytest
 from toque.config import SourceConfig
 from toque.cooking.schemas.reader import reader_for
 from toque.errors import ConfigError, DataError
-from toque.sources.conversations import AFTER_LAST, ConversationReader
+from toque.sources.conversations import (
+    AFTER_LAST,
+    IN_PROMPT,
+    NOT_LEARNT,
+    ONLY_READ,
+    UNUSED_OF_PARTS,
+    ConversationReader,
+)
 from toque.sources.documents import PairReader
 from toque.sources.file_kinds import FileJudge
 from toque.sources.layouts import RefusedFileError
 from toque.sources.records import BlockExamples, Located, RecordReader, Turn
 
-TURNS: list[Turn] = [("user", "Which rice?"), ("assistant", "Arborio.")]
+TURNS = [Turn("user", "Which rice?"), Turn("assistant", "Arborio.")]
+SYSTEM = Turn("system", "You cook.")
 ASKED = {"role": "user", "content": "Which rice?"}
 SAID = {"role": "assistant", "content": "Arborio."}
 
@@ -49,10 +57,10 @@ def judged(path: Path, **source: Any) -> RecordReader:
         ({"prompt": [ASKED], "completion": [SAID]}, TURNS),
         (
             {"system": "You cook.", "conversations": [ASKED, SAID], "id": "7"},
-            [("system", "You cook."), *TURNS],
+            [SYSTEM, *TURNS],
         ),
         ({"messages": [{"role": "developer", "content": "You cook."}, ASKED, SAID]},
-         [("system", "You cook."), *TURNS]),
+         [SYSTEM, *TURNS]),
         ({"messages": [{**ASKED, "content": [{"type": "text", "text": "Which rice?"}]}, SAID]},
          TURNS),
     ],
@@ -70,12 +78,12 @@ def test_a_file_of_messages_is_known_by_what_it_holds(record, turns, tmp_path):
         (
             {"system": "who", "prompt": "{q}\n\nGiven: {with}", "target": "a"},
             {"who": "You cook.", "q": "Which rice?", "with": " ", "a": "Arborio."},
-            [("system", "You cook."), *TURNS],
+            [SYSTEM, *TURNS],
         ),
         (
             {"system": "You are {who}.", "prompt": "q", "target": "{a}"},
             {"who": "a cook", "q": "Which rice?", "a": "Arborio."},
-            [("system", "You are a cook."), *TURNS],
+            [Turn("system", "You are a cook."), *TURNS],
         ),
         ({"messages": "chosen"}, {"chosen": [ASKED, SAID], "rejected": [ASKED]}, TURNS),
     ],
@@ -95,6 +103,22 @@ def test_columns_say_what_a_conversation_is_made_of(columns, record, turns, tmp_
         ([{"role": "critic", "content": "Hm."}], "a role that nobody knows: 'critic'"),
         ([ASKED, {"role": "assistant", "content": ""}], "a message without text"),
         ([ASKED, {**SAID, "tool_calls": [{}]}], "a message that calls tools"),
+        ([ASKED, {**SAID, "function_call": {"name": "f"}}], "a message that calls tools"),
+        ([ASKED, {**SAID, "weight": 0.5}], "a message whose weight is neither 0 nor 1"),
+        ([ASKED, {**SAID, "train": "half"}], "a message whose train is neither 0 nor 1"),
+        ([ASKED, {**SAID, "weight": 0}], "no answer to be learnt"),
+        (
+            [ASKED, {**SAID, "train_detail": [{"begin_offset": 0, "train": False}]}],
+            "a message of which only parts are to be learnt",
+        ),
+        (
+            [ASKED, {**SAID, "content": [{"type": "text", "text": "Any.", "weight": 0}]}],
+            "a message of which only parts are to be learnt",
+        ),
+        (
+            [ASKED, {**SAID, "content": [{"type": "thinking", "text": "Hm."}]}],
+            "a message that holds more than text",
+        ),
         ([{**ASKED, "content": [{"type": "image"}]}, SAID], "a message that holds more than text"),
         ([{"who": "user"}], "a message without role and content"),
         ([], "no answer"),
@@ -106,6 +130,65 @@ def test_what_is_no_conversation_is_dropped_by_its_reason(messages, reason, tmp_
     found = read([{"messages": [ASKED, SAID]}, {"messages": messages}], tmp_path)
     assert found.dropped == {reason: [2]}
     assert (found.read, found.kept) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "mark"),
+    [
+        ("weight", 0), ("weight", 0.0), ("weight", "0"), ("weight", False), ("train", False),
+        ("training", False), ("training", "false"), ("loss", False), ("loss_mask", 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", [("role", "content"), ("from", "value")])
+def test_an_answer_marked_not_to_be_learnt_is_only_read_and_counted(name, mark, form, tmp_path):
+    first = {"role": "assistant", "content": "Burn it.", name: mark}
+    messages = [ASKED, first, ASKED, {**SAID, name: None}, ASKED, {**SAID, name: 1}]
+    names = dict(zip(("role", "content"), form, strict=True))
+    messages = [{names.get(k, k): v for k, v in message.items()} for message in messages]
+    [example] = (found := read([{"messages": messages}], tmp_path)).examples
+    assert [turn.learnt for turn in example.turns] == [True, False, True, True, True, True]
+    assert all(turn.fields == {} for turn in example.turns)
+    assert found.notes == {NOT_LEARNT.format(repr(name)): 1}
+
+
+def test_a_question_that_is_marked_to_be_learnt_is_counted(tmp_path):
+    messages = [{**ASKED, "weight": 1}, {**SAID, "weight": 1}, {**ASKED, "weight": 0}, SAID]
+    assert read([{"messages": messages}], tmp_path).notes == {ONLY_READ.format("'weight'"): 1}
+
+
+def test_turns_behind_the_last_learnt_answer_are_left_out_and_counted(tmp_path):
+    messages = [ASKED, SAID, ASKED, {**SAID, "weight": 0}]
+    found = read([{"messages": messages}], tmp_path)
+    assert list(found.examples[0].turns) == TURNS
+    assert found.notes[AFTER_LAST] == 2
+
+
+def test_answers_of_a_prompt_are_only_read(tmp_path):
+    found = read([{"prompt": [ASKED, SAID, ASKED], "completion": [SAID]}], tmp_path)
+    assert [turn.learnt for turn in found.examples[0].turns] == [True, False, True, True]
+    assert found.notes == {IN_PROMPT: 1}
+
+
+def test_other_fields_of_a_message_are_for_the_template(tmp_path):
+    fields = {"thinking": "Ris\x0botto.", "name": "", "prefix": True, "meta": {"at": [1, "\ud83c"]}}
+    empty = {"tool_calls": [], "audio": None, "refusal": None, "annotations": {}}
+    found = read([{"messages": [ASKED, {**SAID, **fields, **empty}]}], tmp_path)
+    plain = {**fields, "thinking": "Ris\notto.", "meta": {"at": [1, "\ufffd"]}}
+    assert found.examples[0].turns[-1].fields == plain
+
+
+def test_a_field_of_a_part_is_counted(tmp_path):
+    part = {"type": "text", "text": "Which rice?", "cache_control": {"type": "ephemeral"}}
+    found = read([{"messages": [{**ASKED, "content": [part]}, SAID]}], tmp_path)
+    assert found.notes == {UNUSED_OF_PARTS.format("'cache_control'"): 1}
+
+
+def test_conversations_that_differ_in_capitals_or_marks_are_no_duplicates(tmp_path):
+    answers = [SAID, {**SAID, "content": "ARBORIO."}, {**SAID, "thinking": "Ris."}, SAID]
+    found = read([{"messages": [ASKED, answer]} for answer in answers], tmp_path)
+    keys = [example.record_key for example in found.examples]
+    assert len(set(keys)) == 3
+    assert keys[0] == keys[3]
 
 
 def test_turns_after_the_last_answer_are_left_out_and_counted(tmp_path):

@@ -1,15 +1,20 @@
+import bz2
 import gzip
+import lzma
 import random
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 
 import pytest
 
 from fixtures.processes import python
 from toque.errors import DataError
 from toque.sources import decompress as opening
-from toque.sources.decompress import chunks, head, plain_size
+from toque.sources.decompress import chunks, head, packed_as, plain_size
 from toque.sources.documents import TextReader
 
 TEXT = b"".join(b'{"title": "Dish %d"}\n' % n for n in range(5000))
@@ -35,9 +40,11 @@ def zstd(path, data):
     return path
 
 
-def test_plain_gzip_and_zstd_are_known_by_their_first_bytes(packed):
-    members = gzip.compress(TEXT[:1000], mtime=0) + gzip.compress(TEXT[1000:], mtime=0)
-    for data in (TEXT, b"\xef\xbb\xbf" + TEXT, gzip.compress(TEXT, mtime=0), members):
+def test_compressions_are_known_by_their_first_bytes(packed):
+    forms = [TEXT, b"\xef\xbb\xbf" + TEXT]
+    for compress in (gzip.compress, lzma.compress, bz2.compress):
+        forms += [compress(TEXT), compress(TEXT[:1000]) + compress(TEXT[1000:])]
+    for data in forms:
         packed.write_bytes(data)
         assert joined(packed, size=1000) == TEXT
     pytest.importorskip("pyarrow")
@@ -63,11 +70,14 @@ def test_a_size_is_counted_or_estimated_whatever_the_file_says_of_it(
     assert plain_size(packed) == pytest.approx(len(text), rel=0 if exact else 0.1)
 
 
-@pytest.mark.parametrize("program", ["gzip", "zstd"])
+@pytest.mark.parametrize("program", ["gzip", "zstd", "xz", "bzip2"])
 def test_a_cut_file_is_refused(packed, program):
     if program == "zstd":
         pytest.importorskip("pyarrow")
-    whole = gzip.compress(TEXT, mtime=0) if program == "gzip" else zstd(packed, TEXT).read_bytes()
+        whole = zstd(packed, TEXT).read_bytes()
+    else:
+        modules = {"gzip": gzip, "xz": lzma, "bzip2": bz2}
+        whole = modules[program].compress(TEXT)
     packed.write_bytes(whole[:-200])
     assert plain_size(packed) == len(whole) - 200
     with pytest.raises(DataError, match=f"damaged or truncated {program} file"):
@@ -160,15 +170,54 @@ def test_a_size_that_a_header_claims_is_not_believed(tmp_path):
     [
         (b"\xff\xfeh\x00", "UTF-16"),
         (b"PK\x03\x04rest", "ZIP archive"),
-        (b"BZh91AY", "bzip2"),
-        (b"\xfd7zXZ\x00", "xz"),
         (b"SQLite format 3\x00", "SQLite"),
+        (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive.*7z x"),
+        (b"Rar!\x1a\x07\x00", "a RAR archive"),
+        (b"%PDF-1.7", "a PDF document"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Office file"),
+        (b"{\\rtf1 Soup", "an RTF document"),
+        (b"\x04\x22\x4d\x18", "LZ4"),
     ],
 )
 def test_other_kinds_are_refused_with_the_way_out(packed, start, said):
     packed.write_bytes(start)
     with pytest.raises(DataError, match=said):
         joined(packed)
+    assert said == "UTF-16" or re.search(said, packed_as(packed))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["[Content_Types].xml", "xl/workbook.xml"], "an Excel workbook"),
+        (["docProps/app.xml", "xl/theme/theme1.xml"], "an Excel workbook"),
+        (["[Content_Types].xml", "word/document.xml"], "a Word document"),
+        (["[Content_Types].xml", "ppt/presentation.xml"], "a PowerPoint presentation"),
+        (["mimetype=application/vnd.oasis.opendocument.spreadsheet"], "an OpenDocument spreadshe"),
+        (["mimetype=application/vnd.oasis.opendocument.text"], "an OpenDocument file"),
+        (["mimetype=application/epub+zip", "META-INF/container.xml"], "an EPUB book"),
+        (["classes.dex", "AndroidManifest.xml", "META-INF/MANIFEST.MF"], "an Android app"),
+        (["recipes.jsonl", "word/list.txt"], "a ZIP archive. Unpack it first: unzip"),
+    ],
+)
+def test_what_is_a_zip_archive_is_called_what_it_is(packed, names, said):
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in names:
+            archive.writestr(name.partition("=")[0], name.partition("=")[2])
+    with pytest.raises(DataError, match=f"is {re.escape(said)}"):
+        joined(packed)
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("compression", ["", "gz", "xz", "bz2"])
+def test_a_tar_archive_is_called_one_however_it_is_compressed(packed, form, compression):
+    inner = packed.with_name("recipes.jsonl")
+    inner.write_bytes(TEXT)
+    with tarfile.open(packed, f"w:{compression}", format=form) as archive:
+        archive.add(inner, "recipes.jsonl")
+    with pytest.raises(DataError, match=r"is a tar archive\. Unpack it first: tar xf"):
+        joined(packed)
+    assert packed_as(packed).startswith("a tar archive")
 
 
 def test_missing_empty_and_folders(tmp_path, packed):

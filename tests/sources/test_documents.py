@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from toque.cooking.schemas.reader import RecipeReader, reader_for
 from toque.errors import ConfigError, DataError
 from toque.sources import documents as text_module
-from toque.sources.documents import DocumentReader, PairReader, TextReader, clean_document, composed
+from toque.sources.documents import (
+    HALF_CHARACTERS,
+    SEPARATORS,
+    DocumentReader,
+    PairReader,
+    TextReader,
+    clean_document,
+    composed,
+)
 from toque.sources.layouts import TextRecordsError, UnknownFormatError, layout_with
 from toque.sources.records import Block, BlockExamples
 
@@ -25,7 +33,7 @@ def read(path: Path) -> list[BlockExamples]:
 @pytest.mark.parametrize("name", ["book.txt", "book.txt.gz"])
 def test_a_file_is_one_document(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    data = "\ufeffTo roast beef.\r\n\r\nTake a joint\x0c.  \r\n".encode()
+    data = "\ufeffTo roast beef.\r\n\x0cTake a\x00 joint.  \r\n".encode()
     path.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     (given,) = read(path)
     (example,) = given.examples
@@ -33,7 +41,7 @@ def test_a_file_is_one_document(tmp_path: Path, name: str) -> None:
     assert example.document
     assert example.ends
     assert (given.read, given.kept) == (1, 1)
-    assert given.notes == {"control characters removed": 1}
+    assert given.notes == {"control characters removed": 1, SEPARATORS: 1}
 
 
 def test_a_licence_of_project_gutenberg_and_bytes_of_another_encoding_are_counted() -> None:
@@ -171,12 +179,75 @@ def test_what_is_no_pair_is_counted_with_its_line(tmp_path: Path) -> None:
     assert [e.target for e in found.examples] == ["b", "7"]
 
 
-def test_pairs_are_the_same_whatever_their_case(tmp_path: Path) -> None:
-    record = {"prompt": "Crème BRÛLÉE 1½", "target": "Straße\n\t½ ’x’ \u0130", "more": [1, {}]}
-    (example,) = pairs_in(written(tmp_path, [record]), PairReader("prompt", "target")).examples
-    body = f"{example.prompt}\0{example.target}".casefold().encode()
-    assert example.record_key == xxhash.xxh3_64_intdigest(body)
-    assert example.key == xxhash.xxh3_64_intdigest(example.prompt.casefold().encode())
+def test_pairs_that_differ_in_capitals_are_two_records_on_one_side_of_the_split(
+    tmp_path: Path,
+) -> None:
+    pairs = [("POLISH", "either"), ("Polish", "Either"), ("Polish", "either"), ("POLISH", "either")]
+    records: list[object] = [{"prompt": p, "target": t, "more": [1, {}]} for p, t in pairs]
+    found = pairs_in(written(tmp_path, records), PairReader("prompt", "target"))
+    body = xxhash.xxh3_64_intdigest(b"POLISH\0either")
+    assert [e.record_key == body for e in found.examples] == [True, False, False, True]
+    assert len({e.record_key for e in found.examples}) == 3
+    assert {e.key for e in found.examples} == {xxhash.xxh3_64_intdigest(b"polish")}
+
+
+@pytest.mark.parametrize("separator", list("\x0b\x0c\x1c\x1d\x1e\x1f\x85\u2028\u2029"))
+def test_separators_become_line_breaks_in_pairs_and_documents(
+    tmp_path: Path, separator: str
+) -> None:
+    text = f"two eggs{separator}one onion"
+    path = written(tmp_path, [{"prompt": text, "target": "t", "text": text}])
+    found = pairs_in(path, PairReader("prompt", "target"))
+    (block,) = DocumentReader("text").blocks(path)
+    documents = DocumentReader("text").examples(block)
+    assert [found.examples[0].prompt, documents.examples[0].target] == ["two eggs\none onion"] * 2
+    assert found.notes == documents.notes == {SEPARATORS: 1}
+
+
+@pytest.mark.parametrize(
+    ("escaped", "text", "n"),
+    [
+        ("beans \\ud83c and", "beans \ufffd and", 1),
+        ("beans \\udf72 and \\ud83c", "beans \ufffd and \ufffd", 1),
+        ("beans \\ud83c\\udf72", "beans \U0001f372", 0),
+        ("beans \ufffd and?", "beans \ufffd and?", 0),
+    ],
+)
+def test_half_a_character_is_replaced_and_counted(
+    tmp_path: Path, escaped: str, text: str, n: int
+) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(f'{{"prompt": "{escaped}", "target": "t", "text": "{escaped}"}}\n')
+    found = pairs_in(path, PairReader("prompt", "target"))
+    (block,) = DocumentReader("text").blocks(path)
+    documents = DocumentReader("text").examples(block)
+    assert [found.examples[0].prompt, documents.examples[0].target] == [text] * 2
+    assert [found.notes.get(HALF_CHARACTERS, 0), documents.notes.get(HALF_CHARACTERS, 0)] == [n] * 2
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "left_out"),
+    [
+        ("answers", "Paris", 1),
+        ("{answers}", "Paris", 1),
+        ("Answer: {answers}.", "Answer: Paris.", 1),
+        ("{answers}\n\n{why}", "Paris\nThe city of Paris\n\nIt is.", 0),
+    ],
+)
+def test_a_list_in_the_only_field_of_a_target_holds_alternatives(
+    tmp_path: Path, target: str, text: str, left_out: int
+) -> None:
+    answers = ["Paris", "The city of Paris"]
+    records: list[object] = [{"q": "Where?", "answers": answers, "why": "It is."}]
+    found = pairs_in(written(tmp_path, records), PairReader("q", target))
+    assert [example.target for example in found.examples] == [text]
+    assert found.notes.get("answers beside a question's first left out", 0) == left_out
+
+
+def test_a_target_of_which_a_field_holds_no_text_is_dropped(tmp_path: Path) -> None:
+    records: list[object] = [{"q": "Where?", "a": "Paris", "why": {"de": "So."}}]
+    found = pairs_in(written(tmp_path, records), PairReader("q", "{a}\n\n{why}"))
+    assert found.dropped == {"why holds no text": [1]}
 
 
 @pytest.mark.parametrize(

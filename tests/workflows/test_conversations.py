@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import shutil
 from dataclasses import replace
@@ -19,12 +20,14 @@ import toque
 from fixtures.kitchens import TINY
 from toque.batch import IGNORE
 from toque.data.loader.epoch_plan import Varied
-from toque.data.prepare.conversation_rows import CUT_TURNS, LEARNT, TOKENS
+from toque.data.prepare.conversation_rows import CUT_TURNS, DATED, LEARNT, TOKENS
 from toque.data.prepare.store_plan import LIMITS
 from toque.data.store.token_store import TokenStore
-from toque.data.tokenizer.chat import TEMPLATES
+from toque.data.tokenizer.chat import TEMPLATES, dated, prompt_ids
 from toque.errors import ConfigError, DataError
-from toque.serving.protocol import ChatRequest, CompletionRequest
+from toque.serving.protocol import ChatRequest, CompletionRequest, parsed
+from toque.serving.server import RequestError
+from toque.sources.conversations import NOT_LEARNT, UNWRITTEN
 from toque.units import Cursor
 from toque.workflows.asking import template_asked_by
 from toque.workflows.build import build_language_model, build_stream
@@ -117,6 +120,79 @@ def test_rows_are_what_transformers_writes_and_answers_alone_are_learnt(base, tm
     assert "\n[<|im_start|>user\nWhat of " in shown
     # The same update by transformers' own forward, each conversation alone.
     assert toque.check(config).passed
+
+
+DATES = TEMPLATE.replace("{%", "{{ strftime_now('%d %b %Y, %H:%M:%S') }}\n{%", 1)
+
+
+@pytest.mark.parametrize("day", ["2024-07-26", "2026-01-31"])
+def test_a_template_writes_one_day_in_the_store_and_whenever_the_model_is_asked(
+    day, base, tmp_path
+):
+    (tmp_path / "dates.jinja").write_text(DATES)
+    settings = {"chat_template": str(tmp_path / "dates.jinja"), "chat_date": day}
+    made = toque.prepare(configured(base, tmp_path, n=8, **settings))
+    assert made.report.notes[DATED.format(day)] == 8
+    assert made.store.manifest.settings["chat_date"] == day
+    codec = made.store.codec()
+    written = f"{dt.date.fromisoformat(day):%d %b %Y}, 00:00:00\n"
+    texts = [codec.decode(made.store.prompt(row).tolist()) for row in range(8)]
+    assert all(text.startswith(written) for text in texts)
+    # Plain transformers, which reads the clock, writes the same day by the store's template.
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    asked = [{"role": "user", "content": "Rice?"}]
+    text = tokenizer.apply_chat_template(
+        asked, chat_template=codec.settings["chat_template"], tokenize=False
+    )
+    assert text.startswith(written)
+    assert dated(codec.settings["chat_template"], day) == codec.settings["chat_template"]
+    assert dated(TEMPLATE, day) == TEMPLATE
+    ids = prompt_ids(codec, "Rice?", "decoder", "conversations")
+    assert codec.decode(ids).startswith(written)
+
+
+def test_marked_answers_are_not_learnt_and_unwritten_fields_are_counted(base, tmp_path):
+    config = configured(base, tmp_path)
+    ask, burn = {"role": "user", "content": "Rice?"}, {"role": "assistant", "content": "Burn it."}
+    first = [{"role": "user", "content": f"Rice, {k}?"} for k in range(8)]
+    boil = {"role": "assistant", "content": "Boil it.", "name": "Ann"}
+    lines = [
+        json.dumps(
+            {"messages": [first[k], {**burn, "weight": 0}, ask, boil, ask, {**boil, "n": k}]}
+        )
+        for k in range(8)
+    ]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    made = toque.prepare(config)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    for row in range(8):
+        assert tokenizer.decode(made.store.learnt(row)) == "Boil it.<|im_end|>" * 2
+        assert "Burn it." in tokenizer.decode(ids_of(made.store, row))
+    notes = made.report.notes
+    assert notes[NOT_LEARNT.format("'weight'")] == 8
+    assert notes[UNWRITTEN.format("'name'")] == 16
+    assert notes[UNWRITTEN.format("'n'")] == 8
+
+
+def test_a_served_chat_model_refuses_fields_that_it_would_not_read(base):
+    served = open_models({"base": base})["base"]
+    ask, answer = {"role": "user", "content": "Rice?"}, {"role": "assistant", "content": "Yes."}
+    empty = {"refusal": None, "tool_calls": [], "annotations": [], "audio": None, "name": ""}
+
+    def ids(**fields: Any) -> list[list[int]]:
+        body = json.dumps({"model": "base", "messages": [ask, {**answer, **fields}, ask]})
+        return asyncio.run(parsed(ChatRequest, body.encode()).prompt_ids(served))
+
+    plain = ids()
+    assert ids(**empty) == plain
+    calls = [{"id": "1", "type": "function", "function": {"name": "weigh", "arguments": "{}"}}]
+    single = replace(served, chat=None)
+    for name, value in (("tool_calls", calls), ("reasoning_content", "Hm."), ("prefix", True)):
+        with pytest.raises(RequestError, match=f"does not write the field '{name}'"):
+            ids(**{name: value})
+    served = single
+    with pytest.raises(RequestError, match="'tool_calls' of message 2 cannot be read"):
+        ids(tool_calls=calls)
 
 
 def test_a_model_is_asked_and_leaves_in_the_form_it_was_trained_in(base, tmp_path):

@@ -297,6 +297,51 @@ def lines_of(file: str, records: list[dict[str, object]]) -> str:
 
 
 @pytest.mark.usefixtures("kitchen")
+@pytest.mark.parametrize(
+    ("record", "advice"),
+    [
+        (
+            {"dish": "Soup", "stuff": "rice"},
+            (
+                "--columns ingredients=NAME --columns steps=NAME. If it holds other texts: "
+                "--columns prompt=NAME --columns target=NAME for prompts"
+            ),
+        ),
+        (
+            {"question": "Why?", "answer": "So.", "choices": ["So."]},
+            (
+                "--columns 'prompt={question} {choices}' --columns target=answer with it, or "
+                "--columns prompt=question --columns target=answer without"
+            ),
+        ),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "--columns messages=chosen where they"),
+    ],
+)
+def test_unknown_columns_are_to_be_named_by_the_flag(
+    record: dict[str, object], advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines_of("odd.jsonl", [record] * 3)
+    assert main(["init", "odd.jsonl"]) == 3
+    said = capsys.readouterr().err
+    assert advice in said
+    assert "columns: {" not in said
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_fields_of_messages_are_named() -> None:
+    answer = {"role": "assistant", "content": "Boil it.", "thinking": "Rice.", "weight": 0}
+    turns = [{"role": "user", "content": "Rice?"}, answer, {"role": "user", "content": "And?"}]
+    record = {"messages": [*turns, {**answer, "weight": 1}]}
+    Path("talks.jsonl").write_text(f"{json.dumps(record)}\n" * 9)
+    said = str(toque.init("talks.jsonl", to="talks.yaml"))
+    assert (
+        "Other fields of the 36 messages of talks.jsonl that were looked at: 'thinking' (18)"
+        in said
+    )
+    assert "talks.jsonl: 9 answers that are read and not learnt, as their field 'weight'" in said
+
+
+@pytest.mark.usefixtures("kitchen")
 def test_columns_are_the_users_and_every_other_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     lines_of("four.jsonl", PAIRS_OF_FOUR)
     words = ["init", "four.jsonl", "--replace", "--columns", "target=answer", "--columns"]

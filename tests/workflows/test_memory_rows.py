@@ -22,6 +22,7 @@ from toque.data.store.store_manifest import TokenCounts
 from toque.data.store.token_store import TokenStore, store_to_write
 from toque.errors import ConfigError, DataError, ToqueError
 from toque.reporter import Reporter
+from toque.sources.documents import HALF_CHARACTERS
 from toque.sources.memory_rows import verify_rows, write_rows
 from toque.workflows.prepared_store import open_store
 
@@ -169,6 +170,13 @@ def test_values_are_those_that_json_holds(config):
     }  # fmt: skip
 
 
+def test_half_a_character_of_a_row_is_replaced_and_counted_as_in_a_file(config):
+    rows = [*ROWS, {"prompt": "beans \ud83c and", "target": "Hot.", "score": float("nan")}]
+    found = toque.prepare(config, data=rows)
+    assert found.report.notes[HALF_CHARACTERS] == 1
+    assert found.report.kept == len(rows)
+
+
 def failing() -> Iterator[dict[str, Any]]:
     yield from ROWS[:5]
     raise OSError("the line broke")
@@ -185,7 +193,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "none": (lambda: [ROWS[0], None], r"Row 2 of data is a NoneType"),
     "object": (lambda: [{"prompt": object()}], "Row 1 of data cannot be kept as JSON: a object"),
     "bytes": (lambda: [{"prompt": b"x"}], "Row 1 of data holds bytes in 'prompt'"),
-    "surrogate": (lambda: [{"prompt": "\ud800"}], "Row 1 of data cannot be kept"),
+    "bytearray": (lambda: [{"prompt": bytearray(b"x")}], "Row 1 of data holds bytes in 'prompt'"),
+    "memoryview": (lambda: [{"prompt": memoryview(b"x")}], "holds bytes in 'prompt'"),
+    "nested bytes": (
+        lambda: [{"messages": [{"role": "user", "content": b"x"}]}],
+        "Row 1 of data holds bytes in 'messages', 0, 'content'. Decode",
+    ),
+    "array of bytes": (lambda: [{"prompt": np.array([b"x"])}], "holds bytes in 'prompt', 0"),
+    "scalar of bytes": (lambda: [{"prompt": np.bytes_(b"x")}], "holds bytes in 'prompt'"),
+    "name of bytes": (lambda: [{"more": {b"x": 1}}], "holds bytes in 'more', b'x'"),
     "columns": (lambda: pd.DataFrame([[1, 2]]), "column 0: every column"),
     "twice": (lambda: pd.DataFrame([[1, 2]], columns=["a", "a"]), "column 'a': every"),
     "no text": (lambda: [{"prompt": "a", "target": ""}] * 3, "gives an example"),

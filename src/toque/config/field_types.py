@@ -6,6 +6,7 @@ import codecs
 import os
 import re
 from dataclasses import dataclass
+from datetime import date
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -174,6 +175,17 @@ def _is_encoding(value: str) -> bool:
 EncodingName = Annotated[
     str, Predicate(_is_encoding), Allowed("utf-8, latin-1, cp1252 or another that Python knows")
 ]  # a character encoding
+
+
+def _is_day(value: str) -> bool:
+    """True for a day in ISO's long form, whose parts `date` takes in others, too."""
+    try:
+        return date.fromisoformat(value).isoformat() == value
+    except ValueError:
+        return False
+
+
+Day = Annotated[str, Predicate(_is_day), Allowed("a day such as 2026-01-31")]
 
 ScoreName = Annotated[
     str,

@@ -22,6 +22,7 @@ from toque.config.field_types import (
     BatchSize,
     ColumnPart,
     Config,
+    Day,
     EncodingName,
     FileName,
     FolderName,
@@ -55,6 +56,8 @@ from toque.units import Duration
 
 TRAINED = "trained:"
 """Prefix of a `model.tokenizer` that is learnt, before its number of pieces."""
+CHAT_DATE = "2024-07-26"
+"""Day that Llama 3's chat template writes if it cannot read a clock."""
 DEFAULT_VOCABULARY = 8192
 """Pieces learnt when a model from scratch names no tokenizer; small models spend little on them."""
 
@@ -191,6 +194,9 @@ class DataConfig(Config):
     chat_template: str = "auto"
     """Jinja by which conversations become text: a file, or plain or chatml. auto: the tokenizer's
     own, and plain where it has none. The finished model keeps it."""
+    chat_date: Day = CHAT_DATE
+    """Today's date for a template that reads the clock (strftime_now), in every conversation and
+    whenever the model is asked, so that the same data give the same store on any day."""
     loss_on: Literal["answers", "last_answer"] = "answers"
     """Part of a conversation that is learnt: all its answers, or the last one."""
     max_prompt_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"

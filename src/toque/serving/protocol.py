@@ -248,7 +248,9 @@ class _TextPart(_Part):
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+    """A message, whose other fields are for the chat template."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[_TextPart], Field(fail_fast=True)] | None = None
 
@@ -259,10 +261,16 @@ class _Message(BaseModel):
         return self.content or ""
 
     @property
-    def turn(self) -> dict[str, str]:
+    def fields(self) -> Json:
+        """The other fields that are filled: clients send answers back with empty ones."""
+        extra = (self.model_extra or {}).items()
+        return {name: value for name, value in extra if value not in (None, False, "", [], {})}
+
+    @property
+    def turn(self) -> Json:
         """The message as chat templates know it; OpenAI's `developer` is their `system`."""
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.text}
+        return {**self.fields, "role": role, "content": self.text}
 
 
 class ChatRequest(TextRequest):
@@ -303,6 +311,14 @@ class ChatRequest(TextRequest):
                 400, "messages hold nothing that a user says; add one.", param="messages"
             )
         if served.chat is None:
+            for n, message in enumerate(self.messages):
+                for name in message.fields:
+                    raise RequestError(
+                        400,
+                        f"messages: {name[:100]!r} of message {n + 1} cannot be read by this "
+                        "model, which was trained on single texts. Leave the field out.",
+                        param="messages",
+                    )
             return [await run_in_threadpool(lambda: served.prompt_ids(served.asked(texts[-1])))]
         turns = [message.turn for message in self.messages]
         try:

@@ -2,7 +2,7 @@
 
 {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
 {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
-{"prompt": [...], "completion": [...]}                 the messages of both, one after the other
+{"prompt": [...], "completion": [...]}                 messages of both; the completion is learnt
 {"system": "...", "prompt": "...", "target": "..."}    texts: a question and its answer
 """
 
@@ -17,13 +17,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import xxhash
 
 from toque.errors import ConfigError
 from toque.sources.decompress import UTF_8
-from toque.sources.documents import Columns, fields_in, named_columns, plain_text, text_of
-from toque.sources.layouts import FileLayout, layout_with, read_records
-from toque.sources.records import Block, BlockExamples, Example, Turn, in_encoding, is_filled
+from toque.sources.documents import fields_in, named_columns, plain_text, text_of
+from toque.sources.layouts import Columns, FileLayout, layout_with, read_records
+from toque.sources.records import (
+    Block,
+    BlockExamples,
+    Example,
+    Turn,
+    count_named,
+    in_encoding,
+    is_filled,
+    is_not_finite,
+)
 
 CONVERSATIONS: Final = "toque.sources.conversations:"  # beginning of a recorded name
 ASSISTANT: Final = "assistant"
@@ -35,6 +45,21 @@ _ROLES: Final = {
 """Roles that are known, and the three that templates know."""
 _TEXTS: Final = {"system": "system", "user": "prompt", ASSISTANT: "target"}  # role to column
 AFTER_LAST: Final = "turns after the last answer, left out"
+NOT_LEARNT: Final = "answers that are read and not learnt, as their field {} says"
+IN_PROMPT: Final = "answers in a prompt, which are read and not learnt"
+ONLY_READ: Final = (
+    "messages of a user or system that are only read, though {} would have them learnt"
+)
+UNWRITTEN: Final = "messages with a field {}, which the chat template does not write"
+UNUSED_OF_PARTS: Final = "parts of messages with {}, which is not used"
+_MARKS: Final = (
+    "weight", "train", "training", "trainable", "loss", "loss_mask", "loss_weight",
+)  # fmt: skip
+"""Fields of a message, or of a part, that say whether it is learnt."""
+_DETAILS: Final = ("train_detail", "training_detail")
+"""Fields that say which characters of a message are learnt."""
+_CALLS: Final = ("tool_calls", "function_call")
+_TEXT_PARTS: Final = (None, "text", "input_text", "output_text")
 _ROLE_AND_TEXT: Final = (("role", "content"), ("from", "value"), ("role", "value"))
 _MOST_SHOWN: Final = 30  # characters of a role that nobody knows
 
@@ -47,7 +72,7 @@ class ConversationReader:
     """
 
     columns: Mapping[str, str | tuple[str, ...]]
-    version: int = 2
+    version: int = 3
     encoding: str = UTF_8
 
     @property
@@ -85,14 +110,25 @@ class ConversationReader:
             if unread:
                 return f"{unread} holds no text"
             if text.strip():
-                turns.append((role, text))
+                turns.append(Turn(role, text))
             elif role != "system":
                 return f"no {column}"
-        for name in self._fields.get("messages", ()):
-            found = _turns_of(record.get(name), notes)
-            if isinstance(found, str):
-                return found
-            turns += found
+        *before, last = self._fields.get("messages", ("",))
+        for name in before:
+            prompt = _turns_of(record.get(name), notes)
+            if isinstance(prompt, str):
+                return prompt
+            if n_answers := sum(turn.role == ASSISTANT and turn.learnt for turn in prompt):
+                notes[IN_PROMPT] += n_answers
+            turns += (
+                msgspec.structs.replace(turn, learnt=turn.learnt and turn.role != ASSISTANT)
+                for turn in prompt
+            )
+        if last:
+            messages = _turns_of(record.get(last), notes)
+            if isinstance(messages, str):
+                return messages
+            turns += messages
         return _example(turns, notes)
 
 
@@ -107,45 +143,124 @@ def _turns_of(value: Any, notes: Counter[str]) -> list[Turn] | str:
         return "messages that are no list" if is_filled(value) else "no messages"
     turns: list[Turn] = []
     for message in value:
-        names = next((n for n in _ROLE_AND_TEXT if n[0] in message and n[1] in message), None)
-        if names is None:
-            return "a message without role and content"
-        role = _ROLES.get(str(message[names[0]]).strip().lower())
-        if role is None:
-            return f"a role that nobody knows: {str(message[names[0]])[:_MOST_SHOWN]!r}"
-        content = message[names[1]]
-        if isinstance(content, list):  # parts, of which pictures are no text
-            texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-            if not all(isinstance(text, str) for text in texts):
-                return "a message that holds more than text"
-            content = "".join(map(str, texts))
-        if message.get("tool_calls"):
-            return "a message that calls tools"
-        if not isinstance(content, str) or not content.strip():
-            return "a message without text"
-        turns.append((role, plain_text(content, notes)))
+        turn = _turn_of(message, notes)
+        if isinstance(turn, str):
+            return turn
+        turns.append(turn)
     return turns
 
 
+def _turn_of(message: Mapping[str, Any], notes: Counter[str]) -> Turn | str:
+    """The turn of a message, or the reason why it has none."""
+    names = next((n for n in _ROLE_AND_TEXT if n[0] in message and n[1] in message), None)
+    if names is None:
+        return "a message without role and content"
+    role = _ROLES.get(str(message[names[0]]).strip().lower())
+    if role is None:
+        return f"a role that nobody knows: {str(message[names[0]])[:_MOST_SHOWN]!r}"
+    if any(is_filled(message.get(name)) for name in _CALLS):
+        return "a message that calls tools"
+
+    content = message[names[1]]
+    if isinstance(content, list):
+        content, reason = _joined_parts(content, notes)
+        if reason:
+            return reason
+    if not isinstance(content, str) or not content.strip():
+        return "a message without text"
+
+    learnt = _marked_learnt(message, role, notes)
+    if isinstance(learnt, str):
+        return learnt
+
+    fields = {
+        name: _plain(field, notes)
+        for name, field in message.items()
+        if name not in (*names, *_MARKS) and field not in (None, [], {})
+    }
+    for name in ("role", "content"):  # beside `from` and `value`, which the template gets as these
+        if is_filled(fields.pop(name, None)):
+            count_named(notes, UNWRITTEN, name)
+    return Turn(role, plain_text(content, notes), learnt, fields)
+
+
+def _marked_learnt(message: Mapping[str, Any], role: str, notes: Counter[str]) -> bool | str:
+    """False for a message marked not to be learnt; the reason for dropping one of other marks."""
+    marks = [name for name in _MARKS if is_filled(message.get(name))]
+    learnt = [_is_learnt(message[name]) for name in marks]
+    if None in learnt:
+        return f"a message whose {marks[learnt.index(None)]} is neither 0 nor 1"
+    if any(is_filled(message.get(name)) for name in _DETAILS):
+        return "a message of which only parts are to be learnt"
+
+    is_read = False in learnt
+    if role == ASSISTANT and is_read:
+        count_named(notes, NOT_LEARNT, marks[learnt.index(False)])
+    if role != ASSISTANT and marks and not is_read:
+        count_named(notes, ONLY_READ, marks[0])
+    return not is_read
+
+
+def _joined_parts(parts: list[Any], notes: Counter[str]) -> tuple[str, str]:
+    """The text of a message's parts, and the reason for dropping it if they hold more than text."""
+    for part in parts:
+        is_text = isinstance(part, dict) and part.get("type") in _TEXT_PARTS
+        if not is_text or not isinstance(part.get("text"), str):
+            return "", "a message that holds more than text"
+        filled = [name for name in part if name not in ("type", "text") and is_filled(part[name])]
+        for name in filled:
+            if name in _MARKS and _is_learnt(part[name]) is not True:
+                return "", "a message of which only parts are to be learnt"
+            if name not in _MARKS:
+                count_named(notes, UNUSED_OF_PARTS, name)
+    return "".join(part["text"] for part in parts), ""
+
+
+def _is_learnt(mark: object) -> bool | None:
+    """True or False for a mark of a message; None for a weight between them, or anything else."""
+    if isinstance(mark, str):
+        mark = {"1": True, "true": True, "0": False, "false": False}.get(mark.strip().lower())
+    return bool(mark) if isinstance(mark, int | float) and mark in (0, 1) else None
+
+
+def _plain(value: Any, notes: Counter[str]) -> Any:
+    """A field's value as JSON holds it, with its texts cleaned."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner, notes) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, notes) for inner in value]
+    if value is None or isinstance(value, bool | int | float):
+        return None if is_not_finite(value) else value
+    return plain_text(str(value), notes)
+
+
 def _example(turns: list[Turn], notes: Counter[str]) -> Example | str:
-    """The example of a conversation up to its last answer, or the reason for having none."""
-    answers = [n for n, (role, _) in enumerate(turns) if role == ASSISTANT]
+    """The example of a conversation up to its last learnt answer, or the reason for having none."""
+    answers = [n for n, turn in enumerate(turns) if turn.role == ASSISTANT]
+    learnt = [n for n in answers if turns[n].learnt]
     if not answers:
         return "no answer"
-    if answers[0] == 0 or turns[answers[0] - 1][0] != "user":
+    if not learnt:
+        return "no answer to be learnt"
+    if learnt[0] == 0 or turns[learnt[0] - 1].role == "system":
         return "an answer before the first question"
     if any(b - a == 1 for a, b in pairwise(answers)):
         return "two answers in a row"
-    if more := len(turns) - 1 - answers[-1]:
+    if more := len(turns) - 1 - learnt[-1]:
         notes[AFTER_LAST] += more
-        turns = turns[: answers[-1] + 1]
-    asked = "\n\n".join(text for _, text in turns[:-1])
-    opening = "\0".join(text for _, text in turns[: answers[0]]).casefold().encode()
-    whole = json.dumps(turns, ensure_ascii=False).casefold().encode("utf-8", "replace")
+        turns = turns[: learnt[-1] + 1]
+    prompt = "\n\n".join(turn.text for turn in turns[:-1])
+    # Conversations with the same opening stay on one side of the split, whatever its letter case.
+    opening = "\0".join(turn.text for turn in turns[: learnt[0]]).casefold()
+    entire = json.dumps(msgspec.to_builtins(turns), sort_keys=True)
     return Example(
-        asked, turns[-1][1], xxhash.xxh3_64_intdigest(opening), 0,
-        xxhash.xxh3_64_intdigest(whole), turns=tuple(turns),
-    )  # fmt: skip
+        prompt,
+        turns[-1].text,
+        xxhash.xxh3_64_intdigest(opening.encode()),
+        title_key=0,
+        record_key=xxhash.xxh3_64_intdigest(entire.encode()),
+        turns=tuple(turns),
+    )
 
 
 def as_conversation(columns: Columns) -> bool:

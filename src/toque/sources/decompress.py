@@ -1,12 +1,14 @@
-"""Bytes of source files: plain, gzip and zstd by magic number, in bounded memory, in whole lines.
+"""Bytes of source files: plain or compressed by magic number, in bounded memory, in whole lines.
 
-Other kinds (UTF-16, archives, other compressions) are refused with the command that converts them.
+Other kinds (UTF-16, archives, workbooks) are refused with the command that converts them.
 """
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
+import lzma
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -24,34 +26,88 @@ SIZED_BYTES = 8 << 20  # decompressed bytes from which a file's size is estimate
 
 MAX_RECORD_BYTES = 8 << 20  # of a longer record, which is counted as dropped, none is held
 MAX_EXPANSION = 200  # highest compression ratio; recipes have ten, a bomb has a thousand
+_MAGIC_BYTES = 10
+_SIGN_BYTES = 1 << 16  # decompressed bytes by which an archive is recognised
 MIN_BOMB_BYTES = 256 << 20  # decompressed bytes up to which the ratio is not checked
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_XZ = b"\xfd7zXZ\x00"
+_BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 # Parquet, Arrow and archives, which have no encoding.
 _NO_TEXT = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff", b"PK\x03\x04")
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF_16 = "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8"
-_NOT_READ = {
-    b"\xff\xfe": _UTF_16,
-    b"\xfe\xff": _UTF_16,
-    b"PK\x03\x04": "a ZIP archive. Unpack it first: unzip",
-    b"BZh": "compressed with bzip2. Decompress it first: bunzip2",
-    b"\xfd7zXZ": "compressed with xz. Decompress it first: unxz",
-    b"7z\xbc\xaf": "a 7-Zip archive. Unpack it first: 7z x",
-    b"SQLite format 3": "an SQLite database. Export its table as CSV first",
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_WORKBOOK = "Export its sheet as CSV first"
+_DOCUMENT = "Save its text as .txt first"
+_IN_ZIP = {
+    rb"xl/(?:workbook|worksheets|_rels|theme|styles|sharedStrings)": (
+        f"an Excel workbook (.xlsx). {_WORKBOOK}"
+    ),
+    rb"word/(?:document|_rels|styles|theme)": f"a Word document (.docx). {_DOCUMENT}",
+    rb"ppt/(?:presentation|slides|_rels|theme)": f"a PowerPoint presentation (.pptx). {_DOCUMENT}",
+    rb"mimetypeapplication/vnd\.oasis\.opendocument\.spreadsheet": (
+        f"an OpenDocument spreadsheet (.ods). {_WORKBOOK}"
+    ),
+    rb"mimetypeapplication/vnd\.oasis": f"an OpenDocument file (.odt or .odp). {_DOCUMENT}",
+    rb"mimetypeapplication/epub": f"an EPUB book. {_DOCUMENT}",
+    rb"AndroidManifest\.xml": "an Android app (.apk). Take it out of data.sources",
+    rb"META-INF/": "a Java archive (.jar) or an app. Take it out of data.sources",
 }
-_UNPACKED = {start: said for start, said in _NOT_READ.items() if said != _UTF_16}
+"""Kinds of ZIP archives by the beginning of one of their names, or of the file `mimetype`."""
+_NOT_READ = {
+    b"7z\xbc\xaf": "a 7-Zip archive. Unpack it first: 7z x",
+    b"Rar!\x1a\x07": "a RAR archive. Unpack it first: unrar x",
+    b"!<arch>\n": "an ar archive or a package (.deb). Unpack it first: ar x",
+    b"\x1f\x9d": "compressed with compress (.Z). Decompress it first: uncompress",
+    b"\x04\x22\x4d\x18": "compressed with LZ4. Decompress it first: unlz4",
+    b"LZIP\x01": "compressed with lzip. Decompress it first: lzip -d",
+    b"\xff\x06\x00\x00sNaPpY": "compressed with Snappy. Decompress it first",
+    b"SQLite format 3": "an SQLite database. Export its table as CSV first",
+    b"%PDF-": "a PDF document. Extract its text first: pdftotext",
+    b"\xd0\xcf\x11\xe0": "an old Office file (.xls, .doc or .ppt). Export it as CSV or .txt first",
+    b"{\\rtf": f"an RTF document. {_DOCUMENT}",
+    b"\x89HDF\r\n": "an HDF5 file. Export its table as CSV or Parquet first",
+    b"Obj\x01": "an Avro file. Export its records as JSON lines or Parquet first",
+}
 _NOT_OF_IT = "toque.not_of_the_encoding"  # name of an error handler of `codecs`
 LONG_LINE = b"\0line too long"  # in place of a line over MAX_RECORD_BYTES, which is counted
 _BREAK = re.compile(rb"[\r\n]")
 
 
 def packed_as(path: Path) -> str:
-    """The archive or database that a file is, which is not read, in words; "" for others."""
-    with path.open("rb") as stream:
-        start = stream.read(16)
-    return next((said for sign, said in _UNPACKED.items() if start.startswith(sign)), "")
+    """The archive, document or database that a file is, and what to do; "" for what may be read."""
+    with suppress(DataError), opened(path) as (stream, *_):  # its reader reports what is damaged
+        return _unread_kind(stream.read(_SIGN_BYTES))
+    return ""
+
+
+def _unread_kind(start: bytes) -> str:
+    """The kind of a file that is not read, by its decompressed beginning, and what to do."""
+    if start.startswith(b"PK\x03\x04"):
+        # A file in the archive is a header of 30 bytes, its name, and its content.
+        start = start[:_SIGN_BYTES]
+        kinds = (
+            kind
+            for sign, kind in _IN_ZIP.items()
+            if re.search(rb"PK\x03\x04.{26}" + sign, start, re.DOTALL)
+        )
+        return next(kinds, "a ZIP archive. Unpack it first: unzip")
+    if _is_tar(start):
+        return "a tar archive. Unpack it first: tar xf"
+    return next((kind for sign, kind in _NOT_READ.items() if start.startswith(sign)), "")
+
+
+def _is_tar(start: bytes) -> bool:
+    """True if bytes begin with a header of tar, by its checksum: old ones have no other sign."""
+    header = start[:512]
+    if len(header) < 512 or not header[148:156].strip(b" \0"):
+        return False
+    with suppress(ValueError):
+        checksum = int(header[148:156].strip(b" \0"), 8)
+        return checksum == sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
+    return False
 
 
 def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Iterator[bytes]:
@@ -64,11 +120,12 @@ def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Ite
         plain = _bounded(path, stream, packed_bytes, size)
         start = next(plain, b"")
         if encoding == UTF_8 or start.startswith(_NO_TEXT):
-            what = next((what for magic, what in _NOT_READ.items() if start.startswith(magic)), "")
-            if what:
+            kind = _UTF_16 if start.startswith(_UTF_16_MARKS) else _unread_kind(start)
+            if kind:
                 raise DataError(
-                    f"{path} is {what}. Recipes are read from JSON, JSON lines, CSV, Parquet and "
-                    "web pages, plain or compressed with gzip or zstd."
+                    f"{path} is {kind}. Recipes and texts are read from JSON, JSON lines, CSV, "
+                    "Parquet, web pages and plain text, which may be compressed with gzip, zstd, "
+                    "xz or bzip2."
                 )
             chunk = start.removeprefix(_UTF8_MARK)
         else:
@@ -134,10 +191,16 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
         raise DataError(f"{path} is a folder where a file is expected. Name the files in it.")
     try:
         with path.open("rb") as raw:
-            magic = raw.peek(4)[:4]
+            magic = raw.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]
             if magic.startswith(_GZIP):
                 with gzip.GzipFile(fileobj=raw) as plain:
                     yield cast(IO[bytes], plain), path.stat().st_size, raw
+            elif magic.startswith(_XZ):
+                with lzma.LZMAFile(raw) as unpacked:
+                    yield cast(IO[bytes], unpacked), path.stat().st_size, raw
+            elif _BZIP2.match(magic):
+                with _bzip2(path, raw) as unpacked:
+                    yield unpacked, path.stat().st_size, raw
             elif magic.startswith(_ZSTD):
                 with _zstd(path, raw) as stream:
                     yield stream, path.stat().st_size, raw
@@ -148,13 +211,23 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
             f"{path} does not exist. Check data.sources: paths are relative to the folder the "
             f"command runs in ({Path.cwd()})."
         ) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise _damaged(path, "gzip", error) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        program = "xz" if magic.startswith(_XZ) else "gzip"
+        raise _damaged(path, program, error) from error
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror or error}. Check that it is whole, its "
             "permissions and the disk."
         ) from error
+
+
+@contextmanager
+def _bzip2(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
+    try:
+        with bz2.BZ2File(raw) as plain:
+            yield cast(IO[bytes], plain)
+    except (OSError, EOFError) as error:
+        raise _damaged(path, "bzip2", error) from error
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import xxhash
 
 from toque.errors import ConfigError
 from toque.sources.decompress import UTF_8, chunks
-from toque.sources.layouts import FileLayout, layout_with, read_records
+from toque.sources.layouts import Columns, FileLayout, layout_with, read_records
 from toque.sources.records import (
     Block,
     BlockExamples,
@@ -35,11 +35,15 @@ from toque.sources.records import (
     in_encoding,
     is_filled,
     is_not_finite,
+    replace_lone_surrogates,
 )
 
 PART_BYTES = 4 << 20
 NO_TEXT, NO_PROMPT, NO_TARGET = "no text", "no prompt", "no target"
 LOST_BYTES = "bytes that are not UTF-8"  # the note that counts them; each costs a character
+CONTROLS = "control characters removed"
+SEPARATORS = "vertical tabs, form feeds and other separators made line breaks"
+HALF_CHARACTERS = "halves of characters (lone surrogates) made U+FFFD"
 _MARK = "\ufeff"
 # The line at either end of a book of Project Gutenberg, and the licence between two books. The one
 # before a book may be several lines long; it is bounded, so that no text takes long.
@@ -49,7 +53,9 @@ _BOOK = re.compile(_BEGINS, re.DOTALL | re.IGNORECASE)
 _LICENCE = re.compile(
     "^" + _GUTENBERG % "END" + rf".*?(?:{_BEGINS}|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
 )
-_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
+# Vertical tab, form feed, separators of files, groups, records and units, U+0085, U+2028, U+2029.
+_SEPARATORS = re.compile("[\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
 _BLANK_LINES = re.compile(r"\n{4,}")
 _TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
 # More than the thirty marks of UAX #15's stream-safe text; no mark is a letter or a blank.
@@ -57,16 +63,13 @@ _MARKS: Final = re.compile(r"[^\w\s\x00-\u02ff]{31,}")
 # Beginnings of the recorded names of `DocumentReader` and `PairReader`.
 DOCUMENTS: Final = "toque.cooking.formats:text="
 PAIRS: Final = "toque.cooking.formats:pairs="
-_UNPRINTABLE = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 127])
-Columns = Mapping[str, str | tuple[str, ...]]
-"""The fields of a source by their role; a prompt may be made of several."""
 
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reads text files, plain or compressed with gzip or zstd; each is one document."""
+    """Reads text files, plain or compressed; each is one document."""
 
-    version: int = 1
+    version: int = 2
     encoding: str = UTF_8
 
     @property
@@ -114,9 +117,11 @@ def clean_document(data: bytes, notes: Counter[str]) -> str:
         text = data.decode(errors="replace")
         notes[LOST_BYTES] += text.count("\ufffd")
     text = text.removeprefix(_MARK).replace("\r\n", "\n").replace("\r", "\n")
+    text, n_separators = _SEPARATORS.subn("\n", text)
     text, n_controls = _CONTROLS.subn("", text)
-    if n_controls:
-        notes["control characters removed"] += n_controls
+    for note, n in ((SEPARATORS, n_separators), (CONTROLS, n_controls)):
+        if n:
+            notes[note] += n
     n_lines = text.count("\n")
     text = _LICENCE.sub("", text)
     if book := _BOOK.search(text):  # the first one, or the first whole one of a part of the file
@@ -162,7 +167,7 @@ class DocumentReader:
     """Reads the field `column` of every record; a `RecordReader`."""
 
     column: str
-    version: int = 1
+    version: int = 2
     encoding: str = UTF_8
 
     @property
@@ -189,7 +194,7 @@ class DocumentReader:
         value = record.get(self.column)
         if not isinstance(value, str) or not value.strip():
             return NO_TEXT
-        text = clean_document(value.encode("utf-8", "replace"), notes)
+        text = clean_document(_without_halves(value, notes).encode(), notes)
         return document_example(text) if text.strip() else NO_TEXT
 
 
@@ -197,14 +202,14 @@ class DocumentReader:
 class PairReader:
     """Reads the fields `prompt` and `target` of every record; a `RecordReader`.
 
-    Either may be a template over fields, and a prompt a list of them: see `text_of`. Only control
-    characters are removed: these are the user's own texts. Pairs with the same prompt stay on one
-    side of the split, because the model would have seen the answer.
+    Either may be a template over fields, and a prompt a list of them: see `text_of`. These are the
+    user's own texts: control characters are removed, and separators become line breaks. Pairs with
+    the same prompt stay on one side of the split, because the model would have seen the answer.
     """
 
     prompt: str | tuple[str, ...]
     target: str
-    version: int = 2
+    version: int = 3
     encoding: str = UTF_8
 
     @property
@@ -244,13 +249,15 @@ class PairReader:
             return f"{unread} holds no text"  # which the question may need
         if not prompt or prompt.isspace():
             return NO_PROMPT
-        target, _ = text_of(record, self.target, notes, is_answer=True)
+        target, unread = text_of(record, self.target, notes, is_answer=True)
         if not target or target.isspace():
             return NO_TARGET
-        asked = prompt.casefold().encode()
-        key = xxhash.xxh3_64_intdigest(asked)
-        whole = xxhash.xxh3_64_intdigest(b"\0".join((asked, target.casefold().encode())))
-        return Example(prompt, target, key, 0, whole)
+        if unread:
+            return f"{unread} holds no text"
+        # Letter case decides the side of the split for no prompt, and makes two texts different.
+        key = xxhash.xxh3_64_intdigest(prompt.casefold().encode())
+        record_key = xxhash.xxh3_64_intdigest(f"{prompt}\0{target}".encode())
+        return Example(prompt, target, key, 0, record_key)
 
 
 def named_columns(columns: Columns) -> dict[str, str]:
@@ -317,33 +324,39 @@ def text_of(
     """The text that a column makes of a record, and a field of it that is filled with no text.
 
     Several fields are those that are filled, with a blank line between them. A paragraph of a
-    template is left out where all its fields are blank. An answer is the first of a list.
+    template is left out where all its fields are blank. A list in the only field of an answer holds
+    alternatives, and its first is taken; elsewhere it holds lines.
     """
-    if isinstance(column, str) and fields_in(column) == (column,):
-        return _field(record.get(column), column, notes, is_answer=is_answer)
+    fields = fields_in(column)
+    read = {
+        name: _field(record.get(name), name, notes, alternatives=is_answer and len(fields) == 1)
+        for name in fields
+    }
+    unread = next((name for _, name in read.values() if name), "")
+    if isinstance(column, str) and fields == (column,):
+        return read[column][0], unread
     if isinstance(column, str):
-        return _filled(record, column, notes)
-    read = [_field(record.get(name), name, notes) for name in column]
-    texts = (text for text, _ in read if text and not text.isspace())
-    return "\n\n".join(texts), next((name for _, name in read if name), "")
+        return _filled(column, {name: text for name, (text, _) in read.items()}), unread
+    texts = (read[name][0] for name in column)
+    return "\n\n".join(text for text in texts if text and not text.isspace()), unread
 
 
-def _filled(record: Mapping[str, Any], template: str, notes: Counter[str]) -> tuple[str, str]:
-    read = {n: _field(record.get(n), n, notes) for n in fields_in(template)}
-    made = []
+def _filled(template: str, texts: Mapping[str, str]) -> str:
+    """The template with the texts of its fields, without paragraphs whose fields are all blank."""
+    paragraphs = []
     for paragraph in template.split("\n\n"):
         parts = template_parts(paragraph)
         names = [name for _, name in parts if name]
-        if not names or any(read[name][0].strip() for name in names):
-            made.append("".join(text + (read[name][0] if name else "") for text, name in parts))
-    return "\n\n".join(made), next((name for _, name in read.values() if name), "")
+        if not names or any(texts[name].strip() for name in names):
+            paragraphs.append("".join(text + texts.get(name, "") for text, name in parts))
+    return "\n\n".join(paragraphs)
 
 
 def _field(
-    value: object, name: str, notes: Counter[str], *, is_answer: bool = False
+    value: object, name: str, notes: Counter[str], *, alternatives: bool = False
 ) -> tuple[str, str]:
     """A field's text, and its name where it is filled with none."""
-    if is_answer:
+    if alternatives:
         value = value.get("text") if isinstance(value, dict) else value
         if isinstance(value, list):  # SQuAD lists answers: the first is taken
             notes["answers beside a question's first left out"] += len(value) > 1
@@ -355,7 +368,7 @@ def _field(
 
 
 def plain_text(value: object, notes: Counter[str]) -> str:
-    """A field's text without control characters; anything but a number or a truth is empty.
+    """A field's text as UTF-8 without control characters; of other types, numbers and truths.
 
     >>> [plain_text(value, Counter()) for value in (True, 1.5, None, float("nan"))]
     ['true', '1.5', '', '']
@@ -364,10 +377,21 @@ def plain_text(value: object, notes: Counter[str]) -> str:
         return "true" if value else "false"  # as JSON writes them
     if not isinstance(value, str | int | float) or is_not_finite(value):
         return ""
-    text = str(value).encode("utf-8", "replace").decode()
+    text = str(value)
     if text.isprintable():
         return text
-    cleaned = text.translate(_UNPRINTABLE)
-    if cleaned != text:
-        notes["control characters removed"] += 1
-    return cleaned
+    text, n_separators = _SEPARATORS.subn("\n", _without_halves(text, notes))
+    text, n_controls = _CONTROLS.subn("", text)
+    if n_separators:
+        notes[SEPARATORS] += 1
+    if n_controls:
+        notes[CONTROLS] += 1
+    return text
+
+
+def _without_halves(text: str, notes: Counter[str]) -> str:
+    """A text that UTF-8 can hold; `notes` counts the texts that it could not."""
+    entire = replace_lone_surrogates(text)
+    if "\ufffd" in entire and entire.count("\ufffd") > text.count("\ufffd"):
+        notes[HALF_CHARACTERS] += 1
+    return entire

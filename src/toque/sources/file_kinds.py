@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from toque.config.schema import FilesConfig
 from toque.errors import DataError
 from toque.sources.decompress import head, packed_as
-from toque.sources.documents import Columns, TextReader
+from toque.sources.documents import TextReader
 from toque.sources.layouts import (
+    Columns,
     RefusedFileError,
     TextRecordsError,
     UnknownFormatError,

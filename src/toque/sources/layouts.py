@@ -30,11 +30,13 @@ from toque.sources.records import (
 )
 from toque.sources.token_arrays import BROKEN_ARCHIVE
 
+Columns = Mapping[str, str | tuple[str, ...]]
+"""The fields of a source by their role; a prompt may be made of several."""
 _SEEN_BYTES = 8192
 _MOST_SEARCHED = 256 << 20  # bytes of JSON that are searched for a field; they take seconds
 # Columns that make rows without any other; a recipe's would be the first line of many a text.
 _ALONE = ("text", "Text", "TEXT", "messages", "conversations")
-_CONTROLS = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
+_CONTROLS = bytes([*range(9), *range(14, 27), 127])  # without separators, of which texts have many
 # By protocol; those before 2 are text, and obsolete since 2003.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 READ: Mapping[str, Callable[[Contents], Numbered]] = {
@@ -86,16 +88,32 @@ def read_records(
     )
 
 
+def columns_in_words(columns: Columns) -> str:
+    """Columns of a source as a configuration has them.
+
+    >>> columns_in_words({"prompt": ("question", "hint"), "target": "answer"})
+    'columns: {prompt: [question, hint], target: answer}'
+    """
+    fields = {
+        part: field if isinstance(field, str) else f"[{', '.join(field)}]"
+        for part, field in columns.items()
+    }
+    return f"columns: {{{', '.join(f'{part}: {field}' for part, field in fields.items())}}}"
+
+
 class UnknownFormatError(DataError):
     """A file of none of the known formats; it may be plain text."""
 
 
 class RefusedFileError(DataError):
-    """A file cannot be read as it is; `why`, in a few words: among others it is left out."""
+    """A file cannot be read as it is; `why`, in a few words: among others it is left out.
 
-    def __init__(self, message: str, why: str) -> None:
+    `columns` are what would let it be read, as the message writes them by `columns_in_words`.
+    """
+
+    def __init__(self, message: str, why: str, columns: Sequence[Columns] = ()) -> None:
         super().__init__(message)
-        self.why = why
+        self.why, self.columns = why, columns
 
 
 class TextRecordsError(DataError):

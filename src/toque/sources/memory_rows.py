@@ -7,6 +7,7 @@ is a hash of its content, so that the same rows are the same source, and their s
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -29,6 +30,7 @@ _NEW: Final = re.compile(r"\.?new-(.+)-([0-9]+)(\.[0-9a-f]{8})?\.jsonl(\.[0-9a-f
 """A file that is being written, by the machine and the id of the process that writes it."""
 _AT_ONCE: Final = 4096  # rows taken from a frame at a time
 _MISSING: Final = ("NAType", "NaTType")  # pandas' own missing values
+_BYTES: Final = (bytes, bytearray, memoryview)
 _FORMS: Final = (
     "a list of dicts, another iterable of dicts or texts, a datasets.Dataset, or a frame of pandas "
     "or polars"
@@ -180,15 +182,40 @@ def _line(encoder: msgspec.json.Encoder, row: object, which: str) -> bytes:
             f"{which} is a {type(row).__name__} ({str(row)[:60]!r}). A row is a dict of fields by "
             "their names, or a text."
         )
-    if raw := [name for name, value in row.items() if isinstance(value, bytes)]:
-        raise DataError(f"{which} holds bytes in {raw[0]!r}. Decode them to text, or leave it out.")
     try:
-        return encoder.encode(dict(row)) + b"\n"
+        plain = msgspec.to_builtins(dict(row), builtin_types=_BYTES, enc_hook=_plain)
+        if place := _place_of_bytes(plain):
+            raise DataError(
+                f"{which} holds bytes in {place}. Decode them to text, or leave it out."
+            )
+        try:
+            return encoder.encode(plain) + b"\n"
+        except UnicodeEncodeError:  # half a character, which the reader replaces and counts
+            return json.dumps(plain).encode() + b"\n"
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{which} cannot be kept as JSON: {error}. Make its fields texts, numbers or lists of "
             "them, or leave them out."
         ) from error
+
+
+def _place_of_bytes(value: object) -> str:
+    """The place of the first bytes in a row, which JSON would hold as base64; "" for no bytes.
+
+    >>> _place_of_bytes({"messages": [{"content": b"x"}]}), _place_of_bytes({"text": "x"})
+    ("'messages', 0, 'content'", '')
+    """
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    for key, inner in items:
+        if isinstance(key, _BYTES) or isinstance(inner, _BYTES):
+            return repr(key)
+        if below := _place_of_bytes(inner):
+            return f"{key!r}, {below}"
+    return ""
 
 
 def _plain(value: Any) -> object:

@@ -47,7 +47,7 @@ class TaskReader:
     tasks: Mapping[str, TaskTemplate]
     first_code: int  # number of the first of them in the column `task`
     fit: tuple[str, ...] | None = None  # those whose columns its files have; None: not known yet
-    version: int = 2
+    version: int = 3
     encoding: str = UTF_8
 
     @property
@@ -134,7 +134,7 @@ class TaskReader:
         notes.update(missing_note(name, why) for name, why in without.items())
         # With the tasks, for neighbours of one text each that are of two tasks are two records.
         parts = (part for e in made for part in (str(e.task), e.prompt, e.target))
-        whole = xxhash.xxh3_64_intdigest(b"\0".join(part.casefold().encode() for part in parts))
+        whole = xxhash.xxh3_64_intdigest(b"\0".join(part.encode() for part in parts))
         key = made[0].key
         return [msgspec.structs.replace(e, key=key, record_key=whole) for e in made]
 

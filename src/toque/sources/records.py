@@ -36,7 +36,6 @@ _MOST_NAMED = 100  # unused fields, and characters of a name: some exports have 
 MAX_CHARS = 600  # characters shown of a text; a record may be megabytes long
 PER_REASON = 5  # dropped records per reason whose text a shard, or a reader's block, keeps
 Raw = dict[str, Any] | str  # a record's fields by name, or the reason why it cannot be read
-Turn = tuple[str, str]  # role and text of a message
 Numbered = Iterator[tuple[int, Raw]]  # each with the line, row or record it begins at
 
 
@@ -71,6 +70,16 @@ class Block:
     last: bool = True  # True if it reaches the end of its file, which matters for documents
 
 
+class Turn(msgspec.Struct, frozen=True):
+    """A message of a conversation."""
+
+    role: str  # "system", "user" or "assistant"
+    text: str
+    learnt: bool = True  # False for an answer that is only read
+    fields: Mapping[str, Any] = {}
+    """Values of the message's other fields by name, which a chat template may write."""
+
+
 class Example(msgspec.Struct, frozen=True):
     """One prompt and the text that should follow it; its keys are unsigned 64-bit hashes."""
 
@@ -94,7 +103,7 @@ class Example(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The text to be learnt, a conversation's without its template; "" of token ids."""
-        return self.target or " ".join(text for _, text in self.turns)
+        return self.target or " ".join(turn.text for turn in self.turns)
 
 
 def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> Example:
@@ -297,13 +306,35 @@ def most_named(found: Counter[str]) -> dict[str, int]:
     return {name[:_MOST_NAMED]: n for name, n in named} | others
 
 
+def count_named(notes: Counter[str], note: str, name: str) -> None:
+    """Count a `note` about a field in whose place it has "{}"; names beyond a hundred count as one.
+
+    >>> count_named(notes := Counter(), "messages with {}", "name"); notes
+    Counter({"messages with 'name'": 1})
+    """
+    said = note.format(repr(name[:_MOST_NAMED]))
+    if said not in notes and len(notes) >= _MOST_NAMED:
+        said = note.format("other fields")
+    notes[said] += 1
+
+
 def shortened(text: str | bytes, limit: int = MAX_CHARS) -> str:
     """Text of at most `limit` characters, valid in JSON."""
     if isinstance(text, bytes):
         text = text[: 4 * limit + 4].decode(errors="replace")
-    # A lone surrogate, which a JSON escape can hold, cannot be encoded in UTF-8.
-    whole = text[: limit + 1].encode(errors="replace").decode()
+    whole = replace_lone_surrogates(text[: limit + 1])
     return whole if len(whole) <= limit else whole[:limit].rstrip("\n") + "…"
+
+
+def replace_lone_surrogates(text: str) -> str:
+    r"""Replace each lone surrogate with U+FFFD, and join pairs: UTF-8 cannot hold the halves.
+
+    JSON can hold them as escapes, e.g. where a program cut an emoji.
+
+    >>> replace_lone_surrogates("\ud83c\udf72 and \ud83c") == "\U0001f372 and \ufffd"
+    True
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def pack(path: Path, number: int, kind: str, body: bytes, **meta: Any) -> Block:

@@ -130,6 +130,7 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         max_bad_share=data.max_bad_share,
         max_files=most if any(most) else (),
         chat_template=_template(data.chat_template),
+        chat_date=data.chat_date,
         loss_on=data.loss_on,
     )
 

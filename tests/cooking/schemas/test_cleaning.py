@@ -73,6 +73,16 @@ def test_repairs_are_counted():
     assert +notes == dict.fromkeys((*repairs, "texts with lost characters (U+FFFD)"), 1)
 
 
+def test_half_a_character_is_counted_as_lost():
+    assert clean_text("beans \ud83c and", notes := Counter()) == "beans and"
+    assert +notes == {"texts with lost characters (U+FFFD)": 1}
+
+
+@pytest.mark.parametrize("separator", list("\x0b\x0c\x1c\x1d\x1e\x1f\x85\u2028\u2029"))
+def test_separators_are_line_breaks(separator):
+    assert clean_text(f"2 eggs{separator}1 onion", Counter()) == "2 eggs\n1 onion"
+
+
 def test_ingredients_lose_bullets_and_subheadings():
     notes = Counter()
     lines = clean_ingredients(

@@ -26,7 +26,7 @@ READERS: list[tuple[RecordReader, str, str]] = [
         "cad41f1cc75c522df72acf54",
     ),
     (
-        DocumentReader("body of it"),
+        DocumentReader("body of it", version=1),
         "toque.cooking.formats:text=body of it",
         "44e88343afa625d8b070743d",
     ),
@@ -35,7 +35,7 @@ READERS: list[tuple[RecordReader, str, str]] = [
         'toque.cooking.formats:pairs={"prompt": "question", "target": "r\\u00e9ponse"}',
         "f9856b466b28ebbb278e98c8",
     ),
-    (TextReader(), "toque.data.text:text_reader", "fad9958301375846e07bb3fd"),
+    (TextReader(version=1), "toque.data.text:text_reader", "fad9958301375846e07bb3fd"),
     (TokenReader(), "toque.data.token_files:token_reader", "2c147263b05938e2ca6d4fdb"),
 ]
 """Readers, their recorded names, and the beginnings of a plan's fingerprint with each."""

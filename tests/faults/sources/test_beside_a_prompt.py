@@ -101,7 +101,7 @@ def test_a_question_whose_context_would_be_ignored_is_refused_unless_told(
     error = capsys.readouterr().err
     assert "qa.jsonl is a file of JSON lines of prompts and answers (its columns" in error
     assert f"with a column {name!r} beside them" in error
-    assert "columns: {prompt: question, target: answer} without" in error
+    assert "--columns prompt=question --columns target=answer without" in error
     Path("my.yaml").write_text("model: {family: gpt2, tokenizer: 'trained:512'}")
     given = json.dumps([{"path": "qa.jsonl"} | ({"columns": told} if told else {})])
     code = main(["prepare", "my.yaml", "data.store=s", f"data.sources={given}"])

@@ -17,6 +17,7 @@ from toque.cooking.ingredients.vocabulary import ADVERBS, PREPARED
 from toque.cooking.schemas.repairs import LOST_SPACES, only_measures, rejoined
 from toque.cooking.text_keys import has_action_verb, words_of
 from toque.sources.documents import composed
+from toque.sources.records import replace_lone_surrogates
 
 _CLEAN = re.compile(r"[ -%'-;=?-Z\\-~]*")  # ASCII without "&", "<", ">" and "["
 _LINE_MARKUP = re.compile(r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
@@ -32,7 +33,7 @@ _BROKEN_ENTITY = re.compile(
 )  # an entity without its "#", with a mark or a blank too many, or in capitals; "M&M;" is none
 _LINK = re.compile(r"\[([^\[\]]{1,200})\]\([^()\s]{1,300}\)")
 _BLANKS = re.compile(r"[^\S\n]+")
-_LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x85]")
+_LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x1c-\x1f\x85]")
 # Joiners spell words of Arabic, Indic and related scripts, and join emoji; elsewhere they are dirt.
 _JOINING = (
     "\u0590-\u109f\u1700-\u18af\u1900-\u1cff\ua800-\uabff\ufb1d-\ufdff\ufe70-\ufefc"
@@ -43,7 +44,7 @@ _INVISIBLE = re.compile(
     f"([{_JOINING}][\u200c\u200d]|[{_EMOJI}]\ufe0f?\u200d(?=[{_EMOJI}]))"
     "|[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufe0e\ufe0f\ufffc]"
 )  # an invisible character, or in its group one that is kept with the character before it
-_CONTROLS = re.compile(r"[\x00-\x09\x0e-\x1f\x7f-\x9f]")
+_CONTROLS = re.compile(r"[\x00-\x09\x0e-\x1b\x7f-\x9f]")
 # Windows-1252 read as Latin-1 leaves its punctuation among the C1 controls.
 _WINDOWS_1252 = {0x91: "'", 0x92: "'", 0x93: '"', 0x94: '"', 0x96: "–", 0x97: "—", 0x09: " "}
 # One U+FFFD per lost byte of UTF-8: the degree sign had two, the apostrophe and the dash three.
@@ -121,6 +122,7 @@ def _repair(text: str, notes: Counter[str]) -> str:
         text = _LINK.sub(r"\1", text)
     if text.isascii() and text.isprintable():
         return text
+    text = replace_lone_surrogates(text)
     if "\ufffd" in text:
         notes["texts with lost characters (U+FFFD)"] += 1
         text = _LOST_DASH.sub("-", _LOST_DEGREE.sub("°", text))
@@ -128,8 +130,6 @@ def _repair(text: str, notes: Counter[str]) -> str:
     if _CONTROLS.search(text):
         notes["texts with control characters"] += 1
         text = _CONTROLS.sub("", text.translate(_WINDOWS_1252))
-    # A surrogate has no UTF-8; json lets "\ud800" through.
-    text = text.encode("utf-8", "ignore").decode()
     visible = _INVISIBLE.sub(r"\1", text)
     notes["texts with invisible characters"] += visible != text
     return composed(visible)

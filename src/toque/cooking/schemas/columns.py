@@ -16,9 +16,11 @@ from toque.cooking.schemas.normalize import nutrient_fields
 from toque.cooking.schemas.schema_org import is_schema_org
 from toque.errors import DataError
 from toque.sources.layouts import (
+    Columns,
     FileLayout,
     RefusedFileError,
     TextRecordsError,
+    columns_in_words,
     refuse_missing,
     shown_names,
 )
@@ -263,13 +265,19 @@ def refuse_cut_schema(
     if missing:
         words = " and ".join(missing)
         known = "; ".join(f"{role}: {', '.join(NAMES[role][1:8])}" for role in missing)
-        named = ", ".join(f"{role}: NAME" for role in missing)
+        named: dict[str, str] = dict.fromkeys(missing, "NAME")
+        pairs, texts = {"prompt": "NAME", "target": "NAME"}, {"text": "NAME"}
+        others = (
+            f"If it holds other texts: {columns_in_words(pairs)} for prompts and their answers, "
+            f"{columns_in_words(texts)} for whole texts."
+        )
         raise RefusedFileError(
             f"{path} is {what} without a column of {words}, so it holds no whole recipes. Found: "
             f"{shown_names(layout.fields) or 'no column'}. Known names (in any case and spelling): "
             f"{known}. Fetch the full file, or say which column it is: "
-            f"data.sources=[{{path: ..., columns: {{{named}}}}}].",
+            f"{columns_in_words(named)} in its source of data.sources. {others}",
             f"no recipes: without a column of {words}",
+            [named, pairs, texts],
         )
 
 
@@ -286,11 +294,13 @@ def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) 
     found = [name for name in by_name if name in listed or not layout.sample]
     what = f"{path} is {layout.described}"
     if not found and {"chosen", "rejected"} <= folded.keys():
+        talks, pairs = {"messages": "chosen"}, {"prompt": "prompt", "target": "chosen"}
         raise RefusedFileError(
             f"{what} of preference pairs (chosen and rejected), which Toque does not train on. The "
-            "chosen answers alone can be learnt: give its source columns: {messages: chosen} where "
-            "they are conversations, or {prompt: prompt, target: chosen}.",
+            f"chosen answers alone can be learnt: give {columns_in_words(talks)} where "
+            f"they are conversations, or {columns_in_words(pairs)}.",
             "preference pairs",
+            [talks, pairs],
         )
     pair = next((pair for pair in PAIRS if {folded.get(n) for n in pair} <= {*listed}), None)
     messages = found[0] if found else tuple(folded[n] for n in pair) if pair else None
@@ -312,9 +322,8 @@ def _as_pairs(
 ) -> DataError:
     """The error for a file of prompts and answers, with the columns that its source needs."""
 
-    def told(prompt: list[str]) -> str:
-        made_of = f"[{', '.join(prompt)}]" if len(prompt) > 1 else prompt[0]
-        return f"columns: {{prompt: {made_of}, target: {target}}}"
+    def pair_of(prompt: list[str]) -> Columns:
+        return {"prompt": tuple(prompt) if len(prompt) > 1 else prompt[0], "target": target}
 
     asked, target = (folded[name] for name in pair)
     before, after, needed = (
@@ -328,17 +337,19 @@ def _as_pairs(
         again = name == folded.get("text") and pair[0] == "instruction"
         # In tables nobody has looked whether it is filled.
         if not again and any(is_filled(raw.get(name)) for raw in layout.sample or ({name: 1},)):
+            entire, short = pair_of([*prompt, name]), pair_of(prompt)
             return RefusedFileError(
                 f"{what} (its columns {asked!r} and {target!r}) with a column {name!r} beside "
-                "them, without which a prompt may make no sense. Say what a prompt is made of in "
-                f"this source of data.sources: {told([*prompt, name])} with it, or "
-                f"{told(prompt)} without.",
+                "them, without which a prompt may make no sense. Say what a prompt is made of: "
+                f"{columns_in_words(entire)} with it, or "
+                f"{columns_in_words(short)} without.",
                 f"prompts beside a column {name!r}, for which columns has to say what it is",
+                [entire, short],
             )
     return TextRecordsError(
         f"{what} (its columns {shown_names(prompt)} and {target!r}), not of recipes. Give its "
-        f"source {told(prompt)}.",
-        {"prompt": tuple(prompt) if len(prompt) > 1 else asked, "target": target},
+        f"source {columns_in_words(pair_of(prompt))}.",
+        pair_of(prompt),
     )
 
 

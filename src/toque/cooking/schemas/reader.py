@@ -27,10 +27,11 @@ from toque.cooking.schemas.schema_org import is_page, page_blocks, page_records
 from toque.errors import ConfigError
 from toque.sources.conversations import ConversationReader, as_conversation
 from toque.sources.decompress import UTF_8, head
-from toque.sources.documents import Columns, DocumentReader, PairReader
+from toque.sources.documents import DocumentReader, PairReader
 from toque.sources.json_records import line_of
 from toque.sources.layouts import (
     READ,
+    Columns,
     FileLayout,
     RefusedFileError,
     UnknownFormatError,

@@ -18,16 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.prepare.store_plan import PrepareSettings
-from toque.data.tokenizer.chat import Conversation, chat_template_of, template_named
+from toque.data.tokenizer.chat import CLOCK, Conversation, chat_template_of, dated, template_named
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
-from toque.sources.records import Turn
+from toque.sources.conversations import UNWRITTEN
+from toque.sources.records import Turn, count_named
 
 Ids = NDArray[np.uint32]
 TOKENS: Final = "tokens of conversations"
 LEARNT: Final = "tokens of conversations that are answers, and learnt"
 UNENDED: Final = "answers that the chat template does not end"
 MOVED: Final = "answers whose prompt has other tokens than when the model is asked"
+DATED: Final = "conversations whose chat template reads the clock, which is {} (data.chat_date)"
 CUT_ANSWERS: Final = "answers cut at the longest conversation"
 CUT_TURNS: Final = "turns of conversations left out behind the longest conversation"
 
@@ -51,6 +53,7 @@ class ConversationRows:
         template = chat_template_of(codec)
         assert template is not None, "`with_template` comes first"
         self._template, self._codec, self._settings = template, codec, settings
+        self._reads_clock = CLOCK in codec.settings["chat_template"]
 
     def row(
         self, turns: Sequence[Turn], notes: Counter[str], *, cut: bool = True
@@ -73,6 +76,10 @@ class ConversationRows:
             )
         notes[UNENDED] += found.unended
         notes[MOVED] += found.moved
+        if self._reads_clock:
+            notes[DATED.format(self._settings.chat_date)] += 1
+        for name in found.unwritten:
+            count_named(notes, UNWRITTEN, name)
         answers = self._within(found, notes) if cut else found.answers
         if isinstance(answers, str):
             return answers
@@ -128,7 +135,7 @@ def with_template(codec: Codec, settings: PrepareSettings) -> None:
             "the model has an encoder. Give this source columns: {prompt: ..., target: ...} of "
             "texts instead, or take a GPT-2, NeoX or Llama."
         )
-    template = template_named(settings.chat_template, codec.settings)
+    template = dated(template_named(settings.chat_template, codec.settings), settings.chat_date)
     codec.settings = {**codec.settings, "chat_template": template}
     if (made := chat_template_of(codec)) is not None:
         made.end_as_written()

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from toque.config.schema import TRAINED
+from toque.config.schema import CHAT_DATE, TRAINED
 from toque.data.store.store_manifest import FORMAT, SourceEntry, StoreManifest
 from toque.data.tokenizer.chat import TEMPLATES, template_text
 from toque.data.tokenizer.codec import FamilyKind, load_codec
@@ -29,7 +29,7 @@ OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
 Dedup = Literal["none", "exact", "near"]
 USUAL_PROMPT, USUAL_TARGET = 256, 512  # limits where nothing else decides
 LIMITS = ("max_prompt_tokens", "max_target_tokens")
-CHAT = ("chat_template", "loss_on")  # settings of conversations
+CHAT = ("chat_template", "chat_date", "loss_on")  # settings of conversations
 DEFAULT_BAD_SHARE = 0.5  # over half of the records unusable: the file is likely of another format
 CODE_VERSION = 4  # raised when the same inputs give other rows: older stores are not reused
 _NAMED: Final = 3  # files that a sentence names
@@ -62,6 +62,7 @@ class PrepareSettings:
     max_bad_share: float = DEFAULT_BAD_SHARE  # of records a reader refuses; above is an error
     max_files: tuple[int | None, ...] = ()  # files read of each source; recorded if one is limited
     chat_template: str = "auto"  # a name or Jinja; recorded with `loss_on` of conversations alone
+    chat_date: str = CHAT_DATE
     loss_on: Literal["answers", "last_answer"] = "answers"
     held_out_from: int | None = None
     """Sources from this number on are held out, the others trained on; None: a share of all is.
@@ -95,7 +96,11 @@ class PrepareSettings:
         template = self.chat_template
         if template not in ("auto", *TEMPLATES):
             template = f"Jinja with the SHA-256 {hashlib.sha256(template.encode()).hexdigest()}"
-        return {"chat_template": template, "loss_on": self.loss_on}
+        return {
+            "chat_template": template,
+            "chat_date": self.chat_date,
+            "loss_on": self.loss_on,
+        }
 
     @property
     def trained_vocab_size(self) -> int | None:
@@ -183,9 +188,9 @@ def plan_of(sources: Sequence[Source], store: Path, settings: PrepareSettings) -
         recorded |= settings.of_conversations | {"own_template": digest}
     elif any(getattr(settings, name) != getattr(PrepareSettings, name) for name in CHAT):
         raise ConfigError(
-            "data.chat_template or data.loss_on is set, and no source of data.sources holds "
-            "conversations. Leave it out, or name the field of their messages in columns of the "
-            "source: {messages: NAME}."
+            "data.chat_template, data.chat_date or data.loss_on is set, and no source of "
+            "data.sources holds conversations. Leave it out, or name the field of their messages "
+            "in columns of the source: {messages: NAME}."
         )
     return StorePlan(store, settings, files, tokenizer, recorded, sources)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import resource
 import signal
@@ -15,11 +16,13 @@ import subprocess
 import sys
 import weakref
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from datetime import UTC, datetime
+from functools import lru_cache, partial
 from typing import IO, Any, Final, cast
 
 import numpy as np
@@ -30,6 +33,7 @@ from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds
 from toque.data.tokenizer.tokenizer_folder import tokenizer_faults
 from toque.errors import DataError
 from toque.models.loading.provenance import Form
+from toque.sources.records import Turn
 
 _MOST_GROWTH: Final = 4
 _MOST_ADDED: Final = 1 << 16  # characters it may write, and four times as many as the messages have
@@ -48,8 +52,17 @@ _CHATML: Final = """\
 TEMPLATES: Final = {"plain": _PLAIN, "chatml": _CHATML}
 """Templates by name: headings as in Markdown; and the turns of OpenAI's ChatML."""
 _GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
-Turns = Sequence[tuple[str, str]]  # role and text of each message
+CLOCK: Final = "strftime_now"
+"""The function by which templates read the clock, as Llama 3's and Granite's do."""
+_DATED: Final = re.compile(
+    rf"\A\{{%- macro {CLOCK}\(format\) %\}}.*?\{{%- endmacro %\}}\{{\{{ '' \}}\}}", re.DOTALL
+)
+_DIRECTIVE: Final = re.compile(r"%[-_0^#:]*[A-Za-z]")
+_TWINS: Final = ("reasoning_content", "thinking", "reasoning")
+"""Names of one field: transformers fills the first two from any of them."""
+_SURE: Final = 20  # characters of a text that no conversation holds by chance
 Render = Callable[..., Any]  # transformers' rendering of conversations
+Message = Mapping[str, Any]  # `role`, `content`, and other fields that a template may write
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,7 @@ class Conversation:
     answers: list[tuple[int, int]]  # first id of each answer, and the place behind its last
     unended: int  # answers that the template does not end
     moved: int  # answers before which the prompt has other ids than alone, as it is asked with
+    unwritten: list[str]  # names of fields that the template does not write, once per message
 
 
 class ChatTemplate:
@@ -75,18 +89,31 @@ class ChatTemplate:
         self._owner = 0  # the process that started it: a fork has one of its own
         self._thread = ThreadPoolExecutor(1, "chat template")  # the child answers one at a time
 
-    def ids(self, turns: Sequence[Mapping[str, str]]) -> Future[list[int]]:
-        """The prompt that asks to answer the last turn (`role`, `content`), or a DataError."""
+    def ids(self, turns: Sequence[Message]) -> Future[list[int]]:
+        """The prompt that asks to answer the last turn, or a DataError.
+
+        A field that the template does not write is refused, except reasoning that it leaves out of
+        history.
+        """
         return self._thread.submit(self._ids, turns)
 
-    def _ids(self, turns: Sequence[Mapping[str, str]]) -> list[int]:
+    def _ids(self, turns: Sequence[Message]) -> list[int]:
         answer = self._answer(self._asked(turns))
+        name = self._codec.name
         if "text" not in answer:
-            name, why = self._codec.name, answer["error"]
-            raise DataError(f"The chat template of {name} does not take these messages: {why}.")
+            raise DataError(
+                f"The chat template of {name} does not take these messages: {answer['error']}."
+            )
+        reasons = any(twin in self._template for twin in _TWINS)
+        fields = [field for _, field in answer["unwritten"]]
+        if unread := [field for field in fields if not (reasons and field in _TWINS)]:
+            raise DataError(
+                f"The chat template of {name} does not write the field {unread[0][:100]!r} of a "
+                "message, so that the model would not read it. Leave the field out."
+            )
         return list(self._encoded(answer["text"]).ids)
 
-    def conversation(self, turns: Turns, *, last: bool) -> Conversation | str:
+    def conversation(self, turns: Sequence[Turn], *, last: bool) -> Conversation | str:
         """A conversation that ends with an answer, or why the template does not take it.
 
         Where the `last` answer is all that is wanted, earlier ones may be written otherwise once
@@ -96,8 +123,10 @@ class ChatTemplate:
         Raises:
             DataError: an earlier answer is wanted, and the template writes it otherwise.
         """
-        given = [{"role": role, "content": text} for role, text in turns]
-        answer = self._answer(self._asked(given) | {"answers": "last" if last else "all"})
+        messages = [{**turn.fields, "role": turn.role, "content": turn.text} for turn in turns]
+        learnt = [n for n, turn in enumerate(turns) if turn.role == "assistant" and turn.learnt]
+        learnt = learnt[-1:] if last else learnt
+        answer = self._answer(self._asked(messages) | {"answers": learnt})
         if "rewrites" in answer:
             raise DataError(
                 f"The chat template of {self._codec.name} writes the beginning of a conversation "
@@ -119,7 +148,8 @@ class ChatTemplate:
             ends = [at for at, token in written if token == self._codec.eos_id]
             unended += not ends
             found.append((first, ends[-1] + 1 if ends else behind))
-        return Conversation(ids, found, unended, moved)
+        unwritten = [name for _, name in answer["unwritten"]]
+        return Conversation(ids, found, unended, moved, unwritten)
 
     def end_as_written(self) -> None:
         """Let the codec end texts with the token that the template writes behind an answer.
@@ -131,7 +161,7 @@ class ChatTemplate:
         end = self._codec.piece(self._codec.eos_id)
         if "eos_token" in self._template or end in self._template:
             return
-        found = self.conversation([("user", "?"), ("assistant", "!")], last=True)
+        found = self.conversation([Turn("user", "?"), Turn("assistant", "!")], last=True)
         if isinstance(found, str):
             return
         first, behind = found.answers[-1]
@@ -144,8 +174,8 @@ class ChatTemplate:
         with tokenizer_faults(self._codec.name):
             return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _asked(self, turns: Sequence[Mapping[str, str]]) -> dict[str, object]:
-        given = sum(len(text) for turn in turns for text in turn.values())
+    def _asked(self, turns: Sequence[Message]) -> dict[str, object]:
+        given = sum(len(str(value)) for turn in turns for value in turn.values())
         asked = {"conversations": [[dict(turn) for turn in turns]], "chat_template": self._template}
         most = {"most_characters": _MOST_ADDED + _MOST_GROWTH * given}
         return asked | self._codec.special_tokens | most
@@ -195,6 +225,30 @@ def template_named(name: str, settings: Mapping[str, Any]) -> str:
     return TEMPLATES.get(name, name)
 
 
+def dated(template: str, day: str) -> str:
+    """The template with one day, an ISO date, wherever it reads the clock.
+
+    The day becomes a part of the template, so that every program that asks the model writes it.
+
+    >>> dated("{{ strftime_now('%d %b %Y') }}", "2024-07-26").partition("{{ '' }}")[0]
+    "{%- macro strftime_now(format) %}{{ format | replace('%d', '26') | replace('%b', 'Jul') | \
+replace('%Y', '2024') }}{%- endmacro %}"
+    """
+    template = _DATED.sub("", template)
+    if CLOCK not in template:
+        return template
+    moment = datetime.fromisoformat(day).replace(tzinfo=UTC)
+    seconds = {"%s": str(int(moment.timestamp()))}  # strftime would take the machine's time zone
+    steps = [
+        f" | replace({form!r}, {seconds.get(form) or moment.strftime(form)!r})"
+        for form in dict.fromkeys(_DIRECTIVE.findall(template))
+    ]
+    if "%%" in template:
+        steps.append(" | replace('%%', '%')")
+    macro = f"{{%- macro {CLOCK}(format) %}}{{{{ format{''.join(steps)} }}}}{{%- endmacro %}}"
+    return f"{macro}{{{{ '' }}}}{template}"
+
+
 def prompt_ids(
     codec: Codec, text: str, family_kind: FamilyKind, form: Form, *, raw: bool = False
 ) -> list[int]:
@@ -226,34 +280,99 @@ def template_text(settings: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _rendered(render: Render, asked: dict[str, Any], answers: str) -> dict[str, Any]:
-    """Text of a conversation; with `answers`, "all" or the "last", places of theirs in it.
+def _rendered(render: Render, asked: dict[str, Any], answers: list[int] | None) -> dict[str, Any]:
+    """Text of a conversation, fields that it lacks, and the places of its `answers`, by message.
 
-    A template marks them itself, by {% generation %}. In others an answer is what it adds to the
-    prompt that asks for it.
+    A template marks answers itself, by {% generation %}. In others an answer is what it adds to the
+    prompt that asks for it. Without `answers` the text is the prompt that asks for one.
     """
     turns, template = asked.pop("conversations")[0], asked["chat_template"]
 
-    def text(n: int, *, asks: bool) -> str:
-        given = {**asked, "conversations": [turns[:n]]}
+    def text(messages: list[dict[str, Any]], *, asks: bool) -> str:
+        random.seed(0)  # a template may choose at random: always the same
+        given = {**asked, "conversations": [messages]}
         return str(render(**given, add_generation_prompt=asks)[0][0])
 
-    if not answers:
-        return {"text": text(len(turns), asks=True)}
-    whole, spans = text(len(turns), asks=False), list[tuple[int, int]]()
+    whole = text(turns, asks=answers is None)
+    unwritten = _unwritten(turns, whole, partial(text, asks=answers is None))
+    if answers is None:
+        return {"text": whole, "unwritten": unwritten}
+    spans = list[tuple[int, int]]()
     if _GENERATION.search(template):
+        random.seed(0)
         marked = render(conversations=[turns], **asked, return_assistant_tokens_mask=True)
-        spans = cast("list[tuple[int, int]]", marked[1][0])
+        spans = _marked(turns, cast("list[tuple[int, int]]", marked[1][0]), answers)
     else:
-        for n, turn in enumerate(turns):
-            if turn["role"] != "assistant" or (answers == "last" and n + 1 < len(turns)):
-                continue
-            before = text(n, asks=True)
-            after = whole if n + 1 == len(turns) else text(n + 1, asks=False)
+        for n in answers:
+            before = text(turns[:n], asks=True)
+            after = whole if n + 1 == len(turns) else text(turns[: n + 1], asks=False)
             if not (whole.startswith(after) and after.startswith(before)):
                 return {"error": "", "rewrites": n + 1}
             spans.append((len(before), len(after)))
-    return {"text": whole, "spans": spans[-1:] if answers == "last" else spans}
+    return {"text": whole, "unwritten": unwritten, "spans": spans}
+
+
+def _marked(
+    turns: Sequence[Message], spans: list[tuple[int, int]], answers: list[int]
+) -> list[tuple[int, int]]:
+    """The spans of these answers among all that a template marks."""
+    every = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
+    if answers == every:
+        return spans
+    if len(spans) == len(every):
+        return [span for n, span in zip(every, spans, strict=True) if n in answers]
+    if answers == every[-1:]:
+        return spans[-1:]
+    raise ValueError(
+        f"it marks {len(spans)} parts of {len(every)} answers, and {len(answers)} are to be learnt"
+    )
+
+
+def _unwritten(
+    turns: Sequence[Message], whole: str, text: Callable[[list[dict[str, Any]]], str]
+) -> list[tuple[int, str]]:
+    """Filled fields of messages, by message and name, without which the text is the same."""
+    places = [
+        (n, name)
+        for n, turn in enumerate(turns)
+        for name, value in turn.items()
+        if name not in ("role", "content") and (not isinstance(value, str) or value.strip())
+    ]
+
+    def is_written(some: list[tuple[int, str]]) -> bool:
+        """True if the text is another without these fields and their twins of equal value."""
+        gone = set(some)
+        gone |= {(n, twin) for n, name in some if name in _TWINS for twin in _TWINS
+                 if turns[n].get(twin) == turns[n][name]}  # fmt: skip
+        bare = [
+            {name: value for name, value in turn.items() if (n, name) not in gone}
+            for n, turn in enumerate(turns)
+        ]
+        try:
+            return text(bare) != whole
+        except Exception:  # the template needs it  # noqa: BLE001
+            return True
+
+    if not places or not is_written(places):
+        return places
+    found = list[tuple[int, str]]()
+    for name in dict.fromkeys(name for _, name in places):
+        of_name = [place for place in places if place[1] == name]
+        if not is_written(of_name):
+            found += of_name
+            continue
+        values = {n: turns[n][name] for n, _ in of_name}
+        # A long text that is there as often as messages have it needs no text without it.
+        texts = Counter(value.strip() for value in values.values() if isinstance(value, str))
+        sure = {one for one, n in texts.items() if len(one) >= _SURE and whole.count(one) >= n}
+        unsure = [
+            (n, name)
+            for n, value in values.items()
+            if not (isinstance(value, str) and value.strip() in sure)
+        ]
+        if len(of_name) > 1:
+            found += [place for place in unsure if not is_written([place])]
+    return found
 
 
 def _render_requests() -> None:
@@ -273,7 +392,7 @@ def _render_requests() -> None:
         # The signal has no handler: its default ends the process, whatever it is doing.
         signal.setitimer(signal.ITIMER_PROF, _SECONDS)
         try:
-            answer = _rendered(render_jinja_template, asked, asked.pop("answers", ""))
+            answer = _rendered(render_jinja_template, asked, asked.pop("answers", None))
             if (n := len(answer.get("text", ""))) > most:
                 raise ValueError(f"it writes {n:,} characters, and {most:,} are allowed")
         except MemoryError:

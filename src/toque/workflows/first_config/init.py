@@ -32,8 +32,8 @@ from toque.sources.conversations import ConversationReader
 from toque.sources.decompress import UTF_8
 from toque.sources.documents import PairReader, TextReader
 from toque.sources.hub_datasets import saved_splits
-from toque.sources.layouts import shown_names
-from toque.sources.records import Source, examples_in
+from toque.sources.layouts import RefusedFileError, columns_in_words, shown_names
+from toque.sources.records import Source, examples_in, most_named
 from toque.sources.source_files import blocks_of, find_files, is_documentation
 from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
@@ -318,7 +318,24 @@ def _sources_here(config: RunConfig, say: Callable[[str], None]) -> list[Source]
     """The sources on this machine, each with the reader that would prepare it."""
     local = [s for s in config.data.sources if not (is_remote(s.path) or s.path.startswith("hf:"))]
     data = config.data.model_copy(update={"sources": tuple(local)})
-    return sources_of(config.model_copy(update={"data": data}), say=say) if local else []
+    if not local:
+        return []
+    try:
+        return sources_of(config.model_copy(update={"data": data}), say=say)
+    except RefusedFileError as error:
+        advice = str(error)
+        for columns in error.columns:
+            words = columns_in_words(columns)
+            flags = [_as_argument(part, field) for part, field in columns.items()]
+            advice = advice.replace(f"{words} in its source of data.sources", " ".join(flags))
+            advice = advice.replace(words, " ".join(flags))
+        raise RefusedFileError(advice, error.why) from error
+
+
+def _as_argument(part: str, field: str | tuple[str, ...]) -> str:
+    """A column as the command takes it; of several fields, as a template over them."""
+    template = field if isinstance(field, str) else " ".join(f"{{{name}}}" for name in field)
+    return f"{argument('columns')} {in_shell(f'{part}={template}')}"
 
 
 def _survey(config: RunConfig, here: Sequence[Source]) -> list[FoundSource]:
@@ -332,6 +349,7 @@ def _looked_at(source: Source) -> FoundSource:
     sizes = [float(file.plain_bytes) for file in files]
     kept, tokens, looked, read = 0, 0.0, 0.0, 0
     keys, texts = set[int](), list[str]()
+    fields, n_messages = Counter[str](), 0
     unused, dropped, notes = Counter[str](), Counter[str](), Counter[str]()
     # Blocks may end beyond the size that was estimated for their file.
     blocks = ((file, size, block) for file, size in zip(files, sizes, strict=True)
@@ -345,6 +363,9 @@ def _looked_at(source: Source) -> FoundSource:
         notes.update(examples.notes)
         keys.update(e.record_key for e in examples.examples)
         texts += [e.text for e in examples.examples if e.text]
+        turns = [turn for e in examples.examples for turn in e.turns]
+        fields.update(name for turn in turns for name in turn.fields)
+        n_messages += len(turns)
         tokens += sum(
             len(e.ids) / 4 if e.ids else (len(e.prompt) + len(e.target)) / _CHARACTERS_A_TOKEN
             for e in examples.examples
@@ -383,12 +404,29 @@ def _looked_at(source: Source) -> FoundSource:
         whole,
         (
             *unused_in_words([named]),
+            *_talks_in_words(source.path, fields, n_messages, notes),
             *([ENCODING_HINT] if foreign else []),
             *repeated,
             *_no_data(source),
         ),
         _drawn(texts),
     )
+
+
+def _talks_in_words(
+    path: str, fields: Counter[str], n_messages: int, notes: Counter[str]
+) -> list[str]:
+    """Sentences on what the messages of conversations hold besides their texts."""
+    remarks = []
+    if fields:
+        names = ", ".join(f"{name!r} ({n:,})" for name, n in most_named(fields).items())
+        remarks.append(
+            f"Other fields of the {n_messages:,} messages of {path} that were looked at: {names}. "
+            "They are for the chat template; the data report counts those that it does not write."
+        )
+    if n_messages:
+        remarks += [f"{path}: {n:,} {note}." for note, n in sorted((+notes).items())]
+    return remarks
 
 
 def _drawn(texts: list[str]) -> bytes:
