@@ -13,7 +13,7 @@ from toque.evaluation.evaluator import Evaluated, Evaluator
 from toque.evaluation.text_samples import Sample, append_samples
 from toque.reporter import SILENT, Reporter, clock_text
 from toque.storage.no_follow import place_of
-from toque.training.callbacks import Callback, RunStart
+from toque.training.callbacks import Callback, RunEnd, RunStart
 from toque.units import Progress
 
 MOST_LINES: Final = 30  # of a text, that are shown
@@ -43,10 +43,11 @@ class SampleWriter(Callback):
     _began: float = 0.0
     _spent: float = 0.0
     _failed: set[str] = field(default_factory=set)
+    _left_out: list[int] = field(default_factory=list)  # texts by evaluation, where some were
 
     def on_fit_start(self, start: RunStart) -> None:
         """Begin to count the time."""
-        self._began, self._spent = self.clock(), 0.0
+        self._began, self._spent, self._left_out = self.clock(), 0.0, []
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Keep the texts; show the scores, the cost, and the texts for the user's own prompts."""
@@ -57,6 +58,11 @@ class SampleWriter(Callback):
         refused = append_samples(path, samples, step=at.step) if samples else None
         if refused is not None:
             self.warn(at, refused)
+        if found.left_out and self.evaluator.limit is not None:
+            if not self._left_out:
+                n_texts = len(samples) + found.left_out
+                self.warn(at, self.evaluator.limit.left_out(found.left_out, n_texts))
+            self._left_out.append(found.left_out)
         for name in [name for name in found.failed if name not in self._failed]:
             self._failed.add(name)
             self.warn(at, f"scores of texts: {name} {found.failed[name]}")
@@ -66,6 +72,12 @@ class SampleWriter(Callback):
         for sample in found.own:
             self.reporter.notice(shown(sample, step=at.step))
         self._before = found.texts
+
+    def on_fit_end(self, end: RunEnd) -> None:
+        """Report how many texts were left out, if it was more than once."""
+        if len(self._left_out) > 1:
+            n, times = sum(self._left_out), len(self._left_out)
+            self.warn(end.progress, f"{n:,} texts of {times:,} evaluations were not written")
 
 
 def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] = ()) -> list[str]:

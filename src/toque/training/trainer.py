@@ -264,6 +264,13 @@ class Trainer:
         """True if there is nothing more to do in this session."""
         return self.stop_reason is not None or self.schedule.stop_after.reached(self.progress)
 
+    @property
+    def is_over(self) -> bool:
+        """True if no session of this run has anything left to train or evaluate."""
+        ended = self.schedule.stop_after.reached(self.progress)
+        ended = ended or any(callback.is_over for callback in self.callbacks)
+        return ended and not self.owes_evaluation
+
     def _apply_requests(self, wants: Requests) -> None:
         if wants.stop and self.stop_reason is None:
             self.stop_reason = wants.reason or "stopped"
