@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, Final
 
 from toque.errors import Interrupted
+from toque.runs.history import FINISHED
 from toque.training.callbacks import (
     Callback,
     Goal,
@@ -327,4 +328,4 @@ class TimeLimit(Callback):
 
     def _stop(self) -> Requests:
         self._reached = max(self._reached, self.seconds)
-        return Requests(stop=True, reason="finished")
+        return Requests(stop=True, reason=FINISHED)

@@ -14,6 +14,7 @@ from toque.batch import Batch
 from toque.data.loader.batch_stream import BatchStream, Prefetch, Step
 from toque.errors import DataError, Interrupted, NonFiniteError
 from toque.hardware.memory import free_bytes, is_out_of_memory, release_memory
+from toque.runs.history import FINISHED
 from toque.training.callbacks import (
     LOSS,
     Best,
@@ -346,7 +347,7 @@ class Trainer:
 
     def _end(self, error: BaseException | None) -> RunEnd:
         self.clock.lap("saving")  # those in the background were waited for
-        reason = self.stop_reason or "finished"
+        reason = self.stop_reason or FINISHED
         if error is not None:
             overflowed = isinstance(error, NonFiniteError)
             reason = "non_finite" if overflowed else type(error).__name__
