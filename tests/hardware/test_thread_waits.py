@@ -33,7 +33,7 @@ def test_the_bound_is_set_where_no_variable_is() -> None:
 
 def test_torch_spins_as_bounded_once_toque_is_imported() -> None:
     """OpenMP reports what it read when torch was loaded."""
-    unset = "import os; [os.environ.pop(name, None) for name in {!r}]".format(WAIT_VARIABLES)
+    unset = f"import os; [os.environ.pop(name, None) for name in {WAIT_VARIABLES!r}]"
     done = python("-c", f"{unset}; import toque, torch", OMP_DISPLAY_ENV="VERBOSE")
     assert done.returncode == 0, done.stderr
     if "GOMP_SPINCOUNT" not in done.stderr:

@@ -41,7 +41,7 @@ def test_before_the_first_update_everything_is_foreseen():
 
 def test_a_limit_on_the_command_counts_evaluations_and_foresees_all_of_them():
     """One of 4 s was foreseen; nine came, and took 59 % of the time."""
-    stream = SimpleNamespace(totals=lambda stop: {})
+    stream = SimpleNamespace(totals=lambda _stop: {})
     after = AfterTraining(evaluating=1.0, ending=2.0, texts=3.0, final_texts=8.0)
     limit = TimeLimit(120.0, CommandClock(lambda: 0.0, 0.0), 1.0, 2.0, 3.0, 8.0)
     length = Length(limit.stop_after, after, limit)

@@ -18,7 +18,7 @@ from toque.errors import ConfigError, DataError
 from toque.hardware.processor import ProcessorUse
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
-from toque.workflows.first_config.dial import WRITING_SPEED, SIZES, Size
+from toque.workflows.first_config.dial import SIZES, WRITING_SPEED, Size
 from toque.workflows.first_config.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 from toque.workflows.first_config.init_base import NOT_SEEN
 

@@ -160,7 +160,8 @@ def test_a_finished_run_says_so_without_a_forecast(settings, length):
 
     steps = list[int]()
     assert any("in all" in text or text.startswith("toque ") for text in again())
-    (said,) = [text for text in (told := again()) if "is finished" in text]
+    told = again()
+    (said,) = [text for text in told if "is finished" in text]
     assert f"trained to step {steps[0]:,}, and nothing is left to train" in said
     assert f'raise train.stop_after, which is "{length}"' in said
     assert steps[0] == steps[1]
