@@ -291,9 +291,11 @@ class Passes(NamedTuple):
     def in_words(self, tokens: str, whole: Duration) -> str:
         """Say what the run reads: `tokens`, in so much time or fewer passes."""
         if self.ends_early:
+            share = self.most / self.of_time
             return (
                 f"{tokens} tokens, {self.most:g} passes over the texts, where the run ends: the "
-                f"time is enough for {self.of_time:,.0f}, but more would be learnt by heart"
+                f"time is enough for {self.of_time:,.0f}, but more would be learnt by heart. It "
+                f"will take about {max(share, 0.01):.0%} of the time"
             )
         passes = f", {self.of_time:.2g} passes over the texts" if self.of_time else ""
         return f"{tokens} tokens in {_without_total(whole)}{passes}"
