@@ -83,8 +83,10 @@ class Evaluator:
                 texts, failed = found.metrics, dict(found.failed)
             # The user's metrics may differ by rank; what the run goes by must not.
             texts, failed = self.ranks.broadcast((texts, failed))
-        if self.n_held_out:
             self._fill(texts, failed)
+        elif self.n_held_out:
+            of_losses = (*HELD_OUT, BITS)
+            texts = {name: math.nan for name in self.watched if name not in of_losses}
         ended = time.perf_counter()
         self.last = Evaluated(
             metrics | texts, texts, held_out, own, failed, ended - began, ended - between, left_out
