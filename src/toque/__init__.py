@@ -11,7 +11,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from toque.hardware.thread_waits import bound_spinning
 from toque.version import __version__
+
+bound_spinning()  # before torch is loaded, which reads it once
 
 if TYPE_CHECKING:
     from toque.api import train

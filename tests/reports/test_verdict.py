@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from toque.hardware.thread_waits import BOUNDED
 from toque.reports.verdict import Verdict, advice, ladders, signs, verdict_of
 
 TRAIN = {
@@ -111,6 +112,27 @@ def test_each_cause_is_named_with_its_lever(cause: str, tmp_path: Path) -> None:
     assert lever.lower() in advice(verdict.found[0]).lower()
     assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
     assert sum(share.seconds for share in verdict.shares) == pytest.approx(verdict.facts.wall)
+
+
+@pytest.mark.parametrize(
+    "hardware",
+    [
+        {"waits": {"OMP_WAIT_POLICY": "PASSIVE"}},
+        {"waits": {"GOMP_SPINCOUNT": "3"}},
+        {"threads": 1},
+        {"device": "NVIDIA H200"},
+    ],
+)
+def test_sleeping_threads_are_advised_only_where_threads_spin(
+    hardware: dict[str, Any], tmp_path: Path
+) -> None:
+    """The advice was given to a run that had OMP_WAIT_POLICY=PASSIVE already."""
+    host = {"others_cores": 2.0, "waiting_for_core_seconds": 5.0}
+    verdict = judged(tmp_path, events(hardware=hardware, host=host))
+    (other,) = [one for one in verdict.found if one.cause == "other programs"]
+    assert advice(other).startswith("End the other programs (")
+    spins = judged(tmp_path, events(hardware={"waits": BOUNDED}, host=host))
+    assert "OMP_WAIT_POLICY=PASSIVE" in advice(spins.found[0])
 
 
 def test_a_length_that_is_no_number_is_passed_over(tmp_path: Path) -> None:

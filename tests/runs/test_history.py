@@ -79,6 +79,24 @@ def test_the_newest_metrics_and_the_time_left(written):
     assert run.curves["held-out recipe_score"].last == (4.0, 0.4)
 
 
+def test_a_limit_on_the_command_counts_evaluations_and_ends_at_its_whole(tmp_path):
+    """`toque watch` had "done 33 %" of finished runs: updates alone were counted."""
+    written = WrittenRun(tmp_path / "run", stop_after="1 minutes")
+    for step in range(1, 4):
+        written.step(step, run_seconds=15.0 * step)  # 2 s of each are the update's
+    assert read(written).done == pytest.approx(0.75)
+    written.save(3)
+    written.event("start", step=3, epoch=0.3, stop_after="1 minutes", run_seconds=45.0)
+    assert read(written).done == pytest.approx(0.75)
+    assert read(written).seconds_left is None
+    written.step(4, run_seconds=50.0)
+    assert read(written).done == pytest.approx(50.0 / 60.0)
+    written.end(4, "interrupted")
+    assert read(written).done == pytest.approx(50.0 / 60.0)
+    written.end(4)
+    assert read(written).done == 1.0
+
+
 def test_a_held_out_loss_that_has_risen_is_told(written):
     for step, loss in ((1, 2.0), (2, 1.5), (3, 1.52)):
         written.step(step)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from toque.runs.time_left import TimeLeft
+from toque.training.stopping import CommandClock, TimeLimit
 from toque.units import Duration, Progress
 from toque.workflows.run_length import AfterTraining, Length, time_left_of
 
@@ -36,6 +37,24 @@ def test_before_the_first_update_everything_is_foreseen():
         "about 4:20 in all: 3:20 of training, 0:20 for 4 evaluations, and up to 0:40 to score the "
         "model and write 16 texts at the end"
     )
+
+
+def test_a_limit_on_the_command_counts_evaluations_and_foresees_all_of_them():
+    """One of 4 s was foreseen; nine came, and took 59 % of the time."""
+    stream = SimpleNamespace(totals=lambda _stop: {})
+    after = AfterTraining(evaluating=1.0, ending=2.0, texts=3.0, final_texts=8.0)
+    limit = TimeLimit(120.0, CommandClock(lambda: 0.0, 0.0), 1.0, 2.0, 3.0, 8.0)
+    length = Length(limit.stop_after, after, limit)
+    time = time_left_of(stream, length, D("10 %"), update_seconds=2.0, n_texts=16)
+    time.start(at(0))
+    assert time.evaluations(at(0)) == 10
+    assert time.seconds(at(0)) == pytest.approx(120.0)
+    assert time.in_words(at(0)) == (
+        "about 2:00 in all: 1:09 of training, 0:40 for 10 evaluations, and up to 0:11 to score the "
+        "model and write 16 texts at the end"
+    )
+    # Half of the time is over, whatever it went into.
+    assert time.seconds(at(3, seconds=52.5)) == pytest.approx(52.5 + 4.0 + 11.0)
 
 
 def test_a_continued_run_has_less_before_it():

@@ -8,7 +8,7 @@ from toque.batch import IGNORE
 from toque.hardware.memory import HEADROOM
 from toque.runs.estimate import evenly, largest_rows
 from toque.training.fitting import _remember, _remembered
-from toque.training.micro_batch import Probe, WorstBatch
+from toque.training.micro_batch import Probe, WorstBatch, least_of
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 
@@ -48,6 +48,14 @@ def test_the_worst_batch_is_full_of_the_longest_examples(sides):
         starts = batch.positions[0] == 0
         assert int(starts.sum()) == len(numbers[0].unique())
         assert bool((numbers[0][1:].diff()[starts[2:]] == 1).all())
+
+
+def test_a_measurement_that_takes_too_long_is_not_repeated():
+    times = [9.0, 1.0, 2.0]
+    measured = iter(times)
+    assert least_of(lambda: next(measured), most_seconds=5.0) == 9.0
+    measured = iter(times)
+    assert least_of(lambda: next(measured), budget_seconds=0.0) == 1.0
 
 
 def loss_fn(model, batch):

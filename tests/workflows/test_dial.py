@@ -110,6 +110,19 @@ def test_a_size_that_cannot_be_the_best_is_not_measured():
     assert asked == [SIZES["6m"]]
 
 
+def test_measuring_ends_when_it_has_taken_its_share_of_the_time():
+    asked = []
+
+    def rate(size):
+        asked.append(size)
+        return by_parameters(size)
+
+    choice = best_for(1e9, 1e6, rate, is_over=lambda: len(asked) == 2)
+    assert asked == list(SIZES.values())[:2]
+    assert "Larger models were not tried" in choice.forecast(Duration.parse("1 hours total"))
+    assert "not tried" not in best_for(1e9, 60.0, rate).forecast(Duration.parse("1 hours total"))
+
+
 def test_few_texts_are_read_a_few_times_however_long_the_time_is():
     short, long = (best_for(2.8e6, seconds, by_parameters) for seconds in (10.0, 1e6))
     assert not short.passes.ends_early

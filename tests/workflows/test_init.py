@@ -19,7 +19,7 @@ from toque.hardware.processor import ProcessorUse
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.reporter import millions
-from toque.workflows.first_config.dial import SIZES, Size
+from toque.workflows.first_config.dial import SIZES, WRITING_SPEED, Size
 from toque.workflows.first_config.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 from toque.workflows.first_config.init_base import NOT_SEEN
 
@@ -70,6 +70,24 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert str(load_config("my.yaml").config.train.stop_after) == "16 seconds total"
     assert main(["train", "my.yaml", *SHORT]) == 0
     assert Path("runs/my/model/config.json").exists()
+
+
+@pytest.mark.usefixtures("kitchen")
+@pytest.mark.parametrize("tokens_per_second", [50.0, 2_000.0, 30_000.0])
+def test_texts_take_their_share_of_the_time_at_most(
+    tokens_per_second: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The share was promised of held-out losses, and texts took 59 % of the time."""
+    monkeypatch.setattr(
+        "toque.workflows.first_config.dial.rate_of", lambda *_about: tokens_per_second
+    )
+    made = toque.init("a.jsonl", for_="40 seconds", size="300k")
+    evaluation, (source,) = made.config.evaluation, made.sources
+    each = source.tokens / source.records / (WRITING_SPEED * tokens_per_second)
+    assert 10 * evaluation.texts * each <= 0.05 * 40.0
+    assert evaluation.generate == 1 or evaluation.generate * each <= 0.05 * 40.0
+    text = made.file.read_text()
+    assert ("scored: 5% of the time at most" in text) is (evaluation.generate * each <= 0.05 * 24)
 
 
 @pytest.mark.usefixtures("kitchen")

@@ -52,7 +52,7 @@ def test_a_total_counts_the_whole_command(settings):
     assert "until 2 minutes total: 1:40 of it went into reading and measuring" in begun(
         notices.notices
     )
-    assert "evaluating and writing will take about" in begun(notices.notices)
+    assert "the last scores and texts will take about" in begun(notices.notices)
     start = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[0])
     assert float(start["stop_after"].removesuffix(" minutes")) < (120 - 100) / 60
     rates = [e["lr"] for e in run.history if e["event"] == "step"]
@@ -108,6 +108,64 @@ def test_telling_changes_no_number(settings):
     limited = train(told, clock=clock, callbacks=[StopAt(3)])
     assert [step for step, _ in limited.losses] == [1, 2, 3]
     assert limited.losses[0] == plain.losses[0]
+
+
+class CostlyReadings(Ticking):
+    """A clock on which time goes by whenever someone reads it, as a text's count does."""
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_texts_without_time_are_left_out_and_counted(settings):
+    clock, notices = CostlyReadings(), Notices()
+    command = CommandClock(clock, began=clock.now)
+    words = ("train.stop_after=100 seconds total", "evaluation.generate=16", "data.store=many")
+    words += ("data.validation_fraction=0.3", "evaluation.texts=0", "evaluation.max_examples=4")
+    run = train(settings(*words), clock=command, callbacks=[clock], reporter=notices)
+    assert run.step >= 10
+    scores = json.loads((run.folder / "evaluation.json").read_text())["generated"]
+    assert scores["texts"] + scores["texts_left_out"] == 16
+    assert 0 < scores["texts_left_out"] <= 16
+    said = next(text for text in notices.notices if "of 16 texts not written" in text)
+    assert "the time limit of train.stop_after left no time for them" in said
+    assert clock.now - command.began <= 110.0  # a reading after each of the last steps
+
+
+def test_a_model_of_a_few_updates_writes_no_texts(settings):
+    clock, notices = Ticking(), Notices()
+    command = CommandClock(clock, began=clock.now - 20.0)
+    limited = settings("train.stop_after=25 seconds total")
+    run = train(limited, clock=command, callbacks=[clock], reporter=notices)
+    assert 0 < run.step < 10
+    assert (run.folder / "samples.jsonl").read_text() == ""
+    said = [text for text in notices.notices if "1 of 1 text not written" in text]
+    assert said
+    assert all("random weights writes none before update 10" in text for text in said)
+    evaluated = [e for e in run.history if e["event"] == "evaluation"]
+    assert [e["texts_left_out"] for e in evaluated] == [1] * len(evaluated)
+
+
+@pytest.mark.parametrize("length", ["5 steps", "60 seconds total"])
+def test_a_finished_run_says_so_without_a_forecast(settings, length):
+    """`train` told of 1:20 of training and did nothing."""
+
+    def again() -> list[str]:
+        clock, notices = Ticking(), Notices()
+        command = CommandClock(clock, began=clock.now - 20.0)
+        resolved = settings(f"train.stop_after={length}")
+        steps.append(train(resolved, clock=command, callbacks=[clock], reporter=notices).step)
+        return notices.notices
+
+    steps = list[int]()
+    assert any("in all" in text or text.startswith("toque ") for text in again())
+    told = again()
+    (said,) = [text for text in told if "is finished" in text]
+    assert f"trained to step {steps[0]:,}, and nothing is left to train" in said
+    assert f'raise train.stop_after, which is "{length}"' in said
+    assert steps[0] == steps[1]
+    assert not any("in all" in t or "of training" in t or t.startswith("toque ") for t in told)
 
 
 def test_other_settings_have_no_total(tmp_path):

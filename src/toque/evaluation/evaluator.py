@@ -15,7 +15,7 @@ from toque.config.schema import DataConfig, EvaluationConfig, TrainConfig
 from toque.cooking.prompts import task_table
 from toque.errors import ConfigError, Interrupted, nearest_hint
 from toque.evaluation.heldout_loss import LEFT, HeldOut
-from toque.evaluation.text_samples import Prompt, Sample, Sampler, metrics_of
+from toque.evaluation.text_samples import Prompt, Sample, Sampler, TimeIsUp, metrics_of
 from toque.evaluation.text_scores import NO_CLASS, ScoresByTask, groups_in, names_in
 from toque.reporter import SILENT, Count, Reporter, counting, uncounted
 from toque.runs.history import metric_named
@@ -23,6 +23,7 @@ from toque.runs.run_record import BITS, HELD_OUT
 from toque.training.callbacks import Goal
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
+from toque.training.stopping import CommandClock, TimeLimit
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Evaluated:
     failed: Mapping[str, str] = field(default_factory=dict)  # metrics that raised, with the error
     seconds: float = 0.0
     texts_seconds: float = 0.0  # seconds of writing texts and scoring them, a part of `seconds`
+    left_out: int = 0  # texts that were not written, or not finished, in the time that was left
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Evaluator:
     known: Sequence[str] = ()  # names that metrics may have; the user's functions may give others
     reporter: Reporter = SILENT
     interrupted: Callable[[], bool] = bool  # asked after every batch and token whether to leave
+    limit: TimeLimit | None = None  # of the command, which texts must keep; on the first rank alone
     last: Evaluated = Evaluated()
 
     def __call__(self) -> dict[str, float]:
@@ -66,10 +69,13 @@ class Evaluator:
         metrics = self.losses()
         between = time.perf_counter()
         samples = self._written()
-        held_out, own = samples[: self.n_held_out], samples[self.n_held_out :]
+        held_out = [sample for n, sample in samples.items() if n < self.n_held_out]
+        own = [sample for n, sample in samples.items() if n >= self.n_held_out]
+        left_out = len(self.sampler.prompts) - len(samples)
         texts: dict[str, float] = {}
         failed: dict[str, str] = {}
-        if held_out:
+        # Scores of fewer texts would not compare with those of the other evaluations.
+        if held_out and len(held_out) == self.n_held_out:
             if self.ranks.is_main:
                 scores = self.scores()
                 scores.add(held_out)
@@ -78,9 +84,12 @@ class Evaluator:
             # The user's metrics may differ by rank; what the run goes by must not.
             texts, failed = self.ranks.broadcast((texts, failed))
             self._fill(texts, failed)
+        elif self.n_held_out:
+            of_losses = (*HELD_OUT, BITS)
+            texts = {name: math.nan for name in self.watched if name not in of_losses}
         ended = time.perf_counter()
         self.last = Evaluated(
-            metrics | texts, texts, held_out, own, failed, ended - began, ended - between
+            metrics | texts, texts, held_out, own, failed, ended - began, ended - between, left_out
         )
         return dict(self.last.metrics)
 
@@ -95,16 +104,46 @@ class Evaluator:
         if self.last.held_out or self.last.own:
             n_texts, texts = len(self.last.held_out), dict(self.last.texts)
             found |= {"texts_seconds": self.last.texts_seconds, "n_texts": n_texts, "texts": texts}
+        if self.last.left_out:
+            found["texts_left_out"] = self.last.left_out
         return found
 
-    def _written(self) -> list[Sample]:
+    def _written(self) -> dict[int, Sample]:
         if not self.sampler.prompts:
-            return []
+            return {}
         with (
             self.sharing.whole() as model,
             counting(self.reporter, "writing", "texts") as count,
         ):
-            return sample_on_all_ranks(self.sampler, model, self.ranks, self._told(count))
+            return self.written(self.sampler, model, self._told(count))
+
+    def written(
+        self, sampler: Sampler, model: nn.Module, on_progress: Count, *, final: bool = False
+    ) -> dict[int, Sample]:
+        """Samples by the number of their prompt, as many as the time limit has time for.
+
+        Every rank calls it. `final`: training is over, and nothing but the end needs the rest.
+        """
+        prompts, samples = sampler.prompts, dict[int, Sample]()
+        clock = CommandClock() if self.limit is None else self.limit.clock
+        at, unfinished = 0, False
+        while at < len(prompts) and not unfinished:
+            fit: tuple[int, float] = (len(prompts) - at, math.inf)
+            if self.limit is not None:
+                fit = self.limit.texts_that_fit(fit[0], final=final)
+            n, seconds = self.ranks.broadcast(fit)  # the first rank's, as all of them write
+            if n == 0:
+                break
+
+            began = clock.seconds()
+            part = replace(sampler, prompts=prompts[at : at + n])
+            in_time = _until(clock, began + seconds, on_progress)
+            finished = sample_on_all_ranks(part, model, self.ranks, in_time)
+            if self.limit is not None:
+                self.limit.wrote(n, clock.seconds() - began)
+            samples |= {at + number: sample for number, sample in finished.items()}
+            at, unfinished = at + n, len(finished) < n
+        return samples
 
     def _told(self, count: Count, *, together: bool = False) -> Count:
         """A count that leaves the evaluation when asked; `together`: all ranks call it as often."""
@@ -131,23 +170,41 @@ class Evaluator:
             texts[name] = math.nan
 
 
+def _until(clock: CommandClock, end: float, on_progress: Count) -> Count:
+    """`on_progress`, which raises TimeIsUp once the clock is past `end`."""
+
+    def count(done: int, total: int, share: float | None = None, /) -> None:
+        if clock.seconds() > end:
+            raise TimeIsUp
+        on_progress(done, total, share)
+
+    return count
+
+
 def sample_on_all_ranks(
     sampler: Sampler, model: nn.Module, ranks: Ranks, on_progress: Count = uncounted
-) -> list[Sample]:
-    """One sample for each prompt, a part from each rank; all are Interrupted where one is."""
+) -> dict[int, Sample]:
+    """A sample for each prompt, by its number, a part from each rank; without unfinished ones.
+
+    All are Interrupted where one is.
+    """
     own = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
     n = len(sampler.prompts)
 
     def count(done: int, total: int, share: float | None = None) -> None:
         on_progress(round(n * done / max(1, total)), n, share)  # the others do about as many
 
-    written: list[dict[str, Any]] | None = None
+    written: list[tuple[int, dict[str, Any]]] | None = None
     with suppress(Interrupted):
-        written = [asdict(sample) for sample in own(model, count)]
+        numbers = range(ranks.rank, n, ranks.world_size)
+        written = [
+            (numbers[i], asdict(sample)) for i, sample in own.by_number(model, count).items()
+        ]
     shares = ranks.all_gather(written)
     if any(share is None for share in shares):
         raise Interrupted(LEFT)
-    return [Sample(**shares[i % len(shares)][i // len(shares)]) for i in range(n)]
+    samples = {number: sample for share in shares for number, sample in share}
+    return {number: Sample(**samples[number]) for number in sorted(samples)}
 
 
 def goal_of(metric: str) -> Goal:

@@ -14,7 +14,7 @@ from toque.evaluation.text_samples import Sample, append_samples
 from toque.reporter import SILENT, Reporter, clock_text, one_line
 from toque.runs.run_record import BITS
 from toque.storage.no_follow import place_of
-from toque.training.callbacks import Callback
+from toque.training.callbacks import Callback, RunEnd, RunStart
 from toque.training.observers.live_progress import Highlight
 from toque.units import Progress
 
@@ -44,6 +44,11 @@ class SampleWriter(Callback):
     warn: Callable[[Progress, str], None] = lambda _at, _message: None
     _before: Mapping[str, float] = field(default_factory=dict)
     _failed: set[str] = field(default_factory=set)
+    _left_out: list[int] = field(default_factory=list)  # texts by evaluation, where some were
+
+    def on_fit_start(self, start: RunStart) -> None:
+        """Begin to count the texts that are left out."""
+        self._left_out = []
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Keep the texts; log the scores, the cost, and the texts for the user's own prompts."""
@@ -53,6 +58,11 @@ class SampleWriter(Callback):
         refused = append_samples(path, samples, step=at.step) if samples else None
         if refused is not None:
             self.warn(at, refused)
+        if found.left_out and self.evaluator.limit is not None:
+            if not self._left_out:
+                n_texts = len(samples) + found.left_out
+                self.warn(at, self.evaluator.limit.left_out(found.left_out, n_texts))
+            self._left_out.append(found.left_out)
         for name in [name for name in found.failed if name not in self._failed]:
             self._failed.add(name)
             self.warn(at, f"scores of texts: {name} {found.failed[name]}")
@@ -61,6 +71,12 @@ class SampleWriter(Callback):
         for sample in found.own:
             self.reporter.detail(shown(sample, step=at.step))
         self._before = found.texts
+
+    def on_fit_end(self, end: RunEnd) -> None:
+        """Report how many texts were left out, if it was more than once."""
+        if len(self._left_out) > 1:
+            n, times = sum(self._left_out), len(self._left_out)
+            self.warn(end.progress, f"{n:,} texts of {times:,} evaluations were not written")
 
 
 def main_score(names: Collection[str], watched: Sequence[str] = ()) -> str:

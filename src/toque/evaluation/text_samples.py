@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -72,6 +73,10 @@ class Sample:
         return {name: value for name, value in found.items() if value is not None}
 
 
+class TimeIsUp(Exception):  # noqa: N818 - control flow, not an error anyone sees
+    """Raised by a count of texts to end the writing; texts that are not finished are left out."""
+
+
 @dataclass(frozen=True)
 class Sampler:
     """Generates the likeliest text for each of some prompts."""
@@ -82,7 +87,14 @@ class Sampler:
     on_notice: Callable[[str], object] = lambda _: None
 
     def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> list[Sample]:
-        """One sample for each prompt, in their order; `on_progress` is `generate`'s."""
+        """One sample for each prompt, in their order; `on_progress` is `generate`'s.
+
+        When it raises TimeIsUp, only the prompts with a finished text have a sample.
+        """
+        return [*self.by_number(model, on_progress).values()]
+
+    def by_number(self, model: nn.Module, on_progress: Count = uncounted) -> dict[int, Sample]:
+        """As a call, each sample by the number of its prompt."""
         longest = self.record.max_new_tokens
         limits = [min(p.most or longest, longest) for p in self.prompts]
         written: dict[int, list[int]] = {}
@@ -94,17 +106,35 @@ class Sampler:
             ) -> None:
                 on_progress(before + done, len(limits), share)
 
-            ids = [self.prompts[row].ids for row in rows]
-            written |= zip(rows, self.written(model, ids, most, count), strict=True)
-        return [
-            scored(
+            written |= self._finished(model, rows, most, count)
+        return {
+            row: scored(
                 prompt,
                 self.codec.decode(written[row]),
                 tokens=len(written[row]),
                 knows_recipes=self.record.knows_recipes,
             )
             for row, prompt in enumerate(self.prompts)
-        ]
+            if row in written
+        }
+
+    def _finished(
+        self, model: nn.Module, rows: Sequence[int], most: int, on_progress: Count
+    ) -> dict[int, list[int]]:
+        """Texts of the prompts `rows`, by their numbers; the finished ones when time is up."""
+        texts: list[list[int]] = [[] for _ in rows]
+        finished: list[int] = []
+
+        def take(number: int, token: int | None) -> None:
+            if token is None:
+                finished.append(number)
+            else:
+                texts[number].append(token)
+
+        ids = [self.prompts[row].ids for row in rows]
+        with suppress(TimeIsUp):
+            self.written(model, ids, most, on_progress, take)
+        return {rows[number]: texts[number] for number in finished}
 
     def written(
         self,
@@ -112,8 +142,9 @@ class Sampler:
         prompts: Sequence[Sequence[int]],
         most: int,
         on_progress: Count = uncounted,
+        on_token: Callable[[int, int | None], object] | None = None,
     ) -> list[list[int]]:
-        """The likeliest `most` tokens after each prompt."""
+        """The likeliest `most` tokens after each prompt; the callbacks are `generate`'s."""
         return generate(
             model,
             prompts,
@@ -121,6 +152,7 @@ class Sampler:
             eos_id=self.codec.eos_id,
             pad_id=self.codec.pad_id,
             on_progress=on_progress,
+            on_token=on_token,
             on_notice=self.on_notice,
         )
 

@@ -1,10 +1,4 @@
-"""Processor: the cores that this process may use, and how busy other programs keep them.
-
-Torch's threads (libgomp) wait for each other by spinning, milliseconds long. On a quiet machine
-that is fastest. Where another program holds a core, one thread of the team stands in the queue for
-it while the others spin away the time that it would need: measured on two cores beside one busy
-program, training fell to a tenth. `OMP_WAIT_POLICY=PASSIVE` in the environment makes them sleep.
-"""
+"""Processor: the cores that this process may use, and how busy other programs keep them."""
 
 from __future__ import annotations
 
@@ -16,10 +10,6 @@ from typing import Final
 
 import psutil
 
-WAIT_VARIABLES: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Variables that say how threads wait; OpenMP reads them once, when torch is loaded."""
-PASSIVE: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Environment in which threads sleep while they wait."""
 WORTH_WHILE: Final = 0.25
 """Cores wanted beyond those there are from which a machine counts as busy. A guess above what an
 idle desktop takes."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from toque.hardware.processor import PASSIVE
+from toque.hardware.thread_waits import PASSIVE, chosen_by_user
 from toque.reports import run_shares as shares
 from toque.reports.run_shares import Facts, mapping
 from toque.runs.history import number
@@ -127,14 +127,16 @@ def _waits(facts: Facts) -> Iterator[Finding]:
         return
     cores = facts.start_number("hardware", "cores")
     of = f" of {cores:.0f}" if cores else ""
+    spins = _threads_spin(facts)
     yield _lost(
         "other programs",
         facts,
         shares.OTHERS,
         "a thread of the run waited for a core, while other programs kept "
         f"{host['others_cores']:.1f}{of} cores busy",
-        "end the other programs; or have threads sleep while they wait for each other",
-        environment=PASSIVE,
+        "end the other programs"
+        + ("; or have threads sleep while they wait for each other" if spins else ""),
+        environment=PASSIVE if spins else None,
     )
     n = host["major_faults"]
     read = f"; {n:,.0f} pages of memory were read back from disk meanwhile" if n else ""
@@ -146,6 +148,13 @@ def _waits(facts: Facts) -> Iterator[Finding]:
         f"outside it{read}",
         "look at what stops it: a scheduler, a debugger, a disk that does not answer",
     )
+
+
+def _threads_spin(facts: Facts) -> bool:
+    """True if several threads of a CPU wait for each other, and the user did not set how."""
+    hardware = mapping(facts.start.get("hardware"))
+    several = (number(hardware.get("threads")) or 2) > 1
+    return facts.device == "cpu" and several and not chosen_by_user(mapping(hardware.get("waits")))
 
 
 def _evaluation(facts: Facts) -> Iterator[Finding]:

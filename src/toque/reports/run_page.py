@@ -49,7 +49,9 @@ _MOST_TEXTS: Final = 4
 _MOST_ROWS: Final = 40
 _MOST_GPUS: Final = 4
 _DEEPEST: Final = 8  # levels of a start event that are shown; a stranger's may have any number
-_SHOWN_ELSEWHERE: Final = ("event", "step", "epoch", "stop_after", "train", "arithmetic")
+_SHOWN_ELSEWHERE: Final = (
+    "event", "step", "epoch", "run_seconds", "stop_after", "train", "arithmetic"
+)  # fmt: skip
 """Fields of a start event that stand in other sections, or in the configuration."""
 _MACHINE_NOTE: Final = "Over the minutes that were measured while the run trained."
 

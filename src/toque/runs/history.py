@@ -26,6 +26,8 @@ _SMOOTHED_OVER: Final = 0.04  # share of the values so far that the running mean
 Point = tuple[float, float | None]
 Points = tuple[list[float], list[float | None]]  # (xs, ys)
 METRICS: Final = "metrics.jsonl"
+FINISHED: Final = "finished"
+"""Reason in the `end` event of a run that was trained to its end."""
 SYSTEM: Final = "system "  # first part of the names of curves over the machine's own time
 MOST_EVALUATIONS: Final = 2000
 MOST_WARNINGS: Final = 40
@@ -48,6 +50,7 @@ class StartRow(_Placed):
     """A session begins."""
 
     epoch: _Number = None
+    run_seconds: _Number = None
     parameters: dict[str, _Number] | None = None
 
 
@@ -61,6 +64,7 @@ class StepRow(_Placed):
     tokens: _Count | None = None
     target_tokens: _Count | None = None
     seconds: _Number = None
+    run_seconds: _Number = None  # time of the run so far, as train.stop_after counts it
     tokens_per_second: _Number = None
     data_wait_seconds: _Number = None
     pad_fraction: _Number = None
@@ -357,7 +361,8 @@ class RunHistory:
     curves: Curves = field(default_factory=Curves)
     """Curves of the fields of step events, `loss smoothed`, `data_wait`, `held-out METRIC`,
     `group WHAT GROUP`, and SYSTEM with a field of system events or `gpu INDEX FIELD`."""
-    _began_at: Progress = Progress()
+    _counted: Progress = Progress()  # `progress`, its seconds as train.stop_after counts them
+    _began_at: Progress = Progress()  # `_counted` at the begin of this session
     _spent: float = 0.0  # seconds of this session: updates, evaluations and saves
     _smoothed: RunningMean = field(default_factory=RunningMean)
     _at_saves: dict[int, tuple[Progress, RunningMean]] = field(default_factory=dict)
@@ -378,9 +383,11 @@ class RunHistory:
     def done(self) -> float | None:
         """Share of the run that is done."""
         whole = self.stop_after
+        if self.end is not None and self.end.get("reason") == FINISHED:
+            return 1.0  # a limit on the time ends a run before its length
         if whole is None or whole.unit in ("%", "examples"):
             return None  # examples are not in the events
-        return whole.fraction(self.progress)
+        return whole.fraction(self._counted)
 
     @property
     def turned(self) -> str:
@@ -446,7 +453,8 @@ class RunHistory:
         if self.step is not None and self.step.step > at:
             self.step = None
         self.start, self.end, self.saved = event, None, at or None
-        self._began_at, self._spent = self.progress, 0.0
+        self._count(number(event.get("run_seconds")))
+        self._began_at, self._spent = self._counted, 0.0
         self.sessions.append(RunSession(at))
 
     def _step(self, row: StepRow) -> None:
@@ -467,11 +475,16 @@ class RunHistory:
             target_tokens=done.target_tokens + (row.target_tokens or 0),
             seconds=done.seconds + seconds,
         )
+        self._count(row.run_seconds)
         self._spent += seconds
         self.step = row
         self._at_rows[row.step] = (self.progress, self._smoothed)
         if len(self._at_rows) > _MOST_ROWS:
             del self._at_rows[next(iter(self._at_rows))]
+
+    def _count(self, run_seconds: float | None) -> None:
+        seconds = self.progress.seconds if run_seconds is None else run_seconds
+        self._counted = replace(self.progress, seconds=seconds)
 
     def _at(self, step: int) -> tuple[Progress, RunningMean]:
         """Sums at a step; where it has no row, those so far come nearest."""

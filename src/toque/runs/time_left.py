@@ -43,6 +43,7 @@ class TimeLeft:
     evaluation_seconds: float = 0.0  # of one, with the texts it writes
     final_seconds: float = 0.0  # scoring, writing and saving the finished model
     n_texts: int = 0
+    counts_evaluations: bool = False  # `stop_after` includes the evaluations between updates
 
     def __post_init__(self) -> None:
         self._began = Progress()
@@ -76,7 +77,8 @@ class TimeLeft:
         of_one = pace * self.evaluation_seconds
         if self._evaluations:
             of_one = sum(self._evaluations) / len(self._evaluations)
-        return self._training(at) + self.evaluations(at) * of_one + pace * self.final_seconds
+        after = 1 if self.counts_evaluations else self.evaluations(at)
+        return self._training(at) + after * of_one + pace * self.final_seconds
 
     def evaluations(self, at: Progress) -> int:
         """Number of evaluations still to come, at least the one at the end."""
@@ -92,6 +94,8 @@ class TimeLeft:
         if self.stop_after.reached(at) or total < _WORTH_SAYING_SECONDS:
             return ""
         n = self.evaluations(at)
+        if self.counts_evaluations:
+            training = max(0.0, training - (n - 1) * self.evaluation_seconds)
         scoring = "score the model"
         if self.n_texts:
             scoring += f" and write {self.n_texts:,} text{'s' * (self.n_texts > 1)}"

@@ -198,6 +198,11 @@ class Callback:
         """Name of its state in a checkpoint; of several with one label by their order."""
         return type(self).__name__
 
+    @property
+    def is_over(self) -> bool:
+        """True if the run has come to the end that this callback watches for."""
+        return False
+
     def on_fit_start(self, start: RunStart) -> Requests | None:
         """A session begins."""
 

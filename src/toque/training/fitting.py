@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -92,6 +93,7 @@ def fit_to_machine(
     optim: OptimConfig,
     in_step: bool = False,
     found: Checkpoint | None = None,
+    most_seconds: float = math.inf,
     reporter: Reporter = SILENT,
 ) -> Fitted:
     """Choose the settings that are `auto`, and prepare the model accordingly.
@@ -99,7 +101,8 @@ def fit_to_machine(
     The worst batch is tried before step 1. Choices of an earlier session of the run are kept, and
     those of an equal run on this machine too, so that equal runs have equal bits. The record of the
     checkpoint that is continued from, `found`, goes before resources.json. Ranks that hold parts of
-    the weights compute `in_step`: none can measure. A ConfigError where not even one row fits.
+    the weights compute `in_step`: none can measure. A measurement that took `most_seconds` is not
+    repeated. A ConfigError where not even one row fits.
     """
     fit, ranks = _Fit(model, stream, runtime, train, optim, reporter), runtime.ranks
     if not in_step and not ranks.is_main:  # rank 0's choices; where memory ran out is each one's
@@ -125,7 +128,7 @@ def fit_to_machine(
             _remember(key, fitted.resources.record())
     fitted.resources.save(run)
     ranks.broadcast(asdict(replace(fitted.resources, smaller_from={})))
-    seconds = fit.update_seconds(fitted.resources)
+    seconds = fit.update_seconds(fitted.resources, most_seconds)
     return replace(fitted, warnings=(*notes, *fitted.warnings), update_seconds=seconds)
 
 
@@ -244,12 +247,12 @@ class _Fit:
         resources = Resources(rows, recompute, compiled, machine=key)
         return Fitted(resources, self._words(resources, f" ({why})"), tuple(self.warnings))
 
-    def update_seconds(self, chosen: Resources) -> float | None:
+    def update_seconds(self, chosen: Resources, most_seconds: float) -> float | None:
         """Seconds of an update's micro-batches, by the run's first; None when memory runs out."""
         rows = min([chosen.micro_batch_rows, *chosen.smaller_from.values()])
         first = self.first.split(rows)[0]
         try:
-            seconds = least_of(lambda: self.probe.seconds_of(first))
+            seconds = least_of(lambda: self.probe.seconds_of(first), most_seconds=most_seconds)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

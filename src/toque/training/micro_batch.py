@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,15 +28,22 @@ _TRIES: Final = 4
 
 
 def least_of(
-    seconds: Callable[[], float], *, at_least: int = 2, budget_seconds: float = _BUDGET_SECONDS
+    seconds: Callable[[], float],
+    *,
+    at_least: int = 2,
+    budget_seconds: float = _BUDGET_SECONDS,
+    most_seconds: float = math.inf,
 ) -> float:
     """The least of `at_least` measurements, and of more while they take less than the budget.
 
     Loading kernels, and other programs on the cores, make a single one longer by any factor.
+    `most_seconds`: end after the measurement that reaches it, even if it is the first.
     """
     found: list[float] = []
     while len(found) < at_least or (len(found) < _TRIES and sum(found) < budget_seconds):
         found.append(seconds())
+        if sum(found) >= most_seconds:
+            break
     return min(found)
 
 

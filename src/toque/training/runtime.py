@@ -20,6 +20,7 @@ from toque.config.schema import TrainConfig
 from toque.errors import ConfigError
 from toque.hardware.devices import device_named
 from toque.hardware.memory import held_by_others
+from toque.hardware.short_waits import shorten_waits_when_busy
 from toque.keyed_random import key_of
 from toque.models.families import DTYPES, Family
 from toque.models.glibc_malloc import keep_freed_memory
@@ -88,6 +89,7 @@ class Runtime:
             warnings.append(f"on {chosen} {taken}; rows at once go by what they leave")
         set_deterministic(deterministic)
         if chosen.type == "cpu":
+            shorten_waits_when_busy()
             keep_fewer_kernels()
             if not ranks.is_distributed:  # of several, the strategy says
                 keep_freed_memory()

@@ -9,6 +9,7 @@ is somebody asking twice. Under nohup SIGHUP is ignored and stays so.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -19,6 +20,7 @@ from types import FrameType
 from typing import Any, Final
 
 from toque.errors import Interrupted
+from toque.runs.history import FINISHED
 from toque.training.callbacks import (
     Callback,
     Goal,
@@ -41,6 +43,8 @@ _PASSED_ON: Final = 5.0  # seconds in which a launcher passes on a signal
 _AFTER_HANGUP: Final = 5.0  # seconds in which whatever follows a hangup belongs to it
 _STANDARD_ERROR: Final = 2
 _STEP: Final = "finishing this step"
+_LEARNT_LITTLE: Final = 10
+"""Updates before which a model from random weights writes no texts within a time limit: a guess."""
 _NO_SETTINGS: Final[Mapping[str, Any]] = {}
 
 
@@ -66,6 +70,11 @@ class Patience(Callback):
         self.best: float | None = None
         self.evaluations_without_improvement = 0
 
+    @property
+    def is_over(self) -> bool:
+        """True if the metric has not improved for too long."""
+        return self.evaluations_without_improvement >= self.patience
+
     def on_fit_start(self, start: RunStart) -> Requests | None:
         """Restarting a run does not reset its patience."""
         return self._verdict()
@@ -80,9 +89,7 @@ class Patience(Callback):
         return self._verdict()
 
     def _verdict(self) -> Requests | None:
-        if self.evaluations_without_improvement < self.patience:
-            return None
-        return Requests(stop=True, reason="early_stopping")
+        return Requests(stop=True, reason="early_stopping") if self.is_over else None
 
     def state_dict(self) -> State:
         """The metric and how it is measured, its best value and the count."""
@@ -212,19 +219,30 @@ class TimeLimit(Callback):
     """Ends training so that evaluating and writing fit into the limit on the whole command.
 
     `Progress.seconds` then counts evaluating and saving as well, from the first update on: what
-    went into reading and measuring is taken off the limit at the beginning.
+    went into reading and measuring is taken off the limit at the beginning. Texts get the time that
+    the rest of the end does not need.
     """
 
     seconds: float
     clock: CommandClock
-    evaluating: float  # seconds of one evaluation, as measured before the first update
-    ending: float  # seconds of writing texts, the last checkpoint and the finished model
+    evaluating: float  # seconds of one held-out loss, as measured before the first update
+    ending: float  # seconds of the last scores, the last checkpoint and the finished model
+    texts: float = 0.0  # seconds of the texts of one evaluation
+    final_texts: float = 0.0  # seconds of the texts at the end
+    each_text: float = 0.0  # seconds of one text; 0.0 if none is written
+    from_scratch: bool = False  # training began with random weights
 
     def __post_init__(self) -> None:
+        self._writing, self._step = 0.0, 0
         self.stop_after = Duration(round(self._left() / 60, 4), "minutes")
         """Seconds left for updates, and the evaluations and saves between them."""
         self._counted_until = self._evaluating_since = self.clock.seconds()
         self._saving_since = self._saving = self._reached = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """True if a session came to the end of this limit or a longer one."""
+        return self._reached >= self.seconds
 
     def count_seconds(self, _of_the_update: float) -> float:
         """Seconds since the update before, for `Progress`; whatever they went into."""
@@ -233,22 +251,57 @@ class TimeLimit(Callback):
 
     def on_fit_start(self, start: RunStart) -> Requests | None:
         """Stop at once where an earlier session came to the end of the same limit."""
-        self._counted_until = self.clock.seconds()
-        return self._stop() if self._reached >= self.seconds else None
+        self._counted_until, self._step = self.clock.seconds(), start.progress.step
+        return self._stop() if self.is_over else None
 
     def on_step(self, info: StepInfo) -> Requests | None:
         """Stop while there is time for what comes after; another update would take as long."""
+        self._step = info.progress.step
         next_update = info.seconds + self._saving
         over = self.stop_after.reached(info.progress) or self._left() < next_update
         return self._stop() if over else None
 
     def on_before_evaluate(self, at: Progress) -> None:
         """Take the time."""
-        self._evaluating_since = self.clock.seconds()
+        self._evaluating_since, self._writing = self.clock.seconds(), 0.0
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Expect the last ones to take as long as the longest so far."""
-        self.evaluating = max(self.evaluating, self.clock.seconds() - self._evaluating_since)
+        took = self.clock.seconds() - self._evaluating_since
+        self.evaluating = max(self.evaluating, took - self._writing)
+        self.texts = max(self.texts, self._writing)
+
+    def texts_that_fit(self, n: int, *, final: bool) -> tuple[int, float]:
+        """Number of the next `n` texts that there is time for, and the seconds until all must end.
+
+        `final`: these are the texts after training. A model that has learnt little writes none.
+        """
+        if self.is_young:
+            return 0, 0.0
+        after = self.ending if final else self.evaluating + self.ending + self.final_texts
+        left = self.seconds - self.clock.seconds() - after
+        if left <= 0.0:
+            return 0, 0.0
+        fewest = 1 if final else 0  # which costs no training, and is left when the time is over
+        fit = math.floor(left / self.each_text) if self.each_text else n
+        return min(n, max(fewest, fit)), left
+
+    @property
+    def is_young(self) -> bool:
+        """True if the model began with random weights and has hardly been trained."""
+        return self.from_scratch and self._step < _LEARNT_LITTLE
+
+    def wrote(self, n: int, seconds: float) -> None:
+        """Record that `n` texts took so long: later ones are expected to take as long."""
+        self._writing += seconds
+        self.each_text = seconds / n
+
+    def left_out(self, n: int, of: int) -> str:
+        """A sentence about `n` texts that were not written, of so many."""
+        why = "the time limit of train.stop_after left no time for them"
+        if self.is_young:
+            why = f"a model from random weights writes none before update {_LEARNT_LITTLE}"
+        return f"{n:,} of {of:,} text{'s' * (of > 1)} not written: {why}"
 
     def on_before_save(self, at: Progress) -> None:
         """Take the time."""
@@ -269,9 +322,10 @@ class TimeLimit(Callback):
         self._reached = float(state["reached"])
 
     def _left(self) -> float:
-        # Two evaluations: where training ends, and of the best weights.
-        return self.seconds - self.clock.seconds() - 2 * self.evaluating - self.ending
+        # Two held-out losses: where training ends, and of the best weights.
+        after = 2 * self.evaluating + self.texts + self.final_texts + self.ending
+        return self.seconds - self.clock.seconds() - after
 
     def _stop(self) -> Requests:
         self._reached = max(self._reached, self.seconds)
-        return Requests(stop=True, reason="finished")
+        return Requests(stop=True, reason=FINISHED)

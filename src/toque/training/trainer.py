@@ -14,6 +14,7 @@ from toque.batch import Batch
 from toque.data.loader.batch_stream import BatchStream, Prefetch, Step
 from toque.errors import DataError, Interrupted, NonFiniteError
 from toque.hardware.memory import free_bytes, is_out_of_memory, release_memory
+from toque.runs.history import FINISHED
 from toque.training.callbacks import (
     LOSS,
     Best,
@@ -264,6 +265,13 @@ class Trainer:
         """True if there is nothing more to do in this session."""
         return self.stop_reason is not None or self.schedule.stop_after.reached(self.progress)
 
+    @property
+    def is_over(self) -> bool:
+        """True if no session of this run has anything left to train or evaluate."""
+        ended = self.schedule.stop_after.reached(self.progress)
+        ended = ended or any(callback.is_over for callback in self.callbacks)
+        return ended and not self.owes_evaluation
+
     def _apply_requests(self, wants: Requests) -> None:
         if wants.stop and self.stop_reason is None:
             self.stop_reason = wants.reason or "stopped"
@@ -339,7 +347,7 @@ class Trainer:
 
     def _end(self, error: BaseException | None) -> RunEnd:
         self.clock.lap("saving")  # those in the background were waited for
-        reason = self.stop_reason or "finished"
+        reason = self.stop_reason or FINISHED
         if error is not None:
             overflowed = isinstance(error, NonFiniteError)
             reason = "non_finite" if overflowed else type(error).__name__

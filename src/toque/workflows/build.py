@@ -60,7 +60,15 @@ from toque.training.stopping import CommandClock, Interrupt, Patience
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep, UpdateGuard
 from toque.workflows.asking import own_prompts, provenance_of_run
-from toque.workflows.run_length import Banner, Length, banner, length_of, time_left_of
+from toque.workflows.run_folder import has_ended
+from toque.workflows.run_length import (
+    Banner,
+    Length,
+    banner,
+    length_of,
+    probing_seconds,
+    time_left_of,
+)
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,7 @@ def build_run(
         optim=optim,
         in_step=sharing.is_sharded,
         found=found,
+        most_seconds=probing_seconds(config, clock),
         reporter=reporter,
     )
 
@@ -118,7 +127,9 @@ def build_run(
     evaluator = _evaluator(config, store, placed, stream.layout, runtime, interrupt, reporter)
     prompts = held_out_prompts(store, config.evaluation.generate, config.data)
     scored = build_sampler(config, store, prompts, reporter) if prompts else evaluator.sampler
-    length = length_of(config, store, evaluator, scored, clock, reporter)
+    over = found is not None and has_ended(config, found)
+    length = length_of(config, store, evaluator, scored, clock, reporter, over=over)
+    evaluator.limit = length.limit
 
     # Trainer, and last the observers of its loop, in the order in which they are called.
     trainer = _trainer(config, store, placed, stream, runtime, evaluator, fitted, length)

@@ -62,6 +62,7 @@ class Evaluation:
     """The loss of each held-out example."""
     memorisation: Memorisation | None = None
     """Runs that the texts share with training examples."""
+    texts_left_out: int = 0  # texts that the run's time limit had no time for
 
     @property
     def of_examples(self) -> dict[str, float]:
@@ -87,6 +88,7 @@ class Evaluation:
             "tasks": {scores.task: scores.record() for scores in self.tasks},
             "generated": {
                 "texts": self.texts.n_texts,
+                **({"texts_left_out": self.texts_left_out} if self.texts_left_out else {}),
                 **{name: round(e.value, _DIGITS) for name, e in overall.items()},
             },
             "intervals": {name: _interval(e) for name, e in overall.items() if e.low is not None},

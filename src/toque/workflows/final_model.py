@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -22,7 +22,6 @@ from toque.data.store.store_manifest import SourceEntry, StoreManifest
 from toque.data.store.token_store import refuse_replaced
 from toque.data.tokenizer.codec import Codec
 from toque.errors import CheckpointError, in_shell
-from toque.evaluation.evaluator import sample_on_all_ranks
 from toque.evaluation.sample_writer import excerpt, main_score
 from toque.evaluation.text_samples import append_samples
 from toque.models.families import CAUSAL, family_of
@@ -101,14 +100,19 @@ def _score_and_keep(
     config, store, trainer, evaluator = run.config, run.store, run.trainer, run.evaluator
     folder, ranks = Path(config.run_dir), evaluator.ranks
     with counting(reporter, "writing", "texts") as count:
-        samples = sample_on_all_ranks(run.scored, model, ranks, count)
+        written = evaluator.written(run.scored, model, count, final=True)
     if not ranks.is_main:
         return ""
+    samples = [*written.values()]
+    left_out = len(run.scored.prompts) - len(samples)
     result = evaluation_of(
         config, store, model, evaluator.heldout, losses, samples, step=step, reporter=reporter
     )
+    result = replace(result, texts_left_out=left_out)
     refuse_replaced(store)
     result.write(folder)
+    if left_out and evaluator.limit is not None:
+        reporter.notice(f"note: {evaluator.limit.left_out(left_out, len(run.scored.prompts))}")
     refused = append_samples(folder / "samples.jsonl", samples, step=step)
     if refused is not None:
         reporter.notice(f"warning: {refused}")

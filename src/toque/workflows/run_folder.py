@@ -234,6 +234,14 @@ def _total_seconds(found: Checkpoint) -> float:
     return 0.0
 
 
+def has_ended(config: RunConfig, found: Checkpoint) -> bool:
+    """True if a checkpoint is at the end of the run's length, early stopping aside."""
+    whole = config.train.stop_after
+    if whole.total:
+        return _total_seconds(found) >= (whole.seconds or 0.0)
+    return whole.reached(Progress(**found.manifest.progress))
+
+
 def take_up(
     resolved: Resolved,
     store: TokenStore,

@@ -43,15 +43,32 @@ _COPIES: Final = 5
 """Copies of the weights that are written at the end: a checkpoint with AdamW's state is three, the
 best model one, the finished model one."""
 _PROBE_BYTES: Final = 8 << 20
+_PROBING: Final = 0.01
+"""Share of a limited time that may go into repeating one measurement; a guess."""
+_MOST_TEXTS: Final = 0.25
+"""Share of a limited time that is kept for the texts at the end; a guess."""
 
 
 @dataclass(frozen=True)
 class AfterTraining:
     """Seconds that the end of a run is expected to take."""
 
-    evaluating: float  # seconds of one evaluation, with the texts it writes
+    evaluating: float  # seconds of one held-out loss
     ending: float
-    """Seconds of the final scores, their texts, the last checkpoint and the finished model."""
+    """Seconds of the final scores, the last checkpoint and the finished model."""
+    texts: float = 0.0  # seconds of the texts of one evaluation
+    final_texts: float = 0.0  # seconds of the texts at the end
+    each_text: float = 0.0  # seconds of one text
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the last update until the command ends."""
+        return 2 * self.evaluating + self.texts + self.final_texts + self.ending
+
+    def within(self, seconds: float) -> AfterTraining:
+        """The same with fewer texts, if they would take longer than this."""
+        share = min(1.0, seconds / max(self.texts + self.final_texts, 1e-9))
+        return replace(self, texts=share * self.texts, final_texts=share * self.final_texts)
 
 
 @dataclass(frozen=True)
@@ -72,30 +89,45 @@ def length_of(
     scored: Sampler,
     clock: CommandClock,
     reporter: Reporter,
+    *,
+    over: bool,
 ) -> Length:
     """The length that train.stop_after asks for, the same on every rank; `scored` writes texts.
 
-    The end is measured where `reporter` is heard or time is limited. A ConfigError where nothing
-    would be left for training.
+    The end is measured where `reporter` is heard or time is limited, unless the run is `over`. A
+    ConfigError where nothing would be left for training.
     """
     asked, ranks = config.train.stop_after, evaluator.ranks
     whole = asked.seconds if asked.total else None
-    if whole is None and not ranks.broadcast(reporter.heard):
+    if whole is None and (over or not ranks.broadcast(reporter.heard)):
         return Length(asked)
-    with reporter.working("finding out how long evaluating and writing take"):
-        after = _measured_end(config, store, evaluator, scored)
+    # As often on every rank: they add up what each computes.
+    most = math.inf if ranks.is_distributed else probing_seconds(config, clock)
+    after = AfterTraining(0.0, 0.0)
+    if not over:
+        with reporter.working("finding out how long evaluating and writing take"):
+            after = _measured_end(config, store, evaluator, scored, most_seconds=most)
     spent, after = ranks.broadcast((clock.seconds(), after))
     if whole is None:
         return Length(asked, after)
+    after = after.within(_MOST_TEXTS * (whole - spent))
     clock = replace(clock, began=clock.now() - spent)
-    limit = TimeLimit(whole, clock, after.evaluating, after.ending)
-    stop_after = ranks.broadcast(limit.stop_after)
-    # The end is evaluated, and then the best weights.
-    told = (
-        f"{clock_text(spent)} of it went into reading and measuring, and evaluating and writing "
-        f"will take about {clock_text(2 * after.evaluating + after.ending)}"
+    limit = TimeLimit(
+        whole,
+        clock,
+        after.evaluating,
+        after.ending,
+        after.texts,
+        after.final_texts,
+        after.each_text,
+        from_scratch=config.model.start_from == "scratch",
     )
-    if stop_after.amount <= 0:
+    stop_after = ranks.broadcast(limit.stop_after)
+    told = (
+        f"{clock_text(spent)} of it went into reading and measuring, and the last scores and texts "
+        f"will take about {clock_text(after.seconds)}"
+    )
+    if stop_after.amount <= 0 and not over:
         raise ConfigError(
             f'train.stop_after is "{asked}": {told}. Nothing is left for training; give more, or '
             "evaluate less (evaluation.max_examples, evaluation.generate)."
@@ -105,8 +137,15 @@ def length_of(
         stop_after,
         after,
         limit if ranks.is_main else None,
-        f": {told}; about {clock_text(60 * stop_after.amount)} of training",
+        f": {told}; about {clock_text(60 * stop_after.amount)} are left to train and evaluate",
     )
+
+
+def probing_seconds(config: RunConfig, clock: CommandClock) -> float:
+    """Seconds after which a measurement is not repeated; infinity without a limit on the time."""
+    asked = config.train.stop_after
+    left = asked.seconds - clock.seconds() if asked.total and asked.seconds else math.inf
+    return _PROBING * max(0.0, left)
 
 
 def time_left_of(
@@ -127,22 +166,31 @@ def time_left_of(
         training = stop.seconds
         totals = {"steps": training / update_seconds} | totals
     totals = {"minutes": training / 60} | totals
+    after = length.after
     return TimeLeft(
         stop,
-        # A limit on the whole command counts the evaluations between updates as training.
-        None if length.limit is not None else evaluate_every,
+        evaluate_every,
         expected=totals,
         training_seconds=training,
-        evaluation_seconds=length.after.evaluating,
-        final_seconds=length.after.evaluating + length.after.ending,
+        evaluation_seconds=after.evaluating + after.texts,
+        final_seconds=after.evaluating + after.final_texts + after.ending,
         n_texts=n_texts,
+        counts_evaluations=length.limit is not None,
     )
 
 
 def _measured_end(
-    config: RunConfig, store: TokenStore, evaluator: Evaluator, scored: Sampler
+    config: RunConfig,
+    store: TokenStore,
+    evaluator: Evaluator,
+    scored: Sampler,
+    *,
+    most_seconds: float,
 ) -> AfterTraining:
-    """Time a little of everything that comes after training; no number of the run changes."""
+    """Time a little of everything that comes after training; no number of the run changes.
+
+    A measurement that took `most_seconds` is not repeated.
+    """
     heldout, model = evaluator.heldout, evaluator.model
     rows = heldout.at_once.rows if heldout.at_once else heldout.rows_per_batch
     few = _BATCHES * rows * heldout.share[1]
@@ -154,13 +202,13 @@ def _measured_end(
         part(model)
         return time.perf_counter() - began
 
-    # As often on every rank: they add up what each computes.
-    seconds = least_of(timed, budget_seconds=0.0)
+    seconds = least_of(timed, budget_seconds=0.0, most_seconds=most_seconds)
     evaluating = seconds * len(heldout.rows) / max(1, len(part.rows))
     tasks = 1 if config.data.tasks == ("write",) else 2  # each task's share is evaluated once more
     limit = target_limit(config, store.manifest)
     writing, looking = (
-        _texts_seconds(evaluator, sampler, limit) for sampler in (scored, evaluator.sampler)
+        _texts_seconds(evaluator, sampler, limit, most_seconds)
+        for sampler in (scored, evaluator.sampler)
     )
     n_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     try:
@@ -172,10 +220,19 @@ def _measured_end(
         saving = _COPIES * n_bytes * (time.perf_counter() - began) / _PROBE_BYTES
     except OSError:  # the disk refuses
         saving = 0.0
-    return AfterTraining(evaluating + looking, (tasks - 1) * evaluating + writing + saving)
+    n_texts = len(scored.prompts) + len(evaluator.sampler.prompts)
+    return AfterTraining(
+        evaluating,
+        tasks * evaluating + saving,  # the loss of each example by itself is one, too
+        texts=looking,
+        final_texts=writing,
+        each_text=(writing + looking) / max(1, n_texts),
+    )
 
 
-def _texts_seconds(evaluator: Evaluator, sampler: Sampler, limit: int) -> float:
+def _texts_seconds(
+    evaluator: Evaluator, sampler: Sampler, limit: int, most_seconds: float
+) -> float:
     """Seconds until every text has the most tokens, as a model that has learnt little writes."""
     if not sampler.prompts:
         return 0.0
@@ -188,15 +245,21 @@ def _texts_seconds(evaluator: Evaluator, sampler: Sampler, limit: int) -> float:
             sampler.written(model, ids, tokens)
             return time.perf_counter() - started
 
-        return seconds_of_texts(timed, limit) if ids else 0.0
+        return seconds_of_texts(timed, limit, most_seconds=most_seconds) if ids else 0.0
 
 
-def seconds_of_texts(timed: Callable[[int], float], most: int) -> float:
-    """Seconds of texts of `most` tokens: two short lengths tell reading prompts from writing."""
-    few = least_of(lambda: timed(_FEW_TOKENS), budget_seconds=_SHORT_SECONDS)
+def seconds_of_texts(
+    timed: Callable[[int], float], most: int, *, most_seconds: float = math.inf
+) -> float:
+    """Seconds of texts of `most` tokens: two short lengths tell reading prompts from writing.
+
+    A measurement that took `most_seconds` is not repeated.
+    """
+    short = min(_SHORT_SECONDS, most_seconds)
+    few = least_of(lambda: timed(_FEW_TOKENS), budget_seconds=short, most_seconds=most_seconds)
     if few / _FEW_TOKENS * most < _SHORT_SECONDS or most <= _MORE_TOKENS:
         return few / _FEW_TOKENS * most
-    more = least_of(lambda: timed(_MORE_TOKENS), at_least=1, budget_seconds=_SHORT_SECONDS)
+    more = least_of(lambda: timed(_MORE_TOKENS), at_least=1, budget_seconds=short)
     # Disturbed, more tokens may seem to take less than few: then one takes as much as can be.
     each = (more - few) / (_MORE_TOKENS - _FEW_TOKENS) if more > few else more / _MORE_TOKENS
     return few + each * (most - _FEW_TOKENS)

@@ -119,12 +119,18 @@ def train(
                 reporter=reporter,
                 found=found,
             )
-            reporter.detail(run.banner.full)
-            say(run.banner.short)
+            is_over = found is not None and run.trainer.is_over
+            if is_over:
+                say(_over_in_words(settings, run.trainer.progress.step))
+            else:
+                reporter.detail(run.banner.full)
+                say(run.banner.short)
             for note in unread_settings(settings.train.precision):
                 say(f"note: {note}")
             if weights is not None and found is None:
                 begin_from(run.trainer, store, weights, say)
+                if run.evaluator.limit is not None:
+                    run.evaluator.limit.from_scratch = False
             if ranks.is_main:
                 refuse_small_disk(run.trainer, settings)
                 write_config(config)
@@ -138,6 +144,18 @@ def train(
     if reporter is not SILENT:
         _conclude(folder, judged, logged)
     return result
+
+
+def _over_in_words(config: RunConfig, step: int) -> str:
+    """A message about a run that is finished, and the ways to continue."""
+    longer = f'raise train.stop_after, which is "{config.train.stop_after}"'
+    if config.train.early_stopping is not None:
+        longer += ", or train.early_stopping.patience"
+    return (
+        f"{config.run_dir} is finished: it was trained to step {step:,}, and nothing is left to "
+        f"train. To train it longer, {longer}. To begin another run, choose another folder: "
+        "run_dir=runs/another."
+    )
 
 
 def _conclude(folder: Path, judged: str, logged: LoggedReporter) -> None:

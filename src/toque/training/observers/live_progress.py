@@ -115,11 +115,13 @@ class ConsoleProgress(Callback):
             self._reporter.notice(f"note: {note}")
         if start.progress.step:
             self._reporter.notice(f"continuing from step {start.progress.step:,}")
-        if self._foreseen is not None and (words := self._time_left.in_words(start.progress)):
-            self._reporter.notice(words)
+        self._forecasts = self._foreseen is not None
 
     def on_before_step(self, at: Progress) -> None:
-        """Take the time of an evaluation before it, and show an epoch that ended without one."""
+        """Report the forecast before the first update, and an epoch without an evaluation."""
+        if self._forecasts and (words := self._time_left.in_words(at)):
+            self._reporter.notice(words)
+        self._forecasts = False
         if self._evaluation_began is not None:
             self._time_left.evaluated(self._clock() - self._evaluation_began)
             self._evaluation_began = None

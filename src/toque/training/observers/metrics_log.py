@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from toque.data.loader.batch_stream import BatchStream
 from toque.errors import CheckpointError
 from toque.hardware.processor import usable_cores
+from toque.hardware.thread_waits import waits_in
 from toque.models.flops import parameter_counts
 from toque.models.onednn import has_fast_bf16
 from toque.runs.history import METRICS
@@ -110,6 +111,7 @@ def start_event(
             "device": cuda or platform.processor() or platform.machine(),
             "threads": torch.get_num_threads(),
             "cores": len(usable_cores()),
+            "waits": waits_in(),
             "fast_bf16": has_fast_bf16(runtime.device),
             "memory_bytes": psutil.virtual_memory().total,
         },
@@ -164,6 +166,7 @@ class MetricsLog(Callback):
             "start",
             step=start.progress.step,
             epoch=start.progress.epoch,
+            run_seconds=start.progress.seconds,
             stop_after=str(start.stop_after),
             flops_per_token=self.flops_per_token,
             peak_flops_per_second=peak.flops_per_second if peak else None,
@@ -267,6 +270,7 @@ class MetricsLog(Callback):
             tokens=window.n_tokens,
             pad_fraction=window.pad_fraction,
             seconds=window.seconds,
+            run_seconds=last.progress.seconds,
             tokens_per_second=window.tokens_per_second,
             data_wait_seconds=window.data_wait_seconds,
             mfu=mfu,

@@ -28,7 +28,8 @@ from typing import Any, Final, Self
 import psutil
 import torch
 
-from toque.hardware.processor import WAIT_VARIABLES, ProcessorUse, contended, usable_cores
+from toque.hardware.processor import ProcessorUse, contended, usable_cores
+from toque.hardware.thread_waits import chosen_by_user, waits_in
 from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
 from toque.units import Duration, Progress
 
@@ -224,8 +225,7 @@ class SystemSampler(Callback):
     ) -> Self:
         """The sampler of a run on `device`, for `observe.system`."""
         on_gpu = device.type == "cuda"
-        passive = any(name in os.environ for name in WAIT_VARIABLES)
-        spinning = 0 if on_gpu or passive else torch.get_num_threads()
+        spinning = 0 if on_gpu or chosen_by_user(waits_in()) else torch.get_num_threads()
         return cls(record, every.seconds or 0.0, warn, on_gpu, spinning=spinning)
 
     def on_fit_start(self, start: RunStart) -> None:
@@ -285,8 +285,8 @@ class SystemSampler(Callback):
             return
         self._named = True
         self._unsaid.append(
-            f"other programs keep {others:.1f} of {cores} cores busy, and torch's {self.spinning} "
-            "threads wait for each other by spinning, which may slow training down to a tenth: end "
-            "the other programs, or start it with OMP_WAIT_POLICY=PASSIVE in the environment; the "
-            "numbers stay the same"
+            f"other programs keep {others:.1f} of {cores} cores busy, which slows down all of "
+            f"torch's {self.spinning} threads: they wait for each other. End the other programs, "
+            "or start the run with OMP_WAIT_POLICY=PASSIVE in the environment; the numbers stay "
+            "the same"
         )

@@ -31,6 +31,7 @@ from toque.errors import CheckFailed
 from toque.hardware.devices import no_gpu, unusable
 from toque.hardware.memory import held_by_others
 from toque.hardware.processor import WORTH_WHILE, others_now, usable_cores
+from toque.hardware.thread_waits import chosen_by_user, waits_in
 from toque.models.onednn import has_fast_bf16
 from toque.reporter import SILENT, Reporter
 from toque.version import __version__
@@ -197,7 +198,8 @@ def _processor(others: float) -> Iterator[MachineCheck]:
     todo = f"Unset OMP_NUM_THREADS: a thread for each core is {cores}." if threads != cores else ""
     yield _checked("processor", found, todo)
     busy = threads + others > cores + WORTH_WHILE
-    todo = "End them for full speed, or start runs with OMP_WAIT_POLICY=PASSIVE." if busy else ""
+    sleep = "" if chosen_by_user(waits_in()) else ", or start runs with OMP_WAIT_POLICY=PASSIVE"
+    todo = f"End them for full speed{sleep}." if busy else ""
     yield _checked("other programs", f"keep {others:.1f} of {cores} cores busy", todo)
 
 

@@ -228,7 +228,10 @@ _MOST_DECAY: Final = 2.0
 and 150 recipes have 3 and 5 % more loss than without any."""
 
 TONIGHT: Final = "8 hours"
-EVALUATING: Final = 0.05  # share of the time that evaluations may take
+EVALUATING: Final = 0.05  # share of the time that held-out losses may take, and that texts may
+WRITING_SPEED: Final = 0.25
+"""Tokens of texts that a machine writes per token that it trains, four texts at a time
+(lab/performance.md, "Threads that wait")."""
 _PREPARED_A_SECOND: Final = 740_000
 """Bytes of text that are prepared in a second: two cores of a Zen 3 took 108 s for 80 MB."""
 _ENDING_SECONDS: Final = 15.0  # start, last scores and the finished model of a small run
@@ -289,9 +292,11 @@ class Passes(NamedTuple):
     def in_words(self, tokens: str, whole: Duration) -> str:
         """Say what the run reads: `tokens`, in so much time or fewer passes."""
         if self.ends_early:
+            share = self.most / self.of_time
             return (
                 f"{tokens} tokens, {self.most:g} passes over the texts, where the run ends: the "
-                f"time is enough for {self.of_time:,.0f}, but more would be learnt by heart"
+                f"time is enough for {self.of_time:,.0f}, but more would be learnt by heart. It "
+                f"will take about {max(share, 0.01):.0%} of the time"
             )
         passes = f", {self.of_time:.2g} passes over the texts" if self.of_time else ""
         return f"{tokens} tokens in {_without_total(whole)}{passes}"
@@ -308,6 +313,7 @@ class Choice(NamedTuple):
     passes: Passes
     like: Measured
     difficulty: float = 1.0  # the factor of `difficulty_of`; 1.0 where texts were not compared
+    cut_short: bool = False  # larger sizes were not tried, as measuring took too long
 
     @property
     def size(self) -> Size:
@@ -351,7 +357,14 @@ class Choice(NamedTuple):
         return (
             f"Expected: {expected} by a model of {self.model}, of which this machine "
             f"just trained {self.rate:,.0f} tokens a second. It reads "
-            f"{self.passes.in_words(_about(self.tokens), whole)}.{by_what}"
+            f"{self.passes.in_words(_about(self.tokens), whole)}.{by_what}{self._untried()}"
+        )
+
+    def _untried(self) -> str:
+        if not self.cut_short:
+            return ""
+        return (
+            f" Larger models were not tried: measuring took more than {_MEASURING:.0%} of the time."
         )
 
 
@@ -438,11 +451,13 @@ def choice_for(
     """
     each = min(text / max(1, records), _LONG_EXAMPLE) if text else _LONG_EXAMPLE
     training = training_seconds(text, whole)
+    ends = time.monotonic() + _MEASURING * (whole.seconds or 0.0)
     best = best_for(
         text or math.inf,
         training,
         lambda size: rate_of(size, each, tokenizer.setting),
         only=only,
+        is_over=lambda: time.monotonic() > ends,
         tokenizer=tokenizer,
         like=like,
     )
@@ -500,13 +515,14 @@ def best_for(
     only: str | None = None,
     tokenizer: TextTokenizer | None = None,
     like: Measured = OF_RECIPES,
+    is_over: Callable[[], bool] = bool,
 ) -> Choice:
     """The best size for `text` bytes to learn from in `seconds` of training.
 
     `rate` measures tokens a second of a size; larger ones than the best are not measured once a
     larger one was worse, for the forecast has one minimum. `only`: forecast this size alone.
     `tokenizer`: None for one that is learnt from the texts. `like`: runs over such texts, which
-    give the forecast.
+    give the forecast. `is_over`: asked before each size but the first, True to try no other.
     """
     best: Choice | None = None
     tokenizer = (tokenizer or learnt_from(text)).of(like)
@@ -514,6 +530,9 @@ def best_for(
     for name in [only] if only else SIZES:
         size = SIZES[name]
         if best is not None and text < _BYTES_A_PARAMETER * size.parameters:
+            break
+        if best is not None and is_over():
+            best = best._replace(cut_short=True)
             break
         tokens = seconds * (measured := rate(size))
         most = factor * (text / size.parameters) ** exponent
@@ -534,6 +553,7 @@ def best_for(
 
 _TRIED_UPDATES, _TRIED_SECONDS = 2, 1.0
 """Fewest updates and seconds that a rate is measured by."""
+_MEASURING: Final = 0.1  # share of the run's time that measuring its speed may take; a guess
 _TRIED_BATCH: Final = 4096  # most tokens of such an update, or a large size would take a minute
 _TRIED_TEXTS: Final = 200
 _WORDS, _LETTERS, _LETTERS_A_WORD = 4000, "etaoinshrdlu", 6.5

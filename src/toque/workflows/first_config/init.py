@@ -50,6 +50,7 @@ from toque.workflows.first_config.dial import (
     POSITIONS,
     SAMPLE_BYTES,
     SIZES,
+    WRITING_SPEED,
     Choice,
     TextTokenizer,
     Tuning,
@@ -76,6 +77,7 @@ _MEASURED_SECONDS: Final = 0.5  # below it the processor's counters, in hundredt
 _EVALUATIONS: Final = 10
 _MOST_LOST: Final = 10  # minutes of a run that is killed without a warning
 _MOST_HELD_OUT, _FEWEST_HELD_OUT = 512, 32  # examples of an evaluation
+_MOST_AT_END, _MOST_BETWEEN = 16, 4  # texts at the end, and of each evaluation
 _MANY_REPEATS: Final = 0.8  # share of different records from which on no repeat is told
 _FEW_RECORDS: Final = 5000
 """Different records below which a model from scratch is advised against: of 20 texts that were
@@ -466,15 +468,34 @@ def _amount(found: Sequence[FoundSource]) -> tuple[int, int]:
 
 
 def _held_out(found: Sequence[FoundSource], how: Choice | Tuning | None) -> str:
-    """`evaluation.max_examples`, so many that evaluations take their share of the time."""
+    """`evaluation.max_examples`, so many that held-out losses take their share of the time."""
     if how is None:
         return ""
-    tokens, records = _amount(found)
     # The forward pass of an evaluation is a third of an update's work.
-    allowed = 3 * EVALUATING / _EVALUATIONS * how.tokens / (tokens / max(1, records) or 1.0)
+    allowed = 3 * EVALUATING / _EVALUATIONS * how.tokens / _tokens_each(found)
     n = max(_FEWEST_HELD_OUT, round(min(_MOST_HELD_OUT, allowed)))
-    share = f"{EVALUATING:.0%} of the time at most"
-    return f"  max_examples: {n}   # held-out texts of an evaluation: {share}\n"
+    return f"  max_examples: {n}   # held-out texts of an evaluation{_share(n <= allowed)}\n"
+
+
+def _texts(found: Sequence[FoundSource], how: Choice | Tuning | None) -> tuple[int, int]:
+    """`evaluation.generate` and `evaluation.texts`; each takes its share of the time at most."""
+    if how is None:
+        return _MOST_AT_END, _MOST_BETWEEN
+    allowed = math.floor(EVALUATING * WRITING_SPEED * how.tokens / _tokens_each(found))
+    return min(_MOST_AT_END, allowed), min(_MOST_BETWEEN, allowed // _EVALUATIONS)
+
+
+def _share(fits: bool) -> str:  # noqa: FBT001 - the name is the argument
+    """The end of a comment on a number of texts that `fits` into its share of the time, or not."""
+    if fits:
+        return f": {EVALUATING:.0%} of the time at most"
+    return f", the fewest that are of use: more than {EVALUATING:.0%} of the time"
+
+
+def _tokens_each(found: Sequence[FoundSource]) -> float:
+    """Tokens of a record on average; 1 where nobody has looked."""
+    tokens, records = _amount(found)
+    return tokens / max(1, records) or 1.0
 
 
 def _written(
@@ -511,9 +532,11 @@ def _written(
     if kinds - {DOCUMENTS, TOKENS}:
         dish = '"Lentil soup: red lentils, carrots, cumin"'
         asked = dish if kinds <= {RECIPES, ""} else '"your own question"'
+        at_end, between = _texts(found, how)
+        n = max(1, at_end)
         scores = f"""\
-  generate: 16   # texts written at the end and scored
-  texts: 4   # of them at every evaluation
+  generate: {n}   # texts written at the end and scored{_share(n == at_end)}
+  texts: {between}   # of them at every evaluation{_share(True)}
   # prompts: [{asked}]   # shown at every evaluation"""
     text = f"""\
 # yaml-language-server: $schema={SCHEMA_FILE}

@@ -16,6 +16,7 @@ from toque.data.tokenizer.codec import Codec, FamilyKind
 from toque.data.tokenizer.portable import tokenizer_differences
 from toque.errors import CheckpointError, DataError
 from toque.hardware.devices import device_named
+from toque.hardware.short_waits import shorten_waits_when_busy
 from toque.models.families import DTYPES
 from toque.models.forward.flex_attention import use_attention
 from toque.models.loading.device_map import free_memory, placement_note, placement_of
@@ -105,6 +106,8 @@ def open_model(
     on. The reporter hears of what is not in float32.
     """
     where = device_named(device)
+    if where.type == "cpu":
+        shorten_waits_when_busy()
 
     def place(found: CheckedFolder) -> Placement | None:
         return placement_of(found, free_memory(where))

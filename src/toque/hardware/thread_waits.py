@@ -1,0 +1,39 @@
+"""Thread waits: how long OpenMP's threads spin for each other before they sleep.
+
+A thread that spins answers fastest on a quiet machine. Next to a busy program it uses up the time
+of the core that the thread it waits for needs. The bound set here costs a quiet machine nothing;
+`short_waits` lowers it while other programs compute.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from typing import Final
+
+WAIT_VARIABLES: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Environment variables that set how threads wait; OpenMP reads them once, when torch is loaded."""
+PASSIVE: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Environment in which threads sleep while they wait."""
+BOUNDED: Final = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
+"""Rounds that a thread of GNU's OpenMP spins, and milliseconds that a thread of LLVM's or Intel's
+spins (lab/performance.md, "Threads that wait"). PyTorch's Linux wheels bundle GNU's."""
+
+
+def bound_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set `BOUNDED`, unless the user set one of `WAIT_VARIABLES`. Child processes inherit it.
+
+    Call it before torch is loaded; a process that loaded torch first spins as long as before.
+    """
+    if not any(name in environment for name in WAIT_VARIABLES):
+        environment.update(BOUNDED)
+
+
+def waits_in(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables of `WAIT_VARIABLES` that are set, by name."""
+    return {name: environment[name] for name in WAIT_VARIABLES if name in environment}
+
+
+def chosen_by_user(waits: Mapping[str, object]) -> bool:
+    """True if variables, as `waits_in` returns them, are not those that `bound_spinning` sets."""
+    return bool(waits) and waits != BOUNDED
