@@ -119,14 +119,7 @@ def train(
                 reporter=reporter,
                 found=found,
             )
-            is_over = found is not None and run.trainer.is_over
-            if is_over:
-                say(_over_in_words(settings, run.trainer.progress.step))
-            else:
-                reporter.detail(run.banner.full)
-                say(run.banner.short)
-            for note in unread_settings(settings.train.precision):
-                say(f"note: {note}")
+            _announce(run, reporter, continues=found is not None)
             if weights is not None and found is None:
                 begin_from(run.trainer, store, weights, say)
                 if run.evaluator.limit is not None:
@@ -144,6 +137,17 @@ def train(
     if reporter is not SILENT:
         _conclude(folder, judged, logged)
     return result
+
+
+def _announce(run: Run, reporter: Reporter, *, continues: bool) -> None:
+    """Print the banner, or that the run is finished, and settings of Accelerate without effect."""
+    if continues and run.trainer.is_over:
+        reporter.notice(_over_in_words(run.config, run.trainer.progress.step))
+    else:
+        reporter.detail(run.banner.full)
+        reporter.notice(run.banner.short)
+    for note in unread_settings(run.config.train.precision):
+        reporter.notice(f"note: {note}")
 
 
 def _over_in_words(config: RunConfig, step: int) -> str:
