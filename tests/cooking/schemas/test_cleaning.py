@@ -107,6 +107,7 @@ def test_ingredients_lose_bullets_and_subheadings():
         ("Thawed and juice reserved", None, "only name a preparation"), ("peeled",
         None, "preparation"),
         ("5Stir in lime juice, and taste.", None, "steps among"),
+        ("1Thickly slice chillies. Grind.", None, "steps among"),
         ("Cut the peas into a bowl.", None, "steps among"),
         ("Cup of Noodles", "Cup of Noodles", ""), ("Cupcakes", "Cupcakes", ""), ("dried mint",
         "dried mint", ""),

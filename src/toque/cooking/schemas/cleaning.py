@@ -179,6 +179,8 @@ def _ingredient_item(line: str) -> tuple[str, str]:
         return "", "empty lines"
     note = ""
     if number := _GLUED_NUMBER.match(line):
+        if line[-1] == ".":
+            return "", "steps among the ingredients removed"
         line, note = f"{number[1]} {line[number.end() :]}", LOST_SPACES
     if line.count("(") != line.count(")"):
         whole = _with_brackets(line)
