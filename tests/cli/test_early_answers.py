@@ -21,7 +21,7 @@ MISTAKES = {
     "serve model --port PORT": (2, "Name another --port"),
     "serve model --rows 0": (2, "--rows is 0"),
     "watch . --port PORT": (2, "Name another --port"),
-    "export bare --to out": (2, "bare is neither a run, a model folder nor an adapter"),
+    "export bare --to out": (2, "bare is neither a run, a checkpoint, a model folder"),
     "train bse.yaml": (2, "Nearest: base.yaml."),
     "train base.yaml --from bare": (4, "no checkpoint there"),
     "train base.yaml --no-prepare": (3, "nothing holds no prepared store"),

@@ -119,7 +119,8 @@ def train(
                 reporter=reporter,
                 found=found,
             )
-            _announce(run, reporter, continues=found is not None)
+            was_over = found is not None and run.trainer.is_over
+            _announce(run, reporter, was_over=was_over)
             if weights is not None and found is None:
                 begin_from(run.trainer, store, weights, say)
                 if run.evaluator.limit is not None:
@@ -134,14 +135,14 @@ def train(
                 uploads.finished()
         if uploads is not None:
             write_after(folder, {"uploads": time.perf_counter() - trained})
-    if reporter is not SILENT:
+    if reporter is not SILENT and not was_over:
         _conclude(folder, judged, logged)
     return result
 
 
-def _announce(run: Run, reporter: Reporter, *, continues: bool) -> None:
+def _announce(run: Run, reporter: Reporter, *, was_over: bool) -> None:
     """Print the banner, or that the run is finished, and settings of Accelerate without effect."""
-    if continues and run.trainer.is_over:
+    if was_over:
         reporter.notice(_over_in_words(run.config, run.trainer.progress.step))
     else:
         reporter.detail(run.banner.full)
