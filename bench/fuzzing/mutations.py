@@ -7,6 +7,7 @@ generator state gives the same damage, so a seed repeats a finding.
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import gzip
 import io
 import json
@@ -195,6 +196,8 @@ def dumped(tree: Any) -> str:
         return "{" + ", ".join(f"{json.dumps(k)}: {dumped(v)}" for k, v in tree) + "}"
     if isinstance(tree, list | tuple):
         return "[" + ", ".join(map(dumped, tree)) + "]"
+    if isinstance(tree, dt.date):  # YAML reads dates as such
+        tree = str(tree)
     return json.dumps(tree, ensure_ascii=not isinstance(tree, str) or "\ud800" in tree)
 
 

@@ -16,7 +16,8 @@ SPARSE = 1 << 30
 
 def test_fault_65_a_disk_that_does_not_take_samples_ends_no_run(kitchen, tmp_path, capfd):
     run = tmp_path / "run"
-    run.mkdir()
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / ".lock").touch()  # the folder of a run, whose samples are full
     samples = run / "samples.jsonl"
     samples.touch()
     os.truncate(samples, SPARSE)

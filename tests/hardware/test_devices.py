@@ -235,6 +235,12 @@ def test_memory_of_other_programs_is_told(machine: Any, free: int, said: str) ->
     assert held_by_others(torch.device("cpu")) == ""
 
 
+def outline_in(folder: Path) -> None:
+    """Make the folder `run` with the outline of a model."""
+    (folder / "run").mkdir()
+    (folder / "run" / "config.json").write_text("{}")
+
+
 @pytest.mark.parametrize(
     "there", [{"trouble": TOO_OLD}, P100, HELD], ids=["driver", "card", "held"]
 )
@@ -247,6 +253,7 @@ def test_fault_86_a_gpu_of_no_use_is_told_and_nothing_begun(
     there: dict[str, Any],
 ) -> None:
     machine(**there)
+    outline_in(own_kitchen)
     words = {
         "train": ["my.yaml", "run_dir=runs/new"],
         "generate": ["run", "--prompt", "soup"],
@@ -262,10 +269,11 @@ def test_fault_86_a_gpu_of_no_use_is_told_and_nothing_begun(
 def test_an_apple_gpu_is_refused_by_name(
     own_kitchen: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    outline_in(own_kitchen)
     assert main(["generate", "run", "--prompt", "soup", "--device", "mps"]) == 2
     assert "Device mps is Apple's GPU" in capfd.readouterr().err
     with pytest.raises(ConfigError, match="Device mps is Apple's GPU"):
-        toque.generate(own_kitchen, ["soup"], device="mps")
+        toque.generate(own_kitchen / "run", ["soup"], device="mps")
 
 
 def test_fault_87_weights_that_do_not_fit_are_refused_with_the_numbers(

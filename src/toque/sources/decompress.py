@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Final, cast
 
 from toque.errors import DataError, needing
 
@@ -41,19 +41,23 @@ _UTF_16 = "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _WORKBOOK = "Export its sheet as CSV first"
 _DOCUMENT = "Save its text as .txt first"
-_IN_ZIP = {
-    rb"xl/(?:workbook|worksheets|_rels|theme|styles|sharedStrings)": (
+_IN_ZIP: Final[dict[tuple[bytes, ...], str]] = {
+    (b"xl/workbook", b"xl/worksheets", b"xl/_rels", b"xl/theme", b"xl/styles", b"xl/sharedS"): (
         f"an Excel workbook (.xlsx). {_WORKBOOK}"
     ),
-    rb"word/(?:document|_rels|styles|theme)": f"a Word document (.docx). {_DOCUMENT}",
-    rb"ppt/(?:presentation|slides|_rels|theme)": f"a PowerPoint presentation (.pptx). {_DOCUMENT}",
-    rb"mimetypeapplication/vnd\.oasis\.opendocument\.spreadsheet": (
+    (b"word/document", b"word/_rels", b"word/styles", b"word/theme"): (
+        f"a Word document (.docx). {_DOCUMENT}"
+    ),
+    (b"ppt/presentation", b"ppt/slides", b"ppt/_rels", b"ppt/theme"): (
+        f"a PowerPoint presentation (.pptx). {_DOCUMENT}"
+    ),
+    (b"mimetypeapplication/vnd.oasis.opendocument.spreadsheet",): (
         f"an OpenDocument spreadsheet (.ods). {_WORKBOOK}"
     ),
-    rb"mimetypeapplication/vnd\.oasis": f"an OpenDocument file (.odt or .odp). {_DOCUMENT}",
-    rb"mimetypeapplication/epub": f"an EPUB book. {_DOCUMENT}",
-    rb"AndroidManifest\.xml": "an Android app (.apk). Take it out of data.sources",
-    rb"META-INF/": "a Java archive (.jar) or an app. Take it out of data.sources",
+    (b"mimetypeapplication/vnd.oasis",): f"an OpenDocument file (.odt or .odp). {_DOCUMENT}",
+    (b"mimetypeapplication/epub",): f"an EPUB book. {_DOCUMENT}",
+    (b"AndroidManifest.xml",): "an Android app (.apk). Take it out of data.sources",
+    (b"META-INF/",): "a Java archive (.jar) or an app. Take it out of data.sources",
 }
 """Kinds of ZIP archives by the beginning of one of their names, or of the file `mimetype`."""
 _NOT_READ = {
@@ -71,6 +75,7 @@ _NOT_READ = {
     b"\x89HDF\r\n": "an HDF5 file. Export its table as CSV or Parquet first",
     b"Obj\x01": "an Avro file. Export its records as JSON lines or Parquet first",
 }
+_ZIP_HEADER: Final = b"PK\x03\x04"
 _NOT_OF_IT = "toque.not_of_the_encoding"  # name of an error handler of `codecs`
 LONG_LINE = b"\0line too long"  # in place of a line over MAX_RECORD_BYTES, which is counted
 _BREAK = re.compile(rb"[\r\n]")
@@ -83,16 +88,22 @@ def packed_as(path: Path) -> str:
     return ""
 
 
+def _has_member(start: bytes, names: tuple[bytes, ...]) -> bool:
+    """Return True if the name of a file in a ZIP archive begins with one of these."""
+    place = start.find(_ZIP_HEADER)
+    while place != -1:
+        # A file is a header of 30 bytes, its name, and its content.
+        if start.startswith(names, place + 30):
+            return True
+        place = start.find(_ZIP_HEADER, place + 1)
+    return False
+
+
 def _unread_kind(start: bytes) -> str:
     """The kind of a file that is not read, by its decompressed beginning, and what to do."""
-    if start.startswith(b"PK\x03\x04"):
-        # A file in the archive is a header of 30 bytes, its name, and its content.
+    if start.startswith(_ZIP_HEADER):
         start = start[:_SIGN_BYTES]
-        kinds = (
-            kind
-            for sign, kind in _IN_ZIP.items()
-            if re.search(rb"PK\x03\x04.{26}" + sign, start, re.DOTALL)
-        )
+        kinds = (kind for names, kind in _IN_ZIP.items() if _has_member(start, names))
         return next(kinds, "a ZIP archive. Unpack it first: unzip")
     if _is_tar(start):
         return "a tar archive. Unpack it first: tar xf"

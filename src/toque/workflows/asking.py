@@ -114,7 +114,8 @@ def model_to_open(model: Model) -> Path:
         CheckpointError: a folder without a run, a model or an adapter.
     """
     folder = existing_folder(model)
-    # A checkpoint has a manifest, a run its configuration.
+    if run_of(folder) is not None:
+        return folder  # reading the checkpoint reports what is wrong with it
     names = ("config.yaml", "config.json", "adapter_config.json", "manifest.json")
     resolved = resolve_folder(str(folder), setting="the model to open")
     if not any((resolved / name).is_file() for name in names):

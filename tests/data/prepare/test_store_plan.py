@@ -19,24 +19,24 @@ from toque.sources.token_arrays import TokenReader
 
 Make = Callable[..., PrepareSettings]
 READERS: list[tuple[RecordReader, str, str]] = [
-    (RecipeReader(version=3), "toque.cooking.formats:recipe_reader", "8d54bb463fa999c91da1962e"),
+    (RecipeReader(version=3), "toque.cooking.formats:recipe_reader", "027e2358517ea44bd87aa328"),
     (
         RecipeReader({"title": "Naïve: name", "steps": "how, exactly"}, version=3),
         'toque.cooking.formats:columns={"steps": "how, exactly", "title": "Na\\u00efve: name"}',
-        "cad41f1cc75c522df72acf54",
+        "f0be2dda362c85d054ac4065",
     ),
     (
         DocumentReader("body of it", version=1),
         "toque.cooking.formats:text=body of it",
-        "44e88343afa625d8b070743d",
+        "95dfb91e668304df7e7dd4e1",
     ),
     (
         PairReader("question", "réponse", version=1),
         'toque.cooking.formats:pairs={"prompt": "question", "target": "r\\u00e9ponse"}',
-        "f9856b466b28ebbb278e98c8",
+        "46d41f28e0e9527f03b43c8d",
     ),
-    (TextReader(version=1), "toque.data.text:text_reader", "fad9958301375846e07bb3fd"),
-    (TokenReader(), "toque.data.token_files:token_reader", "2c147263b05938e2ca6d4fdb"),
+    (TextReader(version=1), "toque.data.text:text_reader", "a635917691d1ad2fd1577fca"),
+    (TokenReader(), "toque.data.token_files:token_reader", "847cdde26079bfab3e1eb643"),
 ]
 """Readers, their recorded names, and the beginnings of a plan's fingerprint with each."""
 

@@ -55,7 +55,7 @@ def test_the_events_and_fields_of_the_contract(tmp_path):
         "event": "step", "step": 2, "epoch": 0.2, "loss": 2.0, "lr": 1e-3, "grad_norm": 0.5,
         "target_tokens": 60, "tokens": 100, "pad_fraction": pytest.approx(0.2), "seconds": 0.5,
         "tokens_per_second": 200.0, "data_wait_seconds": 0.1, "mfu": 0.2,
-        "parts": {"data_wait": 0.1},
+        "run_seconds": 1.0, "parts": {"data_wait": 0.1},
     }  # fmt: skip
     assert evaluation["metrics"] == {"loss": 1.5, "perplexity": None}
     assert (save["step"], save["path"]) == (3, "checkpoints/step-00000003")
@@ -268,6 +268,7 @@ def test_the_time_left_is_until_the_command_ends():
         time_left=time_left,
     )  # fmt: skip
     progress.on_fit_start(RunStart(Progress(), STOP))
+    progress.on_before_step(Progress())
     (said,) = heard.notices
     assert said.startswith("about 1:22 in all: 0:50 of training, 0:02 for 2 evaluations, and up to")
     assert said.endswith("0:30 to score the model and write 2 texts at the end")

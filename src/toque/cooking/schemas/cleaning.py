@@ -23,7 +23,7 @@ _CLEAN = re.compile(r"[ -%'-;=?-Z\\-~]*")  # ASCII without "&", "<", ">" and "["
 _LINE_MARKUP = re.compile(r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
 _MARKUP = re.compile(r"<[a-zA-Z/!][^<>]*>")
 _NO_CHARACTER = re.compile(r"&#(?:[xX]0*+[0-9a-fA-F]{7,}+|0*+[0-9]{8,}+);?")
-_REMNANT = re.compile(r'"*(?<![-=])[<>](?! ?[\d=])"*')  # half of a tag
+_REMNANT = re.compile(r'"{0,3}(?<![-=])[<>](?! ?[\d=])"{0,3}')  # half of a tag
 _BROKEN_ENTITY = re.compile(
     r"#?&(?P<number>\d{2,4});{1,2}|&[; ]?(?P<name>amp|deg|nbsp|frac\d\d"
     r"|[a-z](?:acute|grave|circ|uml|cedil|tilde|ring));"
@@ -72,7 +72,8 @@ _STEP_IN_LIST: Final = re.compile(
 _PREPARING: Final = (PREPARED | ADVERBS | {"and", "or", "juice", "peel", "reserved", "skin"}) - {
     "ground", "dried", "smoked", "mixed",
 }  # fmt: skip
-_DANGLING: Final = re.compile(r"[\s,;]*(?:\b(?:about|such as|see|or|and|with|plus)[\s,;]*)?\Z")
+_DANGLING: Final = re.compile(r"\b(?:about|such as|see|or|and|with|plus)\Z")
+_LOOSE: Final = " \t\n,;"
 _HEADING_CHARS: Final = 24
 BRACKETS: Final = "brackets closed or removed"
 _BARE_HEADING: Final = re.compile(
@@ -207,7 +208,7 @@ def _with_brackets(text: str) -> str:
     start = text.rfind("(")
     if text.count("(") == text.count(")") + 1 and start > text.rfind(")"):
         inside = text[start + 1 :]
-        inside = inside[: _DANGLING.search(inside).start()]  # type: ignore[union-attr]
+        inside = _DANGLING.sub("", inside.rstrip(_LOOSE)).rstrip(_LOOSE)
         sentence, stop, rest = inside.partition(". ")
         if stop and sentence[:1].islower():  # "(as for a pie. Chop the pecans."
             return f"{text[:start]}({sentence}). {rest}"

@@ -1,7 +1,7 @@
 """Hugging Face Accelerate: processes that it did not start, and settings of it that are not read.
 
 Its launcher passes settings on as variables of the environment (accelerate/utils/launch.py). On a
-CPU it starts one process whatever `--num_processes` says, unless MPI is to start them.
+CPU it starts one process whatever number of processes it is given, unless MPI is to start them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def refuse_lone_process(strategy: str) -> None:
         return
     starts = (
         f"Start them with `toque train CONFIG {argument('gpus=2')}`, which takes a machine without "
-        "GPUs too, or with torchrun --nproc-per-node 2 -m toque train CONFIG. To train in one "
+        "GPUs too, or with `torchrun -m toque train CONFIG`. To train in one "
         "process set train.strategy=single."
     )
     for name in _MPI:
