@@ -24,7 +24,7 @@ from toque.models.loading.model_export import save_model
 
 Export, Write = Callable[..., ExportedGguf], Callable[..., Path]
 ASKING = Asking(
-    begin=None, bos=None, eos=EOS, pad=PAD, unk=None, newline=None, ends_with_eos=False,
+    begin=None, bos=None, ends=(EOS,), pad=PAD, unk=None, newline=None, ends_with_eos=False,
     template=None,
 )  # fmt: skip
 PROMPTS = [[5 + i, 9, 13 + i, 7, EOS] for i in range(20)]
