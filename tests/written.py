@@ -8,7 +8,7 @@ from toque.models.generation.options import GenerationOptions
 OURS = ("held", "on_progress", "on_token", "on_logprob", "on_notice")
 
 
-def generate(model: Any, prompts: Any, *, eos_id: int, pad_id: int, **more: Any) -> list[list[int]]:
+def generate(model: Any, prompts: Any, *, eos_id: Any, pad_id: int, **more: Any) -> list[list[int]]:
     """What `engine.generate` writes."""
     handed = {name: more.pop(name) for name in OURS if name in more}
     return engine.generate(

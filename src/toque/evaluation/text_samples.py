@@ -110,7 +110,7 @@ class Sampler:
         return {
             row: scored(
                 prompt,
-                self.codec.decode(written[row]),
+                self.codec.decode(written[row], skip_special_tokens=True),
                 tokens=len(written[row]),
                 knows_recipes=self.record.knows_recipes,
             )
@@ -149,7 +149,7 @@ class Sampler:
             model,
             prompts,
             self.record.completed(GenerationOptions(max_new_tokens=most)),
-            eos_id=self.codec.eos_id,
+            eos_id=self.codec.end_ids,
             pad_id=self.codec.pad_id,
             on_progress=on_progress,
             on_token=on_token,

@@ -347,7 +347,7 @@ class Batcher:
             ),
             rows=self.rows,
             columns=served.context_tokens + (0 if served.is_encoder_decoder else 1),
-            eos_id=served.codec.eos_id,
+            eos_id=served.codec.end_ids,
             pad_id=served.codec.pad_id,
         )
 

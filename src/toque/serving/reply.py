@@ -50,14 +50,15 @@ class _Text:
 
     def prompt(self, tokens: Sequence[NewToken], *, is_all: bool) -> Piece:
         """The piece that the prompt makes, in which no stop string is looked for."""
-        read = [self._read(new) for new in tokens]
+        read = [self._read(new, skip_special_tokens=False) for new in tokens]
         text = "".join(token.text for token in read) + (self._stream.rest() if is_all else "")
         self._offset, self.is_over = len(text), is_all
         return Piece(self._index, text, read, 0, "length" if is_all else None)
 
-    def _read(self, new: NewToken) -> TextToken:
+    def _read(self, new: NewToken, *, skip_special_tokens: bool = True) -> TextToken:
         others = [self._stream.would_be(token) for token, _ in new.likeliest]
-        return TextToken(new, self._stream.feed(new.token), others)
+        text = self._stream.feed(new.token, skip_special_tokens=skip_special_tokens)
+        return TextToken(new, text, others)
 
     def piece(self, news: Sequence[NewToken]) -> Piece:
         """The piece that some more tokens make."""

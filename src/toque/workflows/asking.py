@@ -32,7 +32,7 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import ChatTemplate, chat_template_of, prompt_ids
 from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, load_codec
 from toque.data.tokenizer.portable import files_of_model
-from toque.data.tokenizer.tokenizer_folder import is_toques, resolve_tokenizer
+from toque.data.tokenizer.tokenizer_folder import end_ids_in, is_toques, resolve_tokenizer
 from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.models.loading.card_usage import Example
 from toque.models.loading.hub import resolve_folder
@@ -166,13 +166,17 @@ def tokenizer_of(folder: Path) -> Path:
 
 
 def codec_in(folder: Path, record: Provenance) -> Codec:
-    """The tokenizer of a model folder, or a CheckpointError; it begins foreign prompts."""
+    """The tokenizer of a model folder, or a CheckpointError; it begins foreign prompts.
+
+    Texts end at every token that the files of the model, or of an adapter's base, name.
+    """
     try:
         codec = load_codec(tokenizer_of(folder))
     except DataError as error:
         raise CheckpointError(str(error)) from error
     if record is FOREIGN:
         codec.begin_as_written()
+    codec.end_also(end_ids_in(base_of(folder) or folder), ordinary=record is FOREIGN)
     return codec
 
 

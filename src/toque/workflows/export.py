@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ from toque.workflows.asking import (
     form_in_words,
     model_files,
     provenance_in,
+    template_asked_by,
     tokenizer_of,
     writes_recipes,
 )
@@ -56,7 +58,7 @@ PARAMETER num_predict {most}
 _AROUND: Final = 'TEMPLATE """{before}{{{{ .Prompt }}}}{after}"""'
 _TALKS: Final = """# Ollama talks by the chat template in the file where it knows that one.
 # Another must be written here in Ollama's words: TEMPLATE ...
-PARAMETER stop "{end}\""""
+{stops}"""
 _RECIPES: Final = """{{%- set asked = messages[-1]['content'] -%}}
 {{%- if not asked.startswith({asks!r}) -%}}
 {{%- set title = asked.split(':')[0] -%}}
@@ -205,7 +207,7 @@ def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance
         dtype=dtype,
         files=files,
         record=record,
-        eos_id=codec.eos_id,
+        end_ids=codec.ordered_ends,
     )
     return _compared(tokenizer, made)
 
@@ -282,6 +284,7 @@ def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenanc
             f"{argument('dtype')} is {kind}. Use one of {', '.join(TYPES)} in the format gguf."
         )
     codec, encoder, most = codec_in(source, record), _has_encoder(source), record.max_new_tokens
+    template_asked_by(codec, record)  # whose turns the codec ends as it does
     family: FamilyKind = "encoder-decoder" if encoder else "decoder"
     begin, end = asking_bounds(codec, family, record.form)
     file, ends = gguf_name(to, kind), "" if encoder or end is None else "\n"
@@ -294,14 +297,15 @@ def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenanc
     before = f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""
     asks = _AROUND.format(before=before, after=ends)
     if template == own:
-        asks = _TALKS.format(end=codec.piece(codec.eos_id))
+        pieces = [json.dumps(codec.piece(i), ensure_ascii=False) for i in codec.ordered_ends]
+        asks = _TALKS.format(stops="\n".join(f"PARAMETER stop {piece}" for piece in pieces))
     modelfile = _OLLAMA.format(name=to.name, file=file, asks=asks, most=most)
     some = [write_prompt(one.title, one.ingredients) for one in recipes(N_PROMPTS, 0)]
     asking = Asking(
         begin=begin,
         # Also where prompts do not begin with it.
         bos=codec.pieces().get(codec.special_tokens.get("bos_token", "")),
-        eos=codec.eos_id,
+        ends=codec.ordered_ends,
         pad=codec.pad_id,
         unk=codec.unk_id,
         newline=codec.newline_id,

@@ -182,7 +182,8 @@ def keep_model(
         card = with_usage(
             card, prompt=prompt, encoder=encoder, max_new_tokens=most, portable=portable
         )
-        save_model(model, None, folder, card=card, files=files, record=record, eos_id=codec.eos_id)
+        ends = codec.ordered_ends
+        save_model(model, None, folder, card=card, files=files, record=record, end_ids=ends)
         return f"The model is in {folder}"
     card = adapter_usage(card)
     save_adapter(model, folder, card=card, base_hash=base_hash or "", files=files)

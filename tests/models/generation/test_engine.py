@@ -331,3 +331,15 @@ def test_a_large_vocabulary_gives_the_same_ids(family, monkeypatch, new, pays):
     assert generate(model, prompts(5), max_new_tokens=new, **IDS) == expected
     weight, bias = output_head(model)
     assert bool(screened) == (pays and supports_int8(weight, bias))
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_answers_end_at_each_of_several_tokens(kind, tiny):
+    model = tiny(kind)
+    free = generate(model, prompts(), max_new_tokens=16, eos_id=(), pad_id=PAD)
+    ends = {free[0][3], free[1][5], free[2][9]}
+    expected = [answer[: [*(t in ends for t in answer), True].index(True)] for answer in free]
+    assert len({len(answer) for answer in expected}) > 1
+    for rows in (1, 16):
+        how = {"max_new_tokens": 16, "batch_rows": rows, "pad_id": PAD}
+        assert generate(model, prompts(), eos_id=ends, **how) == expected

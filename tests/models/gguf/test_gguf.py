@@ -24,7 +24,7 @@ from toque.models.loading.model_export import save_model
 
 Export, Write = Callable[..., ExportedGguf], Callable[..., Path]
 ASKING = Asking(
-    begin=None, bos=None, eos=EOS, pad=PAD, unk=None, newline=None, ends_with_eos=False,
+    begin=None, bos=None, ends=(EOS,), pad=PAD, unk=None, newline=None, ends_with_eos=False,
     template=None,
 )  # fmt: skip
 PROMPTS = [[5 + i, 9, 13 + i, 7, EOS] for i in range(20)]
@@ -156,12 +156,13 @@ def test_a_file_that_computes_something_else_is_not_kept(
         ("neox", "attention_bias", False, "attention_bias=False"),
         ("llama", "hidden_act", "gelu", "hidden_act=gelu"),
         ("llama", "rope_parameters", {"rope_type": "yarn"}, "rope_type=yarn"),
+        ("qwen2", "rope_parameters", {"rope_type": "llama3"}, "rope_type=llama3"),
         ("mistral", "sliding_window", 8, "sliding_window=8"),
         ("t5", "relative_attention_max_distance", 64, "relative_attention_max_distance=64"),
         ("gpt2", "model_type", "bloom", "type bloom"),
     ],
 )
-def test_what_llama_cpp_does_not_compute_is_refused(
+def test_what_toque_does_not_write_is_refused(
     kind: str, setting: str, value: object, said: str, write: Write, tmp_path: Path
 ) -> None:
     model = make(kind)
@@ -169,6 +170,49 @@ def test_what_llama_cpp_does_not_compute_is_refused(
     with pytest.raises(ConfigError, match=said):
         write(model)
     assert not list(tmp_path.iterdir())
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def test_rotary_factors_are_those_of_llama_3(export: Export, tmp_path: Path) -> None:
+    config = make("llama").config
+    config.rope_parameters = LLAMA3
+    model = type(make("llama"))(config).eval()
+    done = export(saved(model, tmp_path / "model"), "f32")
+    read = gguf.GGUFReader(done.folder / done.file)
+    (factors,) = [t.data for t in read.tensors if t.name == "rope_freqs.weight"]
+    plain = 10000.0 ** -(np.arange(0, 2 * len(factors), 2) / (2 * len(factors)))
+    wavelengths = 2 * np.pi / plain
+    share = np.clip((32 / wavelengths - 1.0) / (4.0 - 1.0), 0.0, 1.0)
+    np.testing.assert_allclose(factors, 1 / ((1 - share) / 8.0 + share), rtol=1e-5)
+    assert factors.min() == 1.0
+    assert factors.max() > 1.0
+
+
+@pytest.mark.parametrize("stored", ["f16", "bf16", "q8_0"])
+def test_weights_beyond_a_type_are_float32(stored: str, export: Export, tmp_path: Path) -> None:
+    model = make("llama")
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e5 if stored != "bf16" else 3.4e38
+    done = export(saved(model, tmp_path / "model"), stored)
+    assert done.widened == ("blk.0.ffn_up.weight",)
+    assert "1 weights are stored in float32, the first is blk.0.ffn_up.weight" in str(done)
+    read = {t.name: t.tensor_type.name for t in gguf.GGUFReader(done.folder / done.file).tensors}
+    assert read["blk.0.ffn_up.weight"] == "F32"
+    assert read["blk.1.ffn_up.weight"] == stored.upper()
+
+
+def test_a_weight_that_is_not_a_number_is_refused(write: Write) -> None:
+    model = make("llama")
+    with torch.no_grad():
+        dict(model.named_parameters())["model.layers.0.mlp.up_proj.weight"][0, 0] = torch.inf
+    with pytest.raises(ConfigError, match=r"blk.0.ffn_up.weight holds values that are infinite"):
+        write(model)
 
 
 def test_the_vocabulary_of_a_unigram_spells_its_line_break(

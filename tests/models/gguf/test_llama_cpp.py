@@ -148,7 +148,7 @@ def test_llama_cpp_cuts_and_writes_what_toque_does(
     assert len(set(map(tuple, expected))) > 10, "the texts must differ by prompt to tell anything"
     suit(model)
     asking = Asking(
-        begin=None if encoder else codec.bos_id, bos=codec.bos_id, eos=codec.eos_id,
+        begin=None if encoder else codec.bos_id, bos=codec.bos_id, ends=(codec.eos_id,),
         pad=codec.pad_id, unk=codec.unk_id, newline=codec.newline_id, ends_with_eos=encoder,
         template=None,
     )  # fmt: skip

@@ -49,6 +49,8 @@ _CHATML: Final = """\
 {%- if message['role'] == 'assistant' and eos_token != '<|im_end|>' %}{{ eos_token }}{% endif %}
 {{- '<|im_end|>\\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+_PROBE: Final = "Yes, chef!"  # an answer by which a template shows how it ends turns
+_MOST_REST: Final = 1 << 12  # characters behind an answer that a template may write in two ways
 TEMPLATES: Final = {"plain": _PLAIN, "chatml": _CHATML}
 """Templates by name: headings as in Markdown; and the turns of OpenAI's ChatML."""
 _GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -85,6 +87,9 @@ class ChatTemplate:
         self._tokenizer = Tokenizer.from_str(codec.tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {number: token.content for number, token in added.items() if token.special}
+        self._end_behind: int | None = None  # end of an answer that the template does not write
         self._child: subprocess.Popen[bytes] | None = None
         self._owner = 0  # the process that started it: a fork has one of its own
         self._thread = ThreadPoolExecutor(1, "chat template")  # the child answers one at a time
@@ -117,8 +122,9 @@ class ChatTemplate:
         """A conversation that ends with an answer, or why the template does not take it.
 
         Where the `last` answer is all that is wanted, earlier ones may be written otherwise once
-        they are history: some templates leave their reasoning out. Not beside `ids`, which waits
-        for no thread of this process.
+        they are history: some templates leave their reasoning out. Where all are, special tokens
+        and blanks behind an answer may differ: some templates end the text only behind the last
+        turn. Not beside `ids`, which waits for no thread of this process.
 
         Raises:
             DataError: an earlier answer is wanted, and the template writes it otherwise.
@@ -127,48 +133,98 @@ class ChatTemplate:
         learnt = [n for n, turn in enumerate(turns) if turn.role == "assistant" and turn.learnt]
         learnt = learnt[-1:] if last else learnt
         answer = self._answer(self._asked(messages) | {"answers": learnt})
-        if "rewrites" in answer:
-            raise DataError(
-                f"The chat template of {self._codec.name} writes the beginning of a conversation "
-                f"otherwise once it goes on after message {answer['rewrites']}, so that not all of "
-                "its answers can be learnt at once. data.loss_on=last_answer learns only the last; "
-                "data.chat_template names another template."
-            )
         if "text" not in answer:
             return f"the chat template refuses it: {answer['error']}"
-        encoded = self._encoded(answer["text"])
-        ids, begins = np.array(encoded.ids, np.uint32), [start for start, _ in encoded.offsets]
+        text, spans = answer["text"], self._spans(answer)
+        encoded = self._encoded(text)
+        ids, begins = encoded.ids, [start for start, _ in encoded.offsets]
         found, unended, moved = list[tuple[int, int]](), 0, 0
-        for start, end in answer["spans"]:
+        ended: int | None = None
+        for start, end in spans:
             first, behind = bisect_left(begins, start), bisect_left(begins, end)
-            before = self._encoded(answer["text"][:start]).ids
-            moved += before != encoded.ids[:first]
-            # What a template writes behind the end of an answer, a line break say, is not learnt.
-            written = enumerate(encoded.ids[first : behind + 1], first)
-            ends = [at for at, token in written if token == self._codec.eos_id]
-            unended += not ends
-            found.append((first, ends[-1] + 1 if ends else behind))
+            before = self._encoded(text[:start]).ids
+            moved += before != ids[:first]
+            ended = self._behind_end(encoded, text, first, behind)
+            unended += ended is None
+            found.append((first, ended or behind))
+        if found and ended is None and self._end_behind is not None:
+            ids = [*ids[:behind], self._end_behind]
+            found[-1] = (first, behind + 1)
+            unended -= 1
         unwritten = [name for _, name in answer["unwritten"]]
-        return Conversation(ids, found, unended, moved, unwritten)
+        return Conversation(np.array(ids, np.uint32), found, unended, moved, unwritten)
+
+    def _spans(self, answer: Mapping[str, Any]) -> list[tuple[int, int]]:
+        """Places of the answers in the text; DataError where an answer is written in two ways."""
+        text, spans = answer["text"], list[tuple[int, int]]()
+        for start, same, rest, number in answer["spans"]:
+            end = self._without_marks(text[:same] + rest, start) if rest else same
+            if not start <= end <= same:
+                raise DataError(
+                    f"The chat template of {self._codec.name} writes the beginning of a "
+                    f"conversation otherwise once it goes on after message {number}, so that not "
+                    "all of its answers can be learnt at once. data.loss_on=last_answer learns "
+                    "only the last; data.chat_template names another template."
+                )
+            spans.append((start, end))
+        return spans
+
+    def _without_marks(self, text: str, start: int) -> int:
+        """Length of a text without the special tokens and blanks at its end, at least `start`."""
+        names, end = tuple(self._special.values()), len(text)
+        while end > start:
+            shorter = text[start:end].rstrip()
+            name = next((name for name in names if shorter.endswith(name)), "")
+            if not name and start + len(shorter) == end:
+                break
+            end = start + len(shorter) - len(name)
+        return end
+
+    def _behind_end(self, encoded: Encoding, text: str, first: int, behind: int) -> int | None:
+        """Place behind the first end of an answer's turn; None where the template writes none.
+
+        A template may write more behind it, such as a line break and an end of the text.
+        """
+        ids, ends = encoded.ids, self._codec.end_ids
+
+        def is_mark(at: int) -> bool:
+            special = ids[at] in self._special or ids[at] in ends
+            return special or not text[slice(*encoded.offsets[at])].strip()
+
+        begin, stop = behind, behind
+        while begin > first and is_mark(begin - 1):
+            begin -= 1
+        while stop < len(ids) and is_mark(stop):
+            stop += 1
+        inside = [at for at in range(first, behind) if ids[at] in ends]
+        marks = [at for at in range(begin, stop) if ids[at] in ends]
+        return marks[0] + 1 if marks else inside[-1] + 1 if inside else None
 
     def end_as_written(self) -> None:
         """Let the codec end texts with the token that the template writes behind an answer.
 
         Gemma's tokenizer ends texts with "<eos>" and its template ends turns with "<end_of_turn>":
-        a model that waits for the first would never stop. Templates that write the tokenizer's own
-        end, or no token of their own, change nothing.
+        a model that waits for the first would never stop. GLM-4's template writes no end: there
+        the end is the token that begins the next turn, if the model's files name it as one.
         """
-        end = self._codec.piece(self._codec.eos_id)
-        if "eos_token" in self._template or end in self._template:
-            return
-        found = self.conversation([Turn("user", "?"), Turn("assistant", "!")], last=True)
-        if isinstance(found, str):
-            return
-        first, behind = found.answers[-1]
-        added = self._tokenizer.get_added_tokens_decoder()
-        ends = [t for t in found.ids[first:behind].tolist() if t in added and added[t].special]
-        if ends:
-            self._codec.end_with(ends[-1])
+        codec = self._codec
+        question: Message = {"role": "user", "content": "?"}
+        probe = [question, {"role": "assistant", "content": _PROBE}]
+        written = self._written_behind(probe)
+        end = next((t for t in written if t in self._special or t in codec.end_ids), None)
+        if end is None:
+            following = self._written_behind([*probe, question])[:1]
+            end = next((t for t in following if t in codec.end_ids), None)
+            self._end_behind = end
+        if end is not None and end != codec.eos_id:
+            codec.end_with(end, is_eos_token="eos_token" not in self._template)
+
+    def _written_behind(self, turns: Sequence[Message]) -> list[int]:
+        """Tokens that the template writes behind the probe's answer; [] where it refuses it."""
+        text = self._answer(self._asked(turns) | {"answers": []}).get("text", "")
+        encoded, behind = self._encoded(text), text.rfind(_PROBE) + len(_PROBE)
+        places = zip(encoded.ids, encoded.offsets, strict=True)
+        return [token for token, (start, _) in places if start >= behind and _PROBE in text]
 
     def _encoded(self, text: str) -> Encoding:
         with tokenizer_faults(self._codec.name):
@@ -284,7 +340,9 @@ def _rendered(render: Render, asked: dict[str, Any], answers: list[int] | None) 
     """Text of a conversation, fields that it lacks, and the places of its `answers`, by message.
 
     A template marks answers itself, by {% generation %}. In others an answer is what it adds to the
-    prompt that asks for it. Without `answers` the text is the prompt that asks for one.
+    prompt that asks for it. Without `answers` the text is the prompt that asks for one. A place is
+    the start of an answer, the end of what the text has of it, the rest that it has if it is the
+    last, and the number of its message. The end is -1 if none fits.
     """
     turns, template = asked.pop("conversations")[0], asked["chat_template"]
 
@@ -295,20 +353,24 @@ def _rendered(render: Render, asked: dict[str, Any], answers: list[int] | None) 
 
     whole = text(turns, asks=answers is None)
     unwritten = _unwritten(turns, whole, partial(text, asks=answers is None))
-    if answers is None:
-        return {"text": whole, "unwritten": unwritten}
-    spans = list[tuple[int, int]]()
+    if not answers:
+        return {"text": whole, "unwritten": unwritten, "spans": []}
+    spans = list[tuple[int, int, str, int]]()
     if _GENERATION.search(template):
         random.seed(0)
         marked = render(conversations=[turns], **asked, return_assistant_tokens_mask=True)
-        spans = _marked(turns, cast("list[tuple[int, int]]", marked[1][0]), answers)
+        parts = _marked(turns, cast("list[tuple[int, int]]", marked[1][0]), answers)
+        spans = [(start, end, "", 0) for start, end in parts]
     else:
         for n in answers:
             before = text(turns[:n], asks=True)
             after = whole if n + 1 == len(turns) else text(turns[: n + 1], asks=False)
-            if not (whole.startswith(after) and after.startswith(before)):
-                return {"error": "", "rewrites": n + 1}
-            spans.append((len(before), len(after)))
+            pairs = enumerate(zip(whole, after, strict=False))
+            same = next((at for at, (a, b) in pairs if a != b), min(len(whole), len(after)))
+            rest = after[same:]
+            if not after.startswith(before) or len(rest) > _MOST_REST:
+                same, rest = -1, ""
+            spans.append((len(before), same, rest, n + 1))
     return {"text": whole, "unwritten": unwritten, "spans": spans}
 
 

@@ -22,7 +22,12 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
-from toque.data.tokenizer.tokenizer_folder import TokenizerFolder, read_folder, tokenizer_faults
+from toque.data.tokenizer.tokenizer_folder import (
+    END_IDS,
+    TokenizerFolder,
+    read_folder,
+    tokenizer_faults,
+)
 from toque.data.tokenizer.word_cache import Encoded, WordTable, kind_of
 from toque.models.loading.provenance import Form
 from toque.storage.no_follow import write_new
@@ -69,16 +74,23 @@ class Codec:
         if None in map(tokenizer.id_to_token, range(n_entries)):  # there are gaps
             n_entries = max(tokenizer.get_vocab().values()) + 1
         self.vocab_size = n_entries  # with a marker that had to be added
-        self.eos_id = _id_of(tokenizer, specials.eos)
+        self.eos_id = eos_id = _id_of(tokenizer, specials.eos)
+        if source.eos_id is not None and tokenizer.id_to_token(source.eos_id) is not None:
+            self.eos_id = source.eos_id
         self.pad_id = _id_of(tokenizer, specials.pad)  # eos where there is no padding token
         self.bos_id = _id_of(tokenizer, specials.bos) if specials.bos else None
         self.unk_id = _id_of(tokenizer, specials.unk) if specials.unk else None
-        silent = (self.pad_id, self.eos_id, self.bos_id)
+        silent = (self.pad_id, eos_id, self.eos_id, self.bos_id)
         # The tokens that texts are written without.
         self.silent = frozenset(token for token in silent if token is not None)
-        added = tokenizer.get_added_tokens_decoder().values()
+        added = tokenizer.get_added_tokens_decoder()
+        special = {number for number, token in added.items() if token.special}
+        # The tokens that texts of a model are shown without.
+        self.hidden = self.silent | (special - {self.unk_id, self.newline_id})
+        self._other_ends = frozenset[int]()
+        self.end_also((eos_id, *source.end_ids))
         self.rewriter = Rewriter(
-            tokenizer, unk_id=self.unk_id, specials=[t.content for t in added if t.special]
+            tokenizer, unk_id=self.unk_id, specials=[added[i].content for i in sorted(special)]
         )
         self.word_kind = kind = kind_of(tokenizer_json)
         self._words = kind and WordTable(
@@ -127,10 +139,38 @@ class Codec:
             own = self._tokenizer.encode("a", add_special_tokens=True).ids
         self.bos_id = self.bos_id if own[:1] == [self.bos_id] else None
 
-    def end_with(self, token: int) -> None:
-        """End texts with another token of the vocabulary: the one that ends a template's turns."""
-        self.eos_id, self.silent = token, self.silent | {token}
-        self.special_tokens["eos_token"] = self.piece(token)
+    def end_with(self, token: int, *, is_eos_token: bool) -> None:
+        """End texts with another token of the vocabulary: the one that ends a template's turns.
+
+        A text that a model writes still ends at the previous one, too. `is_eos_token` makes it the
+        `eos_token` of the tokenizer, which a template may write.
+        """
+        self._other_ends |= {self.eos_id}
+        self.eos_id = token
+        self.silent |= {token}
+        self.hidden |= {token}
+        if is_eos_token:
+            self.special_tokens["eos_token"] = self.piece(token)
+
+    def end_also(self, ids: Iterable[int], *, ordinary: bool = False) -> None:
+        """End texts that a model writes with other tokens of the vocabulary, too.
+
+        Ordinary pieces of text are left out unless `ordinary` is set: texts of training hold them.
+        """
+        added = self._tokenizer.get_added_tokens_decoder()
+        pieces = ((token, self._tokenizer.id_to_token(token)) for token in ids)
+        ends = {token for token, piece in pieces if piece is not None}
+        self._other_ends |= ends if ordinary else ends & added.keys()
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Every token that ends a text which a model writes; training writes `eos_id`."""
+        return self._other_ends | {self.eos_id}
+
+    @property
+    def ordered_ends(self) -> list[int]:
+        """The same tokens, `eos_id` first."""
+        return [self.eos_id, *sorted(self.end_ids - {self.eos_id})]
 
     @property
     def special_ids(self) -> dict[str, int | None]:
@@ -146,13 +186,17 @@ class Codec:
         ids = self.encode("\n")
         return ids[-1] if self.decode(ids[-1:]) == "\n" else None
 
-    def decode(self, ids: Iterable[int]) -> str:
-        r"""Text of `ids`; padding, end and begin are skipped, `newline_id` becomes "\n"."""
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+        r"""Text of `ids`; padding, end and begin are skipped, `newline_id` becomes "\n".
+
+        `skip_special_tokens` skips all of `hidden`: a text of a model is shown like that.
+        """
+        skipped = self.hidden if skip_special_tokens else self.silent
         lines: list[list[int]] = [[]]
         for token in ids:
             if token == self.newline_id:
                 lines.append([])
-            elif token not in self.silent:
+            elif token not in skipped:
                 lines[-1].append(int(token))
         with tokenizer_faults(self.name):
             decode = self._tokenizer.decode
@@ -192,6 +236,8 @@ class Codec:
             "clean_up_tokenization_spaces": False,
             **self.special_tokens,
         }
+        if len(self.end_ids) > 1:
+            config[END_IDS] = self.ordered_ends
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         return {"tokenizer.json": self.tokenizer_json, "tokenizer_config.json": text}
 
@@ -277,8 +323,9 @@ def asking_bounds(
 
 
 class TextStream:
-    """Feed ids, get text in whole characters; all pieces together are `codec.decode` of all ids.
+    """Feed ids, get text in whole characters.
 
+    All pieces together are `codec.decode` of all ids, without special tokens in what is written.
     Bytes that are whole characters by themselves keep them, though `decode` gives up all bytes of a
     run (Llama 2's `<0x0A><0xF0>`) for one that is no part of any. The tokenizers library's own
     stream raises an error there.
@@ -291,11 +338,12 @@ class TextStream:
         # text before `_end`, `_told`, has been given away.
         self._start, self._end, self._told = 0, 0, ""
 
-    def feed(self, token: int) -> str:
+    def feed(self, token: int, *, skip_special_tokens: bool = True) -> str:
         """The text that one more id settles, often one word, sometimes nothing."""
-        self._ids.append(token)
-        if token in self._codec.silent:
+        codec = self._codec
+        if token in (codec.hidden if skip_special_tokens else codec.silent):
             return ""
+        self._ids.append(token)
         text = self._codec.decode(self._ids[self._start :])
         if len(text) <= len(self._told) or text.endswith("\ufffd"):  # half a character
             return ""
@@ -303,7 +351,7 @@ class TextStream:
 
     def would_be(self, token: int) -> str:
         """The text of one more id in this place; the name of a token that texts are without."""
-        if token in self._codec.silent:
+        if token in self._codec.hidden:
             return self._codec.piece(token)
         before = self._ids[-_AROUND:]
         settled = self._codec.decode(before).rstrip("\ufffd")  # half a character

@@ -26,11 +26,12 @@ from toque.errors import DataError
 from toque.models.loading.hub import folder_here, resolve_folder
 from toque.models.loading.provenance import FOLDER, tokenizer_files_in
 from toque.storage.atomic import sha256_of
-from toque.storage.json_files import json_object
+from toque.storage.json_files import json_object, read_json
 
 _KEPT = ("model_max_length", "chat_template", "toque_words_cut")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""
 MOST_GAPS = 1 << 16  # ids without an entry, besides as many as the entries
+END_IDS = "toque_end_ids"  # ids that end texts, first the one that training writes
 CHAT = "chat_template.jinja"  # where newer releases of transformers keep the template
 _NEEDED: Final = ("tokenizer.json",)
 _WORTH_HAVING: Final = (
@@ -38,6 +39,8 @@ _WORTH_HAVING: Final = (
     "special_tokens_map.json",
     CHAT,
     f"{FOLDER}/*.json",
+    "generation_config.json",
+    "config.json",
 )
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
 _MOST: Final = 1 << 16  # bytes that one byte may become; in T5's file for transformers 15,246
@@ -71,6 +74,10 @@ class TokenizerFolder:
     tokenizer: Tokenizer
     specials: SpecialForms
     settings: dict[str, Any]
+    end_ids: tuple[int, ...] = ()
+    """Ids that end texts, as the files of the model or store name them."""
+    eos_id: int | None = None
+    """Id that training ends texts with, where it may be another than that of `eos_token`."""
 
 
 class _Model(msgspec.Struct):
@@ -98,6 +105,7 @@ class _Parts(TextSteps, kw_only=True):
 
 def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
     """Read a `tokenizer.json` and its neighbours; `plain` takes transformers' of a model's two."""
+    model_ends = end_ids_in(folder)
     folder = folder if plain else tokenizer_files_in(folder)
     path = folder / "tokenizer.json"
     if not folder.is_dir():
@@ -136,7 +144,33 @@ def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
             raise DataError(why) from error
     # A folder inside a store is called "tokenizer": its own name was kept in the settings.
     name = str(config.get("toque_name", folder.name))
-    return TokenizerFolder(name, text, tokenizer, specials, {**settings, "toque_name": name})
+    settings["toque_name"] = name
+    own_ends = _ids(config.get(END_IDS))
+    return TokenizerFolder(
+        name,
+        text,
+        tokenizer,
+        specials,
+        settings,
+        end_ids=(*model_ends, *own_ends),
+        eos_id=own_ends[0] if own_ends else None,
+    )
+
+
+def end_ids_in(folder: Path) -> tuple[int, ...]:
+    """Every `eos_token_id` of a model's generation_config.json and config.json.
+
+    Damaged files name none: the code that loads the model refuses them.
+    """
+    files = ("generation_config.json", "config.json")
+    objects = [read_json(folder / name, dict[str, Any]) or {} for name in files]
+    return tuple(number for one in objects for number in _ids(one.get("eos_token_id")))
+
+
+def _ids(value: Any) -> list[int]:
+    """The token ids in a setting that is one id, a list of ids, or anything else."""
+    listed = value if isinstance(value, list) else [value]
+    return [one for one in listed if type(one) is int and 0 <= one < 1 << 32]
 
 
 def _refuse_harm(text: str, path: Path) -> None:

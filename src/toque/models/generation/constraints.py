@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -46,9 +46,12 @@ class Spelling(Protocol):
     """Spelling: the text of a model's tokens; a `Codec` is one."""
 
     tokenizer_json: str
-    eos_id: int
     newline_id: int | None
     """The marker that stands for a line break; None where the vocabulary holds "\\n"."""
+
+    @property
+    def end_ids(self) -> Collection[int]:
+        """Tokens that end a text."""
 
     def encode(self, text: str) -> Sequence[int]:
         """Tokens of a text."""
@@ -263,8 +266,9 @@ def _tokens_of(spelling: Spelling) -> LLTokenizer:
         blank = {"type": "Replace", "pattern": {"String": decoder["replacement"]}, "content": " "}
         parts = [blank, {"type": "ByteFallback"}, {"type": "Fuse"}]
         tokenizer["decoder"] = {"type": "Sequence", "decoders": parts}
+    ends = sorted(spelling.end_ids)
     try:
-        found: LLTokenizer = lib.LLTokenizer(json.dumps(tokenizer), eos_token=spelling.eos_id)
+        found: LLTokenizer = lib.LLTokenizer(json.dumps(tokenizer), eos_token=ends)
     except ValueError as error:
         raise ConfigError(
             f"llguidance does not read this model's tokenizer: {error}. Texts can be held to a "
@@ -274,7 +278,7 @@ def _tokens_of(spelling: Spelling) -> LLTokenizer:
         return found
     # Such a tokenizer has no tokens for a lone " " or "\n", which llguidance asks it for.
     pieces = _Pieces(found, spelling)
-    return cast("LLTokenizer", lib.LLTokenizer(lib.TokenizerWrapper(pieces)))
+    return cast("LLTokenizer", lib.LLTokenizer(lib.TokenizerWrapper(pieces), eos_token=ends))
 
 
 class _Pieces:
@@ -282,7 +286,7 @@ class _Pieces:
 
     def __init__(self, tokens: LLTokenizer, spelling: Spelling) -> None:
         every = range(tokens.vocab_size)
-        self.eos_token_id, self.bos_token_id = spelling.eos_id, None
+        self.eos_token_id, self.bos_token_id = min(spelling.end_ids), None
         self.tokens = [tokens.decode_bytes([token]) for token in every]
         self.special_token_ids = [t for t in every if tokens.is_special_token(t)]
         if spelling.newline_id is not None:

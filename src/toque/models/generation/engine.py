@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     options: GenerationOptions,
     *,
-    eos_id: int,
+    eos_id: int | Collection[int],
     pad_id: int,
     held: Sequence[HeldText] = (),
     places: Sequence[str] = (),
@@ -57,7 +57,7 @@ def generate(
         prompts: Token ids as the store has them: [bos if any] + text for a decoder-only model,
             text + [eos] for an encoder-decoder.
         options: How they are written; `max_new_tokens` is set.
-        eos_id: Ends an answer.
+        eos_id: Token that ends an answer, or several of them.
         pad_id: Fills the short prompts of a batch; starts an encoder-decoder's answer.
         held: The form that each answer is held to; see `constraints.py`. Empty for none.
         places: Where each prompt stands, for errors; empty where its number says it.

@@ -6,7 +6,7 @@ Neither a row's length nor its way of choosing tokens changes what another is an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -31,7 +31,7 @@ from toque.models.generation.sampling import (
 from toque.models.generation.t5 import T5Decoding
 
 End = Literal["stop", "length", "stuck"]
-"""End of an answer: by the end token, at the longest length, or for its held text's fault."""
+"""End of an answer: by an end token, at the longest length, or for its held text's fault."""
 Share = tuple[float | None, Sequence[tuple[int, float]]]
 """Log-probability of the chosen token, and of the likeliest ones, best first."""
 
@@ -55,7 +55,7 @@ class NewToken(NamedTuple):
     order: Order
     token: int
     end: End | None
-    """Set with the last one; the token of "stop" is the end token, no part of the answer."""
+    """Set with the last one; the token of "stop" is an end token, not a part of the answer."""
     logprob: float | None  # before temperature and filters, of what form and runs allow; in nats
     likeliest: Sequence[tuple[int, float]]  # the likeliest tokens with theirs, best first
 
@@ -91,10 +91,11 @@ class LiveRows:
         *,
         rows: int,
         columns: int,
-        eos_id: int,
+        eos_id: int | Collection[int],
         pad_id: int,
     ) -> None:
-        self.core, self.rows, self.eos_id = core, rows, eos_id
+        self.core, self.rows = core, rows
+        self.end_ids = frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
         family = T5Decoding if family_of(core.config).is_encoder_decoder else CausalDecoding
         self._decoding = family(core, rows=rows, columns=columns, pad_id=pad_id)
         self._weight, self._bias = output_head(core)
@@ -155,7 +156,7 @@ class LiveRows:
             if len(answer) <= len(order.begun):
                 continue
             is_last = len(answer) >= order.most_tokens
-            end: End | None = "stop" if token == self.eos_id else "length" if is_last else None
+            end: End | None = "stop" if token in self.end_ids else "length" if is_last else None
             end = "stuck" if order.held is not None and order.held.fault else end
             news.append(NewToken(order, token, end, *shares.get(row, (None, ()))))
             if end is not None:

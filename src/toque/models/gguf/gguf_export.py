@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,15 +11,17 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import gguf
+import numpy as np
+import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from toque.errors import CheckpointError
+from toque.errors import CheckpointError, ConfigError
 from toque.models.families import head_size, max_positions
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
-from toque.models.gguf.gguf_vocabulary import Asking, write_vocabulary
-from toque.models.gguf.layout import Place, architecture_of, places, put, suit
+from toque.models.gguf.gguf_vocabulary import MOST_ENDS, Asking, write_vocabulary
+from toque.models.gguf.layout import Place, architecture_of, places, put, rotary, suit
 from toque.models.loading.model_export import refuse_taken
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.adapter_files import is_adapter_folder
@@ -38,8 +41,19 @@ TYPES: Final = {  # that the gguf package writes; llama.cpp's k-quants it can on
 _T5_POSITIONS: Final = 512
 _POSITIONS: Final = "position_embd.weight"
 _POSITION_BIAS: Final = "attn_rel_b.weight"
+_ROTARY: Final = "rope_freqs.weight"
+_LARGEST: Final = {_Type.F32: math.inf, _Type.BF16: torch.finfo(torch.bfloat16).max}
+"""Largest value of a type; the blocks of the others hold scales in float16."""
 _PLAIN: Final = (_Type.F32, _Type.F16, _Type.BF16)
 N_TOKENS: Final = 32  # greedy tokens of each prompt that are compared
+_UNNAMED: Final = (
+    f" A GGUF file names {MOST_ENDS} tokens that end texts, and this model has {{n}} more, behind "
+    "which llama.cpp may go on writing: name them as stop strings."
+)
+_WIDENED: Final = (
+    " {n} weights are stored in float32, the first is {first}: they hold values beyond the range "
+    "of the type."
+)
 _OPTIONS: Final = GenerationOptions(max_new_tokens=N_TOKENS)
 
 
@@ -52,6 +66,8 @@ class ExportedGguf:
     prompts: int  # whose greedy tokens were compared with those of the source, rounded as stored
     unchanged: int  # of these, answered with the same tokens before rounding
     was_adapter: bool
+    unnamed_ends: int = 0  # tokens that end texts of the source, for which the file has no field
+    widened: tuple[str, ...] = ()  # weights beyond the range of the type, which are float32
 
     def __str__(self) -> str:
         """A sentence for people."""
@@ -60,6 +76,8 @@ class ExportedGguf:
             f"{self.folder / self.file} holds the model, {how}read back and compared: the greedy "
             f"tokens of {self.prompts} prompts are those of the weights as stored, and of "
             f"{self.unchanged} also those of the model before it was rounded."
+            + (_UNNAMED.format(n=self.unnamed_ends) if self.unnamed_ends else "")
+            + (_WIDENED.format(n=len(self.widened), first=self.widened[0]) if self.widened else "")
         )
 
 
@@ -86,7 +104,7 @@ def export_gguf(
     architecture_of(model.config)
     room = max_positions(model.config)
     shown = [list(prompt if room is None else prompt[: max(1, room // 2)]) for prompt in prompts]
-    write = partial(generate, model, shown, _OPTIONS, eos_id=asking.eos, pad_id=asking.pad)
+    write = partial(generate, model, shown, _OPTIONS, eos_id=asking.ends, pad_id=asking.pad)
     before = write()
     suit(model)
     file = gguf_name(to, kind)
@@ -96,12 +114,17 @@ def export_gguf(
             write_gguf(
                 model, path, name=to.name, kind=kind, tokenizer_json=tokenizer_json, asking=asking
             )
+            widened = list[str]()
             for place in places(model):
                 data, stored, shape = _stored(place, kind)
+                if stored == _Type.F32 and _type_of(place, kind, shape) != stored:
+                    widened.append(place.name)
                 put(place, gguf.dequantize(data, stored), shape)
             expected = write()
             for weight in model.parameters():  # what is not read back is seen to be missing
                 weight.detach().fill_(float("nan"))
+            if (frequencies := rotary(model)) is not None:
+                frequencies[0].fill_(float("nan"))
             read_weights(model, path)
             found = write()
             if found != expected:
@@ -116,7 +139,8 @@ def export_gguf(
     except OSError as error:
         raise CheckpointError(f"The model could not be written to {to}: {error}.") from error
     same = sum(a == b for a, b in zip(before, found, strict=True))
-    return ExportedGguf(to, file, len(shown), same, adapted)
+    unnamed = max(0, len(asking.ends) - MOST_ENDS)
+    return ExportedGguf(to, file, len(shown), same, adapted, unnamed, (*widened,))
 
 
 def gguf_name(to: Path, kind: str) -> str:
@@ -141,6 +165,9 @@ def write_gguf(
         for place in places(model):
             data, stored, _ = _stored(place, kind)
             writer.add_tensor(place.name, data, raw_dtype=stored)
+        if (frequencies := rotary(model)) is not None:
+            scaled, plain = frequencies
+            writer.add_tensor(_ROTARY, (plain / scaled).numpy())
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -153,6 +180,9 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
     reader = gguf.GGUFReader(path)
     found = {tensor.name: tensor for tensor in reader.tensors}
     wanted = list(places(model))
+    if (frequencies := rotary(model)) is not None and _ROTARY in found:
+        scaled, plain = frequencies
+        scaled.copy_(plain / torch.from_numpy(np.array(found.pop(_ROTARY).data)))
     if set(found) != {place.name for place in wanted} or len(found) != len(wanted):
         raise CheckpointError(f"{path} was read back and holds other weights than were written.")
     for place in wanted:
@@ -203,11 +233,27 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
 def _stored(place: Place, kind: str) -> tuple[NDArray[Any], Any, Sequence[int]]:
     """A weight as a file of a kind stores it, its type, and its shape.
 
-    Vectors stay float32, and rows that no block divides float16.
+    Vectors stay float32, as do weights beyond the type's range, and rows that no block divides
+    float16. Raises ConfigError for a weight that is infinite or not a number.
     """
-    weight, stored = place.to_file(place.weight).float().contiguous(), TYPES[kind][0]
-    if weight.ndim < 2 or place.name == _POSITIONS or place.name.endswith(_POSITION_BIAS):
+    weight = place.to_file(place.weight).float().contiguous()
+    largest = float(weight.abs().max())
+    if not math.isfinite(largest):
+        raise ConfigError(
+            f"The weight {place.name} holds values that are infinite or not numbers, so no GGUF is "
+            "written. Export an earlier checkpoint, or train again with a lower optimizer.lr."
+        )
+    stored = _type_of(place, kind, weight.shape)
+    if largest > _LARGEST.get(stored, torch.finfo(torch.float16).max):
         stored = _Type.F32
-    elif stored not in _PLAIN and weight.shape[-1] % gguf.GGML_QUANT_SIZES[stored][0] != 0:
-        stored = _Type.F16
     return gguf.quantize(weight.numpy(), stored), stored, weight.shape
+
+
+def _type_of(place: Place, kind: str, shape: Sequence[int]) -> Any:
+    """The type in which a file of a kind stores a weight of this shape, whatever its values are."""
+    stored = TYPES[kind][0]
+    if len(shape) < 2 or place.name == _POSITIONS or place.name.endswith(_POSITION_BIAS):
+        return _Type.F32
+    if stored not in _PLAIN and shape[-1] % gguf.GGML_QUANT_SIZES[stored][0] != 0:
+        return _Type.F16
+    return stored

@@ -9,22 +9,60 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import gguf
+from tokenizers import Regex, Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as Steps
 
 from toque.errors import ConfigError
 
-_BYTE_LEVEL_REGEX: Final = "gpt-2"
-_PRE: Final = {  # pattern that cuts words before byte-level BPE, and llama.cpp's name for it
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+": "llama-bpe",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen2",
+_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_LLAMA3: Final = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CJK: Final = r"[一-龥\u3040-\u309f\u30a0-\u30ff]+"
+_DEEPSEEK: Final = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CUTS: Final[dict[str, tuple[str, ...]]] = {
+    "gpt-2": (_GPT2,),
+    "smollm": (r"\p{N}", _GPT2),
+    "llama-bpe": (_LLAMA3,),
+    "dbrx": (_LLAMA3,),
+    "qwen2": (_LLAMA3.replace("{1,3}", ""),),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
+    "deepseek-coder": (
+        r"[\r\n]",
+        r"\s?\p{L}+",
+        r"\s?\p{P}+",
+        r"[一-龥\u0800-一가-\ud7ff]+",
+        r"\p{N}",
+    ),
+    "deepseek-v3": (r"\p{N}{1,3}", _CJK, _DEEPSEEK),
+    "bloom": (r" ?[^(\s|.,!?…。，、।۔،)]+",),
 }
+"""Patterns by which llama.cpp cuts words, by their name in `tokenizer.ggml.pre`.
+
+A pattern divides each part that the one before it left into its matches and the text between them.
+llama.cpp has more names for the same patterns.
+"""
+_IGNORES_MERGES: Final = ("llama-bpe",)  # a whole word that is in the vocabulary is a token
+_FRAGMENTS: Final = (
+    *("stir", "A", "MiX", "é", "Ж", "中文", "の", "한", "ก", "क", "ि", "\u0301", "ß", "\u2126"),
+    *("1", "22", "333", "4444", "½", "٣", "²", " ", " ", "  ", "   ", "\t", "\n", "\r\n", "\n\n"),
+    *("\u00a0", "\u3000", ".", ",", "!", "?", "-", "_", "(", "[", '"', "…", "。", "，", "'", "’"),
+    *("'s", "'S", "'re", "'LL", "$", "+", "=", "<", "~", "|", "`", "^", "🍲", "\u200d", "\u200b"),
+)
+_SAMPLES: Final = 1500  # texts by which two ways of cutting words are compared
+MOST_ENDS: Final = 3  # tokens that a file can name as ends of a text
 _BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
 _UNUSED_SCORE: Final = -1000.0
 _NO_BOS: Final = "{%- set bos_token = '' -%}"
@@ -37,11 +75,11 @@ class Asking:
 
     begin: int | None  # the token before a prompt; None for none
     bos: int | None  # the token that a template calls `bos_token`; None for none
-    eos: int
+    ends: Sequence[int]  # the tokens that end a text, first the one that training writes
     pad: int
     unk: int | None
     newline: int | None  # the token that stands for a line break where the vocabulary holds none
-    ends_with_eos: bool  # True if a prompt ends with `eos`, as an encoder's does
+    ends_with_eos: bool  # True if a prompt ends with the first end, as an encoder's does
     template: str | None  # Jinja that makes a prompt of `messages`; None for none
 
 
@@ -56,7 +94,8 @@ def write_vocabulary(
     if model["type"] == "BPE" and "ByteLevel" in steps:
         pieces = {number: piece for piece, number in model["vocab"].items()}
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(_pre_tokenizer(steps))
+        _refuse_rewriting(state)
+        writer.add_tokenizer_pre(_pre_tokenizer(tokenizer_json, model))
         writer.add_token_merges([_merge(merge) for merge in model["merges"]])
         writer.add_add_space_prefix(bool(steps["ByteLevel"].get("add_prefix_space")))
     elif model["type"] == "BPE" and model.get("byte_fallback"):
@@ -86,8 +125,11 @@ def write_vocabulary(
         writer.add_token_scores(scores)
     bos = asking.bos if asking.begin is None else asking.begin
     # Left out, llama.cpp would take ids of its own for begin and end.
-    writer.add_bos_token_id(asking.eos if bos is None else bos)
-    writer.add_eos_token_id(asking.eos)
+    writer.add_bos_token_id(asking.ends[0] if bos is None else bos)
+    # llama.cpp ends texts at each of these three.
+    ends = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+    for add, token in zip(ends, asking.ends, strict=False):
+        add(token)
     writer.add_pad_token_id(asking.pad)
     if asking.unk is not None:
         writer.add_unk_token_id(asking.unk)
@@ -125,20 +167,55 @@ def _begins_with_blank(state: Mapping[str, Any]) -> bool:
     return adds
 
 
-def _pre_tokenizer(steps: Mapping[str, dict[str, Any]]) -> str:
-    split = steps.get("Split")
-    if split is None and steps["ByteLevel"].get("use_regex", True) and len(steps) == 1:
-        return _BYTE_LEVEL_REGEX
-    pattern = (split or {}).get("pattern", {}).get("Regex", "")
-    if pattern not in _PRE or len(steps) != 2:
-        raise _unknown(f"byte-level BPE over {', '.join(steps)} with the pattern {pattern!r}")
-    return _PRE[pattern]
+def _pre_tokenizer(tokenizer_json: str, model: Mapping[str, Any]) -> str:
+    """llama.cpp's name for a tokenizer that cuts words like that, as sample texts show."""
+    own = Tokenizer.from_str(tokenizer_json)
+    drawn = random.Random(0)
+    texts = ["".join(drawn.choices(_FRAGMENTS, k=12)) for _ in range(_SAMPLES)]
+    ignores = bool(model.get("ignore_merges"))
+    for name, patterns in _CUTS.items():
+        steps = [Split(Regex(pattern), "isolated") for pattern in patterns]
+        bytewise = ByteLevel(add_prefix_space=False, use_regex=False)
+        theirs = Steps([*steps, bytewise])
+        same = all(_words(own.pre_tokenizer, text) == _words(theirs, text) for text in texts)
+        if same and (ignores == (name in _IGNORES_MERGES) or _merges_make_all(model)):
+            return name
+    kinds = [step["type"] for step in _steps(json.loads(tokenizer_json)["pre_tokenizer"])]
+    raise _unknown(
+        f"byte-level BPE that cuts words by {', then '.join(kinds)}, otherwise than all of "
+        f"{', '.join(_CUTS)}"
+    )
+
+
+def _words(cut: Any, text: str) -> list[str]:
+    return [word for word, _ in cut.pre_tokenize_str(text)]
+
+
+def _merges_make_all(model: Mapping[str, Any]) -> bool:
+    """True if merges alone make every piece, so that taking whole words changes no ids."""
+    state = {"version": "1.0", "model": {**model, "ignore_merges": False}, "added_tokens": []}
+    bare = Tokenizer.from_str(json.dumps(state))
+    pieces = [*model["vocab"]]
+    made = bare.encode_batch(pieces, add_special_tokens=False)
+    return all(one.tokens == [piece] for one, piece in zip(made, pieces, strict=True))
+
+
+def _refuse_rewriting(state: Mapping[str, Any]) -> None:
+    """Refuse a byte-level BPE with steps that llama.cpp's tokenizer of this kind does not have."""
+    # llama.cpp leaves out NFC, which changes only texts with letters in several parts.
+    odd = [s["type"] for s in _steps(state["normalizer"]) if s["type"] != "NFC"]
+    if odd:
+        raise _unknown(f"byte-level BPE after the normalizer {', '.join(odd)}")
+    model = state["model"]
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise _unknown(f"byte-level BPE with {name} {model[name]!r}")
 
 
 def _unknown(what: str) -> ConfigError:
     return ConfigError(
-        f"The model's tokenizer is {what}, which llama.cpp's tokenizers do not do, so no GGUF is "
-        "written. Export the model in the format hf."
+        f"The model's tokenizer is {what}. Toque does not write this kind as GGUF. Export the "
+        "model in the format hf."
     )
 
 

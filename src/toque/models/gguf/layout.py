@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import gguf
 import numpy as np
@@ -53,6 +53,9 @@ _COMPUTED: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "t5": {"feed_forward_proj": ("relu", "gated-gelu"), "relative_attention_max_distance": (128,)},
 }
 
+_TURNS_BY_FACTORS: Final = ("llama", "mistral")
+"""Types for which llama.cpp divides each rotary frequency by a factor in the file."""
+
 Turn = Callable[[Tensor], Tensor]
 
 
@@ -80,13 +83,14 @@ def architecture_of(config: PretrainedConfig) -> gguf.MODEL_ARCH:
         for name, allowed in _COMPUTED.get(kind, _LLAMA).items()
         if (found := getattr(config, name, allowed[0])) not in allowed
     }
-    odd |= {"rope_type": rope} if rope != "default" else {}
+    if rope != "default" and not (rope == "llama3" and kind in _TURNS_BY_FACTORS):
+        odd["rope_type"] = rope
     odd |= {} if window_of(config) is None else {"sliding_window": window_of(config)}
     if odd:
         shown = ", ".join(f"{name}={value}" for name, value in odd.items())
         raise ConfigError(
-            f"This {kind} has {shown} in its config.json, which llama.cpp does not compute, so no "
-            "GGUF is written. Export it in the format hf."
+            f"This {kind} has {shown} in its config.json, which Toque does not write as "
+            "GGUF. Export it in the format hf."
         )
     return ARCHITECTURES[kind]
 
@@ -98,6 +102,16 @@ def suit(model: PreTrainedModel) -> None:
         table = model.get_parameter("shared.weight").detach()
         give_own_head(model, table * config.d_model**-0.5)
         config.scale_decoder_outputs = False
+
+
+def rotary(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
+    """Rotary frequencies of a model whose file holds factors of them, and the unscaled ones."""
+    if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") != "llama3":
+        return None
+    scaled = cast("Tensor", cast("Any", model).get_decoder().rotary_emb.inv_freq)
+    size = 2 * len(scaled)
+    exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
+    return scaled, 1.0 / model.config.rope_parameters["rope_theta"] ** exponents
 
 
 def places(model: PreTrainedModel) -> Iterator[Place]:
@@ -115,8 +129,8 @@ def places(model: PreTrainedModel) -> Iterator[Place]:
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if found is None:
             raise ConfigError(
-                f"This {config.model_type} has a weight {name}, which llama.cpp has no place for, "
-                "so no GGUF is written. Export it in the format hf."
+                f"This {config.model_type} has a weight {name}, for which Toque knows no place "
+                "in a GGUF. Export it in the format hf."
             )
         yield Place(shared[name].detach(), found, *_turns(config, name))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ def save_model(
     card: str,
     files: Mapping[str, str] = MappingProxyType({}),
     record: Provenance | None = None,
-    eos_id: int | None = None,
+    end_ids: Sequence[int] = (),
 ) -> None:
     """Write model, adapters merged, tokenizer and card; the folder is whole or as it was before.
 
@@ -61,11 +61,11 @@ def save_model(
     and the head is in the file even when it equals the embedding: by that flag every version of
     transformers decides the scaling. `files`, texts by their place, replace those of
     `codec_folder`; `record` tells `model.generate` its defaults, by which it writes the likeliest
-    text whatever the base asked for, and `eos_id` ends its texts, too. A model that is already
+    text whatever the base asked for, and `end_ids` end its texts, too. A model that is already
     there is replaced at the last moment, and files that Toque does not write stay; CheckpointError
-    where that fails, or `folder` holds something else.
+    if that fails, or if `folder` holds something else.
     """
-    write = partial(_write_model, model, record=record, eos_id=eos_id)
+    write = partial(_write_model, model, record=record, end_ids=end_ids)
     _write_folder(folder, write, codec_folder, {**files, "README.md": card})
 
 
@@ -120,7 +120,7 @@ def _keep_users_files(folder: Path, new: Path) -> None:
 
 
 def _write_model(
-    model: PreTrainedModel, folder: Path, *, record: Provenance | None, eos_id: int | None
+    model: PreTrainedModel, folder: Path, *, record: Provenance | None, end_ids: Sequence[int]
 ) -> None:
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
@@ -140,9 +140,10 @@ def _write_model(
                 # For a decoder transformers bans the prompt's runs, too, as our engine does not.
                 generation.no_repeat_ngram_size = size
         known = generation.eos_token_id
-        known = known if isinstance(known, list) else [known]
-        if eos_id is not None and eos_id not in known:
-            generation.eos_token_id = [eos_id, *(token for token in known if token is not None)]
+        listed = known if isinstance(known, list) else [known]
+        ends = [*end_ids, *(token for token in listed if token is not None)]
+        if not {*ends} <= {*listed}:
+            generation.eos_token_id = [*dict.fromkeys(ends)]
         # Not save_pretrained, which refuses fields that another one makes idle, such as a
         # temperature without do_sample; many published models have them, and keep them.
         generation.to_json_file(folder / "generation_config.json", keys_to_pop=["compile_config"])
@@ -201,7 +202,7 @@ def export_model(
     dtype: str = "f32",
     files: Mapping[str, str] = MappingProxyType({}),
     record: Provenance | None = None,
-    eos_id: int | None = None,
+    end_ids: Sequence[int] = (),
 ) -> Exported:
     """Write the model or adapter of `source` as a whole model, read it back and compare.
 
@@ -216,7 +217,7 @@ def export_model(
     whole = merged(model)
     whole.to(DTYPES[dtype])  # type: ignore[arg-type]  # transformers annotates it away
     beside = codec_folder or source
-    save_model(whole, beside, to, card=card, files=files, record=record, eos_id=eos_id)
+    save_model(whole, beside, to, card=card, files=files, record=record, end_ids=end_ids)
     whole.to(torch.float32)  # type: ignore[arg-type]
     expected = before if dtype == "f32" else sample_logits(whole)
     del model, whole  # one model is in memory at a time

@@ -224,15 +224,16 @@ def _written(
         typed = [one.text for one in prompts]
         own = opened if adapter is None else opened.with_adapter(i, adapter.folder, record)
         codec, name = own.codec, None if adapter is None else adapter.name
+        decode = partial(codec.decode, skip_special_tokens=True)
         watch, logprobs = None, [list[float]() for _ in typed]
         if on_text is not None and not chooses:
-            watch = InOrder(on_text, typed, codec.decode, adapter=name, first=len(texts))
+            watch = InOrder(on_text, typed, decode, adapter=name, first=len(texts))
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
                 [own.prompt_ids(text, raw=raw) for text in typed],
                 record.completed(options, in_json=in_json),
-                eos_id=codec.eos_id,
+                eos_id=codec.end_ids,
                 pad_id=codec.pad_id,
                 held=held_texts(codec, typed, record, schema) if must_use or in_json else (),
                 places=[one.where for one in prompts],
@@ -242,7 +243,7 @@ def _written(
             )
         pairs = zip(typed, written, strict=True)
         knows = record.knows_recipes
-        told = [Written(p, codec.decode(ids), len(ids), name, in_json, knows) for p, ids in pairs]
+        told = [Written(p, decode(ids), len(ids), name, in_json, knows) for p, ids in pairs]
         if chooses:
             told = _chosen(told, logprobs, best, wanted=wanted, reporter=reporter)
             if on_text is not None:

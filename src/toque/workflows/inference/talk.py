@@ -77,7 +77,7 @@ class Talk:
 
         try:
             [ids] = generate(
-                model, [prompt], options, eos_id=codec.eos_id, pad_id=codec.pad_id, on_token=tell
+                model, [prompt], options, eos_id=codec.end_ids, pad_id=codec.pad_id, on_token=tell
             )
             if said := self._cut_in_words(len(prompt), len(ids), options):
                 notice(said)
