@@ -74,7 +74,7 @@ def test_settings_of_generation_that_do_nothing_are_kept(idle, file, tiny, tmp_p
     path.write_text(json.dumps(json.loads(path.read_text()) | idle))
     record = Provenance(form="documents", max_new_tokens=30)
     model = load_model(str(tmp_path / "base"))
-    save_model(model, None, tmp_path / "model", card="", record=record, eos_id=2)
+    save_model(model, None, tmp_path / "model", card="", record=record, end_ids=(2,))
     written = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     assert written.items() >= {**idle, "max_new_tokens": 30, "eos_token_id": [2, 1]}.items()
     load_model(str(tmp_path / "model"))

@@ -85,8 +85,9 @@ class Codec:
         self.silent = frozenset(token for token in silent if token is not None)
         added = tokenizer.get_added_tokens_decoder()
         special = {number for number, token in added.items() if token.special}
-        # The tokens that texts of a model are shown without.
-        self.hidden = self.silent | (special - {self.unk_id, self.newline_id})
+        sentinels = {i for i in special if _EXTRA.fullmatch(added[i].content)}
+        # Tokens that texts of a model are shown without. Sentinels are what a T5 answers with.
+        self.hidden = self.silent | (special - sentinels - {self.unk_id, self.newline_id})
         self._other_ends = frozenset[int]()
         self.end_also((eos_id, *source.end_ids))
         self.rewriter = Rewriter(
