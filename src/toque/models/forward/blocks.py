@@ -95,9 +95,7 @@ def stop_recomputing(model: nn.Module) -> None:
 
 
 @contextmanager
-def _attending_again(
-    block: nn.Module, attending: AbstractContextManager[None]
-) -> Iterator[None]:
+def _attending_again(block: nn.Module, attending: AbstractContextManager[None]) -> Iterator[None]:
     """A context in which a block computes what it computed before."""
     draw_again(block)
     with attending:

@@ -31,6 +31,7 @@ UPDATE: Final = ContextVar("UPDATE", default=0)
 _STEPS: Final = 1 << 16
 PAIR_STEPS: Final = 1 << 24  # of the probability that a pair of tokens is dropped
 Pair = tuple[Tensor, Tensor]  # keys [R, T] of the queries and [R, S] of the keys, int64
+_MOST_COLUMNS: Final = 1 << 16  # of a layer that is compiled
 _LANES: Final = 4  # columns that share a hash of 64 bits
 # Odd numbers of 64 bits, as signed ones. The first is SplitMix64's increment, and the next two
 # are its multipliers (Steele et al. 2014); the others set heads and calls apart.
@@ -54,21 +55,30 @@ def keep_mask(like: Tensor, p: float, keys: Tensor | None = None) -> Tensor:
     return mask.to(like.dtype).mul_(scale)
 
 
-def kept(keys: Tensor, columns: int, p: float) -> tuple[Tensor, float]:
-    """True for elements [..., C] that stay, by keys [...] int64, and the scale of what stays."""
+def kept(keys: Tensor, columns: int, p: float, table: Tensor | None = None) -> tuple[Tensor, float]:
+    """True for elements [..., C] that stay, by keys [...] int64, and the scale of what stays.
+
+    Compiled code needs `column_table`: a compiler counts columns in 32 bits, and keeps the hash in
+    registers, where it cannot be read in parts.
+    """
     dropped = round(p * _STEPS)
-    if dropped == _STEPS:
+    if dropped == _STEPS or not keys.numel():
         return torch.zeros(*keys.shape, columns, dtype=torch.bool, device=keys.device), 0.0
     scale = _STEPS / (_STEPS - dropped)
-    if torch.compiler.is_compiling():
-        # A compiler keeps the bits in registers, and does not read them in parts.
-        column = torch.arange(columns, device=keys.device)
-        bits = _hashed(keys[..., None] + column.div(_LANES, rounding_mode="floor") * _COLUMN)
-        bits = (bits >> (column % _LANES * 16)) & (_STEPS - 1)
+    if table is not None:
+        added, shift = table[:, :columns]
+        bits = (_hashed(keys[..., None] + added) >> shift) & (_STEPS - 1)
         return (bits ^ _STEPS // 2) >= dropped, scale
     lanes = torch.arange(-(-columns // _LANES), device=keys.device)
     bits = _hashed(keys[..., None] + lanes * _COLUMN).view(torch.int16)
     return bits[..., :columns] >= dropped - _STEPS // 2, scale
+
+
+def column_table(columns: int, device: torch.device) -> Tensor:
+    """[2, C] int64: what a column adds to its keys, and where its bits are in the hash."""
+    column = torch.arange(columns, device=device)
+    added = column.div(_LANES, rounding_mode="floor") * _COLUMN
+    return torch.stack((added, column % _LANES * 16))
 
 
 def _hashed(numbers: Tensor) -> Tensor:
@@ -128,6 +138,7 @@ class Site:
         self.tokens: Tensor | None = None  # [R, T] keys of the tokens that come by, or attend
         self.others: Tensor | None = None  # [R, S] keys of the tokens that are attended to
         self.key: Any = None  # [] int64
+        self.table: Any = None  # `column_table`
         self.calls = 0
 
     def next_keys(self) -> Tensor | None:
@@ -151,9 +162,11 @@ class Site:
                 "train.optimisations.dropout=false."
             )
         keys = keys.reshape(values.shape[:-1])
-        if kind_of(values) == "cpu" and not torch.compiler.is_compiling():
+        compiled = torch.compiler.is_compiling()
+        if kind_of(values) == "cpu" and not compiled:
             return values * keep_mask(values, p, keys)
-        mask, scale = kept(keys, values.shape[-1], p)  # backward keeps a byte for each element
+        # Backward keeps a byte for each element.
+        mask, scale = kept(keys, values.shape[-1], p, self.table if compiled else None)
         return torch.where(mask, values * scale, 0.0)
 
 
@@ -192,6 +205,7 @@ class Masks:
 
     def __init__(self) -> None:
         self.sites: list[Site] = []
+        self._table: Tensor | None = None
         self.in_attention = False
         """True if attention weights may be dropped, which PyTorch's fused attention cannot key."""
 
@@ -206,8 +220,10 @@ class Masks:
         sides = {side: _hashed(keys + update) for side, keys in tokens.items()}
         device = next(iter(sides.values())).device
         numbers = _hashed(torch.arange(len(self.sites), device=device) * _SITE + update)
+        if self._table is None or self._table.device != device:
+            self._table = column_table(_MOST_COLUMNS, device)
         for site, key in zip(self.sites, numbers.unbind(), strict=True):
-            site.key, site.calls = key, 0
+            site.key, site.table, site.calls = key, self._table, 0
             site.tokens, site.others = (sides[side] for side in site.sides)
 
 

@@ -241,7 +241,7 @@ def _attend_masked(
     position_bias: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' own "sdpa", and by its definition where weights are dropped.
+    """Transformers' own "sdpa", and by its definition where weights are dropped.
 
     [R, H, T, d] each to [R, T, H, d]. A mask [R, 1, T, S] is true where pairs attend; None: causal.
     """
