@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from toque.batch import DecoderBatch
 from toque.models.forward import flex_attention as flex
+from toque.models.forward.keyed_dropout import _hashed
 
 CPU = torch.device("cpu")
 

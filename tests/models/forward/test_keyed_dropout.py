@@ -252,5 +252,5 @@ def test_examples_that_come_twice_get_other_masks():
 def test_a_layer_that_sees_other_vectors_than_tokens_is_refused():
     model = dropping("gpt2")
     model.transformer.drop.register_forward_pre_hook(lambda _, args: (args[0].repeat(1, 2, 1),))
-    with pytest.raises(ConfigError, match="Dropout of .* vectors.*train.optimisations.dropout"):
+    with pytest.raises(ConfigError, match=r"Dropout of .* vectors.*train.optimisations.dropout"):
         loss_sum(model, pack("gpt2", [[([3, 4], [5, EOS])]]))

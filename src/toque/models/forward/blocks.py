@@ -17,13 +17,14 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
-from toque.models.forward.keyed_dropout import draw_again
+from toque.models.forward.keyed_dropout import draw_again, key_compiled_code
 from toque.models.forward.varlen_attention import PLAN, attending_by, configs_of
 
 
 def compile_blocks(model: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> int:
     """Compile every transformer block in place, and nothing between them; returns their number."""
     found = list(blocks(model))
+    key_compiled_code(model)
     for block in found:
         block.compile(backend=backend)
     return len(found)

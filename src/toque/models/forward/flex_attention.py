@@ -8,9 +8,10 @@ pass, turn this into a division by the sum over all:
     sum_kept(e^s v) / sum_all(e^s) / (1 - p) = pass_1 * e^(lse_1 - lse_2) / (1 - p)
 
 Which pairs are dropped is a hash of (update, layer, head, query, key), where a query and a key are
-tokens of an example: the same wherever the example stands (`keyed_dropout.py`). The attention is chosen by rule and no timing: what a run computes
-must not depend on the machine's load. A GPU's kernels that fail on a small batch, or compute other
-numbers than the definition, are passed over for some of smaller blocks, and the reason reported.
+tokens of an example: the same wherever the example stands (`keyed_dropout.py`). The attention is
+chosen by rule and no timing: what a run computes must not depend on the machine's load. A GPU's
+kernels that fail on a small batch, or compute other numbers than the definition, are passed over
+for some of smaller blocks, and the reason reported.
 
 Letters: R rows, H heads, T queries, S keys, d head size.
 """

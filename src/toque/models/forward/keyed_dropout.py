@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from toque.errors import ConfigError
-from toque.models.families import CAUSAL, Family, family_of
+from toque.models.families import CAUSAL, Family, family_of, unwrapped
 from toque.models.forward.cpu_linear import kind_of
 
 UPDATE: Final = ContextVar("UPDATE", default=0)
@@ -162,11 +162,10 @@ class Site:
                 "train.optimisations.dropout=false."
             )
         keys = keys.reshape(values.shape[:-1])
-        compiled = torch.compiler.is_compiling()
-        if kind_of(values) == "cpu" and not compiled:
+        if kind_of(values) == "cpu" and not torch.compiler.is_compiling():
             return values * keep_mask(values, p, keys)
         # Backward keeps a byte for each element.
-        mask, scale = kept(keys, values.shape[-1], p, self.table if compiled else None)
+        mask, scale = kept(keys, values.shape[-1], p, self.table)
         return torch.where(mask, values * scale, 0.0)
 
 
@@ -205,7 +204,7 @@ class Masks:
 
     def __init__(self) -> None:
         self.sites: list[Site] = []
-        self._table: Tensor | None = None
+        self.table: Tensor | None = None  # `column_table`, where blocks are compiled
         self.in_attention = False
         """True if attention weights may be dropped, which PyTorch's fused attention cannot key."""
 
@@ -220,10 +219,10 @@ class Masks:
         sides = {side: _hashed(keys + update) for side, keys in tokens.items()}
         device = next(iter(sides.values())).device
         numbers = _hashed(torch.arange(len(self.sites), device=device) * _SITE + update)
-        if self._table is None or self._table.device != device:
-            self._table = column_table(_MOST_COLUMNS, device)
+        if self.table is not None:
+            self.table = self.table.to(device)
         for site, key in zip(self.sites, numbers.unbind(), strict=True):
-            site.key, site.table, site.calls = key, self._table, 0
+            site.key, site.table, site.calls = key, self.table, 0
             site.tokens, site.others = (sides[side] for side in site.sides)
 
 
@@ -274,9 +273,16 @@ def use_keyed_dropout(core: PreTrainedModel) -> int:
             masks.in_attention |= _may_drop(module)
         if family == CAUSAL and _calls_dropout(type(module)):
             vars(module)["_toque_calls"] = masks.add(path, family)
-            module.__class__ = _with_keyed_calls(type(module))
+            module.__class__ = _with_keyed_calls(type(module))  # type: ignore[arg-type]
     vars(core)["_toque_masks"] = masks
     return exchanged
+
+
+def key_compiled_code(model: nn.Module) -> None:
+    """Let blocks that are compiled draw the masks that they draw as written."""
+    masks: Masks | None = getattr(unwrapped(model), "_toque_masks", None)
+    if masks is not None:
+        masks.table = column_table(_MOST_COLUMNS, torch.device("cpu"))
 
 
 def _may_drop(attention: nn.Module) -> bool:

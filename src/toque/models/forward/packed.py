@@ -113,8 +113,8 @@ def _encoder_decoder(
     elif chosen.name == "flex":
         tokens = batch.source_tokens, batch.target_tokens
         with attending_by(configs_of(core), flex.NAME):
-            masks = flex.encoder_decoder_masks(batch, chosen.options)
-            hidden = t5_rows(core, *tokens, masks, longest=(sources.shape[1], targets.shape[1]))
+            blocks = flex.encoder_decoder_masks(batch, chosen.options)
+            hidden = t5_rows(core, *tokens, blocks, longest=(sources.shape[1], targets.shape[1]))
     else:
         with attending_by(configs_of(core), varlen.MASKED):
             states = core.get_submodule("encoder")(
@@ -153,9 +153,9 @@ def _decoder_only(core: PreTrainedModel, batch: DecoderBatch, masks: Masks | Non
     if masks is not None:
         masks.begin(target=batch.token_keys())
     if chosen.name == "flex" and not causal:
-        masks = flex.decoder_masks(batch, chosen.options, window=window_of(core.config))
-        with attending_by(configs_of(core), flex.NAME, masks):
-            return decoder_rows(core, batch.tokens, batch.positions, masks)
+        blocks = flex.decoder_masks(batch, chosen.options, window=window_of(core.config))
+        with attending_by(configs_of(core), flex.NAME, blocks):
+            return decoder_rows(core, batch.tokens, batch.positions, blocks)
     if plainly:
         pairs = same_segment(batch.segments, batch.segments).tril()
         with attending_by(configs_of(core), varlen.NAME, pairs):
