@@ -44,8 +44,8 @@ from toque.models.forward import grouped_attention as grouped
 from toque.models.forward import loss as objective
 from toque.models.forward import varlen_attention as segmented
 from toque.models.forward.blocks import compile_blocks, stop_compiling
-from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
 from toque.models.forward.flex_attention import attention_of
+from toque.models.forward.keyed_dropout import Dropout, use_keyed_dropout
 from toque.models.loading.from_scratch import fuse_activations, stock_activations
 from toque.runs.outlined_update import peak_of
 from toque.training.checkpoint.saver import Slot, lower_priority
@@ -201,7 +201,7 @@ def dropout(a: argparse.Namespace, b: Bench) -> Found:
     """PyTorch's dropout of 0.1 against ours, in the layers and in the attention; draws differ."""
     if b.runtime.device.type != "cpu":
         return {"skipped": "a GPU keeps PyTorch's own"}
-    use_fast_dropout(b.model)
+    use_keyed_dropout(b.model)
     places = [(m, "p") for m in b.model.modules() if isinstance(m, torch.nn.Dropout)]
     places += [
         (m, "dropout") for m in b.model.modules() if isinstance(getattr(m, "dropout", None), float)
@@ -216,7 +216,7 @@ def dropout(a: argparse.Namespace, b: Bench) -> Found:
             for module, name in places:
                 setattr(module, name, 0.0)
 
-    def stock_mask(like: Tensor, p: float) -> Tensor:
+    def stock_mask(like: Tensor, p: float, _: Tensor | None = None) -> Tensor:
         return F.dropout(torch.ones_like(like), p)
 
     def off() -> tuple[float, float]:

@@ -112,6 +112,12 @@ class DecoderBatch(_Rows):
     tokens: Tensor  # [R, L] int64
     segments: Tensor  # [R, L] int32
     positions: Tensor  # [R, L] int64, from 0 in every example
+    keys: Tensor | None = field(default=None, kw_only=True)
+    """[R, L] int64 of the tokens, by example and place in it; dropout's masks depend on them."""
+
+    def token_keys(self) -> Tensor:
+        """Keys [R, L], of a batch without them by the place in it."""
+        return _keys_by_place(self.tokens) if self.keys is None else self.keys
 
     @property
     def n_tokens(self) -> int:
@@ -136,6 +142,14 @@ class EncoderDecoderBatch(_Rows):
     source_segments: Tensor  # [R, S] int32
     target_tokens: Tensor  # [R, T] int64
     target_segments: Tensor  # [R, T] int32
+    source_keys: Tensor | None = field(default=None, kw_only=True)  # [R, S] int64, as `keys` above
+    target_keys: Tensor | None = field(default=None, kw_only=True)  # [R, T]
+
+    def token_keys(self) -> tuple[Tensor, Tensor]:
+        """Keys [R, S] and [R, T] of both sides, of a batch without them by the place in it."""
+        if self.source_keys is None or self.target_keys is None:
+            return _keys_by_place(self.source_tokens), ~_keys_by_place(self.target_tokens)
+        return self.source_keys, self.target_keys
 
     @property
     def n_tokens(self) -> int:
@@ -146,6 +160,10 @@ class EncoderDecoderBatch(_Rows):
     def n_computed(self) -> int:
         """Tokens of both sides the model computes, padding included."""
         return self.source_segments.numel() + self.target_segments.numel()
+
+
+def _keys_by_place(tokens: Tensor) -> Tensor:
+    return torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape)
 
 
 Batch = DecoderBatch | EncoderDecoderBatch

@@ -61,17 +61,16 @@ def test_dropout_of_flex_is_exact(device, biased, precise, size):
     leaves = [t.to(dtype).requires_grad_() for t in drawn[:3]]
     leaves += [t.requires_grad_() for t in drawn[3:] if biased]
     q, k, v, bias = (*leaves, None)[:4]
-    torch.manual_seed(3)
-    how = {"bias": bias, "scale": 0.2, "dropout": 0.25, "options": options}
+    pair = [torch.randint(-(2**31), 2**31, (n_rows, length), device=device) for _ in range(2)]
+    how = {"bias": bias, "scale": 0.2, "dropout": 0.25, "options": options, "pair": pair}
     ours = flex_attention.attend(q, k, v, mask, **how)
 
-    torch.manual_seed(3)
-    seeds = torch.randint(-(2**31), 2**31, (n_rows,), dtype=torch.int32, device=device)
     sizes = (n_rows, 2, length, length)
-    b, h, i, j = torch.meshgrid(
+    _, _, i, j = torch.meshgrid(
         *(torch.arange(n, dtype=torch.int32, device=device) for n in sizes), indexing="ij"
     )
-    kept = flex_attention.drawn(flex_attention.seeds_of_heads(seeds, 2)[b, h], i, j) >= 1 << 22
+    numbers = flex_attention.of_heads(pair[0], 2)[..., None]
+    kept = flex_attention.drawn(numbers, pair[1].int()[:, None, None]) >= 1 << 22
     assert 0.7 < kept.double().mean() < 0.8
     allowed = (batch.segments[:, None, :, None] == batch.segments[:, None, None]) & (i >= j)
     scores = q.to(exact) @ k.to(exact).transpose(-1, -2) * 0.2 + (0.0 if bias is None else bias)

@@ -23,8 +23,8 @@ from toque.errors import ConfigError
 from toque.hardware.memory import HEADROOM, free_bytes, free_in_words, in_words, is_out_of_memory
 from toque.models.flops import flops_per_token, products_of
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.flex_attention import Choice, attention_of, use_attention
+from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.from_scratch import stock_activations
 from toque.models.loading.to_train import ModelToTrain
@@ -158,7 +158,7 @@ def optimise(
     if not on.activations:
         stock_activations(model)
     if on.dropout:
-        use_fast_dropout(model)
+        use_keyed_dropout(model)
     # Copies of weights in 16 bits would be as large as the parts that are gathered.
     if on.layers and not (sharded and runtime.precision == "bf16"):
         use_cpu_layers(model)

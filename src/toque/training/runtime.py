@@ -23,6 +23,7 @@ from toque.hardware.memory import held_by_others
 from toque.hardware.short_waits import shorten_waits_when_busy
 from toque.keyed_random import key_of
 from toque.models.families import DTYPES, Family
+from toque.models.forward.keyed_dropout import UPDATE
 from toque.models.glibc_malloc import keep_freed_memory
 from toque.models.onednn import (
     EMULATED_BF16,
@@ -130,7 +131,11 @@ class Runtime:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def seed(self, seed: int, step: int) -> None:
-        """Make every random number of update `step` a function of (seed, step, rank)."""
+        """Make every random number of update `step` a function of (seed, step, rank).
+
+        Those of dropout are functions of (seed, step), example and place (`keyed_dropout.py`).
+        """
+        UPDATE.set(key_of(seed, step))
         torch.manual_seed(key_of(seed, step, self.ranks.rank))
 
     def backward(self, loss: Tensor) -> None:

@@ -157,7 +157,7 @@ class Trainer:
     def step(
         self, planned: Step, batch: Batch | None = None, *, started: float | None = None
     ) -> StepInfo:
-        """One update; the same update for every micro-batch size (dropout aside) and world size.
+        """One update; the same update for every micro-batch size and world size.
 
         `batch` is that of `planned`, perhaps on the device already; `started` is `perf_counter`
         when the update began, before waiting for its data.
@@ -204,7 +204,7 @@ class Trainer:
         if n_targets < 1:
             raise DataError(f"Step {step} has no target token: leave such examples out.")
         self.optimizer.zero_grad(set_to_none=True)  # an attempt that ran out of memory left some
-        self.runtime.seed(self.seed, step)  # dropout depends on the step alone
+        self.runtime.seed(self.seed, step)
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
         for done, rows in enumerate(micro_batches, start=1):

@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from toque.batch import DecoderBatch
 from toque.models.forward import flex_attention as flex
+from toque.models.forward.keyed_dropout import _hashed
 
 CPU = torch.device("cpu")
 
@@ -56,11 +57,9 @@ def test_a_query_that_keeps_no_key_gives_zero_and_a_gradient_without_nan():
 
 def test_drawn_numbers_are_even_and_unrelated():
     n = 64
-    seeds = torch.arange(8, dtype=torch.int32)  # as near to each other as can be
-    b, h, i, j = torch.meshgrid(
-        *(torch.arange(m, dtype=torch.int32) for m in (8, 4, n, n)), indexing="ij"
-    )
-    drawn = flex.drawn(flex.seeds_of_heads(seeds, 4)[b, h], i, j).double() / 2**24
+    keys = torch.arange(8 * n).view(8, n)  # as near to each other as can be
+    others = _hashed(torch.arange(8 * n) + 1).view(8, 1, 1, n).int()
+    drawn = flex.drawn(flex.of_heads(keys, 4)[..., None], others).double() / 2**24
     assert drawn.min() >= 0
     assert drawn.max() < 1
     # Of 131,072 numbers: the mean is within five standard errors of a half, each tenth is as full.
@@ -85,9 +84,9 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
     torch.manual_seed(0)
     query, key, value = (torch.randn(len(UNEVEN), 2, 320, 16) for _ in range(3))
     bias = torch.randn(1, 2, 320, 320).expand(len(UNEVEN), -1, -1, -1)
-    seeds = torch.randint(-(2**31), 2**31, (len(UNEVEN),), dtype=torch.int32)
+    keys = torch.randint(-(2**31), 2**31, (len(UNEVEN), 320))
     score_mod = (
-        flex._dropped(bias, flex.seeds_of_heads(seeds, 2), 1 << 22)
+        flex._dropped(bias, (flex.of_heads(keys, 2), keys.int()), 1 << 22)
         if dropped
         else flex.with_bias(bias)
     )

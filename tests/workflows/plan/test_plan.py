@@ -17,8 +17,8 @@ from toque.config import load_config
 from toque.config.schema import OptimConfig
 from toque.errors import ConfigError
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.grouped_attention import causal_mask
+from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.outline import OutlinedRows
 from toque.models.loading.from_scratch import build_model
@@ -42,7 +42,7 @@ def made(family: str, precision: str) -> torch.nn.Module:
     model = build_model(
         family=family, shape=SHAPES[family], vocab_size=300, pad_id=0, eos_id=1, bos_id=None, seed=1
     )
-    use_fast_dropout(model)
+    use_keyed_dropout(model)
     if precision == "bf16":
         use_cpu_layers(model)
     return model

@@ -10,7 +10,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import torch
@@ -26,10 +26,12 @@ from toque.data.loader.packing import RowShape, choose_shape
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import Split, TokenStore
 from toque.errors import ConfigError
+from toque.keyed_random import key_of, keys_of
 from toque.units import Cursor, Duration, Progress
 
 CPU_MICRO_BATCH_TOKENS = 4096
 """Tokens computed at once; evaluating looks for the fastest from there."""
+_DROPOUT: Final = key_of(0x64726F70)  # sets these keys apart from others of the same rows
 SHAPE_SAMPLE = 2048  # examples whose lengths choose the row, the longest among them
 
 
@@ -158,7 +160,10 @@ class BatchStream:
             n_tokens, n_targets = n_tokens - 1, targets - (prompts == 0)
         if self.learnt_lengths is not None:  # the rest of a conversation, which nothing varies
             n_targets = n_targets - (self.target_lengths[ids] - self.learnt_lengths[ids])
-        batch = self.layout.batch(update.rows[self.rank :: self.world_size], changed)
+        owner = np.arange(len(update.rows)) % self.world_size
+        mine = np.repeat(owner, list(map(len, update.rows))) == self.rank
+        rows = update.rows[self.rank :: self.world_size]
+        batch = self.layout.batch(rows, changed, keys=example_keys(ids)[mine])
         return Step(
             batch=batch,
             cursor=update.cursor,
@@ -180,6 +185,20 @@ class BatchStream:
             return {}
         epochs = stop_after.amount / per_epoch[stop_after.unit]
         return {unit: amount * epochs for unit, amount in per_epoch.items()}
+
+
+def example_keys(ids: np.ndarray) -> np.ndarray:
+    """Keys [examples] int64 of the examples of an update, by store row and how often it came.
+
+    >>> len({*example_keys(np.array([5, 8, 5])).tolist()})
+    3
+    """
+    order = np.argsort(ids, kind="stable")
+    in_order = ids[order]
+    first = np.searchsorted(in_order, in_order)
+    times = np.empty(len(ids), np.int64)
+    times[order] = np.arange(len(ids)) - first
+    return keys_of(_DROPOUT, ids, times).view(np.int64)
 
 
 def usual_rows(tokens: int) -> int:

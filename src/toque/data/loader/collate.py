@@ -36,11 +36,12 @@ def decoder_batch(
     length: int,
     pad_id: int,
     store: TokenStore | None = None,
+    keys: NDArray[np.int64] | None = None,
 ) -> DecoderBatch:
     """Prompts and targets joined, each without its last token, which is only predicted.
 
     `rows` are the store rows that share a packed row of `length`; none may need more. The `store`
-    says what of a conversation is only read.
+    says what of a conversation is only read. `keys` are the examples', in row order.
     """
     shape = (len(rows), length)
     prompts, targets = _sides(examples, rows)
@@ -62,9 +63,7 @@ def decoder_batch(
     np.copyto(labels, IGNORE, where=~predicted)
     if store is not None and store.has_spans:
         _leave_read(labels, store, rows, runs.starts + parts[:, 0])
-    begins = np.zeros(len(runs.spans), np.int64)
-    begins[::2] = runs.starts
-    positions = np.arange(len(tokens)) - np.repeat(begins, runs.spans)
+    positions = runs.positions()
     np.copyto(positions, 0, where=padding)
     if pad_id:
         np.copyto(tokens, pad_id, where=padding)
@@ -74,6 +73,7 @@ def decoder_batch(
         tokens=_tensor(tokens, shape),
         segments=_tensor(segments, shape),
         positions=_tensor(positions, shape),
+        keys=None if keys is None else _tensor(runs.token_keys(keys), shape),
     )
 
 
@@ -96,10 +96,12 @@ def encoder_decoder_batch(
     shape: RowShape,
     pad_id: int,
     start_id: int,
+    keys: NDArray[np.int64] | None = None,
 ) -> EncoderDecoderBatch:
     """Prompts as the source side and targets as the target side, shifted right from `start_id`.
 
-    `rows` are the store rows that share a packed row of `shape`; none may need more.
+    `rows` are the store rows that share a packed row of `shape`; none may need more. `keys` are the
+    examples', in row order.
     """
     source_shape, target_shape = (len(rows), shape.source), (len(rows), shape.target)
     prompts, targets = _sides(examples, rows)
@@ -125,6 +127,8 @@ def encoder_decoder_batch(
         source_segments=_tensor(source_segments, source_shape),
         target_tokens=_tensor(target, target_shape),
         target_segments=_tensor(target_segments, target_shape),
+        source_keys=None if keys is None else _tensor(sources.token_keys(keys), source_shape),
+        target_keys=None if keys is None else _tensor(runs.token_keys(~keys), target_shape),
     )
 
 
@@ -167,6 +171,16 @@ class _Runs:
         """All rows in one array of the stored type; padding is 0."""
         return pieces.joined(zip(self._grid.lasts.tolist(), self._gaps.tolist(), strict=True))
 
+    def positions(self) -> NDArray[np.int64]:
+        """Tokens since the first of the example, at every position; of padding any number."""
+        begins = np.zeros(len(self.spans), np.int64)
+        begins[::2] = self.starts
+        return np.arange(int(self.spans.sum())) - np.repeat(begins, self.spans)
+
+    def token_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The key of every token, of the examples' keys."""
+        return np.repeat(np.repeat(keys, 2), self.spans) + self.positions()
+
     def segments(self) -> NDArray[np.int32]:
         """The number of the example at every position, from 1 in every row; padding is 0."""
         return np.repeat(self._grid.segments, self.spans)
@@ -196,8 +210,16 @@ class Layout:
         )
         return cls(examples, shape, pad, start, packed)
 
-    def batch(self, rows: Sequence[Sequence[int]], examples: Examples | None = None) -> Batch:
-        """The batch of these rows, read from `examples` if given."""
+    def batch(
+        self,
+        rows: Sequence[Sequence[int]],
+        examples: Examples | None = None,
+        keys: NDArray[np.int64] | None = None,
+    ) -> Batch:
+        """The batch of these rows, read from `examples` if given.
+
+        `keys` are the examples', in row order; dropout needs them.
+        """
         shape, examples = self.shape, examples or self.examples
         if not self.packed:
             rows = [(example,) for row in rows for example in row]
@@ -208,8 +230,8 @@ class Layout:
         if self.shape.source == 0:
             store = self.examples if isinstance(self.examples, TokenStore) else None
             return decoder_batch(
-                examples, rows, length=shape.target, pad_id=self.pad_id, store=store
+                examples, rows, length=shape.target, pad_id=self.pad_id, store=store, keys=keys
             )
         return encoder_decoder_batch(
-            examples, rows, shape=shape, pad_id=self.pad_id, start_id=self.start_id
+            examples, rows, shape=shape, pad_id=self.pad_id, start_id=self.start_id, keys=keys
         )

@@ -8,7 +8,7 @@ the recomputation in backward must choose as forward did.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,12 +17,14 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
+from toque.models.forward.keyed_dropout import draw_again, key_compiled_code
 from toque.models.forward.varlen_attention import PLAN, attending_by, configs_of
 
 
 def compile_blocks(model: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> int:
     """Compile every transformer block in place, and nothing between them; returns their number."""
     found = list(blocks(model))
+    key_compiled_code(model)
     for block in found:
         block.compile(backend=backend)
     return len(found)
@@ -93,6 +95,14 @@ def stop_recomputing(model: nn.Module) -> None:
         block._compiled_call_impl = getattr(compiled, "_toque_original", compiled)  # noqa: SLF001
 
 
+@contextmanager
+def _attending_again(block: nn.Module, attending: AbstractContextManager[None]) -> Iterator[None]:
+    """A context in which a block computes what it computed before."""
+    draw_again(block)
+    with attending:
+        yield
+
+
 def _recomputed(
     configs: Sequence[PretrainedConfig],
     block: nn.Module,
@@ -107,7 +117,7 @@ def _recomputed(
         plan = PLAN.get()
 
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-            return nullcontext(), attending_by(configs, chosen, plan)
+            return nullcontext(), _attending_again(block, attending_by(configs, chosen, plan))
 
         # all that a block reads waits there: for a T5 also the bias and the encoder's states.
         with save_on_cpu(pin_memory=args[0].is_cuda) if offload else nullcontext():

@@ -7,10 +7,11 @@ pass, turn this into a division by the sum over all:
 
     sum_kept(e^s v) / sum_all(e^s) / (1 - p) = pass_1 * e^(lse_1 - lse_2) / (1 - p)
 
-Which pairs are dropped is a hash of (seed, row, head, query, key), so that backward and activation
-checkpointing drop the same ones. The attention is chosen by rule and no timing: what a run computes
-must not depend on the machine's load. A GPU's kernels that fail on a small batch, or compute other
-numbers than the definition, are passed over for some of smaller blocks, and the reason reported.
+Which pairs are dropped is a hash of (update, layer, head, query, key), where a query and a key are
+tokens of an example: the same wherever the example stands (`keyed_dropout.py`). The attention is
+chosen by rule and no timing: what a run computes must not depend on the machine's load. A GPU's
+kernels that fail on a small batch, or compute other numbers than the definition, are passed over
+for some of smaller blocks, and the reason reported.
 
 Letters: R rows, H heads, T queries, S keys, d head size.
 """
@@ -40,6 +41,7 @@ from transformers import AttentionInterface
 from toque.batch import DecoderBatch, EncoderDecoderBatch
 from toque.models.families import family_of, head_size, unwrapped
 from toque.models.forward.cpu_linear import kind_of
+from toque.models.forward.keyed_dropout import PAIR_STEPS, Pair, drawn, next_pair, of_heads
 from toque.models.forward.varlen_attention import as_attended, planned
 
 NAME: Final = "toque_flex"  # name of this attention in transformers' registry
@@ -47,10 +49,9 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _RECOMPILES: Final = 64
 """Kernels of one process: an encoder's, a decoder's, across, each trained, evaluated, dropped, and
 for whole and for last micro-batches."""
-_STEPS: Final = 1 << 24
 _LSE_COLUMNS: Final = 16  # of values in the pass that only sums up: the fewest a kernel takes
 Options = Mapping[str, int]  # `kernel_options` of `flex_attention`
-Pair = tuple[Options, Options]  # of kernels that add no bias, and of those that add one
+Kernels = tuple[Options, Options]  # of kernels that add no bias, and of those that add one
 # One kind of kernel: rows of fewer than 128 queries would have another. torch chooses the blocks.
 _TORCHS: Final[Options] = {"FORCE_USE_FLEX_ATTENTION": 1}
 _SIZES: Final = ((128, 64), (64, 64), (64, 32), (32, 32))
@@ -66,12 +67,12 @@ class BlockMasks:
 
     own: BlockMask  # self-attention
     across: BlockMask | None = None  # cross-attention, decoder to encoder; None without one
-    by: Pair = (_TORCHS, _TORCHS)
+    by: Kernels = (_TORCHS, _TORCHS)
     near: BlockMask | None = None  # `own` within the sliding window, of layers that have one
 
 
 def decoder_masks(
-    batch: DecoderBatch, by: Pair = (_TORCHS, _TORCHS), *, window: int | None = None
+    batch: DecoderBatch, by: Kernels = (_TORCHS, _TORCHS), *, window: int | None = None
 ) -> BlockMasks:
     """The masks of a decoder-only model's micro-batch."""
     numbers = batch.segments
@@ -81,7 +82,7 @@ def decoder_masks(
     return BlockMasks(own, None, by, _block_mask(numbers, numbers, window=window))
 
 
-def encoder_decoder_masks(batch: EncoderDecoderBatch, by: Pair) -> tuple[BlockMasks, BlockMasks]:
+def encoder_decoder_masks(batch: EncoderDecoderBatch, by: Kernels) -> tuple[BlockMasks, BlockMasks]:
     """The masks of a T5's encoder and decoder."""
     source, target = batch.source_segments, batch.target_segments
     own, across = _block_mask(target, target, causal=True), _block_mask(target, source)
@@ -143,6 +144,7 @@ def _attend(
         mask = plan.near
     bias = position_bias if across is None else None  # T5 passes its cross-attention one of zeros
     how: Any = {"scale": scale, "dropout": dropout, "options": plan.by[bias is not None]}
+    how["pair"] = next_pair(module, dropout)
     return attend(query, key, value, mask, bias=bias, cap=softcap, **how).transpose(1, 2), None
 
 
@@ -158,6 +160,7 @@ def attend(
     bias: Tensor | None,
     scale: float,
     dropout: float,
+    pair: Pair | None = None,
     cap: float | None = None,
     options: Options = _TORCHS,
     by: Callable[..., Any] | None = None,
@@ -166,7 +169,8 @@ def attend(
 
     With a cap c, scores s are c * tanh(s / c); such a model has no bias.
     Queries are [R, H, T, d], keys and values [R, H, S, d]. Of the bias [1, H, T, S] each row adds
-    to a gradient of its own, summed in order: the same bits every time. `by` replaces the kernels.
+    to a gradient of its own, summed in order: the same bits every time. What is dropped depends on
+    the keys of a `pair`; without one it is random. `by` replaces the kernels.
     """
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
     by = by or _kernel(query, rows)
@@ -175,18 +179,23 @@ def attend(
     if dropout == 0.0:
         output: Tensor = by(query, key, value, score_mod=first, **how)
         return output
-    seeds = torch.randint(-(2**31), 2**31, (len(query),), dtype=torch.int32, device=query.device)
+    if pair is None:
+        sizes = ((len(query), side.shape[2]) for side in (query, key))
+        first_key, second_key = (
+            torch.randint(-(2**31), 2**31, size, device=query.device) for size in sizes
+        )
+        pair = (first_key, second_key)
     how["return_aux"] = AuxRequest(lse=True)
     capped = None if cap is None else first
-    of_heads = seeds_of_heads(seeds, query.shape[1])
-    drop = _dropped(rows, of_heads, round(dropout * _STEPS), capped)
+    numbers = of_heads(pair[0], query.shape[1])
+    drop = _dropped(rows, (numbers, pair[1].int()), round(dropout * PAIR_STEPS), capped)
     kept, of_kept = by(query, key, value, score_mod=drop, **how)
     few = value.detach()[..., :_LSE_COLUMNS]
     _, of_all = by(query, key, few, score_mod=first, **how)
     # Where nothing is kept, of a whole row of padding say, both may be minus infinity.
     nothing = of_kept.lse.isneginf()
     share = (of_kept.lse - of_all.lse.masked_fill(nothing, 0.0)).masked_fill(nothing, -torch.inf)
-    factor = share.exp() * (_STEPS / (_STEPS - round(dropout * _STEPS)))
+    factor = share.exp() * (PAIR_STEPS / (PAIR_STEPS - round(dropout * PAIR_STEPS)))
     scaled: Tensor = (kept * factor[..., None]).to(value.dtype)
     return scaled
 
@@ -210,16 +219,19 @@ def with_bias(bias: Tensor | None) -> ScoreMod | None:
 
 
 def _dropped(
-    bias: Tensor | None, seeds: Tensor, threshold: int, capped: ScoreMod | None = None
+    bias: Tensor | None, pair: Pair, threshold: int, capped: ScoreMod | None = None
 ) -> ScoreMod:
+    """Drop pairs of numbers [R, H, T] of the queries and [R, S] of the keys, all int32."""
+    queries, keys = pair
+
     def drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        kept = drawn(seeds[b, h], i, j) >= threshold
+        kept = drawn(queries[b, h, i], keys[b, j]) >= threshold
         return torch.where(kept, score, -float("inf"))
 
     if capped is not None:
 
         def cap_and_drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            kept = drawn(seeds[b, h], i, j) >= threshold
+            kept = drawn(queries[b, h, i], keys[b, j]) >= threshold
             return torch.where(kept, capped(score, b, h, i, j), -float("inf"))
 
         return cap_and_drop
@@ -227,34 +239,10 @@ def _dropped(
         return drop
 
     def add_bias_and_drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        kept = drawn(seeds[b, h], i, j) >= threshold
+        kept = drawn(queries[b, h, i], keys[b, j]) >= threshold
         return torch.where(kept, score + bias[b, h, i, j], -float("inf"))
 
     return add_bias_and_drop
-
-
-def seeds_of_heads(seeds: Tensor, heads: int) -> Tensor:
-    """A seed [R, H] of each head, of one [R] of each row.
-
-    Mixed here and not in the kernels: the compiler writes `_mixed` out with whatever it is given,
-    eight times over, so a third one within two others took half of a kernel's minute.
-    """
-    return _mixed(seeds[:, None] + torch.arange(heads, device=seeds.device).int() * -1640531527)
-
-
-def drawn(seed: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A number from 0 to 2^24 - 1 for each pair, all int32: even, and the same every time."""
-    number = _mixed(seed + query * -1640531527)
-    return (_mixed(number + key * -1640531527) >> 8) & (_STEPS - 1)
-
-
-def _mixed(number: Tensor) -> Tensor:
-    """Wellons' lowbias32 (2018), a bijection of 32 bits; copies of the sign are masked away."""
-    number = number ^ ((number >> 16) & 0xFFFF)
-    number = number * 2146121005
-    number = number ^ ((number >> 15) & 0x1FFFF)
-    number = number * -2073254261
-    return number ^ ((number >> 16) & 0xFFFF)
 
 
 def _kernel(query: Tensor, bias: Tensor | None) -> Callable[..., Any]:
@@ -384,7 +372,7 @@ class Choice:
 
     name: Attention
     notes: tuple[str, ...] = ()
-    options: Pair = (_TORCHS, _TORCHS)
+    options: Kernels = (_TORCHS, _TORCHS)
     blocks: str = ""  # of FlexAttention on a GPU, in words
 
 

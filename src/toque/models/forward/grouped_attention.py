@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from toque.models.forward.fast_dropout import keep_mask
+from toque.models.forward.keyed_dropout import by_head, keep_mask, next_keys
 
 MULTIPLE = 32  # lengths are padded to it: few shapes of products, and whole tiles of kernels
 MAX_PADDED = 1.3  # scores computed for each real one; more costs more than another group
@@ -213,7 +213,7 @@ def attend_packed(
     groups = plan.causal_groups if causal else plan.groups if others is None else plan.across_groups
     added = None if bias is None or others is not None else bias[0]
     output: Tensor = _GroupedAttention.apply(  # type: ignore[no-untyped-call]
-        packed, others, added, groups, causal, scale, dropout
+        packed, others, added, groups, causal, scale, dropout, next_keys(module, dropout)
     )
     return output
 
@@ -229,6 +229,7 @@ class _GroupedAttention(torch.autograd.Function):
         causal: bool,  # noqa: FBT001  # autograd functions take arguments by position
         scale: float,
         dropout: float,
+        keys: Tensor | None,
     ) -> Tensor:
         n, width, size = packed.shape
         heads = width if others is not None else width // 3
@@ -244,7 +245,11 @@ class _GroupedAttention(torch.autograd.Function):
             shares = torch.softmax(scores, -1, out=scores)
             kept += [q, k, v, shares]
             if dropout > 0.0:
-                kept.append(keep_mask(shares, dropout))
+                queries = None
+                if keys is not None:
+                    queries = by_head(keys.view(-1)[group.queries.where], heads)
+                    queries = queries.view(shares.shape[:2])
+                kept.append(keep_mask(shares, dropout, queries))
                 shares = shares * kept[-1]
             group.queries.unstack(torch.bmm(shares, v.flatten(0, 1)).view(q.shape), part)
         ctx.save_for_backward(*kept)
@@ -300,7 +305,7 @@ class _GroupedAttention(torch.autograd.Function):
             of_others = groups.keys.tokens(other_rows, across[0]).view(across)
         if of_bias is not None:
             of_bias = of_bias.to(ctx.bias[1])
-        return of_packed, of_others, of_bias, None, None, None, None
+        return of_packed, of_others, of_bias, None, None, None, None, None
 
 
 def _added(bias: Tensor | None, *, causal: bool) -> Tensor | None:

@@ -26,6 +26,7 @@ from toque.models.forward import varlen_attention as varlen
 from toque.models.forward.cpu_linear import AS_A_GPU
 from toque.models.forward.flex_attention import kernel_shapes
 from toque.models.forward.grouped_attention import AttentionPlan, Example
+from toque.models.forward.keyed_dropout import masks_of
 from toque.models.forward.packed import decoder_rows, scale_outputs, t5_rows
 from toque.models.forward.varlen_attention import attending_by, configs_of
 
@@ -65,10 +66,13 @@ def outlined_hidden(
 ) -> Tensor:
     """The output head's input [1, N, D] of a training on a CPU."""
     written = torch.zeros(1, rows.rows * rows.target, dtype=torch.int64)
+    source = torch.zeros(1, rows.rows * rows.source, dtype=torch.int64)
+    masks = masks_of(model)
+    if masks is not None:
+        masks.begin(source=source, target=written)
     with attending_by(configs_of(model), varlen.NAME, plans[1]):
         if not family_of(model.config).is_encoder_decoder:
             return decoder_rows(model, written, written, plans[1])
-        source = torch.zeros(1, rows.rows * rows.source, dtype=torch.int64)
         longest = plans[0].longest, plans[1].longest
         return scale_outputs(model, t5_rows(model, source, written, plans, longest=longest))
 

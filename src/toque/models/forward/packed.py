@@ -32,6 +32,7 @@ from toque.models.forward import varlen_attention as varlen
 from toque.models.forward.cpu_linear import in_bf16, padded_length
 from toque.models.forward.flex_attention import attention_of
 from toque.models.forward.grouped_attention import AttentionPlan
+from toque.models.forward.keyed_dropout import Masks, masks_of
 from toque.models.forward.varlen_attention import attending_by, configs_of, examples_in
 
 
@@ -45,12 +46,13 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
     """
     core = unwrapped(model)
     family = family_of(core.config)
+    masks = masks_of(core)
     if family.is_encoder_decoder != isinstance(batch, EncoderDecoderBatch):
         reads = "an EncoderDecoderBatch" if family.is_encoder_decoder else "a DecoderBatch"
         raise TypeError(f"a {family.name} model reads {reads}, not {type(batch).__name__}")
     if isinstance(batch, EncoderDecoderBatch):
-        return _encoder_decoder(core, batch)
-    return _decoder_only(core, batch)
+        return _encoder_decoder(core, batch, masks)
+    return _decoder_only(core, batch, masks)
 
 
 def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -87,11 +89,19 @@ def scale_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
     return hidden if factor == 1.0 else hidden * factor
 
 
-def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
+def _encoder_decoder(
+    core: PreTrainedModel, batch: EncoderDecoderBatch, masks: Masks | None
+) -> Tensor:
     chosen = attention_of(core, batch.labels.device)
     sources, targets = batch.source_segments, batch.target_segments
+    if masks is not None and chosen.name != "segments":
+        read, written = batch.token_keys()
+        masks.begin(source=read, target=written)
     if chosen.name == "segments":
         source, target = _RealTokens.of(sources), _RealTokens.of(targets)
+        if masks is not None:
+            read, written = batch.token_keys()
+            masks.begin(source=source.taken(read), target=target.taken(written))
         plans = (
             AttentionPlan(examples_in(sources)),
             AttentionPlan(examples_in(targets), examples_in(targets, sources)),
@@ -103,25 +113,25 @@ def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tenso
     elif chosen.name == "flex":
         tokens = batch.source_tokens, batch.target_tokens
         with attending_by(configs_of(core), flex.NAME):
-            masks = flex.encoder_decoder_masks(batch, chosen.options)
-            hidden = t5_rows(core, *tokens, masks, longest=(sources.shape[1], targets.shape[1]))
+            blocks = flex.encoder_decoder_masks(batch, chosen.options)
+            hidden = t5_rows(core, *tokens, blocks, longest=(sources.shape[1], targets.shape[1]))
     else:
-        with attending_by(configs_of(core), "sdpa"):
-            read = core.get_submodule("encoder")(
+        with attending_by(configs_of(core), varlen.MASKED):
+            states = core.get_submodule("encoder")(
                 input_ids=batch.source_tokens, attention_mask=same_segment(sources, sources)
             ).last_hidden_state
             across = same_segment(targets, sources) | (targets == 0)[:, None, :, None]
             hidden = core.get_submodule("decoder")(
                 input_ids=batch.target_tokens,
                 attention_mask=same_segment(targets, targets).tril(),
-                encoder_hidden_states=read,
+                encoder_hidden_states=states,
                 encoder_attention_mask=across,  # of padding every source: an empty row has no mean
                 use_cache=False,
             ).last_hidden_state
     return scale_outputs(core, hidden)
 
 
-def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
+def _decoder_only(core: PreTrainedModel, batch: DecoderBatch, masks: Masks | None) -> Tensor:
     chosen = attention_of(core, batch.labels.device)
     # Of a model that may have windows and caps, whose stock kernels leave caps out.
     plainly = family_of(core.config) == CAUSAL
@@ -131,15 +141,21 @@ def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
     limit = max_positions(core.config)
     fits = limit is None or batch.tokens.shape[1] <= limit
     causal = not plainly and fits and all(len(row) <= 1 for row in batch.example_ids)
+    # Those kernels draw masks of their own, which depend on the rows that are computed together.
+    causal = causal and not (masks is not None and masks.in_attention)
     if chosen.name == "segments" and not (causal and bool((batch.segments > 0).all())):
         real, plan = _RealTokens.of(batch.segments), AttentionPlan(examples_in(batch.segments))
+        if masks is not None:
+            masks.begin(target=real.taken(batch.token_keys()))
         with attending_by(configs_of(core), varlen.NAME, plan):
             hidden = decoder_rows(core, real.taken(batch.tokens), real.taken(batch.positions), plan)
         return real.put_back(hidden)
+    if masks is not None:
+        masks.begin(target=batch.token_keys())
     if chosen.name == "flex" and not causal:
-        masks = flex.decoder_masks(batch, chosen.options, window=window_of(core.config))
-        with attending_by(configs_of(core), flex.NAME, masks):
-            return decoder_rows(core, batch.tokens, batch.positions, masks)
+        blocks = flex.decoder_masks(batch, chosen.options, window=window_of(core.config))
+        with attending_by(configs_of(core), flex.NAME, blocks):
+            return decoder_rows(core, batch.tokens, batch.positions, blocks)
     if plainly:
         pairs = same_segment(batch.segments, batch.segments).tril()
         with attending_by(configs_of(core), varlen.NAME, pairs):
@@ -149,7 +165,7 @@ def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
     if not causal:
         mask = same_segment(batch.segments, batch.segments).tril()
         masked = {"attention_mask": mask, "position_ids": batch.positions}
-    with attending_by(configs_of(core), "sdpa"):
+    with attending_by(configs_of(core), varlen.MASKED):
         embeddings = core.get_input_embeddings()(batch.tokens)
         output = core.base_model(inputs_embeds=embeddings, use_cache=False, **masked)
     return cast("Tensor", output.last_hidden_state)

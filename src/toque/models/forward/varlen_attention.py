@@ -22,11 +22,20 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from toque.models.forward.fast_dropout import keep_mask
 from toque.models.forward.grouped_attention import AttentionPlan, Example, attend_packed
+from toque.models.forward.keyed_dropout import (
+    Pair,
+    by_head,
+    drop_pairs,
+    keep_mask,
+    next_keys,
+    next_pair,
+)
 
 NAME = "toque_segments"  # name of this attention in transformers' registry
+MASKED: Final = "toque_masked"  # of the one by masks
 PLAN: Final = ContextVar[Any]("PLAN", default=None)
 """Plan of the forward that runs, for layers that pass nothing on to their attention (StableLM's);
 others hand it over as an argument, which a compiled block can be compiled for."""
@@ -108,8 +117,12 @@ def _attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     how: Any = {"scale": scale, "dropout": dropout, "softcap": softcap, "window": sliding_window}
     if isinstance(plan, Tensor):
+        how["pair"] = next_pair(module, dropout)
         return attend_causally(query, key, value, plan, **how).transpose(1, 2), None
-    if softcap is not None or (sliding_window and sliding_window < plan.longest):
+    # Masks must not depend on what is computed together, such as the longest example.
+    narrow = sliding_window and (dropout > 0.0 or sliding_window < plan.longest)
+    if softcap is not None or narrow:
+        how["pair"] = next_pair(module, dropout)
         return _by_example(query, key, value, plan, **how), None
     across = plan.across if getattr(module, "is_decoder", False) and not module.is_causal else None
     if query.dtype == torch.bfloat16:
@@ -132,6 +145,7 @@ def _attend(
         bool(module.is_causal),
         scale,
         dropout,
+        next_keys(module, dropout),
     )
     return output, None
 
@@ -150,14 +164,27 @@ def planned(plan: object, asked: Mapping[str, Any]) -> Any:
 
 
 def _by_example(
-    query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, **how: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: AttentionPlan,
+    *,
+    pair: Pair | None,
+    **how: Any,
 ) -> Tensor:
     """Causal attention [1, N, H, d] of each example by itself, within its window."""
     lengths = [n for _, n, _, _ in plan.own]
     beyond = query.shape[2] - sum(lengths)  # tokens of no example
     parts = (torch.split(t, [*lengths, beyond], dim=2) for t in (query, key, value))
     *each, rest = zip(*parts, strict=True)
-    seen = [attend_causally(q, k, v, **how) for q, k, v in each]
+    pairs: Sequence[Pair | None] = [None] * len(each)
+    if pair is not None:
+        sides = (torch.split(keys, [*lengths, beyond], dim=1) for keys in pair)
+        pairs = [*zip(*sides, strict=True)][: len(each)]
+    seen = [
+        attend_causally(q, k, v, pair=keys, **how)
+        for (q, k, v), keys in zip(each, pairs, strict=True)
+    ]
     return torch.cat([*seen, torch.zeros_like(rest[2])], 2).transpose(1, 2)
 
 
@@ -171,6 +198,7 @@ def attend_causally(
     window: int | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
+    pair: Pair | None = None,
 ) -> Tensor:
     """softmax(cap(scale * q @ k.T)) @ v over earlier tokens within the window, [R, H, T, d].
 
@@ -178,19 +206,64 @@ def attend_causally(
     T] and causal itself, is true where tokens of one segment are, which are consecutive.
     """
     seen, place = together, torch.arange(query.shape[2], device=query.device)
-    if window is not None or (softcap is not None and seen is None):
+    plain = softcap is None and dropout == 0.0
+    if window is not None or (not plain and seen is None):
         back = place[:, None] - place
         near = (back >= 0) & (back < (window or len(place)))
         seen = near if seen is None else seen & near
-    if softcap is None:
+    if plain:
         return functional.scaled_dot_product_attention(
-            query, key, value, seen, dropout_p=dropout, is_causal=seen is None, scale=scale
+            query, key, value, seen, is_causal=seen is None, scale=scale
         )
     exact = torch.promote_types(query.dtype, torch.float32)
-    scores = (query @ key.transpose(-1, -2)).to(exact) * (scale / softcap)
+    scores = (query @ key.transpose(-1, -2)).to(exact) * scale
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
     assert seen is not None
-    scores = (scores.tanh() * softcap).masked_fill(~seen, -torch.inf)
-    return functional.dropout(scores.softmax(-1).to(value.dtype), dropout) @ value
+    return _dropped(scores.masked_fill(~seen, -torch.inf), value, dropout, pair)
+
+
+def _dropped(scores: Tensor, value: Tensor, dropout: float, pair: Pair | None) -> Tensor:
+    """softmax(scores) @ v with some of the weights dropped."""
+    shares = scores.softmax(-1).to(value.dtype)
+    return (drop_pairs(shares, dropout, pair) if dropout > 0.0 else shares) @ value
+
+
+def _attend_masked(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    position_bias: Tensor | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' own "sdpa", and by its definition where weights are dropped.
+
+    [R, H, T, d] each to [R, T, H, d]. A mask [R, 1, T, S] is true where pairs attend; None: causal.
+    """
+    if dropout == 0.0:
+        output, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
+            module, query, key, value, mask, scaling=scaling, position_bias=position_bias, **more
+        )
+        return output, None
+    query, key, value = as_attended(query, key, value)
+    exact = torch.promote_types(query.dtype, torch.float32)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = (query @ key.transpose(-1, -2)).to(exact) * scale
+    if position_bias is not None:
+        scores = scores + position_bias
+    if mask is None:
+        place = torch.arange(query.shape[2], device=query.device)
+        mask = place[:, None] >= place
+    scores = scores.masked_fill(~mask, -torch.inf)
+    return _dropped(scores, value, dropout, next_pair(module, dropout)).transpose(1, 2), None
+
+
+AttentionInterface.register(MASKED, _attend_masked)
 
 
 def as_attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -242,6 +315,7 @@ class _ExamplesAttention(torch.autograd.Function):
         causal: bool,  # noqa: FBT001  # autograd functions take arguments by position
         scale: float,
         dropout: float,
+        keys: Tensor | None,
     ) -> Tensor:
         output = query.new_zeros(query.transpose(1, 2).shape)
         added = _added(bias, examples, causal=causal, dtype=query.dtype)
@@ -256,7 +330,8 @@ class _ExamplesAttention(torch.autograd.Function):
             shares = scores.softmax(-1).to(value.dtype)
             kept.append(shares)
             if dropout > 0.0:
-                kept.append(keep_mask(shares, dropout))
+                queries = None if keys is None else by_head(keys[0, own], len(shares))
+                kept.append(keep_mask(shares, dropout, queries))
                 shares = shares * kept[-1]
             output[0, own] = (shares @ value[0, :, seen]).transpose(0, 1)
         ctx.save_for_backward(query, key, value, *kept)
@@ -288,7 +363,7 @@ class _ExamplesAttention(torch.autograd.Function):
                 grad_bias[:, :n, :n_keys] += inner
             gradients[0][0, :, own] = (inner @ key[0, :, seen]) * ctx.scale
             gradients[1][0, :, seen] = (inner.transpose(1, 2) @ query[0, :, own]) * ctx.scale
-        return (*gradients, grad_bias, None, None, None, None)
+        return (*gradients, grad_bias, None, None, None, None, None)
 
 
 def _added(

@@ -2,6 +2,7 @@
 
 The reference takes each example alone through transformers' stock forward and `F.cross_entropy`,
 training's own is `Trainer.step` at a learning rate of 0; both divide once, by the target tokens.
+With dropout the reference is training's own, of one example at a time.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from toque.models.forward.blocks import (
     stop_recomputing,
 )
 from toque.models.forward.cpu_layers import use_cpu_layers
+from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.onednn import onednn_is_faster
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.store import CheckpointStore
@@ -118,7 +120,8 @@ class UpdateCheck:
             f"loss {self.loss:.6f} nats a token, {self.reference_seconds:.1f} s\n\n"
             f"{'the same update':44}{'loss':>9}{'norm':>9}{'element':>9}{'seconds':>9}\n"
             f"{''.join(rows)}\n"
-            "Relative differences from the reference; dropout is off. Allowed in float32:\n"
+            "Relative differences from the reference, in which dropout is off; with dropout from\n"
+            "one example a row, one at a time. Allowed in float32:\n"
             f"loss {FLOAT32[0]:.0e}, gradient {FLOAT32[1]:.0e};\n"
             f"in 16 bits: loss {HALF[0]:.0e}, gradient {HALF[1]:.0e}.{''.join(skipped)}\n"
             f"{verdict}; {total:.1f} s."
@@ -219,7 +222,7 @@ def training_update(
 ) -> LossAndGradient:
     """The update that `Trainer.step` computes, nothing of it applied.
 
-    The model's dropout must be off. Of several ranks `step` is this rank's share.
+    Of several ranks `step` is this rank's share.
     """
     kept: Gradient = {}
 
@@ -255,12 +258,9 @@ def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
     model = build_language_model(config, store)
     model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
     model.train()
-    for module in model.modules():  # dropout's draws depend on how rows are laid out
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("dropout", "attention_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+    if config.train.optimisations.dropout:
+        use_keyed_dropout(model)
+    dropout = _without_dropout(model)
     # Training examples from the shortest to the longest, evenly.
     rows = store.rows("train")
     sizes = store.prompt_lengths[rows].astype(np.int64) + store.target_lengths[rows]
@@ -272,9 +272,23 @@ def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
     smoothing = config.optim.label_smoothing
     reference = reference_update(model, pairs, smoothing=smoothing, spans=spans)
     seconds = time.perf_counter() - began
-    ways = _Ways(config, store, model, runtime, rows, reference)
+    ways = _Ways(config, store, model, runtime, rows, reference, dropout)
     n_targets = ways.step(packed=False).n_targets
     return UpdateCheck(reference[0], len(rows), n_targets, seconds, tuple(ways.outcomes()))
+
+
+def _without_dropout(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
+    """Turn dropout off; the layers that have any, each with the name and value of its setting."""
+    settings = [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
+        if isinstance(value, float) and value > 0.0
+    ]
+    for module, name, _ in settings:
+        setattr(module, name, 0.0)
+    return settings
 
 
 @dataclass(frozen=True)
@@ -287,6 +301,7 @@ class _Ways:
     runtime: Runtime
     rows: np.ndarray
     reference: LossAndGradient
+    dropout: list[tuple[nn.Module, str, float]]  # layers with the names and values of what is off
 
     def outcomes(self) -> Iterator[UpdateWay]:
         """Each way, computed when it is asked for."""
@@ -309,6 +324,7 @@ class _Ways:
         else:
             reason = "train.compile is not true, and compiling takes a minute"
             yield UpdateWay("packed rows, compiled", "skipped", reason=reason)
+        yield from self.with_dropout()
         # The number format, and the products, that the run would choose.
         runtime = Runtime.from_settings(self.config.train, family_of(self.model.config))
         if runtime.precision == "float32" and not onednn_is_faster():
@@ -318,6 +334,33 @@ class _Ways:
         how = "float32 by oneDNN" if runtime.precision == "float32" else runtime.precision
         # With a loss scale, gradients would come scaled.
         yield self.compared(f"packed rows, {how}", runtime=replace(runtime, scaler=None))
+
+    def with_dropout(self) -> Iterator[UpdateWay]:
+        """The ways with the model's own dropout."""
+        reason = ""
+        if not self.config.train.optimisations.dropout:
+            reason = "train.optimisations.dropout is false, so that masks depend on the way"
+        elif not self.dropout:
+            reason = "the model has none"
+        if reason:
+            yield UpdateWay("dropout on", "skipped", reason=reason)
+            return
+        for module, name, p in self.dropout:
+            setattr(module, name, p)
+        alone = training_update(
+            self.model,
+            self.step(packed=False),
+            rows_at_once=1,
+            runtime=self.runtime,
+            smoothing=self.config.optim.label_smoothing,
+        )
+        yield self.compared("dropout on, packed rows, all at once", reference=alone)
+        yield self.compared("dropout on, one row at a time", rows_at_once=1, reference=alone)
+        yield self.compared("dropout on, shared by two ranks", ranks=2, reference=alone)
+        recompute_blocks(self.model)
+        yield self.compared("dropout on, activations recomputed", reference=alone)
+        stop_recomputing(self.model)
+        _without_dropout(self.model)
 
     def step(self, *, packed: bool, rank: int = 0, ranks: int = 1) -> Step:
         """The update, through the plan and the layout of training."""
@@ -355,8 +398,9 @@ class _Ways:
         rows_at_once: int | None = None,
         ranks: int = 1,
         runtime: Runtime | None = None,
+        reference: LossAndGradient | None = None,
     ) -> UpdateWay:
-        """One way, against the reference; all rows at once unless a number is given."""
+        """One way, against a reference; all rows at once unless a number is given."""
         runtime = runtime or self.runtime
         began = time.perf_counter()
         shares = [
@@ -373,7 +417,8 @@ class _Ways:
         gradient: Gradient = {}
         for _, share in shares:
             gradient |= {n: g + gradient[n] if n in gradient else g for n, g in share.items()}
-        found = difference((sum(loss for loss, _ in shares), gradient), self.reference)
+        update = sum(loss for loss, _ in shares), gradient
+        found = difference(update, reference or self.reference)
         same = found.within(FLOAT32 if runtime.precision == "float32" else HALF)
         seconds = time.perf_counter() - began
         return UpdateWay(name, "same" if same else "DIFFERENT", seconds, found)

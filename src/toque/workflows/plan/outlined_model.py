@@ -15,7 +15,7 @@ from toque.config.schema import TRAINED
 from toque.errors import ConfigError
 from toque.models.families import DTYPES, exchange_parameters, vocabulary_rows
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.fast_dropout import use_fast_dropout
+from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.outline import Where
 from toque.models.loading.from_scratch import KNOWN, known_model, outline_of
 from toque.models.loading.hub import resolve_folder
@@ -78,10 +78,9 @@ def outlined_model(
         remake(model)
     form = None if adapter is None else adapter.quantize_base
     hold_frozen(model, DTYPES[precision], None if form is None else Outlined(form))
-    if where == "cpu":
-        use_fast_dropout(model)
-        if precision == "bf16":
-            use_cpu_layers(model)
+    use_keyed_dropout(model)
+    if where == "cpu" and precision == "bf16":
+        use_cpu_layers(model)
     return model
 
 
