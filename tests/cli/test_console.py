@@ -1,11 +1,12 @@
 import io
+import sys
 import time
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from toque.cli.console import ConsoleReporter
+from toque.cli.console import ConsoleReporter, standard_streams
 
 
 def reporter(*, terminal: bool, **how: Any) -> tuple[ConsoleReporter, io.StringIO]:
@@ -59,6 +60,35 @@ def test_without_progress_what_stays_is_shown_and_quiet_the_result_alone(how, ca
     told.notice("warning: look")
     shown = "warning: look\n" if how == "progress" else ""
     assert (capsys.readouterr().out, out.getvalue()) == ("a result\n", shown)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"),
+    [
+        ("ascii", r"\u0416\xe9 \U0001f372 \ud83c"),
+        ("latin-1", "\\u0416é \\U0001f372 \\ud83c"),
+        ("cp1251", r"Ж\xe9 \U0001f372 \ud83c"),
+        ("utf-8", "Жé 🍲 \\ud83c"),
+        ("utf-16-le", "Жé 🍲 \\ud83c"),
+    ],
+)
+@pytest.mark.parametrize("working", [True, False])
+def test_characters_that_an_output_lacks_are_escaped(encoding, printed, working, monkeypatch):
+    outputs = io.BytesIO(), io.BytesIO()
+    for name, output in zip(("stdout", "stderr"), outputs, strict=True):
+        # Standard error of Python escapes by itself, unless PYTHONIOENCODING names "strict".
+        monkeypatch.setattr(f"sys.{name}", io.TextIOWrapper(output, encoding, newline="\n"))
+    text = "Жé 🍲 \ud83c"
+    with standard_streams(working=working):
+        print(text)
+        Console(soft_wrap=True).print(text)
+        print(text, file=sys.stderr)
+        ConsoleReporter().line(text)
+        ConsoleReporter().notice(text)
+    assert [output.getvalue().decode(encoding).splitlines() for output in outputs] == [
+        [printed] * 3,
+        [printed] * 2,
+    ]
 
 
 class Unwritable(io.StringIO):

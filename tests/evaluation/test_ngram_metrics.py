@@ -1,3 +1,5 @@
+import unicodedata
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -33,6 +35,23 @@ def test_real_pairs_score_as_sacrebleu_says(n, real_pairs):
 def test_tokens_are_cut_as_mteval_cuts_them(text):
     # A prediction equal to its reference but for one token tells tokens that are cut otherwise.
     assert max(differences([text, text + " z"], [text + " a b c", text])) < 1e-9
+
+
+SCRIPTS = ("把豆腐切成小块，加入酱油。", "豆腐を切ってスープ", "ใส่น้ำมันลงในกระทะ", "ចៀនខ្ទឹមបារាំង")
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_characters_are_words_where_a_script_writes_no_blanks(text):
+    counts = bleu_counts(words([text, text]), words([text, unicodedata.normalize("NFD", text)]))
+    assert bleu_of(counts).tolist() == pytest.approx([100.0, 100.0])
+
+
+def test_chinese_scores_as_sacrebleu_says():
+    prediction = "把豆腐切成小块，加入酱油 salt。再煮3.5分钟。"
+    reference = "把豆腐切成大块，放入酱油。再煮3分钟 soup。"
+    ours = float(bleu_of(bleu_counts(words([prediction]), words([reference]))[0]))
+    oracle = sacrebleu.BLEU(tokenize="zh").corpus_score([prediction], [[reference]])
+    assert ours == pytest.approx(oracle.score)
 
 
 @given(st.lists(st.tuples(marks, marks), min_size=1, max_size=5))

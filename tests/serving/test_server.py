@@ -55,6 +55,23 @@ def test_a_client_that_goes_away_frees_its_place(gpt2, serving):
             assert answer["choices"][0]["text"] == text_of(gpt2)
 
 
+def test_a_client_that_leaves_during_its_body_is_counted_and_logs_nothing(gpt2, serving, caplog):
+    with serving(ServedModels([gpt2])) as address:
+        for path in (b"/v1/completions", b"/v1/chat/completions"):
+            before = metric(address, "toque_clients_gone_total")
+            with closing(plain(address)) as gone:
+                head = HEAD.replace(b"/v1/completions", path)
+                head += b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+                gone.sendall(head + b'{"model": ')
+            until(
+                lambda n=before: (
+                    caplog.records or metric(address, "toque_clients_gone_total") == n + 1
+                )
+            )
+        assert ask(address).status == 200
+    assert not caplog.records
+
+
 def test_a_full_queue_answers_429_with_when_to_try_again(gpt2, serving):
     with serving(ServedModels([gpt2]), limits={"rows": 1, "queue": 59}) as address:
         with closing(open_to(address)) as full:

@@ -59,8 +59,9 @@ class OutputLostError(Exception):
 
 
 class _ObservedStream(io.TextIOBase):
-    """A text stream over another that may fail at any write; then it drops, or raises.
+    r"""A text stream over another that may fail at any write; then it drops, or raises.
 
+    Characters that the stream's encoding lacks are written as escapes such as "\u0416".
     `stream` is asked at every write, as `sys.stderr` may be replaced.
     """
 
@@ -75,7 +76,7 @@ class _ObservedStream(io.TextIOBase):
         return inner.lost if isinstance(inner, _ObservedStream) else self._lost
 
     def write(self, text: str) -> int:
-        self._do(lambda stream: stream.write(text))
+        self._do(lambda stream: _write_encodable(stream, text))
         return len(text)
 
     def flush(self) -> None:
@@ -112,6 +113,14 @@ class _ObservedStream(io.TextIOBase):
             if not self._drop:
                 raise OutputLostError from error
             self._lost = self._lost or (getattr(error, "strerror", None) or str(error))
+
+
+def _write_encodable(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:  # nothing of the text was written
+        escaped = text.encode(stream.encoding, "backslashreplace")
+        stream.write(escaped.decode(stream.encoding))
 
 
 def quieten_libraries() -> None:

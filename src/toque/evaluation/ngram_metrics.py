@@ -4,8 +4,9 @@ BLEU comes from sufficient statistics per text and is sacrebleu 2.6's, as
 `nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp`. It is from 0 to 100 and belongs to a set of texts;
 it is no mean over texts.
 
-Tokens are 64-bit hashes of words as mteval-v13a cuts them. Two different ones of a pair of texts
-share a hash with a probability of about 1e-15.
+Tokens are 64-bit hashes of words as mteval-v13a cuts them. Characters of scripts without blanks are
+words, as in sacrebleu's tokenizer "zh", and texts are compared in Unicode's composed form. Two
+different tokens of a pair of texts share a hash with a probability of about 1e-15.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from toque.evaluation.script_words import with_blanks
 from toque.keyed_random import mixed
 
 U64 = NDArray[np.uint64]
@@ -60,12 +62,12 @@ def words(texts: Sequence[str]) -> HashedTokens:
 
 
 def mteval_tokens(text: str) -> list[str]:
-    """A text cut by the rules of mteval-v13a (NIST 2009).
+    """A text cut by the rules of mteval-v13a (NIST 2009), after `with_blanks`.
 
     >>> mteval_tokens("1,000 eggs, 3...5 (large)")
     ['1,000', 'eggs', ',', '3', '.', '.', '.5', '(', 'large', ')']
     """
-    line = text.rstrip().replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
+    line = with_blanks(text).rstrip().replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
     if "&" in line:
         for escaped, mark in _ESCAPES:
             line = line.replace(escaped, mark)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -20,6 +20,7 @@ from toque.serving.reply import Reply
 from toque.serving.server import Gate, Limits, RequestError, answer_to, read_body
 
 _log = logging.getLogger("toque.serving")
+_CLIENT_GONE = 499  # nginx's status for a client that closed its connection
 
 
 def build_app(
@@ -42,6 +43,11 @@ def build_app(
         finally:
             batcher.close()
 
+    async def gone(_: Request, _error: Exception) -> Response:
+        """Count a client that left during its body; the empty answer reaches no one."""
+        batcher.metrics.gone.inc()
+        return Response(status_code=_CLIENT_GONE)
+
     routes = [*_routes(models, batcher, limits), *page_routes(models, batcher, limits)]
     app = Starlette(
         routes=routes,
@@ -49,6 +55,7 @@ def build_app(
         exception_handlers={
             RequestError: _refused,
             HTTPException: _no_such_route,
+            ClientDisconnect: gone,
             Exception: _refused,
         },
     )

@@ -16,12 +16,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from starlette.concurrency import run_in_threadpool
 
 from toque.cooking.answer_schemas import SHIPPED, answer_schema
+from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
 from toque.models.generation.constraints import HeldText
 from toque.models.generation.live_rows import End, NewToken
 from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import ServedModel
 from toque.serving.server import RequestError
+from toque.serving.token_bytes import bytes_of_token
 
 Json = dict[str, Any]
 _MOST_ERRORS: Final = 100
@@ -31,17 +33,22 @@ _MOST_ERRORS: Final = 100
 class TextToken(NamedTuple):
     """A token as it stands in its text; the texts of all tokens side by side are the text."""
 
+    codec: Codec
     new: NewToken
     text: str  # empty where a character's bytes are not all there yet; the last has it whole
     others: Sequence[str]  # the texts that the likeliest tokens would have had in this place
 
     @property
-    def likeliest(self) -> list[tuple[str, float]]:
-        """The likeliest texts with their log-probabilities, the one that was chosen among them."""
+    def likeliest(self) -> list[tuple[int, str, float]]:
+        """The likeliest tokens, texts and log-probabilities, the chosen token among them."""
         new, pairs = self.new, zip(self.new.likeliest, self.others, strict=True)
-        best = [(self.text if token == new.token else text, log) for (token, log), text in pairs]
+        best = [
+            (token, self.text if token == new.token else text, log) for (token, log), text in pairs
+        ]
         chosen = any(token == new.token for token, _ in new.likeliest)
-        return best if chosen or new.logprob is None else [*best, (self.text, new.logprob)]
+        if chosen or new.logprob is None:
+            return best
+        return [*best, (new.token, self.text, new.logprob)]
 
 
 @dataclass(frozen=True)
@@ -339,16 +346,18 @@ class ChatRequest(TextRequest):
         return _choice(piece, {"message" if whole else "delta": content}, logs)
 
     def _logprob(self, token: TextToken) -> Json:
-        best = [_chat_logprob(text, log) for text, log in token.likeliest]
-        return {**_chat_logprob(token.text, token.new.logprob), "top_logprobs": best}
+        best = [_chat_logprob(token.codec, *one) for one in token.likeliest]
+        new = token.new
+        chosen = _chat_logprob(token.codec, new.token, token.text, new.logprob)
+        return {**chosen, "top_logprobs": best}
 
 
 def _choice(piece: Piece, content: Json, logprobs: Json | None) -> Json:
     return {"index": piece.index, **content, "logprobs": logprobs, "finish_reason": piece.end}
 
 
-def _chat_logprob(text: str, logprob: float | None) -> Json:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _chat_logprob(codec: Codec, token: int, text: str, logprob: float | None) -> Json:
+    return {"token": text, "logprob": logprob, "bytes": list(bytes_of_token(codec, token, text))}
 
 
 def _logprobs(piece: Piece) -> Json:
@@ -356,7 +365,7 @@ def _logprobs(piece: Piece) -> Json:
     likeliest, offsets, offset = list[Json | None](), [], piece.offset
     for token in piece.tokens:
         best: dict[str, float | None] = {}
-        for text, log in token.likeliest:
+        for _, text, log in token.likeliest:
             best.setdefault(text, log)  # of texts that are equal, the likeliest
         known = token.new.logprob is not None  # of all but the first token of a prompt
         likeliest.append(best | {token.text: token.new.logprob} if known else None)

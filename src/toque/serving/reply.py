@@ -41,7 +41,7 @@ class _Text:
 
     def __init__(self, index: int, codec: Codec, stops: Sequence[str], *, echoes: bool) -> None:
         self._index, self._stops, self._echoes = index, stops, echoes
-        self._stream = TextStream(codec)
+        self._codec, self._stream = codec, TextStream(codec)
         self._held = ""
         self._textless: list[TextToken] = []  # tokens whose character is not whole yet
         self._offset = 0
@@ -58,7 +58,7 @@ class _Text:
     def _read(self, new: NewToken, *, skip_special_tokens: bool = True) -> TextToken:
         others = [self._stream.would_be(token) for token, _ in new.likeliest]
         text = self._stream.feed(new.token, skip_special_tokens=skip_special_tokens)
-        return TextToken(new, text, others)
+        return TextToken(self._codec, new, text, others)
 
     def piece(self, news: Sequence[NewToken]) -> Piece:
         """The piece that some more tokens make."""
@@ -76,7 +76,7 @@ class _Text:
                     self._textless[-1] = self._textless[-1]._replace(text=more)
             if end == "stop" and self._echoes:
                 others = [self._stream.would_be(token) for token, _ in new.likeliest]
-                self._textless.append(TextToken(new, "", others))
+                self._textless.append(TextToken(self._codec, new, "", others))
             certain, stopped = self._certain(more, last=end is not None)
             text += certain
             end = "stop" if stopped else end

@@ -1,0 +1,49 @@
+"""Bytes of single tokens, which may be parts of a character."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from toque.data.tokenizer.codec import Codec
+
+_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")  # a byte as SentencePiece spells it
+_HALF: Final = "\ufffd"  # stands in a text for bytes that are not a character
+
+
+def _byte_characters() -> Mapping[str, int]:
+    """GPT-2's spelling of bytes: printable ones as themselves, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(0x100)) - set(printable))
+    return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}
+
+
+_BYTE_CHARACTERS: Final = _byte_characters()
+
+
+def bytes_of_token(codec: Codec, token: int, text: str) -> bytes:
+    """The bytes that a token adds to a text; `text` is the token's text in its place.
+
+    The bytes of all tokens together are the text's UTF-8, if the text is valid UTF-8.
+    """
+    if token in codec.silent or token == codec.newline_id:
+        return text.encode()
+
+    piece = codec.piece(token)
+    if (raw := _spelled_bytes(piece)) is not None:
+        alone = codec.decode([token])
+        is_spelling = raw.decode(errors="replace") == alone  # not of "é" in SentencePiece
+        if is_spelling and (_HALF in alone or text.endswith(alone)):
+            return raw
+    if _HALF in piece:  # the text is held back with the next token
+        return codec.decode([token]).encode()
+    return text.replace(_HALF, "").encode()  # without the bytes before this token
+
+
+def _spelled_bytes(piece: str) -> bytes | None:
+    if match := _BYTE.fullmatch(piece):
+        return bytes.fromhex(match[1])
+    if all(char in _BYTE_CHARACTERS for char in piece):
+        return bytes(_BYTE_CHARACTERS[char] for char in piece)
+    return None
