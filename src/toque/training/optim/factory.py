@@ -219,11 +219,9 @@ def _trial(make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> str
             kept.compare(number, continued)
     except Exception as error:  # noqa: BLE001 - whatever a user's code may raise
         return f"going on from its state raised {type(error).__name__} ({error})"
-    if kept.reason is not None:
-        return kept.reason
-    if not (torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias)):
-        return "going on from its state gave other weights than a run that was not interrupted"
-    return None
+    same = torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias)
+    other = "going on from its state gave other weights than a run that was not interrupted"
+    return kept.reason or (None if same else other)
 
 
 def _first_state(optimizer: torch.optim.Optimizer, n_dims: int = 2) -> dict[str, Any]:
