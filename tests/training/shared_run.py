@@ -23,6 +23,7 @@ from tiny import model_of, shape_of, stream_of, uneven_examples
 from toque.batch import Batch
 from toque.data.loader.batch_stream import BatchStream
 from toque.errors import CheckpointError, ConfigError, NonFiniteError
+from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.training.callbacks import Requests, StepInfo
 from toque.training.distributed.collectives import Ranks
@@ -56,7 +57,8 @@ def run_of(
     loss_fn: Callable[[nn.Module, Batch], Tensor] | None = None,
 ) -> tuple[Trainer, Numbers]:
     """A run with packing, accumulation, clipping, noise and smoothing, ready to go."""
-    model = model_of(family, seed=5, shape=shape_of(family, layers=1, dropout=0.0)).train()
+    model = model_of(family, seed=5, shape=shape_of(family, layers=1, dropout=0.1)).train()
+    use_keyed_dropout(model)
     runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
     seen = Numbers(ask)
     trainer = small_trainer(

@@ -174,9 +174,9 @@ class OptimisationsConfig(Config):
     FlexAttention, on a GPU. dense: masks of all pairs of positions, which work everywhere. auto:
     segments on a CPU; on a GPU flex, or dense where flex does not work."""
     dropout: bool = True
-    """Draw dropout's masks from a hash of seed, step, token and layer, so that
-    train.micro_batch_rows, packing and the number of ranks do not change them. false: from
-    PyTorch's generator, so that they do."""
+    """Draw dropout's masks from a hash of seed, step, token and layer: the same for every
+    train.micro_batch_rows, packing and number of ranks. false: from PyTorch's generator, whose
+    masks depend on them."""
     activations: bool = True
     """Compute GPT-2's and T5 v1.1's GELU in one kernel instead of eight steps."""
     layers: bool = True

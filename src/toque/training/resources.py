@@ -1,6 +1,6 @@
 """Resources of a run: how its updates are computed on its machine, chosen once and then kept.
 
-Another choice would change every dropout mask and the last bits of every sum. So it is made once:
+Another choice would change the last bits of every sum. So it is made once:
 every checkpoint holds it, and the run's folder in `resources.json`, which adds where memory ran out
 since the checkpoint was written and is all there is before the first save.
 """
@@ -123,7 +123,7 @@ def earlier_choices(
     if changed:
         note = (
             "the rows at once are chosen anew, for what they depend on changed "
-            f"({'; '.join(changed)}): dropout masks and the last bits may be others than in an "
+            f"({'; '.join(changed)}): the last bits may be others than in an "
             "undisturbed run"
         )
         return None, [note]

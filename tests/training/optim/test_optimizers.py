@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import deque
 
 import pytest
 import torch
@@ -251,10 +252,90 @@ class MoreOfLarge(Forgetful):
         return float(state[entry][0])
 
 
+class Lookahead(Forgetful):
+    """Every fifth update half of the way back to slow weights (Zhang et al. 2019)."""
+
+    def __init__(self, params, lr=0.1, *, every=5):
+        super().__init__(params, lr)
+        self.inner = torch.optim.SGD(self.param_groups, lr=lr)
+        self.every, self.updates = every, 0
+
+    def step(self):
+        self.inner.step()
+        self.updates += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                slow = self.state[p].setdefault("slow", p.detach().clone())
+                if self.updates % self.every == 0:
+                    p.data.copy_(slow.lerp_(p.data, 0.5))
+
+
+def rarely(params, lr=0.1):
+    return Lookahead(params, lr, every=1000)
+
+
+class Averages(Forgetful):
+    """The mean of the weights is taken every hundredth update, which the state counts."""
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["n"] = state.get("n", 0) + 1
+                p.data.sub_(p.grad, alpha=group["lr"])
+                if state["n"] == 100:
+                    self.mean = p.detach().clone()
+
+
+class OfClass(Forgetful):
+    """All objects count together."""
+
+    counts = [0]  # noqa: RUF012
+
+    def rate(self, group, state, p):
+        self.counts[0] += 1
+        return 1.0
+
+
+class Chance(Forgetful):
+    def rate(self, group, state, p):
+        return 1.0 + random.random()
+
+
+class History(Forgetful):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr)
+        self.last = deque(maxlen=200)
+
+    def rate(self, group, state, p):
+        self.last.append(float(p.grad.mean()))
+        return 1.0
+
+
+def hooked(params, lr=0.1):
+    """A function's own variable counts."""
+    updates = 0
+
+    def count(*_):
+        nonlocal updates
+        updates += 1
+
+    optimizer = torch.optim.SGD(params, lr=lr)
+    optimizer.register_step_post_hook(count)
+    return optimizer
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (f"{__name__}:CountsByGroup", "gave other weights"),
+        (f"{__name__}:CountsByGroup", r"attribute param_groups\[0\]\['updates'\] differed"),
+        (f"{__name__}:Lookahead", "attribute updates differed"),
+        (f"{__name__}:rarely", "attribute updates differed"),
+        (f"{__name__}:Averages", "attribute mean differed"),
+        (f"{__name__}:OfClass", r"attribute OfClass.counts\[0\] differed"),
+        (f"{__name__}:Chance", "drew numbers from random, whose state"),
+        (f"{__name__}:History", "attribute last.length differed"),
+        (f"{__name__}:hooked", r"attribute .*\(updates\) differed"),
         (f"{__name__}:Lists", r"state\[parameter\]\['rates'\] was a list"),
         (f"{__name__}:MoreOfLarge", r"128 x 64 did not fit it again \(weight lacks scale\)"),
         ("bitsandbytes.optim:Lion8bit", "128 x 64 did not fit it again"),

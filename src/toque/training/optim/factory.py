@@ -19,6 +19,13 @@ from toque.config.schema import OptimConfig
 from toque.config.user_code import imported
 from toque.errors import ConfigError
 from toque.training.distributed.sharing import divided_like, own_part
+from toque.training.optim.attributes import (
+    Facts,
+    facts_of_class,
+    facts_outside,
+    first_difference,
+    random_state,
+)
 from toque.training.optim.with_adamw import WithAdamW, adamw_8bit, muon
 from toque.training.state_values import all_finite, refuse
 
@@ -26,7 +33,7 @@ _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
 """Floors of a gradient's and of a weight's RMS. torch's own floor of gradients, 1e-7, is above
 those of a large model; the square of this one is still a normal float32."""
 _PROBED: Final = (11, 13, 17, 19)  # sizes that tell which of a state's is which of a parameter's
-_TRIED: Final = 3  # updates before and after a trial of continuing
+_TRIED: Final = 120  # updates before and after a trial of continuing: some act every hundredth
 _SMALL: Final = 4096  # weights below which bitsandbytes keeps a tensor's averages in float32
 _BLOCK: Final = 256  # weights that share one of bitsandbytes' scales
 _NEVER_NEGATIVE: Final = frozenset(
@@ -130,6 +137,43 @@ def _own_optimizer(
     return made
 
 
+class _KeptOutside:
+    """What an optimizer keeps beside its parameters' state, as a run continues."""
+
+    parts = (range(_TRIED, _TRIED + 1), range(_TRIED + 1, 2 * _TRIED))
+    """Updates after continuing: a short history is full again after many."""
+
+    def __init__(self, whole: torch.optim.Optimizer) -> None:
+        self._of_class, self._generators = facts_of_class(whole), random_state()
+        self._noted: list[Facts] = []
+        self.reason: str | None = None
+
+    def note(self, whole: torch.optim.Optimizer) -> None:
+        """Note what the optimizer of a run that was not interrupted keeps after a part."""
+        self._noted.append(facts_outside(whole))
+
+    def compare(self, part: int, continued: torch.optim.Optimizer) -> None:
+        """Set the reason if the optimizer that was continued keeps something else."""
+        drawn = first_difference(self._generators, random_state())
+        changed = first_difference(self._noted[part], facts_outside(continued))
+        changed = changed or first_difference(self._of_class, facts_of_class(continued))
+        if self.reason is None and drawn is not None:
+            self.reason = f"it drew numbers from {drawn}, whose state a checkpoint does not hold"
+        elif self.reason is None and changed is not None:
+            self.reason = (
+                f"its attribute {changed} differed from that of a run that was not interrupted"
+            )
+
+
+def _unfit_for_a_checkpoint(optimizer: torch.optim.Optimizer) -> str | None:
+    """What state of a parameter is neither a tensor nor a number; None if all is."""
+    states: Iterable[Mapping[str, Any]] = optimizer.state.values()
+    for entry, value in (item for state in states for item in state.items()):
+        if not isinstance(value, Tensor | float | int | None):
+            return f"state[parameter][{entry!r}] was a {type(value).__name__}"
+    return None
+
+
 def _trial(make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> str | None:
     """Why an own optimizer comes to other weights where it is continued; None if it does not.
 
@@ -154,13 +198,15 @@ def _trial(make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> str
 
     whole = made(model)
     train(model, whole, range(_TRIED))
-    states: Iterable[Mapping[str, Any]] = whole.state.values()
-    for entry, value in (item for state in states for item in state.items()):
-        if not isinstance(value, Tensor | float | int | None):
-            return f"state[parameter][{entry!r}] was a {type(value).__name__}"
+    unfit = _unfit_for_a_checkpoint(whole)
+    if unfit is not None:
+        return unfit
     saved = {key: tensor.clone() for key, tensor in optimizer_tensors(whole, model).items()}
     twin = copy.deepcopy(model)
-    train(model, whole, range(_TRIED, 2 * _TRIED))
+    kept = _KeptOutside(whole)
+    for steps in kept.parts:
+        train(model, whole, steps)
+        kept.note(whole)
     try:
         continued = made(twin)
         wrong = _differences(saved, _expected(continued, twin, saved), steps=_TRIED)
@@ -168,12 +214,14 @@ def _trial(make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> str
             of = " x ".join(map(str, model.weight.shape))
             return f"its state of a matrix of {of} did not fit it again ({min(wrong)})"
         load_optimizer_tensors(continued, twin, saved, where="")
-        train(twin, continued, range(_TRIED, 2 * _TRIED))
+        for number, steps in enumerate(kept.parts):
+            train(twin, continued, steps)
+            kept.compare(number, continued)
     except Exception as error:  # noqa: BLE001 - whatever a user's code may raise
         return f"going on from its state raised {type(error).__name__} ({error})"
-    if not (torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias)):
-        return "going on from its state gave other weights than a run that was not interrupted"
-    return None
+    same = torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias)
+    other = "going on from its state gave other weights than a run that was not interrupted"
+    return kept.reason or (None if same else other)
 
 
 def _first_state(optimizer: torch.optim.Optimizer, n_dims: int = 2) -> dict[str, Any]:
