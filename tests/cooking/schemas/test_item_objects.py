@@ -239,11 +239,11 @@ def test_steps_in_every_form(steps, expected):
 
 def test_the_longer_of_action_and_detail_is_the_step():
     steps = {
-        "1": {"action": "Simmer", "detail": STEPS[0]},
+        "1": {"action": "Begin", "detail": STEPS[0]},
         "2": {"action": STEPS[1], "detail": "gently"},
     }
     recipe, notes = read(instructions=steps)
-    assert recipe.directions == STEPS
+    assert recipe.steps == STEPS
     assert unread(notes) == ["instructions.action", "instructions.detail"]
 
 
