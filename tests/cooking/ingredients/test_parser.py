@@ -133,6 +133,7 @@ ODD = ["", " ", "(", "((", ")(", "1", "1/", "½", "-", "a", "or", "1 x", "x" * 5
         ("two to two and a half cups rice", (2, 2.5), "cup", "rice"),
         ("eight to a dozen clams", (8, 12), None, "clams"),
         ("a clove or two of garlic", (1, 2), "clove", "garlic"),
+        ("a cup or two tablespoons milk", 1, "cup", "milk"),
         ("two, three or four leeks", (2, 4), None, "leeks"),
         ("two-to-three cups milk", (2, 3), "cup", "milk"),
         ("2 / 3 cup rice", 2 / 3, "cup", "rice"), ("1/100 oz saffron", 0.01, "ounce", "saffron"),

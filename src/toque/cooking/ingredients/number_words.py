@@ -61,7 +61,9 @@ _RANGE: Final = re.compile(
     rf" ?(?P<high>an? dozen\b|{_DIGITS_OR_WORD})",
     re.IGNORECASE,
 )
-_OR_TWO: Final = re.compile(r"\A(?:an?|one) (?P<item>[^\W\d_]+) or two\b", re.IGNORECASE)
+_OR_TWO: Final = re.compile(
+    rf"\A(?:an?|one) (?P<item>[^\W\d_]+) or two\b(?! (?:{_UNITS})\b)", re.IGNORECASE
+)  # not "a cup or two tablespoons"
 _RANGE_MARKS: Final = ("between ", "from ", " or ", " to ", "-to-", "-or-")
 
 
