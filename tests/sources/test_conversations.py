@@ -137,6 +137,7 @@ def test_what_is_no_conversation_is_dropped_by_its_reason(messages, reason, tmp_
     [
         ("weight", 0), ("weight", 0.0), ("weight", "0"), ("weight", False), ("train", False),
         ("training", False), ("training", "false"), ("loss", False), ("loss_mask", 0),
+        ("loss_scale", 0.0),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("form", [("role", "content"), ("from", "value")])

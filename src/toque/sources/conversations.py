@@ -54,6 +54,7 @@ UNWRITTEN: Final = "messages with a field {}, which the chat template does not w
 UNUSED_OF_PARTS: Final = "parts of messages with {}, which is not used"
 _MARKS: Final = (
     "weight", "train", "training", "trainable", "loss", "loss_mask", "loss_weight",
+    "loss_scale",
 )  # fmt: skip
 """Fields of a message, or of a part, that say whether it is learnt."""
 _DETAILS: Final = ("train_detail", "training_detail")

@@ -237,6 +237,27 @@ def test_steps_in_every_form(steps, expected):
     assert unread(notes) == []
 
 
+def test_the_longer_of_action_and_detail_is_the_step():
+    steps = {
+        "1": {"action": "Begin", "detail": STEPS[0]},
+        "2": {"action": STEPS[1], "detail": "gently"},
+    }
+    recipe, notes = read(instructions=steps)
+    assert recipe.steps == STEPS
+    assert unread(notes) == ["instructions.action", "instructions.detail"]
+
+
+def test_the_end_of_a_range_is_written():
+    recipe, _ = read(ingredients=[{"name": "leeks", "qty": "2", "range_end": "3"}])
+    assert recipe.ingredients == ("2-3 leeks",)
+
+
+def test_a_list_of_objects_in_place_of_servings_is_counted():
+    yields = [{"yields": 2, "ingredients": [{"id": "a", "amount": 250}]}]
+    assert unread(read(yields=yields)[1]) == ["yields"]
+    assert unread(read(yields=["4", "4 servings"])[1]) == []
+
+
 def test_what_a_step_does_not_use_is_counted():
     steps = [
         {"number": 1, "step": STEPS[0], "equipment": [{"id": 1, "name": "pot"}]},

@@ -148,6 +148,10 @@ def test_lines_that_only_look_misprinted_stay(line):
     assert notes.total() == 0
 
 
+def test_spaces_around_a_fraction_slash():
+    assert without_misprints(["1 1 ⁄ 2 cups rice"], Counter()) == ["1 1⁄2 cups rice"]
+
+
 def test_spaces_before_punctuation():
     notes: Counter[str] = Counter()
     lines = ["cook , covered , , 1 / 2 hour ( or so )", "sherbet / sorbet", "wait"]

@@ -53,6 +53,19 @@ _HYPHENATED: Final = re.compile(
     re.IGNORECASE,
 )
 
+_DIGITS_OR_WORD: Final = rf"(?:\d+(?: \d/\d{{1,2}}|/\d{{1,2}})?|(?:{_SMALL}|half|quarter)\b)"
+_RANGE: Final = re.compile(
+    rf"\A(?:between (?P<low>{_DIGITS_OR_WORD}) and|from (?P<low_2>{_DIGITS_OR_WORD}) to"
+    rf"|(?P<low_3>{_SMALL}),(?: (?:{_SMALL}),?)? or|(?P<low_4>{_SMALL})-(?:to|or)-"
+    rf"|(?P<low_5>{_DIGITS_OR_WORD}) (?:to|or)(?= an? dozen| \d))"
+    rf" ?(?P<high>an? dozen\b|{_DIGITS_OR_WORD})",
+    re.IGNORECASE,
+)
+_OR_TWO: Final = re.compile(
+    rf"\A(?:an?|one) (?P<item>[^\W\d_]+) or two\b(?! (?:{_UNITS})\b)", re.IGNORECASE
+)  # not "a cup or two tablespoons"
+_RANGE_MARKS: Final = ("between ", "from ", " or ", " to ", "-to-", "-or-")
+
 
 def digits_for_words(text: str) -> str:
     """A line with numbers of several words in digits.
@@ -61,6 +74,8 @@ def digits_for_words(text: str) -> str:
     '3/4 cup cream'
     >>> digits_for_words("two hundred fifty grams of half and half")
     '250 grams of half and half'
+    >>> digits_for_words("between two and three cups"), digits_for_words("a cup or two of water")
+    ('2 to 3 cups', '1 to 2 cup of water')
     """
     lower = text.lower()
     if any(map(lower.__contains__, _MARKS)):
@@ -69,7 +84,26 @@ def digits_for_words(text: str) -> str:
         text = _LARGE.sub(_large, text)
     if "-" in text and _HYPHENATED.match(text):
         text = _HYPHENATED.sub(_hyphenated, text, count=1)
+    if any(map(lower.__contains__, _RANGE_MARKS)):
+        text = _OR_TWO.sub(r"1 to 2 \g<item>", text)
+        text = _RANGE.sub(_range, text)
     return text
+
+
+def _range(match: re.Match[str]) -> str:
+    """Both ends of a range in digits: "half to 3/4" as "1/2 to 3/4"."""
+    low = next(text for name, text in match.groupdict().items() if name != "high" and text)
+    return f"{_in_digits(low)} to {_in_digits(match['high'])}"
+
+
+def _in_digits(number: str) -> str:
+    lower = number.lower()
+    if lower.endswith("dozen"):
+        return "12"
+    part = _PARTS.get(lower)
+    if part is not None:
+        return f"1/{part}"
+    return number if number[0].isdecimal() else str(_value(number))
 
 
 def _value(words: str) -> int:

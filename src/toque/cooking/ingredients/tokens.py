@@ -16,7 +16,8 @@ from toque.cooking.ingredients.vocabulary import SPELLINGS
 
 # "1-1/2 cups" is one and a half to every cook; "15 1/2" too. Other slashes part two measures.
 _BELOW: Final = (
-    r"/(?:(?:16|10|12|[2-9])(?!\d)|(?:11|15|20|24|32|48|64)(?= ?(?:cup|tea|table|tsp|tbsp|tbs)))"
+    r"/(?:(?:16|10|12|[2-9])(?!\d)|(?:11|15|20|24|32|48|64)(?= ?(?:cup|tea|table|tsp|tbsp|tbs))"
+    r"|100(?= ?(?:oz|ounces?)\b))"
 )
 NUMBER: Final = (
     rf"\d+(?:\s+|-)\d{{1,2}}{_BELOW}|\d{{1,2}}{_BELOW}"
@@ -110,6 +111,8 @@ _PLAIN = _MARKS | _GLYPHS
 _SMALL_FRACTION = re.compile(
     r"(⅟|[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,3}[/⁄∕])([₀-₉0-9]{1,3})|([0-9]{1,3}[/⁄∕])([₀-₉]{1,3})"
 )
+# "11⁄2": a fraction slash in an improper fraction, whose blank was lost.
+_LOST_BLANK = re.compile(r"(?<![\d.,/⁄])([1-9])([1-9]⁄[2-9])(?!\d)")
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
 _MOST: Final = 1e15  # largest number read: exact in a float, and far beyond any kitchen
@@ -120,6 +123,7 @@ def plain(text: str) -> str:
     """`text` with glyphs, dashes and quotation marks in ASCII: "1 1/2-2 cups" of "1½–2 cups"."""
     if text.isascii():
         return text
+    text = _LOST_BLANK.sub(r"\1 \2", text)
     text = _SMALL_FRACTION.sub(_in_plain_digits, text)
     return _SPECIAL.sub(lambda mark: _PLAIN[mark.group()], text)
 
@@ -245,6 +249,7 @@ _FOREIGN: Final = [
         (("个", "根", "勺", "适量"), r"\A(?:适量|[一两三四五六半]+[个根勺]半?)\s", ""),
         ((" 1/", " 3/"), r"(?<=\A\d) (?:e|i|y|og|und|et|&|\+) (?=\d/)", " "),
         (("/",), r"(?<=\d)(?<=/\d|\d\d)(?:nds?|rds?|ths?)\b", ""),  # "2/3rds cup"
+        ((" / ",), r"(?<=\d) / (?=(?:[2-9]|10|12|16)(?![\d.,]))", "/"),  # "3 / 8 cup"
         ((" | ",), r" \| [^|]{1,30}? de\b", " de"),  # both numbers: "lata | latas de"
         ((" *",), r" \*+ ?(?:in|or|see|if|use|you|can|optional)\b.*\Z", ""),
         ((" - ",), r"(?<=\d) - (?=[^\W\d_]{3})|(?<=\)) - (?=[^\W\d_])", " "),

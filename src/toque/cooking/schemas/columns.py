@@ -64,6 +64,7 @@ _OTHERS = {
     "quantities": ("recipeingredientquantities",),
 }
 _TEXTS = ("title", "ingredients", "steps", "tags", "cuisine", "source")
+_NUMBERS = ("servings", "minutes", "prep_time", "cook_time")
 _LABELS = ("nutrition", "nutrients", "difficulty", "nutrition_class")
 _NOT_FOLDED = re.compile(r"[^a-z0-9]")
 _NUMBERED_NAME = re.compile(r"(?:str|recipe)?([a-z]+?)0*(\d{1,2})([a-z]*)")
@@ -118,9 +119,16 @@ class Shape:
         """Texts of a record that no example holds and from which no number or label is read."""
         filled = (filter(raw.get, self.fields(role)) for role in ROLES)
         used = (next(fields, "") for fields in filled)
+        # A list of objects is not a number: "yields": [{"yields": 2, "ingredients": ...}]
+        numbers = {field for role, field in self.roles.items() if role in _NUMBERS}
+        objects = {name for name in numbers if _holds_objects(raw.get(name))}
         marks = (name for name in raw if name.startswith("@"))  # of JSON-LD
         texts = {name: value for name, value in raw.items() if not isinstance(value, int | float)}
-        return unused_in((texts,), self.read.union(used, marks, self.numbered_fields))
+        return unused_in((texts,), (self.read - objects).union(used, marks, self.numbered_fields))
+
+
+def _holds_objects(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(item, dict) for item in value)
 
 
 @lru_cache(maxsize=512)

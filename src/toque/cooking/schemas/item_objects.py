@@ -66,6 +66,7 @@ _INGREDIENT: Final = _Roles(
         """,
         "most": """
             max to maximum high end quantitymax maxquantity amountmax maxamount maxvalue quantityto
+            rangeend endrange quantityend amountend
             amountto quantity2 amount2 upperquantity
         """,
         "unit": """
@@ -106,8 +107,9 @@ _STEP: Final = _Roles(
         "text": """
             text displaytext instruction step direction description displayvalue content body value
             formattedtext html markdown instructions instructionshtml instructionsmarkdown
-            directions method paragraph preparation action anweisung
+            directions method paragraph preparation anweisung
         """,
+        "detail": "action detail details",
         "title": """
             name title heading header headline section sectionname sectiontitle group groupname
             sectionheadingname label subtitle
@@ -677,7 +679,9 @@ class ItemReader:
             if not digits.strip().isdecimal():
                 keys.leave(digits)
         chosen = ""
-        for value in keys.take("text", str):
+        # {"action": "Fry", "detail": "Fry the onion until golden."}: the longer one is the step.
+        details = sorted(keys.take("detail", str), key=len, reverse=True)
+        for value in [*keys.take("text", str), *details]:
             text = _usable(value)
             if not _has_letter(text) or _STEP_NUMBER.fullmatch(text):
                 continue

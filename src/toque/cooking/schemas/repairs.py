@@ -87,6 +87,7 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
          "recipes with signs for degrees"),
         (("u0026",), r"\bu0026(?=\s)", "&", "HTML entities decoded"),
         ((" /", "/ "), r"(?<=\d)(?: /|/(?= )) ?(?=\d)", "/", _FRACTIONS),
+        ((" ⁄", "⁄ "), r"(?<=\d)(?: ⁄|⁄(?= )) ?(?=\d)", "⁄", _FRACTIONS),
         # "11/2"
         (("malls ", "ediums ", "arges "), r"(?<=\d )(small|medium|large)s(?= [a-z])", r"\1",
          _SPACES),
