@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import lru_cache
 from typing import Final
 
 from toque.cooking.text_keys import ACTION_VERBS, has_action_verb, words_of
@@ -209,6 +210,7 @@ def _is_title(step: str) -> bool:
     return all(word[0].isupper() for word in _LONG_WORD.findall(step))
 
 
+@lru_cache(maxsize=1 << 10)  # each step of a recipe is asked about twice or more
 def _why_removed(step: str) -> str:
     note = NOTES if _NOTE.match(step) else ""
     if len(step) > MOST_CHARS:
