@@ -24,6 +24,9 @@ _PARTS: Final = {
 }  # fmt: skip
 
 
+_ORDINALS: Final = ("third", "fourth", "fifth", "xth", "ighth", "enth", "lfth")
+
+
 def _either(words: list[str]) -> str:
     return "|".join(sorted(words, key=len, reverse=True))
 
@@ -61,8 +64,8 @@ def digits_for_words(text: str) -> str:
     '250 grams of half and half'
     """
     lower = text.lower()
-    # Every mark but two holds "th", so most lines need three checks.
-    if "th" in lower or "hal" in lower or "quarter" in lower:
+    has_ordinal = "th" in lower and any(map(lower.__contains__, _ORDINALS))
+    if has_ordinal or "hal" in lower or "quarter" in lower:
         text = _FRACTION.sub(_fraction, text)
     if "ty-" in lower or "ty " in lower or "hundred" in lower:
         text = _LARGE.sub(_large, text)

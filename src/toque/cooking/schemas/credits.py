@@ -83,7 +83,9 @@ _WINE_WORDS: Final = frozenset(
     vineyard vineyards wine winery wines zinfandel
     """.split()  # noqa: SIM905
 )
-_BOTTLE: Final = re.compile(r"\b(?:19[5-9]|20[0-4])\d\b|['’]\d\d\b|\$\d")  # a vintage or a price
+_BOTTLE: Final = re.compile(
+    r"[12'’$](?:(?:(?<=\b1)9[5-9]|(?<=\b2)0[0-4]|(?<=['’])\d)\d\b|(?<=\$)\d)"
+)  # a vintage or a price
 _VINTAGE: Final = re.compile(r"(?:[A-Z][\w.'’-]{0,24} ){1,8}(?:['’]\d\d|(?:19|20)\d\d)\W?")
 _NOTICE: Final = re.compile(
     rf"{_OPEN}(?:(?:[\w'-]{{1,20}} ){{0,4}}(?:dish|recipe|meal|cocktail|dessert|drink|tip) of the "
@@ -125,7 +127,7 @@ _FIGURE: Final = re.compile(
     re.IGNORECASE,
 )
 _FOR_SALE: Final = re.compile(
-    r"\b(?:available|sold|found) (?:[a-z]{2,12} ){0,4}?"
+    r"(?-i:[aAfFsSſ])(?:(?<=\ba)vailable|(?<=\bs)old|(?<=\bf)ound) (?:[a-z]{2,12} ){0,4}?"
     r"(?:at|in|from|by mail|online|through)\b",
     re.IGNORECASE,
 )
