@@ -15,15 +15,11 @@ WORDS: Final[dict[str, float]] = {  # "few" and "several" count as three; some o
     "ninety": 90, "half": 0.5, "quarter": 0.25, "couple": 2,
     "few": 3, "several": 3, "een": 1, "eine": 1, "una": 1, "halve": 0.5, "meia": 0.5, "mezza": 0.5,
 }  # fmt: skip
-
-
 _PARTS: Final = {
     "half": 2, "halves": 2, "quarter": 4, "quarters": 4, "third": 3, "thirds": 3, "fourth": 4,
     "fourths": 4, "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8,
     "tenth": 10, "tenths": 10, "twelfth": 12, "sixteenth": 16, "sixteenths": 16,
 }  # fmt: skip
-
-
 _ORDINALS: Final = ("third", "fourth", "fifth", "xth", "ighth", "enth", "lfth")
 
 

@@ -64,6 +64,8 @@ _ACCENTS = {
     "apptit": "appétit", "chvre": "chèvre", "crpe": "crêpe", "crpes": "crêpes",
 }  # fmt: skip  # words that lost an accented letter; none of them is another word
 _RARE = frozenset("*^$&\"/:'’()")  # one such character is looked for ten times as fast as a sign
+# A pattern that begins with a letter or a set of characters is searched several times as fast as
+# one that begins with "\b" or a look-behind.
 _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pattern, repair, note
     (
         [(next(filter(_RARE.__contains__, sign), sign), sign) for sign in signs],
@@ -120,13 +122,11 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
         (("*", "¹", "²", "³", "⁴", "⁵", "†", "‡"),
          (r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
           r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)"), r"\1", "recipes with marks of footnotes"),
-        *(((wrong[1:],), rf"{wrong[1:]}\b(?<=\b[{wrong[0]}{wrong[0].upper()}]{wrong[1:]})"
-           r"[´`]?(?![$¿])", right[1:], "recipes with lost accents")
-          for wrong, right in _ACCENTS.items()),
+        *(((wrong[1:],),
+           rf"{wrong[1:]}\b(?<=\b[{wrong[0]}{wrong[0].upper()}]{wrong[1:]})[´`]?(?![$¿])",
+           right[1:], "recipes with lost accents") for wrong, right in _ACCENTS.items()),
     )
 ]  # fmt: skip
-# A pattern that begins with a letter or a set of characters is searched several times as fast as
-# one that begins with "\b" or a look-behind.
 _LOST_SPACE = re.compile(r"[\W_]+")
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
 _TWO_COMMAS = re.compile(r",(?:\s*+,)++")
@@ -160,7 +160,8 @@ def without_repeat(
     start = lines[0][:_ALIKE_CHARS] if lines else ""
     if len(lines) > MAX_STEPS:
         return lines
-    if any(a == b and len(a) >= MIN_DOUBLED_CHARS for a, b in pairwise(lines)):
+    repeats = len(set(lines)) < len(lines)
+    if repeats and any(a == b and len(a) >= MIN_DOUBLED_CHARS for a, b in pairwise(lines)):
         notes["lines that repeat the line before"] += 1
         lines = [line for line, before in zip(lines, ("", *lines), strict=False)
                  if line != before or len(line) < MIN_DOUBLED_CHARS]  # fmt: skip
