@@ -248,8 +248,8 @@ def _without_end(step: str, notes: Counter[str]) -> str:
 
 def _is_on_wine(step: str) -> bool:
     opener = _WINE.match(step)
-    verbs = set(words_of(step[opener.end() if opener else 0 :])[:1])
-    if not ACTION_VERBS.isdisjoint(verbs):
-        return False
     named = _BOTTLE.search(step) is not None and not _WINE_WORDS.isdisjoint(words_of(step))
-    return opener is not None or named or _VINTAGE.fullmatch(step) is not None
+    if not (opener or named or _VINTAGE.fullmatch(step)):
+        return False
+    first_word = words_of(step[opener.end() if opener else 0 :])[:1]
+    return ACTION_VERBS.isdisjoint(first_word)
