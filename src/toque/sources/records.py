@@ -334,7 +334,11 @@ def replace_lone_surrogates(text: str) -> str:
     >>> replace_lone_surrogates("\ud83c\udf72 and \ud83c") == "\U0001f372 and \ufffd"
     True
     """
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def pack(path: Path, number: int, kind: str, body: bytes, **meta: Any) -> Block:

@@ -33,7 +33,9 @@ def ingredient_name(line: str) -> str:
     name = one_name(parse_line(line).name)
     if " or " in line and " " not in name:
         name = _with_noun_of_choice(name, line)
-    return _SENTENCE.split(name, maxsplit=1)[0].strip(_SIGNS) or name
+    if ". " in name or "! " in name or "? " in name:
+        return _SENTENCE.split(name, maxsplit=1)[0].strip(_SIGNS) or name
+    return name.strip(_SIGNS) or name
 
 
 def _with_noun_of_choice(name: str, line: str) -> str:

@@ -15,15 +15,12 @@ WORDS: Final[dict[str, float]] = {  # "few" and "several" count as three; some o
     "ninety": 90, "half": 0.5, "quarter": 0.25, "couple": 2,
     "few": 3, "several": 3, "een": 1, "eine": 1, "una": 1, "halve": 0.5, "meia": 0.5, "mezza": 0.5,
 }  # fmt: skip
-
-
 _PARTS: Final = {
     "half": 2, "halves": 2, "quarter": 4, "quarters": 4, "third": 3, "thirds": 3, "fourth": 4,
     "fourths": 4, "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8,
     "tenth": 10, "tenths": 10, "twelfth": 12, "sixteenth": 16, "sixteenths": 16,
 }  # fmt: skip
-_MARKS: Final = ("hal", "quarter", "third", "fourth", "fifth", "xth", "ighth", "enth", "lfth")
-_LARGE_MARKS: Final = ("hundred", "ty-", "ty ")
+_ORDINALS: Final = ("third", "fourth", "fifth", "xth", "ighth", "enth", "lfth")
 
 
 def _either(words: list[str]) -> str:
@@ -78,9 +75,10 @@ def digits_for_words(text: str) -> str:
     ('2 to 3 cups', '1 to 2 cup of water')
     """
     lower = text.lower()
-    if any(map(lower.__contains__, _MARKS)):
+    has_ordinal = "th" in lower and any(map(lower.__contains__, _ORDINALS))
+    if has_ordinal or "hal" in lower or "quarter" in lower:
         text = _FRACTION.sub(_fraction, text)
-    if any(map(lower.__contains__, _LARGE_MARKS)):
+    if "ty-" in lower or "ty " in lower or "hundred" in lower:
         text = _LARGE.sub(_large, text)
     if "-" in text and _HYPHENATED.match(text):
         text = _HYPHENATED.sub(_hyphenated, text, count=1)

@@ -281,8 +281,10 @@ def rewritten(text: str) -> str:
     if "-" in lower or '"' in lower:
         text = _THICK.sub(lambda length: f"-{length[1] or 'inch'}", text)
     for marks, pattern, right in _FOREIGN:
-        if any(mark in lower for mark in marks):
-            text = pattern.sub(right, text).strip()
+        for mark in marks:  # faster than `any`, whose generator costs more than the check
+            if mark in lower:
+                text = pattern.sub(right, text).strip()
+                break
     if not (_OPENING.isdisjoint(text) and _CLOSERS.isdisjoint(text)):
         text = _level(text)
     return text

@@ -82,9 +82,9 @@ _BARE_HEADING: Final = re.compile(
     re.IGNORECASE,
 )  # lines that only announce a step
 _GLUED: Final = re.compile(
-    r"(?:[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))|:(?<=[a-z][a-z]:))"
+    r"[.!?:](?:(?:(?<=[a-z][a-z].)|(?<=[FC)][.!?]))"
     r"(?=(?!Com\b)[A-ZÀ-Þ][\w'’-]*(?:[,:!.?]?(?:\s|\Z)|/[a-z]))"
-    r"|[.!](?<=[a-z]{4}[.!])(?=[a-z]{3,} )(?!(?:com|org|net|edu|gov|html?|gif|jpg)\b)"
+    r"|(?<=[a-z]{4}[.!])(?=[a-z]{3,} )(?!(?:com|org|net|edu|gov|html?|gif|jpg)\b))"
 )
 _GLUED_NUMBER: Final = re.compile(r"(\d{1,2})(?=([A-ZÀ-Þ][a-zà-ÿ]+)\b)")
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")

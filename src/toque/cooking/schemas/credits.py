@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import lru_cache
 from typing import Final
 
 from toque.cooking.text_keys import ACTION_VERBS, has_action_verb, words_of
@@ -82,7 +83,9 @@ _WINE_WORDS: Final = frozenset(
     vineyard vineyards wine winery wines zinfandel
     """.split()  # noqa: SIM905
 )
-_BOTTLE: Final = re.compile(r"\b(?:19[5-9]|20[0-4])\d\b|['’]\d\d\b|\$\d")  # a vintage or a price
+_BOTTLE: Final = re.compile(
+    r"[12'’$](?:(?:(?<=\b1)9[5-9]|(?<=\b2)0[0-4]|(?<=['’])\d)\d\b|(?<=\$)\d)"
+)  # a vintage or a price
 _VINTAGE: Final = re.compile(r"(?:[A-Z][\w.'’-]{0,24} ){1,8}(?:['’]\d\d|(?:19|20)\d\d)\W?")
 _NOTICE: Final = re.compile(
     rf"{_OPEN}(?:(?:[\w'-]{{1,20}} ){{0,4}}(?:dish|recipe|meal|cocktail|dessert|drink|tip) of the "
@@ -124,7 +127,7 @@ _FIGURE: Final = re.compile(
     re.IGNORECASE,
 )
 _FOR_SALE: Final = re.compile(
-    r"\b(?:available|sold|found) (?:[a-z]{2,12} ){0,4}?"
+    r"(?-i:[aAfFsSſ])(?:(?<=\ba)vailable|(?<=\bs)old|(?<=\bf)ound) (?:[a-z]{2,12} ){0,4}?"
     r"(?:at|in|from|by mail|online|through)\b",
     re.IGNORECASE,
 )
@@ -209,6 +212,7 @@ def _is_title(step: str) -> bool:
     return all(word[0].isupper() for word in _LONG_WORD.findall(step))
 
 
+@lru_cache(maxsize=1 << 10)  # each step of a recipe is asked about twice or more
 def _why_removed(step: str) -> str:
     note = NOTES if _NOTE.match(step) else ""
     if len(step) > MOST_CHARS:
@@ -244,8 +248,8 @@ def _without_end(step: str, notes: Counter[str]) -> str:
 
 def _is_on_wine(step: str) -> bool:
     opener = _WINE.match(step)
-    verbs = set(words_of(step[opener.end() if opener else 0 :])[:1])
-    if not ACTION_VERBS.isdisjoint(verbs):
-        return False
     named = _BOTTLE.search(step) is not None and not _WINE_WORDS.isdisjoint(words_of(step))
-    return opener is not None or named or _VINTAGE.fullmatch(step) is not None
+    if not (opener or named or _VINTAGE.fullmatch(step)):
+        return False
+    first_word = words_of(step[opener.end() if opener else 0 :])[:1]
+    return ACTION_VERBS.isdisjoint(first_word)

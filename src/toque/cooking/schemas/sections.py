@@ -119,12 +119,8 @@ def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
         ):
             among_tools = False
             found[SECTIONS] += 1
-        elif is_shopping_note(line):
-            found[SHOPPING] += 1
-        elif is_credit(line):
-            found[CREDITS] += 1
-        elif is_note(line):
-            found[NOTES] += 1
+        elif why := _why_removed(line):
+            found[why] += 1
         else:
             among_tools = False
             kept += _without_prefix(line, found)
@@ -144,6 +140,16 @@ def _is_heading(line: str, *, capitals: bool) -> bool:
     if not line.isupper() or capitals or sum(map(len, words)) < _MIN_CAPITALS:
         return False
     return bool(words) and (words[-1] in SECTION_NOUNS or find_food(line) is None)
+
+
+@lru_cache(maxsize=1 << 15)
+def _why_removed(line: str) -> str:
+    """The note on a line that is not an ingredient; "" for an ingredient."""
+    if is_shopping_note(line):
+        return SHOPPING
+    if is_credit(line):
+        return CREDITS
+    return NOTES if is_note(line) else ""
 
 
 @lru_cache(maxsize=1 << 15)
