@@ -23,6 +23,7 @@ from fixtures.trainers import Numbers, small_trainer
 from tiny import model_of, shape_of, stream_of, uneven_examples
 from toque.config.schema_methods import AdapterConfig
 from toque.models.forward.cpu_layers import use_cpu_layers
+from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.lora.layers import attach, refuse_unreached
 from toque.training.callbacks import Requests, StepInfo
 from toque.training.checkpoint.resume import model_tensors
@@ -57,9 +58,10 @@ def run_of(
 ) -> tuple[Trainer, Numbers]:
     """A run with packing, accumulation, clipping and noise, ready to go on."""
     family, strategy, weights, share = case.split("/")
-    model = model_of(family, seed=5, shape=shape_of(family, dropout=0.0)).train()
+    model = model_of(family, seed=5, shape=shape_of(family, dropout=0.1)).train()
     if weights == "lora":
-        attach(model, AdapterConfig(r=4, dropout=0.0), base="tiny", seed=3)
+        attach(model, AdapterConfig(r=4, dropout=0.1), base="tiny", seed=3)
+    use_keyed_dropout(model)
     use_cpu_layers(model)
     runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
 
