@@ -86,7 +86,7 @@ def with_headings_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[s
 
 
 def _heads(steps: tuple[str, ...]) -> list[bool]:
-    """Whether each line heads the one after it."""
+    """Return True for each line that is a heading of the next line."""
     ends = "".join(".-"[step[-1:] not in _STOPS] for step in steps)
     if all(step[-1:] in _SENTENCE_ENDS for step in steps):
         return [False] * len(steps)

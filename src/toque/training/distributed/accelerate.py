@@ -25,7 +25,7 @@ _SETTINGS: Final = {
     "ACCELERATE_USE_DEEPSPEED": "train.strategy=fsdp divides the weights, as ZeRO does",
     "ACCELERATE_USE_MEGATRON_LM": "train.strategy=fsdp divides the weights",
 }
-"""What has the same effect here, by variable."""
+"""Settings with the same effect in Toque, by variable."""
 _OFF: Final = ("", "no", "none", "false", "0")  # values that change nothing, in small letters
 _ONE_STEP: Final = ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")  # nor does this
 

@@ -85,7 +85,7 @@ def _walk(name: str, value: Any, facts: Facts, visited: set[int]) -> None:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object consists of, with how it is written behind the object's name."""
+    """Yield the parts of an object, each with its suffix to the object's name."""
     if isinstance(value, Mapping):
         yield ".length", len(value)
         for number, (key, inner) in enumerate(value.items()):

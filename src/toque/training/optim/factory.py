@@ -138,7 +138,7 @@ def _own_optimizer(
 
 
 class _KeptOutside:
-    """What an optimizer keeps beside its parameters' state, as a run continues."""
+    """State of an optimizer outside its parameters' state, compared as a run continues."""
 
     parts = (range(_TRIED, _TRIED + 1), range(_TRIED + 1, 2 * _TRIED))
     """Updates after continuing: a short history is full again after many."""
@@ -166,7 +166,7 @@ class _KeptOutside:
 
 
 def _unfit_for_a_checkpoint(optimizer: torch.optim.Optimizer) -> str | None:
-    """What state of a parameter is neither a tensor nor a number; None if all is."""
+    """Describe the first state that is neither a tensor nor a number; None if there is none."""
     states: Iterable[Mapping[str, Any]] = optimizer.state.values()
     for entry, value in (item for state in states for item in state.items()):
         if not isinstance(value, Tensor | float | int | None):
