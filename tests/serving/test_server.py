@@ -94,11 +94,11 @@ def test_prompts_that_are_read_count_in_the_queue_hold_up_nobody_and_end_with_th
 ):
     codec, begun, go = copy.copy(gpt2.codec), set[int](), threading.Event()
 
-    def decode(ids):
-        begun.add(ids[0])
+    def decode(ids, **options):
+        begun.add(next(iter(ids), 0))
         assert go.wait(20)
         threading.Event().wait(0.005)
-        return gpt2.codec.decode(ids)
+        return gpt2.codec.decode(ids, **options)
 
     codec.decode = decode
     models = ServedModels([gpt2, replace(gpt2, name="slow", codec=codec)])
