@@ -1,7 +1,7 @@
 """Dial: what a machine makes the best of some text in some time, from scratch or from a model.
 
-The table and the fit come from short runs on 68,004 real recipes (`bench/quality/short_runs.py`,
-`fit_runs.py`; runs and figures in lab/dial.md). How fast this machine trains a size is measured.
+The table and the fit come from short runs on 68,004 real recipes (lab/dial.md). How fast
+this machine trains a size is measured.
 """
 
 from __future__ import annotations
