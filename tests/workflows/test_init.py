@@ -449,6 +449,23 @@ def test_lengths_cut_nothing_that_the_base_could_read(
     assert data.max_prompt_tokens + data.max_target_tokens == 129
 
 
+def test_the_length_of_a_run_counts_the_tokens_that_the_base_can_read(base: Path) -> None:
+    """Half of the targets were cut, and init counted all of them: 2:52 of 5 minutes were used."""
+    pairs = [
+        {"prompt": f"{n} " + "salt " * (n % 40), "completion": "milk. " * (20 + 3 * n)}
+        for n in range(200)
+    ]
+    made = toque.init(lines_of("pairs.jsonl", pairs), start_from=base)
+    assert str(made.config.train.stop_after) == "4 epochs"
+    assert str(made.config.train.time_limit) == "1 hours"
+    tokens = toque.prepare("my.yaml").store.manifest.tokens
+    trained = 4 * 0.95 * (tokens.prompt + tokens.target)
+    assert 3 * trained < 4 * sum(len(pair["completion"]) / 4 for pair in pairs)
+    stated = made.forecast.partition("It reads ")[2].partition(" tokens")[0]
+    assert float(stated.replace(",", "")) == pytest.approx(trained, rel=0.05)
+    assert "needs only about" in made.forecast
+
+
 def test_a_base_that_does_not_know_the_script_is_named(base: Path) -> None:
     """Byte tokens stand for letters that a tokenizer has not seen; Chinese recipes are short."""
     steps = [["把肉切块，焯水。", f"加入酱油和糖，小火炖{n}分钟，直到肉软烂。"] for n in range(20)]
