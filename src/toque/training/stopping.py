@@ -317,7 +317,8 @@ class TimeLimit(Callback):
 
     def left_out(self, n: int, of: int) -> str:
         """A sentence about `n` texts that were not written, of so many."""
-        why = "the time limit of train.stop_after left no time for them"
+        setting = "train.time_limit" if self.length else "the time limit of train.stop_after"
+        why = f"{setting} left no time for them"
         if self.is_young:
             why = f"a model from random weights writes none before update {_LEARNT_LITTLE}"
         return f"{n:,} of {of:,} text{'s' * (of > 1)} not written: {why}"
