@@ -278,6 +278,17 @@ def use_keyed_dropout(core: PreTrainedModel) -> int:
     return exchanged
 
 
+def dropout_settings(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
+    """Layers that drop something, each with the name and value of its probability."""
+    return [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "drop" in name or (name == "p" and isinstance(module, nn.Dropout))
+        if isinstance(value, float) and value > 0.0
+    ]
+
+
 def key_compiled_code(model: nn.Module) -> None:
     """Let blocks that are compiled draw the masks that they draw as written."""
     masks: Masks | None = getattr(unwrapped(model), "_toque_masks", None)
