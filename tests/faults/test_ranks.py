@@ -164,7 +164,7 @@ def test_a_machine_that_loses_its_network_is_named_and_all_continue_to_the_same_
         assert lost_network.train(machines, tmp_path, "undisturbed") == [0, 0, 0, 0]
         lost_network.start_run(machines, tmp_path, "lost")
         named = lost_network.lose_network(
-            bridge, machines, machines[2], tmp_path / "lost" / "checkpoints", seconds=20
+            bridge, machines, machines[2], tmp_path / "lost" / "checkpoints", seconds=40
         )
         assert named, "\n".join(machine.text[-800:] for machine in machines)
         assert lost_network.train(machines, tmp_path, "lost") == [0, 0, 0, 0]
