@@ -143,7 +143,7 @@ def figures(part: Mapping[str, Any]) -> str:
 
 def added(a: argparse.Namespace) -> str:
     """Append the record of a part to the file. Return its summary."""
-    said = a.said.read_text(encoding="utf-8", errors="replace") if a.said.exists() else ""
+    log = a.said.read_text(encoding="utf-8", errors="replace") if a.said.exists() else ""
     text = a.output.read_text(encoding="utf-8", errors="replace")
     record: Any = None
     if a.words:
@@ -154,10 +154,10 @@ def added(a: argparse.Namespace) -> str:
         try:
             record = json.loads(text)
         except ValueError:
-            said += text
-    how = {124: "time limit", 137: "killed"}.get(a.code, f"exit code {a.code}")
-    last = " / ".join(line for line in said.splitlines()[-3:] if line.strip())[-600:]
-    part = {"part": a.add, "seconds": a.seconds, "how": how, "said": last, "record": record}
+            log += text
+    ending = {124: "time limit", 137: "killed"}.get(a.code, f"exit code {a.code}")
+    last = " / ".join(line for line in log.splitlines()[-3:] if line.strip())[-600:]
+    part = {"part": a.add, "seconds": a.seconds, "how": ending, "said": last, "record": record}
     if a.rehearsal:
         part["rehearsal"] = True
     with a.results.open("a", encoding="utf-8") as file:

@@ -120,7 +120,7 @@ def train(
     print("FACTS " + json.dumps(facts), flush=True)
 
 
-def life(work: Path, act: Callable[[], object]) -> tuple[int, str]:
+def fork_life(work: Path, act: Callable[[], object]) -> tuple[int, str]:
     """Fork a process that calls `act`. Return its PID and its log."""
     log = work / f"life-{time.monotonic_ns()}.log"
     pid = os.fork()
@@ -140,26 +140,26 @@ def life(work: Path, act: Callable[[], object]) -> tuple[int, str]:
     os._exit(code)
 
 
-def ended(pid: int, log: str) -> dict[str, Any]:
+def wait_for(pid: int, log: str) -> dict[str, Any]:
     """Wait for a process. Return its exit code, facts and last line."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     text = Path(log).read_text(errors="replace")
-    found: dict[str, Any] = {"exit": code}
+    outcome: dict[str, Any] = {"exit": code}
     lines = [line for line in text.splitlines() if line.strip()]
     for line in lines:
         if line.startswith("FACTS "):
-            found |= json.loads(line.removeprefix("FACTS "))
+            outcome |= json.loads(line.removeprefix("FACTS "))
     if code:
-        found["last line"] = lines[-1][:200] if lines else ""
+        outcome["last line"] = lines[-1][:200] if lines else ""
     warned = [line[:160] for line in lines if "arning" in line and "learning" not in line]
     if warned:
-        found["warnings"] = warned[:3]
-    return found
+        outcome["warnings"] = warned[:3]
+    return outcome
 
 
-def lived(work: Path, **options: Any) -> dict[str, Any]:
+def run_life(work: Path, **options: Any) -> dict[str, Any]:
     """Train in a forked process and wait for it."""
-    return ended(*life(work, lambda: train(work / "out", **options)))
+    return wait_for(*fork_life(work, lambda: train(work / "out", **options)))
 
 
 def scenario(number: str) -> Callable[[Scenario], Scenario]:
@@ -174,51 +174,38 @@ def scenario(number: str) -> Callable[[Scenario], Scenario]:
 
 def undisturbed_run(work: Path, **options: Any) -> dict[str, Any]:
     """Train without a fault."""
-    return ended(*life(work, lambda: train(work / "undisturbed", **options)))
+    return wait_for(*fork_life(work, lambda: train(work / "undisturbed", **options)))
 
 
-def kept(work: Path) -> list[str]:
+def checkpoints_of(work: Path) -> list[str]:
     """Names of the existing checkpoints."""
     return sorted(p.name for p in (work / "out").glob("checkpoint-*"))
 
 
-def killed_at(step: int) -> At:
+def kill_at(step: int) -> At:
     """A callback that kills its own process with SIGKILL before a step."""
     return At(step, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def damaged(work: Path, damage: Callable[[Path], object]) -> dict[str, Any]:
+def resume_damaged(work: Path, damage: Callable[[Path], object]) -> dict[str, Any]:
     """Train six steps, damage the newest checkpoint, and resume."""
-    lived(work, callbacks=(killed_at(7),))
+    run_life(work, callbacks=(kill_at(7),))
     damage(work / "out" / "checkpoint-6")
     undisturbed = undisturbed_run(work)
-    again = lived(work, resume=True)
+    again = run_life(work, resume=True)
     return {"again": again, "same bits": again.get("sha256") == undisturbed["sha256"]}
 
 
-def mounted(number: str) -> dict[str, Any]:
+def run_mounted(number: str) -> dict[str, Any]:
     """Run one scenario in its own namespace, in which a tmpfs can be mounted."""
     command = ["unshare", "-Urm", sys.executable, __file__]
     command += ["--mounted", MOUNTS[number], "--only", number]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     try:
-        found: dict[str, Any] = peers.last_json(done.stdout)[number]
+        outcome: dict[str, Any] = peers.last_json(done.stdout)[number]
     except (IndexError, KeyError):
         return {"skipped": done.stderr[-300:]}
-    return found
-
-
-@contextlib.contextmanager
-def _work(mount: str | None) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="trainer-faults-") as name:
-        work = Path(name)
-        if mount is not None:
-            (work / "out").mkdir()
-            tmpfs = ["mount", "-t", "tmpfs", "-o", mount, "tmpfs", work / "out"]
-            subprocess.run(tmpfs, check=True)  # noqa: S603
-        yield work
-        if mount is not None:
-            subprocess.run(["umount", work / "out"], check=True)  # noqa: S603, S607
+    return outcome
 
 
 class OnLog(TrainerCallback):
@@ -239,17 +226,21 @@ class SmallMemory(GPT2LMHeadModel):
         return super().forward(input_ids=input_ids, labels=labels, **kwargs)
 
 
-def signalled(work: Path, number: int) -> dict[str, Any]:
+def resume_after_signal(work: Path, number: int) -> dict[str, Any]:
     """Send a signal before step 5, then resume."""
     act = At(5, lambda *_: os.kill(os.getpid(), number))
-    first = lived(work, callbacks=(act,))
-    found = {"first": first, "checkpoints": kept(work), "again": lived(work, resume=True)}
+    first = run_life(work, callbacks=(act,))
+    outcome = {
+        "first": first,
+        "checkpoints": checkpoints_of(work),
+        "again": run_life(work, resume=True),
+    }
     undisturbed = undisturbed_run(work)
-    return found | {"same bits": found["again"].get("sha256") == undisturbed["sha256"]}
+    return outcome | {"same bits": outcome["again"].get("sha256") == undisturbed["sha256"]}
 
 
-scenario("1")(lambda work: signalled(work, signal.SIGKILL))
-scenario("5")(lambda work: signalled(work, signal.SIGTERM))
+scenario("1")(lambda work: resume_after_signal(work, signal.SIGKILL))
+scenario("5")(lambda work: resume_after_signal(work, signal.SIGTERM))
 
 
 @scenario("13")
@@ -259,12 +250,12 @@ def _flipped(work: Path) -> dict[str, Any]:
         data[-3] ^= 4
         (folder / "model.safetensors").write_bytes(data)
 
-    return damaged(work, flip)
+    return resume_damaged(work, flip)
 
 
 def cut(name: str, size: int) -> Callable[[Path], dict[str, Any]]:
     """Truncate a file of the newest checkpoint."""
-    return lambda work: damaged(work, lambda folder: os.truncate(folder / name, size))
+    return lambda work: resume_damaged(work, lambda folder: os.truncate(folder / name, size))
 
 
 scenario("14")(cut("model.safetensors", 1000))
@@ -286,19 +277,19 @@ def _pickled(work: Path) -> dict[str, Any]:
     def poison(folder: Path) -> None:
         (folder / "optimizer.pt").write_bytes(pickle.dumps(Payload(str(work / "ran"))))
 
-    return damaged(work, poison) | {"executed": (work / "ran").exists()}
+    return resume_damaged(work, poison) | {"executed": (work / "ran").exists()}
 
 
 @scenario("17")
 def _other_data(work: Path) -> dict[str, Any]:
-    lived(work, callbacks=(killed_at(7),))
-    return {"again": lived(work, resume=True, rows=Rows(seed=9))}
+    run_life(work, callbacks=(kill_at(7),))
+    return {"again": run_life(work, resume=True, rows=Rows(seed=9))}
 
 
 @scenario("19")
 def _other_settings(work: Path) -> dict[str, Any]:
-    lived(work, callbacks=(killed_at(7),))
-    return {"again": lived(work, resume=True, learning_rate=5e-2, weight_decay=0.5)}
+    run_life(work, callbacks=(kill_at(7),))
+    return {"again": run_life(work, resume=True, learning_rate=5e-2, weight_decay=0.5)}
 
 
 @scenario("26")
@@ -306,7 +297,7 @@ def _not_a_number(work: Path) -> dict[str, Any]:
     def spoil(model: Any, _: Any) -> None:
         model.transformer.wte.weight.data[3, 3] = float("nan")
 
-    return lived(work, callbacks=(At(5, spoil),)) | {"checkpoints": kept(work)}
+    return run_life(work, callbacks=(At(5, spoil),)) | {"checkpoints": checkpoints_of(work)}
 
 
 @scenario("27")
@@ -319,27 +310,27 @@ def _spike(work: Path) -> dict[str, Any]:
     def calm(model: Any, _: Any) -> None:
         model.spiking = False
 
-    spiked = lived(work, callbacks=(At(6, inflate), At(7, calm)))
+    spiked = run_life(work, callbacks=(At(6, inflate), At(7, calm)))
     undisturbed = undisturbed_run(work)
     return {"spiked": spiked, "same bits": spiked.get("sha256") == undisturbed["sha256"]}
 
 
 @scenario("29")
 def _no_targets(work: Path) -> dict[str, Any]:
-    return lived(work, rows=Rows(empty=True))
+    return run_life(work, rows=Rows(empty=True))
 
 
 @scenario("36")
 def _two_at_once(work: Path) -> dict[str, Any]:
-    lives = [life(work, lambda: train(work / "out", save_total_limit=2)) for _ in range(2)]
-    return {"exits": [ended(*one) for one in lives], "checkpoints": kept(work)}
+    lives = [fork_life(work, lambda: train(work / "out", save_total_limit=2)) for _ in range(2)]
+    return {"exits": [wait_for(*one) for one in lives], "checkpoints": checkpoints_of(work)}
 
 
 @scenario("39")
 def _out_of_memory(work: Path) -> dict[str, Any]:
-    plain = lived(work, kind=SmallMemory)
-    finding = ended(
-        *life(work, lambda: train(work / "b", kind=SmallMemory, auto_find_batch_size=True))
+    plain = run_life(work, kind=SmallMemory)
+    finding = wait_for(
+        *fork_life(work, lambda: train(work / "b", kind=SmallMemory, auto_find_batch_size=True))
     )
     undisturbed = undisturbed_run(work)
     same = finding.get("losses logged") == undisturbed["losses logged"]
@@ -352,44 +343,44 @@ def _worker_killed(work: Path) -> dict[str, Any]:
         me = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
         os.kill(int(me[-1]), signal.SIGKILL)
 
-    return lived(work, callbacks=(At(3, kill),), rows=Rows(slow=0.02), dataloader_num_workers=1)
+    return run_life(work, callbacks=(At(3, kill),), rows=Rows(slow=0.02), dataloader_num_workers=1)
 
 
 @scenario("41")
 def _slow_loader(work: Path) -> dict[str, Any]:
-    return lived(work, rows=Rows(slow=0.01))
+    return run_life(work, rows=Rows(slow=0.01))
 
 
 @scenario("43")
 def _slow_outside(work: Path) -> dict[str, Any]:
     began = time.monotonic()
-    lived(work)
+    run_life(work)
     plain, began = time.monotonic() - began, time.monotonic()
-    ended(*life(work, lambda: train(work / "b", callbacks=(OnLog(),))))
+    wait_for(*fork_life(work, lambda: train(work / "b", callbacks=(OnLog(),))))
     return {"seconds": round(plain, 2), "with a slow callback": round(time.monotonic() - began, 2)}
 
 
 @scenario("45")
 def _twice(work: Path) -> dict[str, Any]:
-    lived(work, callbacks=(killed_at(7),))
+    run_life(work, callbacks=(kill_at(7),))
     shutil.copytree(work / "out", work / "copy")
-    again = [lived(work, resume=True)]
-    again.append(ended(*life(work, lambda: train(work / "copy", resume=True))))
+    again = [run_life(work, resume=True)]
+    again.append(wait_for(*fork_life(work, lambda: train(work / "copy", resume=True))))
     return {"lives": again, "same bits": again[0].get("sha256") == again[1].get("sha256")}
 
 
 @scenario("8")
 def _full(work: Path) -> dict[str, Any]:
-    found = lived(work, save_total_limit=None)
-    newest = kept(work)[-1:]
+    outcome = run_life(work, save_total_limit=None)
+    newest = checkpoints_of(work)[-1:]
     files = {p.name: p.stat().st_size for n in newest for p in (work / "out" / n).iterdir()}
-    return {"life": found, "checkpoints": kept(work), "files of the newest": files}
+    return {"life": outcome, "checkpoints": checkpoints_of(work), "files of the newest": files}
 
 
 @scenario("11")
 def _read_only(work: Path) -> dict[str, Any]:
     subprocess.run(["mount", "-o", "remount,ro", work / "out"], check=True)  # noqa: S603, S607
-    return lived(work)
+    return run_life(work)
 
 
 @scenario("49")
@@ -413,7 +404,7 @@ def _data_replaced(work: Path) -> dict[str, Any]:
         train(work / "out", rows=rows, callbacks=(At(6, replace),))
 
     undisturbed = undisturbed_run(work)
-    replaced = ended(*life(work, act))
+    replaced = wait_for(*fork_life(work, act))
     return {"replaced": replaced, "same bits": replaced.get("sha256") == undisturbed["sha256"]}
 
 
@@ -421,11 +412,11 @@ def _data_replaced(work: Path) -> dict[str, Any]:
 def _two_new_runs(work: Path) -> dict[str, Any]:
     """Start two runs with different settings in one new folder, then resume the first."""
     lives = [
-        life(work, lambda rate=rate: train(work / "out", learning_rate=rate, max_steps=8))  # type: ignore[misc]
+        fork_life(work, lambda rate=rate: train(work / "out", learning_rate=rate, max_steps=8))  # type: ignore[misc]
         for rate in (1e-3, 5e-2)
     ]
-    exits = [ended(*one)["exit"] for one in lives]
-    again = lived(work, resume=True)
+    exits = [wait_for(*one)["exit"] for one in lives]
+    again = run_life(work, resume=True)
     return {
         "exits": exits,
         "again": again,
@@ -447,13 +438,17 @@ class StopAt(TrainerCallback):
 @scenario("51")
 def _stopped_and_continued(work: Path) -> dict[str, Any]:
     """Stop early, continue, kill before the final model, start again."""
-    stopped = lived(work, callbacks=(StopAt(6),), final=True)
-    second = lived(work, resume=True, callbacks=(KillAtEnd(),), final=True)
-    found = {"stopped": stopped, "continued": second, "again": lived(work, resume=True, final=True)}
-    undisturbed = ended(*life(work, lambda: train(work / "undisturbed", final=True)))
+    stopped = run_life(work, callbacks=(StopAt(6),), final=True)
+    second = run_life(work, resume=True, callbacks=(KillAtEnd(),), final=True)
+    outcome = {
+        "stopped": stopped,
+        "continued": second,
+        "again": run_life(work, resume=True, final=True),
+    }
+    undisturbed = wait_for(*fork_life(work, lambda: train(work / "undisturbed", final=True)))
     models = [work / name / "final" / "model.safetensors" for name in ("out", "undisturbed")]
     same = models[0].read_bytes() == models[1].read_bytes()
-    return found | {"same final model": same, "undisturbed": undisturbed}
+    return outcome | {"same final model": same, "undisturbed": undisturbed}
 
 
 class KillAtEnd(TrainerCallback):
@@ -471,7 +466,7 @@ def _batch_size_in_the_state(work: Path) -> dict[str, Any]:
     def changed(value: int | None) -> dict[str, Any]:
         folder = work / str(value)
         folder.mkdir()
-        lived(folder, callbacks=(killed_at(7),), auto_find_batch_size=True)
+        run_life(folder, callbacks=(kill_at(7),), auto_find_batch_size=True)
         state = folder / "out" / "checkpoint-6" / "trainer_state.json"
         state_values = json.loads(state.read_text())
         before = state_values["train_batch_size"]
@@ -480,12 +475,12 @@ def _batch_size_in_the_state(work: Path) -> dict[str, Any]:
         return {
             "before": before,
             "now": value,
-            **lived(folder, resume=True, auto_find_batch_size=True),
+            **run_life(folder, resume=True, auto_find_batch_size=True),
         }
 
     sha = undisturbed_run(work, auto_find_batch_size=True)["sha256"]
-    found = {"other": changed(4), "missing": changed(None)}
-    return found | {"same bits": [one.get("sha256") == sha for one in found.values()]}
+    outcome = {"other": changed(4), "missing": changed(None)}
+    return outcome | {"same bits": [one.get("sha256") == sha for one in outcome.values()]}
 
 
 @scenario("53")
@@ -505,7 +500,7 @@ def _documentation_beside_records(work: Path) -> dict[str, Any]:
             rows = datasets.load_dataset(str(folder), split="train")
             print("FACTS " + json.dumps({"rows": len(rows), "columns": rows.column_names}))
 
-        return ended(*life(work, act))
+        return wait_for(*fork_life(work, act))
 
     licence, photo = ("LICENSE.txt", b"Permission is granted\n" * 9), ("a.png", b"\x89PNG\r\n")
     return {
@@ -525,13 +520,13 @@ class OneRaises(Rows):
 
 @scenario("54")
 def _one_record_raises(work: Path) -> dict[str, Any]:
-    return lived(work, rows=OneRaises()) | {"checkpoints": kept(work)}
+    return run_life(work, rows=OneRaises()) | {"checkpoints": checkpoints_of(work)}
 
 
 @scenario("56")
 def _never_room(work: Path) -> dict[str, Any]:
     """Save a checkpoint of 280 kB on a disk of 60 kB after the last step."""
-    return lived(work, save_steps=12) | {"checkpoints": kept(work)}
+    return run_life(work, save_steps=12) | {"checkpoints": checkpoints_of(work)}
 
 
 @scenario("57")
@@ -544,17 +539,17 @@ def _untrusted_code(work: Path) -> dict[str, Any]:
     code = f"open({str(work / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\n"
     (folder / "evil.py").write_text(code)
 
-    def opened(text: str | None, **how: Any) -> dict[str, Any]:
+    def opened(text: str | None, **options: Any) -> dict[str, Any]:
         def act() -> None:
             reading, writing = os.pipe()
             os.dup2(reading, 0)
             if text is not None:
                 os.write(writing, text.encode())
             os.close(writing)
-            AutoModelForCausalLM.from_pretrained(folder, **how)
+            AutoModelForCausalLM.from_pretrained(folder, **options)
 
         (work / "ran").unlink(missing_ok=True)
-        return ended(*life(work, act)) | {"executed": (work / "ran").exists()}
+        return wait_for(*fork_life(work, act)) | {"executed": (work / "ran").exists()}
 
     return {
         "not answered": opened(None), "y typed": opened("y\n"),
@@ -570,8 +565,8 @@ def _links(work: Path) -> dict[str, Any]:
     (work / "out" / "checkpoint-2").mkdir(parents=True)
     for name in ("trainer_state.json", "model.safetensors"):
         (work / "out" / "checkpoint-2" / name).symlink_to(victim)
-    found = lived(work, max_steps=2)
-    return found | {"file of the user overwritten": victim.read_bytes() != b"dear all"}
+    outcome = run_life(work, max_steps=2)
+    return outcome | {"file of the user overwritten": victim.read_bytes() != b"dear all"}
 
 
 @scenario("61")
@@ -585,7 +580,7 @@ def _adapters(work: Path) -> dict[str, Any]:
 
     hashes = []
     for n in range(4):
-        ended(*life(work, lambda n=n: train(work / f"run-{n}", kind=adapted, max_steps=2)))  # type: ignore[misc]
+        wait_for(*fork_life(work, lambda n=n: train(work / f"run-{n}", kind=adapted, max_steps=2)))  # type: ignore[misc]
         file = work / f"run-{n}" / "checkpoint-2" / "adapter_model.safetensors"
         hashes.append(hashlib.sha256(file.read_bytes()).hexdigest()[:12])
     return {"sha256": hashes, "all equal": len(set(hashes)) == 1}
@@ -600,26 +595,26 @@ def _console(work: Path) -> dict[str, Any]:
         os.close(reading)
         os.dup2(writing, 1)
 
-    closed = lived(work, callbacks=(At(5, deaf),))
-    found = {"closed pipe": closed | {"checkpoints": kept(work)}}
+    closed = run_life(work, callbacks=(At(5, deaf),))
+    outcome = {"closed pipe": closed | {"checkpoints": checkpoints_of(work)}}
     shutil.rmtree(work / "out")
-    hangup = lived(work, callbacks=(At(5, lambda *_: os.kill(os.getpid(), signal.SIGHUP)),))
-    return found | {"SIGHUP": hangup | {"checkpoints": kept(work)}}
+    hangup = run_life(work, callbacks=(At(5, lambda *_: os.kill(os.getpid(), signal.SIGHUP)),))
+    return outcome | {"SIGHUP": hangup | {"checkpoints": checkpoints_of(work)}}
 
 
 @scenario("63")
 def _hostile_models(work: Path) -> dict[str, Any]:
     """Open model folders with impossible sizes by `from_pretrained`."""
     good = work / "good"
-    ended(
-        *life(
+    wait_for(
+        *fork_life(
             work,
             lambda: GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2)).save_pretrained(
                 good
             ),
         )
     )
-    found = {}
+    outcome = {}
     for name, change in (
         ("n_layer -3", {"n_layer": -3}), ("n_embd as a list", {"n_embd": [8]}),
         ("n_head 0", {"n_head": 0}), ("n_head 3", {"n_head": 3}),
@@ -635,9 +630,9 @@ def _hostile_models(work: Path) -> dict[str, Any]:
             model = AutoModelForCausalLM.from_pretrained(folder)
             print("FACTS " + json.dumps({"parameters": sum(p.numel() for p in model.parameters())}))
 
-        one = ended(*life(work, act))
-        found[name] = {key: one[key] for key in ("exit", "last line", "parameters") if key in one}
-    return found
+        one = wait_for(*fork_life(work, act))
+        outcome[name] = {key: one[key] for key in ("exit", "last line", "parameters") if key in one}
+    return outcome
 
 
 @scenario("64")
@@ -660,12 +655,12 @@ def _nonsense_state(work: Path) -> dict[str, Any]:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
     kinds = {str(v): stepped(v) for v in (-5, 1e30, "six", 2, 500)} | {"weights of zero": zeroed}
-    found = {}
+    outcome = {}
     for name, change in kinds.items():
         folder = work / name.replace(" ", "-")
         folder.mkdir()
-        found[name] = damaged(folder, change)
-    return found
+        outcome[name] = resume_damaged(folder, change)
+    return outcome
 
 
 @scenario("67")
@@ -675,7 +670,7 @@ def _high_bit(work: Path) -> dict[str, Any]:
         data[len(data) // 2] ^= 0x80
         (folder / "trainer_state.json").write_bytes(data)
 
-    return damaged(work, flip)
+    return resume_damaged(work, flip)
 
 
 class Few(Rows):
@@ -695,8 +690,8 @@ class Few(Rows):
 @scenario("68")
 def _one_example(work: Path) -> dict[str, Any]:
     one, same = (
-        lived(work, rows=Few(1)),
-        ended(*life(work, lambda: train(work / "b", rows=Few(ROWS)))),
+        run_life(work, rows=Few(1)),
+        wait_for(*fork_life(work, lambda: train(work / "b", rows=Few(ROWS)))),
     )
     return {"one example": one, f"{ROWS} equal ones": same}
 
@@ -721,7 +716,7 @@ def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
     outcomes: dict[str, Any] = {}
     for number in a.only:
         if number in MOUNTS and a.mounted is None:
-            outcomes[number] = mounted(number)
+            outcomes[number] = run_mounted(number)
             continue
         with work_folder(a.mounted) as work:
             outcomes[number] = SCENARIOS[number](work)

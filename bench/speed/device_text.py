@@ -65,11 +65,11 @@ def by_toque(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime, ro
 def by_transformers(a: argparse.Namespace, model: PreTrainedModel, rows: int) -> dict[str, Any]:
     """Generate the same texts by transformers."""
     prompts = random_prompts(a, rows).to(model.device)
-    how: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    how["attention_mask"] = torch.ones_like(prompts)
+    settings: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    settings["attention_mask"] = torch.ones_like(prompts)
 
     def texts(new: int) -> torch.Tensor:
-        output: Any = model.generate(prompts, max_new_tokens=new, min_new_tokens=new, **how)  # type: ignore[operator]
+        output: Any = model.generate(prompts, max_new_tokens=new, min_new_tokens=new, **settings)  # type: ignore[operator]
         return output[:, 1 if model.config.is_encoder_decoder else a.prompt :]
 
     with torch.inference_mode():
@@ -103,8 +103,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
     name = a.shape or ("neox-1.2b" if on_gpu else "tiny-neox")
     if not on_gpu:
         a.target, a.new, a.prompt = min(a.target, 256), min(a.new, 32), min(a.prompt, 32)
-    how = argparse.Namespace(family=a.family, shape=name, vocabulary=0, dropout=None, lora=0)
-    model = model_on_device(how, runtime).eval()
+    shape = argparse.Namespace(family=a.family, shape=name, vocabulary=0, dropout=None, lora=0)
+    model = model_on_device(shape, runtime).eval()
     fuse_activations(model)
     batches = [int(rows) for rows in a.rows.split(",")]
     texts = [by_toque(a, model, runtime, rows) for rows in batches]

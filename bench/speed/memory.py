@@ -126,8 +126,8 @@ class Pairs:
 
 def measured(a: argparse.Namespace, side: str, examples: Path) -> dict[str, Any]:
     """Run one side in a child process. Merge its JSON lines."""
-    how = {"side": side, "examples": examples, "rows": a.rows}
-    printed = peers.run([__file__, *peers.flags(how | {"precision": a.precision})]).stdout
+    arguments = {"side": side, "examples": examples, "rows": a.rows}
+    printed = peers.run([__file__, *peers.flags(arguments | {"precision": a.precision})]).stdout
     merged: dict[str, Any] = {}
     for line in printed.splitlines():
         try:

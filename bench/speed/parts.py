@@ -388,10 +388,10 @@ def causal(a: argparse.Namespace, b: Bench) -> PartResult:
     )
     mask = torch.ones(1024, 1024, dtype=torch.bool, device=device).tril()
 
-    def attend(**how: Any) -> tuple[float, float]:
+    def attend(**options: Any) -> tuple[float, float]:
         b.wait()
         begun = time.perf_counter()
-        out = F.scaled_dot_product_attention(q, k, v, **how)
+        out = F.scaled_dot_product_attention(q, k, v, **options)
         out.sum().backward()
         b.wait()
         return time.perf_counter() - begun, float(out.detach().float().abs().mean())
