@@ -21,7 +21,7 @@ from toque.cooking.recipe_scores import MIN_CHARS
 from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean_text, clean_title
 from toque.cooking.schemas.credits import without_credits
 from toque.cooking.schemas.headings import with_headings_joined
-from toque.cooking.schemas.repairs import without_misprints
+from toque.cooking.schemas.repairs import without_misprints, without_repeat
 from toque.cooking.schemas.sections import without_sections
 from toque.cooking.text_keys import has_action_verb
 
@@ -44,7 +44,8 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     if not (title.isalnum() or any(map(str.isalnum, title))):
         return "no title"
     ingredients = without_sections(clean_ingredients(lines, notes), notes)
-    directions = without_credits(clean_steps(steps, notes), notes)
+    directions = tuple(without_repeat(list(clean_steps(steps, notes)), notes))
+    directions = without_credits(directions, notes)
     directions = with_headings_joined(directions, notes)
     if not ingredients:
         return "no ingredients"

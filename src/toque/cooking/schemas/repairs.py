@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from operator import contains
 
 from toque.cooking.text_keys import has_action_verb
 
@@ -18,6 +19,7 @@ BOILERPLATE = frozenset((  # buttons and notices that scrapers took for an ingre
 ))  # fmt: skip
 
 MIN_DOUBLED_CHARS = 40  # a shorter text may repeat on purpose ("Stir. Stir.")
+_MIN_COPY_CHARS = 120  # fewest letters and digits of lines that repeat lines far before them
 
 MAX_STEPS = 200  # most steps compared, which takes quadratic time
 _ALIKE_CHARS = 24
@@ -129,6 +131,7 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
     )
 ]  # fmt: skip
 _LOST_SPACE = re.compile(r"[\W_]+")
+_NOTES_HEADING = re.compile(r"(?:[\w'’]{2,8} )?(?:notes?|tips?)\W*", re.IGNORECASE)
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
 _TWO_COMMAS = re.compile(r",(?:\s*+,)++")
 _LINK_OPENERS = frozenset(
@@ -155,32 +158,120 @@ def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
 
 
 def without_repeat(
-    lines: list[str], notes: Counter[str], note: str = "doubled instructions"
+    lines: list[str],
+    notes: Counter[str],
+    note: str = "doubled instructions",
+    *,
+    shortest: int = MIN_DOUBLED_CHARS,
 ) -> list[str]:
-    """Drop a second copy of all instructions or ingredients, and a long line that repeats."""
-    start = lines[0][:_ALIKE_CHARS] if lines else ""
-    if len(lines) > MAX_STEPS:
+    """Drop a second copy of all lines or of many, and a line that repeats the line before.
+
+    A line of fewer characters than `shortest` may repeat the line before.
+    """
+    if len(lines) > MAX_STEPS or not _may_repeat(lines):
         return lines
-    repeats = len(set(lines)) < len(lines)
-    if repeats and any(a == b and len(a) >= MIN_DOUBLED_CHARS for a, b in pairwise(lines)):
+    different = [
+        line
+        for line, before in zip(lines, ("", *lines), strict=False)
+        if len(line) < shortest or _bare(line) != _bare(before)
+    ]
+    if len(different) < len(lines):
         notes["lines that repeat the line before"] += 1
-        lines = [line for line, before in zip(lines, ("", *lines), strict=False)
-                 if line != before or len(line) < MIN_DOUBLED_CHARS]  # fmt: skip
-    if not any(line.startswith(start) for line in lines[1:]):
-        return lines
-    bare = [_LOST_SPACE.sub("", line).casefold() for line in lines]
-    whole = "".join(bare)
-    half = len(whole) // 2
-    if half >= MIN_DOUBLED_CHARS and whole[:half] == whole[half:]:
-        ends = list(accumulate(map(len, bare)))
-        if half in ends:
-            at = ends.index(half) + 1
-            notes[note] += 1
-            return max(lines[:at], lines[at:], key=len)  # keep the copy with more lines
-    if len(bare[0]) >= MIN_DOUBLED_CHARS and "".join(bare[1:]).startswith(bare[0]):
+    once = _without_doubled_parts(_without_later_copies(_without_first_copy(different)))
+    if once != different:
         notes[note] += 1
-        return lines[1:]  # one paragraph, then again line by line
+    return once
+
+
+def _may_repeat(lines: list[str]) -> bool:
+    """True if two lines begin alike, or one begins with words from the line before."""
+    starts = [line[:_ALIKE_CHARS] for line in lines]
+    if len(set(starts)) < len(starts):
+        return True
+    return any(map(contains, lines, starts[1:]))
+
+
+def _bare(line: str) -> str:
+    return _LOST_SPACE.sub("", line).lower()
+
+
+def _without_first_copy(lines: list[str]) -> list[str]:
+    """The lines without those at the beginning that the next ones repeat."""
+    bare = list(map(_bare, lines))
+    joined = "".join(bare)
+    half = len(joined) // 2
+    ends = list(accumulate(map(len, bare)))
+    if half >= MIN_DOUBLED_CHARS and joined[:half] == joined[half:] and half in ends:
+        at = ends.index(half) + 1
+        return max(lines[:at], lines[at:], key=len)  # keep the copy with more lines
+    for at, end in enumerate(ends[:-1], start=1):  # one paragraph, then again line by line
+        if end >= MIN_DOUBLED_CHARS and joined.startswith(joined[:end], end):
+            return lines[at:]
     return lines
+
+
+def _without_later_copies(lines: list[str]) -> list[str]:
+    """The lines without each long run that repeats a run before it."""
+    bare = list(map(_bare, lines))
+    first: dict[str, int] = {}
+    kept: list[str] = []
+    start = 0
+    while start < len(lines):
+        earlier = first.setdefault(bare[start], start)
+        end = start
+        while earlier < start and end < len(lines) and bare[end] == bare[earlier + end - start]:
+            end += 1
+        if sum(map(len, bare[start:end])) < _MIN_COPY_CHARS:
+            end = start + 1
+            kept.append(lines[start])
+        start = end
+    return kept
+
+
+def _repeated_end(n: int, bare: list[str]) -> tuple[int, int]:
+    """Index after the next lines that together end line `n`, and their letters and digits."""
+    after, repeated = n, 0
+    tail = ""
+    for end in range(n + 1, len(bare)):
+        tail += bare[end]
+        if tail not in bare[n]:
+            break
+        if bare[n].endswith(tail):
+            after, repeated = end + 1, len(tail)
+    return after, repeated
+
+
+def _without_doubled_parts(lines: list[str]) -> list[str]:
+    """The lines without the end of a paragraph that the next lines repeat; its heading stays.
+
+    >>> bake = "Bake it until golden brown, for about an hour."
+    >>> _without_doubled_parts([f"For the cake: Beat the eggs. {bake}", "Beat the eggs.", bake])
+    ['For the cake: Beat the eggs.', 'Bake it until golden brown, for about an hour.']
+    """
+    bare = list(map(_bare, lines))
+    kept: list[str] = []
+    opening = ""
+    end = 0  # of the lines that are dropped
+    for n, line in enumerate(lines):
+        if n < end:
+            continue
+        after, repeated = _repeated_end(n, bare)
+        kept.append(opening + line)
+        opening = ""
+        if repeated < MIN_DOUBLED_CHARS:
+            continue
+        letters = [at for at, character in enumerate(line) if character.isalnum()]
+        start = letters[-repeated]
+        before = kept.pop()[: start - len(line)].strip()
+        if _NOTES_HEADING.fullmatch(before):
+            kept.append(f"{before.rstrip(' :.')}: {line[start:]}")
+            end = after
+        elif len(before) > _HEADING_CHARS:
+            kept.append(before.rstrip("0123456789"))  # of "Let it cool. 2Add the peas."
+        elif before:
+            mark = "" if before[-1] in ".?!:" else ":"
+            opening = f"{before}{mark} "
+    return kept
 
 
 def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -> list[str]:
