@@ -199,7 +199,7 @@ def test_a_part_of_the_dish_opens_the_step_it_names(part):
         (["Recipe adapted from Peas Weekly"], [], {"credits": 1}),
         (["60 ml", "2 cups each:"], [], {"only an amount": 2}),
         (["12-inch baking dish", "a frying basket", "2 cedar planks"], [], {"equipment": 3}),
-        (["Note: peas can be soaked overnight", "Serve with bread (see above)"], [],
+        (["Note: peas can be soaked overnight", "Serve with bread (if possible)"], [],
          {"notes": 1, "section names": 1}),
         (["*If dried peas are hard to find, fresh ones can be used.", "Makes about 3 cups"], [],
          {"notes": 2}),
@@ -222,7 +222,7 @@ def test_what_is_no_ingredient_is_counted_by_its_reason(lines, kept, counts):
         "8 rice paper wrappers", "1 pound chicken skewers", "1 cup EVOO", "EVOO",
         "2 cinnamon sticks", "1 bunch fresh dill tied with kitchen twine",
         "1 tablespoon pickling spice, wrapped in cheesecloth",
-        "2 tablespoons pink pepper (available at Nordic markets)", "1 cup ranch dressing",
+        "2 tablespoons pink pepper (sold whole at times)", "1 cup ranch dressing",
         "1 package ice cream cones", "2 lemons, for garnish", "1 (9 inch) pie crust",
         "Chocolate Frosting", "pan drippings", "Dressing",  # the last line heads nothing
         "SALT",

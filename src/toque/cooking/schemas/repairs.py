@@ -29,7 +29,8 @@ _GOES_ON = re.compile(
     r"\s*+(?:(?:and|or|until|to|with|of|in|into|at|about|from|for|by(?! [A-Z]))\b(?! the\b)|[fc]\b)"
 )
 _HANGS = re.compile(
-    r"(?<![\w-])(?:a|an|and|about|approx|at|by|deg|for|from|if|in|into|med|no\.?|of|on|or|over|than|the|then|to|until"
+    r"(?<![\w-])(?:a|an|and|about|approx|at|by|deg|for|from|if|in|into|med|no\.?|of|on|or|over"
+    r"|than|the|then|to|until"
     r"|when|with|your|\d++)\s*+\Z",
     re.IGNORECASE,
 )  # endings of a line that end no sentence ("bone-in" ends one); a number may precede its unit
@@ -55,6 +56,7 @@ _BRACKET_LINES = 3  # most lines over which an open bracket is closed
 _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"
 LOST_SPACES = "recipes with lost spaces restored"
+TRADEMARKS = "recipes with signs of trademarks removed"
 _DOUBLED = "recipes with doubled words or full stops"
 DOUBLED_LISTS = "doubled lists of ingredients"
 _EMPHASIS = "texts with Markdown"
@@ -65,13 +67,29 @@ _ACCENTS = {
     "flamb": "flambé", "provenal": "provençal", "habaero": "habañero", "habaeros": "habañeros",
     "apptit": "appétit", "chvre": "chèvre", "crpe": "crêpe", "crpes": "crêpes",
 }  # fmt: skip  # words that lost an accented letter; none of them is another word
+_NOTE_ELSEWHERE = (
+    r"\b(?i:see|refer to) (?:an? |the |our |my |this )?(?:related )?(?:\* ?)?"
+    r"(?i:(?:(?:cook|chef|baker|editor|author|recipe|kitchen|test[- ]kitchen|grilling|cutting)"
+    r"s?['’]?s?['’]? )?(?:(?:foot|head)?notes?|tips?|below|above|recipes?|pages?|procedures?"
+    r"|formula"
+    r"|methods?|links?|videos?|(?:blog )?posts?|blog|guides?|glossary|sources?|sidebar|box|charts?"
+    r"|how to|here|instructions?|directions?|variations?|explanation|photos?|pictures?))\b"
+)  # "see cooks' note", which the text of a recipe lacks
+_RECIPE_ELSEWHERE = (
+    r"(?i:(?:recipes?|procedures?|instructions?) (?:follows?|below|above|at right))\b"
+)
+_SHOP = (
+    r"(?:also |both |often |usually |widely )?(?:available|sold)\b(?: [\w-]+){0,5}?"
+    r" (?:at|in|from|by|through|online|on)\b"
+)
+_ELSEWHERE = "recipes with references to notes and shops removed"
 _RARE = frozenset("*^$&\"/:'’()")  # one such character is looked for ten times as fast as a sign
 # A pattern that begins with a letter or a set of characters is searched several times as fast as
 # one that begins with "\b" or a look-behind.
 _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pattern, repair, note
     (
         [(next(filter(_RARE.__contains__, sign), sign), sign) for sign in signs],
-        re.compile(pattern), right, what,
+        re.compile(pattern, re.MULTILINE), right, what,
     )
     for signs, pattern, right, what in (
         (("epi:",), r" ?/?epi:recipe[Ll]ink(?: id=\"?\d*\"?)? ?/?[<>]?(?:\d<)?", " ",
@@ -121,6 +139,37 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
         ((" thru ",),
          r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+", "",
          "recipes with offers of a shop"),
+        (("see ", "See ", "efer to ", "SEE "),
+         (rf" ?[(\[]+(?:\* ?)?(?:[Pp]lease )?{_NOTE_ELSEWHERE}[^()\[\]\n]{{0,120}}[)\]]+"
+         rf"|[ ,;:*–—-]*[,;:*–—-] ?\*?{_NOTE_ELSEWHERE}[^.;()\[\]!?\n]{{0,80}}(?=[.;)\]!?]|$)"
+         rf"|(?:(?<=\()|(?<=\)) |(?<=[a-z]) (?=[^()\n]{{0,90}}\))){_NOTE_ELSEWHERE}"
+         r"[^.;()\[\]!?\n]{0,80}(?=[.;)\]!?]|$)"
+         rf"|(?:(?<=[.!?)] )|^)(?:\* ?)?(?:Please )?{_NOTE_ELSEWHERE}[^.!?\n]{{0,120}}(?:[.!?] ?"
+         rf"|$)"),
+         "", _ELSEWHERE),
+        (("ecipe", "rocedure", "nstruction"),
+         (rf" ?\((?:[Hh]ome ?made |[Mm]y |[Tt]he )?{_RECIPE_ELSEWHERE}(?! or )[^()\n]*\)"
+         rf"|[,;] {_RECIPE_ELSEWHERE}(?=[);,.]|$)|(?<=\(){_RECIPE_ELSEWHERE} or "), "", _ELSEWHERE),
+        (("available ", "sold "),
+         (rf" ?\({_SHOP}[^()\n]*\)|[ ,;–—-]*[,;–—-] ?{_SHOP}[^()\n]*(?=\))"
+         r"|[,;] available (?:at|in|from) [^,;()\n]*(?=[,;(]|$)"), "", _ELSEWHERE),
+        (("cup", "spoon", "tsp", "tbsp"),
+         r"\d(?=(?:cups?|teaspoons?|tablespoons?|tsps?|tbsps?)\b)", r"\g<0> ", LOST_SPACES),
+        # "cup ¼ of raisins"
+        (("cup ", "spoon "),
+         r"^(cup|teaspoon|tablespoon)s? ([½¼¾⅓⅔⅛]|\d/\d)(?: -| of)? (?=[A-Za-z])",
+         r"\2 \1 ", "recipes with a unit before its amount"),
+        (("inthe ", "tothe ", "onthe ", "ofthe ", "withthe ", "andthe ", "forthe ", "inhalf"),
+         r"\b(in|to|on|of|with|and|for)(?=(?:the|half)\b)", r"\1 ", LOST_SPACES),
+        (("- ",),
+         (r"\b([Aa]ll|[Ll]ow|[Hh]igh|[Nn]on|[Mm]edium|[Ee]xtra|[Ss]elf|[Hh]alf|\d)- "
+          r"(?=(?!or\b|and\b|to\b|by\b)[a-z])"), r"\1-", _SPACES),
+        (("- ",), r"\b([Ss]auce|[Tt]able|[Tt]ea)- (?=(?:pan|spoon)s?\b)", r"\1", _SPACES),
+        ((":F", ":C"), r"(?<=\b[1-5]\d[05]):(?=[FC]\b)", "°", "recipes with signs for degrees"),
+        (("@",), r"(?<=[a-z]) ?@ ?(?=\d)", " at ", _SPACES),
+        ((" l ",), r"(?<= )l(?= (?:hour|cup|teaspoon|tablespoon|inch|minute|pound)\b)", "1",
+         _FRACTIONS),
+        ((" TM", "(R)", "(TM)", "(tm)"), r",? ?\((?:R|TM|tm)\)|,? TM\b", "", TRADEMARKS),
         # The note of "flour**" stands elsewhere; "**Mix**" is Markdown.
         (("*", "¹", "²", "³", "⁴", "⁵", "†", "‡"),
          (r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
@@ -132,7 +181,7 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
 ]  # fmt: skip
 _LOST_SPACE = re.compile(r"[\W_]+")
 _NOTES_HEADING = re.compile(r"(?:[\w'’]{2,8} )?(?:notes?|tips?)\W*", re.IGNORECASE)
-_SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
+SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
 _TWO_COMMAS = re.compile(r",(?:\s*+,)++")
 _LINK_OPENERS = frozenset(
     "please find see get view read click visit check go head for full complete".split()  # noqa: SIM905
@@ -366,7 +415,7 @@ def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
     """Lines without the spaces that Food.com's export put before every mark."""
     found = [
-        _TWO_COMMAS.sub(",", _SPACED_MARK.sub(r"\1", line)).replace("( ", "(") for line in lines
+        _TWO_COMMAS.sub(",", SPACED_MARK.sub(r"\1", line)).replace("( ", "(") for line in lines
     ]
     notes[_SPACES] += found != lines
     return without_misprints(found, notes)
