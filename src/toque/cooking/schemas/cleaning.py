@@ -57,7 +57,12 @@ _WINDOWS_1252 = {0x91: "'", 0x92: "'", 0x93: '"', 0x94: '"', 0x96: "–", 0x97: 
 # One U+FFFD per lost byte of UTF-8: the degree sign had two, the apostrophe and the dash three.
 _LOST_DEGREE = re.compile(r"(?<=\d)\ufffd{1,2}(?=\s?[FC]\b)")
 _LOST_DASH = re.compile(r"(?<=\d)\ufffd{1,3}(?=\d)")
-_TRADEMARK = re.compile(r",? ?[®™℠]")
+_TRADEMARK = re.compile(r",? ?[®™℠]|(?<=[.!?)]) ?[◊♦](?=\s|\Z)")
+_REGISTERED = frozenset("®™℠◊♦")
+LOST_FRACTION: Final = re.compile(
+    r"(?:[§¤◊¨¦]|\ufffd{1,3})(?= ?(?:cups?|t(?:ea|able)spoons?|tsps?|tbsps?|pounds?|lbs?|ounces?|oz"
+    r"|inch(?:es)?|pints?|quarts?|sticks?)\b)|(?<=\d)[§¤◊¨¦]"
+)  # the sign that an import left of a fraction that it could not write
 _LOST_APOSTROPHE = re.compile(r"(?<=[^\W\d_])(?:\ufffd{3}|\ufffd)(?=(?:s|t|re|ve|ll|d)\b)")
 
 _SIGNS: Final = "•·▪▫●○◦‣□■▢◻◼◽◾⬜☐☑☒✓✔❏❑❒➢➤►▸◆"  # bullets and the boxes of lists to tick off
@@ -69,7 +74,7 @@ _STEP_NUMBER = re.compile(
 )
 _WORD = re.compile(r"[^\W\d_]")
 _STRAY_HYPHEN: Final = re.compile(
-    r"(?<=[a-z]{3})-(?:\Z| (?=(?!oder\b)[a-z]{4}|to taste)|(?=[\d½¼¾⅓⅔]))"
+    r"(?<=[a-z]{2})-(?:\Z| (?=(?!(?:and|und|oder|och)\b)[a-z]{3}|to taste)|(?=[\d½¼¾⅓⅔]))"
 )
 _LOST_NUMBER: Final = re.compile(
     r"(?:(?:cups?|tsps?|tbsps?|teaspoons?|tablespoons?|pounds?|ounces?|pints?|quarts?)\.?"
@@ -78,9 +83,9 @@ _LOST_NUMBER: Final = re.compile(
     r"(?!(?:of|or|and|plus|cakes?|noodles?|jars?|cans?)\b)"
 )  # the unit of "cup sugar", which lost its number
 _STEP_IN_LIST: Final = re.compile(
-    r"(?:\d{1,2}[.)]?\s*)?(?:Serve with\b|(?:Add|Bake|Boil|Bring|Combine|Cook|Cut|Drain|Fill"
-    r"|Fold|Fry"
-    r"|Heat|Mix|Place|Pour|Preheat|Put|Remove|Return|Spread|Sprinkle|Stir|Take|Transfer|Turn|Whisk)"
+    r"\d{1,2} Serve with\b"
+    r"|(?:\d{1,2}[.)]?\s*)?(?:(?:Add|Bake|Boil|Bring|Combine|Cook|Cut|Drain|Fill"
+    r"|Fold|Fry|Heat|Mix|Place|Pour|Preheat|Put|Remove|Return|Spread|Sprinkle|Stir|Take|Transfer|Turn|Whisk)"
     r" (?!of\b)(?:[\w'-]+,? ){0,4}?"
     r"(?:the|all|it|them|in|into|until|together|over|on an?|to an?)\b)"
 )
@@ -151,8 +156,8 @@ def _repair(text: str, notes: Counter[str]) -> str:
     if "\ufffd" in text:
         notes["texts with lost characters (U+FFFD)"] += 1
         text = _LOST_DASH.sub("-", _LOST_DEGREE.sub("°", text))
-        text = _LOST_APOSTROPHE.sub("'", text).replace("\ufffd", "")
-    if "®" in text or "™" in text or "℠" in text:
+        text = _LOST_APOSTROPHE.sub("'", LOST_FRACTION.sub("§", text)).replace("\ufffd", "")
+    if not _REGISTERED.isdisjoint(text):
         notes[TRADEMARKS] += 1
         text = _TRADEMARK.sub("", text)
     if _CONTROLS.search(text):

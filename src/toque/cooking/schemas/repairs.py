@@ -56,7 +56,7 @@ _BRACKET_LINES = 3  # most lines over which an open bracket is closed
 _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"
 LOST_SPACES = "recipes with lost spaces restored"
-TRADEMARKS = "recipes with signs of trademarks removed"
+TRADEMARKS = "texts with trademark signs or ornaments"
 _DOUBLED = "recipes with doubled words or full stops"
 DOUBLED_LISTS = "doubled lists of ingredients"
 _EMPHASIS = "texts with Markdown"
@@ -132,14 +132,15 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
           r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"), r"\1\2/\3", _FRACTIONS),
         # 'the"lid", salt& oil'
         (("& ", '"'), r'(?<=[a-z])(&(?= )|"(?=\w[^"\n]{0,60}"))', r" \1", _SPACES),
-        (("recipe", "cup", "tablespoon", "teaspoon"),
-         r"\d (?:recipe|cup|tablespoon|teaspoon)s?(?=[A-Z][a-z])", r"\g<0> ", _SPACES),
+        (("recipe", "cup", "spoon", "tsp", "tbsp"),
+         (r"\d(?: (?:recipe|cup|tablespoon|teaspoon)s?(?=[A-Z][a-z])"
+          r"|(?=(?:cups?|teaspoons?|tablespoons?|tsps?|tbsps?)\b))"), r"\g<0> ", LOST_SPACES),
         (("($",), r" ?\(\$\d{1,3}\.\d\d\)", "", "recipes with prices"),
         (("'S", "’S"), r"(?<=[a-z]['’])S\b", "s", "recipes with a capital after an apostrophe"),
         ((" thru ",),
          r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+", "",
          "recipes with offers of a shop"),
-        (("see ", "See ", "efer to ", "SEE "),
+        (("see ", "See ", "efer to "),
          (rf" ?[(\[]+(?:\* ?)?(?:[Pp]lease )?{_NOTE_ELSEWHERE}[^()\[\]\n]{{0,120}}[)\]]+"
          rf"|[ ,;:*–—-]*[,;:*–—-] ?\*?{_NOTE_ELSEWHERE}[^.;()\[\]!?\n]{{0,80}}(?=[.;)\]!?]|$)"
          rf"|(?:(?<=\()|(?<=\)) |(?<=[a-z]) (?=[^()\n]{{0,90}}\))){_NOTE_ELSEWHERE}"
@@ -153,18 +154,17 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
         (("available ", "sold "),
          (rf" ?\({_SHOP}[^()\n]*\)|[ ,;–—-]*[,;–—-] ?{_SHOP}[^()\n]*(?=\))"
          r"|[,;] available (?:at|in|from) [^,;()\n]*(?=[,;(]|$)"), "", _ELSEWHERE),
-        (("cup", "spoon", "tsp", "tbsp"),
-         r"\d(?=(?:cups?|teaspoons?|tablespoons?|tsps?|tbsps?)\b)", r"\g<0> ", LOST_SPACES),
         # "cup ¼ of raisins"
-        (("cup ", "spoon "),
-         r"^(cup|teaspoon|tablespoon)s? ([½¼¾⅓⅔⅛]|\d/\d)(?: -| of)? (?=[A-Za-z])",
+        (("½", "¼", "¾", "⅓", "⅔"),
+         r"^(cup|teaspoon|tablespoon)s? ([½¼¾⅓⅔])(?: -| of)? (?=[A-Za-z])",
          r"\2 \1 ", "recipes with a unit before its amount"),
-        (("inthe ", "tothe ", "onthe ", "ofthe ", "withthe ", "andthe ", "forthe ", "inhalf"),
-         r"\b(in|to|on|of|with|and|for)(?=(?:the|half)\b)", r"\1 ", LOST_SPACES),
+        (("inthe ", "tothe ", "withthe ", "inhalf"),
+         r"\b(in|to|with)(?=(?:the|half)\b)", r"\1 ", LOST_SPACES),
         (("- ",),
          (r"\b([Aa]ll|[Ll]ow|[Hh]igh|[Nn]on|[Mm]edium|[Ee]xtra|[Ss]elf|[Hh]alf|\d)- "
           r"(?=(?!or\b|and\b|to\b|by\b)[a-z])"), r"\1-", _SPACES),
-        (("- ",), r"\b([Ss]auce|[Tt]able|[Tt]ea)- (?=(?:pan|spoon)s?\b)", r"\1", _SPACES),
+        (("auce- ", "able- ", "ea- "),
+         r"\b([Ss]auce|[Tt]able|[Tt]ea)- (?=(?:pan|spoon)s?\b)", r"\1", _SPACES),
         ((":F", ":C"), r"(?<=\b[1-5]\d[05]):(?=[FC]\b)", "°", "recipes with signs for degrees"),
         (("@",), r"(?<=[a-z]) ?@ ?(?=\d)", " at ", _SPACES),
         ((" l ",), r"(?<= )l(?= (?:hour|cup|teaspoon|tablespoon|inch|minute|pound)\b)", "1",
