@@ -204,11 +204,10 @@ class AmountReader:
             return False
         if self.amounts and unit.kind != "count":
             last = self.amounts[-1]
-            first = self.amounts[0]
             if last.role == "each" and last.unit is None:
                 self.amounts[-1] = last._replace(unit=unit.name)  # "1 (3 1/2) pound chicken"
             elif self._follows_bracket(unit):
-                self.amounts[0] = first._replace(unit=unit.name)  # "4 (1 liter) cups stock"
+                self.amounts[0] = self.amounts[0]._replace(unit=unit.name)  # "4 (1 liter) cups"
                 self.amounts[1:] = [
                     amount._replace(role="same" if amount.role == "each" else amount.role)
                     for amount in self.amounts[1:]

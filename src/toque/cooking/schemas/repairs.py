@@ -79,7 +79,7 @@ _RECIPE_ELSEWHERE = (
     r"(?i:(?:recipes?|procedures?|instructions?) (?:follows?|below|above|at right))\b"
 )
 _SHOP = (
-    r"(?:also |both |often |usually |widely )?(?:available|sold)\b(?: [\w-]+){0,5}?"
+    r"(?:also |both |often |usually |widely )?(?:available|sold)\b(?: [\w-]{1,20}){0,5}?"
     r" (?:at|in|from|by|through|online|on)\b"
 )
 _ELSEWHERE = "recipes with references to notes and shops removed"
@@ -141,19 +141,19 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
          r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+", "",
          "recipes with offers of a shop"),
         (("see ", "See ", "efer to "),
-         (rf" ?[(\[]+(?:\* ?)?(?:[Pp]lease )?{_NOTE_ELSEWHERE}[^()\[\]\n]{{0,120}}[)\]]+"
-         rf"|[ ,;:*–—-]*[,;:*–—-] ?\*?{_NOTE_ELSEWHERE}[^.;()\[\]!?\n]{{0,80}}(?=[.;)\]!?]|$)"
+         (rf" ?[(\[]{{1,3}}(?:\* ?)?(?:[Pp]lease )?{_NOTE_ELSEWHERE}[^()\[\]\n]{{0,120}}[)\]]+"
+         rf"|[ ,;:*–—-]{{0,3}}[,;:*–—-] ?\*?{_NOTE_ELSEWHERE}[^.;()\[\]!?\n]{{0,80}}(?=[.;)\]!?]|$)"
          rf"|(?:(?<=\()|(?<=\)) |(?<=[a-z]) (?=[^()\n]{{0,90}}\))){_NOTE_ELSEWHERE}"
          r"[^.;()\[\]!?\n]{0,80}(?=[.;)\]!?]|$)"
          rf"|(?:(?<=[.!?)] )|^)(?:\* ?)?(?:Please )?{_NOTE_ELSEWHERE}[^.!?\n]{{0,120}}(?:[.!?] ?"
          rf"|$)"),
          "", _ELSEWHERE),
         (("ecipe", "rocedure", "nstruction"),
-         (rf" ?\((?:[Hh]ome ?made |[Mm]y |[Tt]he )?{_RECIPE_ELSEWHERE}(?! or )[^()\n]*\)"
+         (rf" ?\((?:[Hh]ome ?made |[Mm]y |[Tt]he )?{_RECIPE_ELSEWHERE}(?! or )[^()\n]{{0,120}}\)"
          rf"|[,;] {_RECIPE_ELSEWHERE}(?=[);,.]|$)|(?<=\(){_RECIPE_ELSEWHERE} or "), "", _ELSEWHERE),
         (("available ", "sold "),
-         (rf" ?\({_SHOP}[^()\n]*\)|[ ,;–—-]*[,;–—-] ?{_SHOP}[^()\n]*(?=\))"
-         r"|[,;] available (?:at|in|from) [^,;()\n]*(?=[,;(]|$)"), "", _ELSEWHERE),
+         (rf" ?\({_SHOP}[^()\n]{{0,160}}\)|[ ,;–—-]{{0,3}}[,;–—-] ?{_SHOP}[^()\n]{{0,160}}(?=\))"
+         r"|[,;] available (?:at|in|from) [^,;()\n]{0,120}(?=[,;(]|$)"), "", _ELSEWHERE),
         # "cup ¼ of raisins"
         (("½", "¼", "¾", "⅓", "⅔"),
          r"^(cup|teaspoon|tablespoon)s? ([½¼¾⅓⅔])(?: -| of)? (?=[A-Za-z])",
