@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean_text, is_subheading
+from toque.cooking.schemas.cleaning import (
+    clean_ingredients,
+    clean_steps,
+    clean_text,
+    clean_title,
+    is_subheading,
+)
 
 
 @pytest.mark.parametrize(
@@ -176,3 +182,34 @@ def test_steps_are_parted_and_bared(lines, steps, note):
     assert clean_steps(lines, notes) == steps
     assert [what for what, count in notes.items() if count and note in what] or not note
     assert bool(sum(notes.values())) == bool(note)
+
+
+@pytest.mark.parametrize(
+    ("title", "clean"),
+    [
+        ("Skillet Pea Pie Recipe", "Skillet Pea Pie"), ("Grandma's Recipe", "Grandma's Recipe"),
+        ("Pea Soup (Copycat)", "Pea Soup"), ("Pea Soup by Ann Pod", "Pea Soup"),
+        ("Podco® Pea Dip", "Podco Pea Dip"), ("Death by Chocolate", "Death by Chocolate"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_title_names_no_writer(title, clean):
+    assert clean_title(title, Counter()) == clean
+
+
+def test_numbers_without_a_point_and_a_blank_before_a_stop():
+    steps = ["1 Boil the peas.", "Wait.", "2 Mash <b>them</b> .", "2 Tablespoons are enough."]
+    right = ("Boil the peas.", "Wait.", "Mash them.", "2 Tablespoons are enough.")
+    assert clean_steps([*steps[:3]], Counter()) == right[:3]
+    assert clean_steps(steps[3:], Counter()) == right[3:]
+
+
+@pytest.mark.parametrize(
+    ("line", "clean"),
+    [
+        ("Oil-", "Oil"), ("Salt- to taste", "Salt - to taste"), ("Dill-1 tsp", "Dill - 1 tsp"),
+        ("3 Serve with bread", ""), ("pound peas", "peas"), ("red- or white wine", ""),
+    ],
+)  # fmt: skip
+def test_stray_hyphens_and_steps_in_lists(line, clean):
+    kept = (line,) if line == "red- or white wine" else (clean,) * bool(clean)
+    assert clean_ingredients([line], Counter()) == kept
