@@ -69,18 +69,21 @@ MODELS: Final[Mapping[str, Any]] = {
     "Llama, 8 B": _llama(4096, 14336, 32, (32, 8), 128256),
 }
 HEAD: Final = """\
-# What fits on which card
+# GPU memory by model
 
 <!-- Written by `pytest -m slow --regenerate tests/docs/test_hardware_page.py` from plans. -->
 
-Each row is a plan for one GPU with one row per micro-batch, the smallest possible: 256 + 512 tokens
-for a T5, 768 for other models, AdamW, bf16, an update of 16 rows, and the share of the allocator.
-More rows need more memory and are faster; `toque plan CONFIG --hardware CARD` shows how many fit.
+The smallest GPU for each model, as planned by `toque plan`. The plans assume one GPU, AdamW, bf16,
+updates of 16 rows, and one row per micro-batch: 256 + 512 tokens for a T5, 768 for other models.
+They include the share of the allocator. More rows per micro-batch are faster and need more memory;
+`toque plan CONFIG --hardware CARD` shows how many fit.
 
-"Recomputed" means `train.gradient_checkpointing: true`, which `auto` uses if a row does not fit
-without it. LoRA has the rank of `r: auto`: 16, or 8 for models of 2.5 billion weights and more. nf4
-stores the frozen matrices in 4 bits. Shorter texts, `adamw8bit` and int8 change every number. See
-[plan a run](../guides/plan.md) for the accuracy.
+* "Recomputed" means `train.gradient_checkpointing: true`. `auto` uses it if a row does not fit.
+* LoRA has the rank of `r: auto`: 16, or 8 for models of 2.5 billion weights and more.
+* nf4 stores the frozen matrices in 4 bits.
+
+Shorter texts, `adamw8bit` and int8 change every number. [Plan a run](../guides/plan.md) describes
+the accuracy.
 """
 _TABLE: Final = """\
 | model | trained | one row, GiB | recomputed, GiB | from | recomputed from | RAM, GiB | disk |
@@ -89,11 +92,11 @@ _TABLE: Final = """\
 MACHINE: Final = """\
 ## The rest of the machine
 
-The largest model that fits on a card needs this much. RAM is for reading its weights; the program
+The largest model that fits on a GPU needs this much. RAM is for reading its weights; the program
 needs 1 GiB more. Disk is for the checkpoints, the best model and the finished model. Add the base
 model and your data.
 
-| card | RAM, GiB | disk, GiB |
+| GPU | RAM, GiB | disk, GiB |
 |---|---:|---:|
 """
 REST: Final = """
@@ -172,7 +175,7 @@ def page_of(rows: Mapping[tuple[str, str], list[str]]) -> str:
         "## Tiers\n",
         "The largest model of each family that fits, recomputed if necessary.\n",
     ]
-    lines.append(f"| card | {' | '.join(WAYS)} |\n|---|{'---|' * len(WAYS)}")
+    lines.append(f"| GPU | {' | '.join(WAYS)} |\n|---|{'---|' * len(WAYS)}")
     for card in CARDS:
         largest = (_largest(rows, way, card) for way in WAYS)
         lines.append(f"| {card} | {' | '.join(largest)} |")
