@@ -1,4 +1,4 @@
-"""The tables of reliability.md and fault-tests.md name every fault, and tests that exist."""
+"""The tables of faults.md and fault-tests.md name every fault, and tests that exist."""
 
 import ast
 import re
