@@ -82,8 +82,8 @@ They include the share of the allocator. More rows per micro-batch are faster an
 * LoRA has the rank of `r: auto`: 16, or 8 for models of 2.5 billion weights and more.
 * nf4 stores the frozen matrices in 4 bits.
 
-Shorter texts, `adamw8bit` and int8 change every number. [Plan a run](../guides/plan.md) describes
-the accuracy.
+Shorter texts, `adamw8bit` and int8 change every number. [Plan a run](../guides/plan.md#accuracy)
+describes the accuracy.
 """
 _TABLE: Final = """\
 | model | trained | one row, GiB | recomputed, GiB | from | recomputed from | RAM, GiB | disk |
