@@ -22,6 +22,10 @@ from toque.sources.records import replace_lone_surrogates
 _CLEAN = re.compile(r"[ -%'-;=?-Z\\-~]*")  # ASCII without "&", "<", ">" and "["
 _LINE_MARKUP = re.compile(r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
 _MARKUP = re.compile(r"<[a-zA-Z/!][^<>]*>")
+_RAISED_FRACTION = re.compile(
+    r"<sup[^<>]*>\s*(\d{1,3})\s*</sup>\s*[/⁄∕]\s*(?:<sub[^<>]*>\s*(\d{1,3})\s*</sub>|(\d{1,3}))",
+    re.IGNORECASE,
+)  # "<sup>1</sup>&frasl;<sub>2</sub>", whose tags are not blanks
 _NO_CHARACTER = re.compile(r"&#(?:[xX]0*+[0-9a-fA-F]{7,}+|0*+[0-9]{8,}+);?")
 _REMNANT = re.compile(r'"{0,3}(?<![-=])[<>](?! ?[\d=])"{0,3}')  # half of a tag
 _BROKEN_ENTITY = re.compile(
@@ -115,7 +119,8 @@ def _repair(text: str, notes: Counter[str]) -> str:
         notes["HTML entities decoded"] += unescaped != text
         text = _LINE_ENDS.sub("\n", unescaped)
     if "<" in text or ">" in text:
-        bare = _REMNANT.sub("", _MARKUP.sub(" ", _LINE_MARKUP.sub("\n", text)))
+        plain = _RAISED_FRACTION.sub(r" \1/\2\3 ", text)
+        bare = _REMNANT.sub("", _MARKUP.sub(" ", _LINE_MARKUP.sub("\n", plain)))
         notes["HTML tags removed"] += bare != text
         text = bare
     if "](" in text:
