@@ -1,4 +1,4 @@
-"""Faults applied to `transformers.Trainer`: the last column of docs/explanation/reliability.md.
+"""Faults applied to `transformers.Trainer`: the last column of docs/reference/faults.md.
 
     python bench/robustness/trainer_faults.py [--only NUMBER ...]
 
