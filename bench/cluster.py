@@ -1,15 +1,14 @@
 """Arithmetic of data parallelism: bytes and seconds of an update on many GPUs, as tables.
 
-What every collective moves (S bytes in all, n GPUs, m machines of 8; Patarasuk & Yuan 2009 for
+Bytes of a collective over S bytes, n GPUs and m machines of 8 GPUs (Patarasuk & Yuan 2009 for
 all-reduce; Rajbhandari et al. 2020, ZeRO, section 7, for sharded weights):
 
     all-gather, reduce-scatter    (n - 1) / n * S in and out of each GPU
-                                  (m - 1) / m * S / 8 of it over each GPU's network card
-    all-reduce                    both, one after the other
+                                  (m - 1) / m * S / 8 of it over the network card of each GPU
+    all-reduce                    a reduce-scatter, then an all-gather
 
-What an update of ours moves is `toque.training.distributed.exchange`, held against counted
-collectives in tests/fake_cuda. Seconds are the slower of the two kinds of links, and a latency for
-each hop of a ring.
+`toque.training.distributed.exchange` computes the bytes of an update. tests/fake_cuda compares them
+with counted collectives. The seconds are those of the slower link, plus a latency per hop.
 """
 
 from __future__ import annotations
@@ -26,49 +25,50 @@ from toque.training.distributed.exchange import Exchange, exchange_of, ring_byte
 Strategy = Literal["ddp", "fsdp"]
 STRATEGIES: Final[tuple[Strategy, ...]] = ("ddp", "fsdp")
 GPUS: Final = (8, 64, 512, 4096)
-STATE_BYTES, SAVED_BYTES = 16, 12
-"""Of a weight: what training keeps of it (float32 weight and gradient, AdamW's two averages), and
-what a checkpoint holds."""
+STATE_BYTES: Final = 16
+"""Bytes per weight in training: float32 weight and gradient, two averages of AdamW."""
+SAVED_BYTES: Final = 12
+"""Bytes per weight in a checkpoint."""
 STORED_TOKEN_BYTES: Final = 2
-"""Of vocabularies up to 65,536."""
+"""Bytes per stored token for vocabularies up to 65,536."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine of a cluster; bandwidths are of one GPU and one direction, in bytes a second."""
+    """One machine of a cluster. Bandwidths are per GPU and direction, in bytes per second."""
 
     flops_per_second: float = 989.5e12
-    """bf16, NVIDIA H100 SXM data sheet."""
+    """bf16 FLOP/s, NVIDIA H100 SXM data sheet."""
     utilisation: float = 0.40
-    """Guess: published runs of this kind have 0.38 to 0.46 (Llama 3, PaLM)."""
+    """MFU. Guess: published runs have 0.38 to 0.46 (Llama 3, PaLM)."""
     gpus: int = 8
     inside: float = 0.8 * 450e9
-    """NVLink 4: 900 GB/s both ways (H100 data sheet); 0.8 of it is a guess."""
+    """NVLink 4: 900 GB/s in both directions (H100 data sheet). The factor 0.8 is a guess."""
     between: float = 0.8 * 50e9
-    """One 400 Gb/s card for each GPU (DGX H100 data sheet); 0.8 of it is a guess."""
+    """One 400 Gb/s network card per GPU (DGX H100 data sheet). The factor 0.8 is a guess."""
     hop_seconds: float = 5e-6
-    """Guess, for a hop between machines; inside one it is not counted."""
+    """Guess: latency per hop between machines. Hops inside a machine are not counted."""
     disk: float = 2e9
-    """Guess, of the whole machine."""
+    """Guess: write speed per machine."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What of a model decides the traffic."""
+    """Facts of a model that determine its traffic."""
 
     name: str
     exchange: Callable[[Strategy, int], Exchange]
-    """Of one micro-batch a GPU, by the number of GPUs."""
+    """Bytes of one micro-batch per GPU, by strategy and number of GPUs."""
     weights: int
     layers: int
     flops_per_token: float
     tokens: int
-    """Of one GPU in an update."""
+    """Tokens per GPU and update."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """One update on `gpus` GPUs. Bytes are those that one GPU sends."""
+    """One update on `gpus` GPUs. Bytes are sent bytes per GPU."""
 
     gpus: int
     strategy: Strategy
@@ -104,14 +104,14 @@ class _Traffic:
 
 
 def _gathered(total: float, gpus: int, machine: Machine, calls: int = 1) -> _Traffic:
-    """All-gather or reduce-scatter of `total` bytes in `calls` calls over all GPUs."""
+    """Return the traffic of an all-gather or reduce-scatter of `total` bytes in `calls` calls."""
     machines = max(1, gpus // machine.gpus)
     between = ring_bytes(total, machines) / machine.gpus
     return _Traffic(ring_bytes(total, gpus), between, calls * (machines - 1))
 
 
 def update(model: Model, strategy: Strategy, gpus: int, machine: Machine | None = None) -> Update:
-    """Bytes and seconds of one update."""
+    """Compute bytes and seconds of one update."""
     machine = machine or Machine()
     machines = max(1, gpus // machine.gpus)
     moved, shards = model.exchange(strategy, gpus), gpus
@@ -142,7 +142,7 @@ def update(model: Model, strategy: Strategy, gpus: int, machine: Machine | None 
 
 
 def table(model: Model, machine: Machine | None = None) -> list[str]:
-    """A Markdown table of a model's updates."""
+    """Return a Markdown table of the updates of a model."""
     heads = (
         "GPUs", "strategy", "state, GB a GPU", "sent inside, GB", "sent between, GB", "compute, s",
         "all-gather, s", "reduce, s", "update, s", "computing", "tokens a second", "read, MB/s",
@@ -165,7 +165,7 @@ def table(model: Model, machine: Machine | None = None) -> list[str]:
 
 
 def models() -> list[Model]:
-    """The GPT-NeoX of the preset and a 7B Llama, counted from their outlines."""
+    """Count the GPT-NeoX of the preset and a 7B Llama from their outlines."""
     from toque.config import load_config
     from toque.models.flops import flops_per_token, parameter_counts
     from toque.runs.outlined_update import outlining
@@ -179,7 +179,7 @@ def models() -> list[Model]:
             "num_key_value_heads: 32, intermediate_size: 11008, max_position_embeddings: 2048}"
         ),
     )
-    found = []
+    counted = []
     for name, rows, overrides in (
         ("GPT-NeoX 1.2B, 16,384 tokens a GPU", 8, ()),
         ("GPT-NeoX 1.2B, 2,048 tokens a GPU", 1, ()),
@@ -194,5 +194,5 @@ def models() -> list[Model]:
             flops = flops_per_token(model, context=1024)
         layers = int(model.config.num_hidden_layers)
         exchange = partial(exchange_of, model, dtype=torch.bfloat16)
-        found.append(Model(name, exchange, counts.total, layers, flops, rows * 2048))
-    return found
+        counted.append(Model(name, exchange, counts.total, layers, flops, rows * 2048))
+    return counted

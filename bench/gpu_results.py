@@ -1,10 +1,10 @@
-"""Records of bench/gpu.sh: one added and told in a line, and all of them made into a table.
+"""Records of bench/gpu.sh: add one and print its summary, or write all as a table.
 
     python bench/gpu_results.py results/gpu/results.jsonl [--page lab/performance.md]
 
-writes the table as a section of the page, named after the card, in place of an older one of that
-card. Records of a rehearsal are refused: their figures are of no machine. Imports nothing that must
-be installed: it runs in the middle of a GPU's minutes.
+This writes the table as a section of the page, named after the GPU. It replaces an older section of
+the same GPU. Records of a rehearsal are rejected, because they are not measurements. The script
+imports only the standard library, so that it starts fast on the GPU machine.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ SHOWN = ("python", "torch", "triton", "transformers", "peft", "tokenizers", "toq
 
 
 def sweep(record: Record) -> str:
-    """Every micro-batch, ours and theirs."""
+    """Summarise every micro-batch size of both sides."""
 
-    def side(found: Record) -> str:
-        if "failed" in found:
-            return f"{found['rows']} rows: {found['failed']}"
-        speed = f"{found['tokens_per_second']:,.0f} tokens/s, {found['mfu']:.1%} MFU"
-        return f"{found['rows']} rows: {speed}, {found['peak_gib']} GiB, {found['attention']}"
+    def side(run: Record) -> str:
+        if "failed" in run:
+            return f"{run['rows']} rows: {run['failed']}"
+        speed = f"{run['tokens_per_second']:,.0f} tokens/s, {run['mfu']:.1%} MFU"
+        return f"{run['rows']} rows: {speed}, {run['peak_gib']} GiB, {run['attention']}"
 
-    words = [side(found) for found in record["ours"]]
+    parts_of_line = [side(run) for run in record["ours"]]
     if record["theirs"]:
-        beside = record["details"]["arguments"]["beside"]
-        words.append(f"{beside}: {'; '.join(side(found) for found in record['theirs'])}")
+        peer = record["details"]["arguments"]["beside"]
+        parts_of_line.append(f"{peer}: {'; '.join(side(run) for run in record['theirs'])}")
     if record["ratio"]:
-        words.append(f"ratio {record['ratio']['median']:.2f}")
-    return "; ".join(words)
+        parts_of_line.append(f"ratio {record['ratio']['median']:.2f}")
+    return "; ".join(parts_of_line)
 
 
 def probe(record: Record) -> str:
-    """How many combinations have kernels, and what was found of each."""
+    """Count the combinations with kernels and list the kernels."""
     rows = record["ours"]
     working = sum(row["options"] is not None for row in rows)
     return f"{working} of {len(rows)} have kernels: " + "; ".join(
-        f"{row['precision']} {row['head']}{' with bias' * row['bias']}: {row['words']}"
+        f"{row['precision']} {row['head']}{' with bias' if row['bias'] else ''}: {row['words']}"
         for row in rows
     )
 
 
 def continued(record: Record) -> str:
-    """Where a run was killed, and whether it came to the same bits."""
+    """State the step of the kill and whether the results are identical."""
     ours, equal = record["ours"], record["quality"]["passes"]
     where = f"{record['details']['device']}, {record['details']['precision']}"
-    same = "the same bits" if equal else f"OTHER {', '.join(record['quality']['other'])}"
+    same = "identical" if equal else f"DIFFERENT {', '.join(record['quality']['other'])}"
     return (
         f"{where}: killed after update {ours['killed_after_step']}, continued from "
         f"{ours['continued_from_step']}: {same}"
@@ -63,60 +63,55 @@ def continued(record: Record) -> str:
 
 
 def texts(record: Record) -> str:
-    """Tokens a second of texts, ours and transformers', and of held-out losses."""
+    """State tokens per second of generation on both sides, and of evaluation."""
 
-    def side(found: Record) -> str:
-        each = [f"{x['rows']}: {x['tokens_per_second']:,.0f}" for x in found["texts"]]
-        return ", ".join(each)
+    def speeds(runs: list[Record]) -> str:
+        return ", ".join(f"{run['rows']}: {run['tokens_per_second']:,.0f}" for run in runs)
 
-    held = ", ".join(
-        f"{x['rows']}: {x['tokens_per_second']:,.0f}" for x in record["ours"]["held_out"]
-    )
     ratio = record["ratio"]["pairs"] if record["ratio"] else "void"
     return (
         f"{record['details']['shape']}, {record['details']['precision']}, tokens/s by batch: "
-        f"{side(record['ours'])}; generate: {side(record['theirs'])}; ratios {ratio}; "
-        f"held-out loss {held}"
+        f"{speeds(record['ours']['texts'])}; generate: {speeds(record['theirs']['texts'])}; "
+        f"ratios {ratio}; held-out loss {speeds(record['ours']['held_out'])}"
     )
 
 
 def plans(record: Record) -> str:
-    """Planned memory beside measured."""
+    """List planned and measured memory."""
     return "; ".join(
-        found.get("failed")
-        or f"{found['part']}, {found['rows']} rows: held {found['planned_held_gib']} planned, "
-        f"{found['held_gib']} GiB measured ({found['held_error']:+.1%}), taken "
-        f"{found['planned_taken_gib']}, {found['taken_gib']} ({found['taken_error']:+.1%})"
-        for found in record["ours"]
+        row.get("failed")
+        or f"{row['part']}, {row['rows']} rows: held {row['planned_held_gib']} planned, "
+        f"{row['held_gib']} GiB measured ({row['held_error']:+.1%}), taken "
+        f"{row['planned_taken_gib']}, {row['taken_gib']} ({row['taken_error']:+.1%})"
+        for row in record["ours"]
     )
 
 
 def parts(record: Record) -> str:
-    """What every part of the update gives."""
-    found = record["details"]["parts"]
+    """List the ratio of every part of the update."""
     shown = [
         f"{name} {part['ratio']['median']:.2f}" if part.get("ratio") else f"{name} -"
-        for name, part in found.items()
+        for name, part in record["details"]["parts"].items()
     ]
     return f"off / on: {', '.join(shown)}; {record['details']['mfu']:.1%} MFU"
 
 
 def training(record: Record) -> str:
-    """Useful tokens a second of `toque train` beside another trainer."""
+    """State useful tokens per second of `toque train` and of the other trainer."""
     speed = record["details"]["useful_tokens_per_second"]
     ratio = record["ratio"]["median"] if record["ratio"] else "void"
-    return f"{speed['ours']:,.0f} useful tokens/s beside {speed['theirs']:,.0f}: ratio {ratio}"
+    return f"{speed['ours']:,.0f} useful tokens/s against {speed['theirs']:,.0f}: ratio {ratio}"
 
 
 def machine(record: Record) -> str:
-    """The card and the versions."""
+    """Name the GPU and the versions."""
     versions = record["versions"]
     named = ", ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions)
     return f"{record['device']}, driver {record['driver']}; {named}"
 
 
 def tail(record: Record) -> str:
-    """What a command said last, which had no record to give."""
+    """Return the last output of a command without a record."""
     return str(record["said"])
 
 
@@ -134,20 +129,21 @@ FIGURES: dict[str, Callable[[Record], str]] = {
 
 
 def figures(part: Mapping[str, Any]) -> str:
-    """A part's figures in a line."""
+    """Summarise a part in one line."""
     record = part["record"]
     if record is None:
         return f"FAILED ({part['how']}): {part['said']}"
     if "skipped" in record:
         return f"skipped: {record['skipped']}"
-    found = FIGURES[record["name"]](record)
-    void = record.get("quality", {}).get("passes") is False
-    return f"{found} VOID: {record['quality'].get('reason', 'see the record')}" if void else found
+    summary = FIGURES[record["name"]](record)
+    if record.get("quality", {}).get("passes") is False:
+        return f"{summary} VOID: {record['quality'].get('reason', 'see the record')}"
+    return summary
 
 
 def added(a: argparse.Namespace) -> str:
-    """Append a part's record to the file; its line."""
-    said = a.said.read_text(encoding="utf-8", errors="replace") if a.said.exists() else ""
+    """Append the record of a part to the file. Return its summary."""
+    log = a.said.read_text(encoding="utf-8", errors="replace") if a.said.exists() else ""
     text = a.output.read_text(encoding="utf-8", errors="replace")
     record: Any = None
     if a.words:
@@ -158,10 +154,10 @@ def added(a: argparse.Namespace) -> str:
         try:
             record = json.loads(text)
         except ValueError:
-            said += text
-    how = {124: "its time was over", 137: "it was killed"}.get(a.code, f"exit code {a.code}")
-    last = " / ".join(line for line in said.splitlines()[-3:] if line.strip())[-600:]
-    part = {"part": a.add, "seconds": a.seconds, "how": how, "said": last, "record": record}
+            log += text
+    ending = {124: "time limit", 137: "killed"}.get(a.code, f"exit code {a.code}")
+    last = " / ".join(line for line in log.splitlines()[-3:] if line.strip())[-600:]
+    part = {"part": a.add, "seconds": a.seconds, "how": ending, "said": last, "record": record}
     if a.rehearsal:
         part["rehearsal"] = True
     with a.results.open("a", encoding="utf-8") as file:
@@ -170,30 +166,30 @@ def added(a: argparse.Namespace) -> str:
     return f"{a.add}{note}, {a.seconds} s: {figures(part)}"
 
 
-def section(found: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table's section, its heading first."""
-    named = {part["part"]: part for part in found}
+def section(results: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of the section, starting with its heading."""
+    named = {part["part"]: part for part in results}
     about = named["machine"]["record"]
     lines = [
         heading(about["device"], datetime.now(UTC).strftime("%Y-%m-%d")),
         "",
         (
             f"{machine(about)}. `OUT=results/gpu bench/gpu.sh`, {about['begun']} UTC, and "
-            "`python bench/gpu_results.py`. VOID: the part's own check failed, and its figures do "
-            "not count."
+            "`python bench/gpu_results.py`. VOID: the check of the part failed, and its numbers "
+            "do not count."
         ),
         "",
-        "| part | figures | s |",
+        "| part | result | s |",
         "|---|---|---:|",
     ]
     tables = {"speed/attention_probe": probe_table, "quality/plan_beside_sweeps": plan_table}
-    for part in found:
+    for part in results:
         name = (part["record"] or {}).get("name")
         if name == "machine":
             continue
-        words = "in the table below" if name in tables else figures(part).replace("|", "/")
-        lines.append(f"| {part['part']} | {words} | {part['seconds']} |")
-    for part in found:
+        summary = "in the table below" if name in tables else figures(part).replace("|", "/")
+        lines.append(f"| {part['part']} | {summary} | {part['seconds']} |")
+    for part in results:
         record = part["record"] or {}
         if record.get("name") in tables and "skipped" not in record:
             lines += ["", *tables[record["name"]](record)]
@@ -201,12 +197,12 @@ def section(found: list[dict[str, Any]]) -> list[str]:
 
 
 def heading(device: str, day: str) -> str:
-    """The heading of a card's section."""
-    return f"## {day} · Figures of bench/gpu.sh on {device}"
+    """Return the heading of the section of a GPU."""
+    return f"## {day} · Results of bench/gpu.sh on {device}"
 
 
 def probe_table(record: Record) -> list[str]:
-    """Kernels of FlexAttention, combination by combination."""
+    """Return a table of the FlexAttention kernels."""
     return [
         "| precision | head | bias | kernels of FlexAttention | s |",
         "|---|---:|---|---|---:|",
@@ -219,25 +215,25 @@ def probe_table(record: Record) -> list[str]:
 
 
 def plan_table(record: Record) -> list[str]:
-    """Planned beside measured memory."""
+    """Return a table of planned and measured memory."""
     return [
         "| part | rows | held: planned, measured, GiB | taken: planned, measured, GiB |",
         "|---|---:|---|---|",
         *(
-            f"| {found['part']} | {found['rows']} | {found['failed']} | |"
-            if "failed" in found
-            else f"| {found['part']} | {found['rows']} | {found['planned_held_gib']}, "
-            f"{found['held_gib']} ({found['held_error']:+.1%}) | {found['planned_taken_gib']}, "
-            f"{found['taken_gib']} ({found['taken_error']:+.1%}) |"
-            for found in record["ours"]
+            f"| {row['part']} | {row['rows']} | {row['failed']} | |"
+            if "failed" in row
+            else f"| {row['part']} | {row['rows']} | {row['planned_held_gib']}, "
+            f"{row['held_gib']} ({row['held_error']:+.1%}) | {row['planned_taken_gib']}, "
+            f"{row['taken_gib']} ({row['taken_error']:+.1%}) |"
+            for row in record["ours"]
         ),
     ]
 
 
 def placed(page: str, lines: list[str], device: str) -> str:
-    """The page with the section, in place of the card's older one, or before all others."""
+    """Replace the older section of the GPU, or insert a new first section."""
     older = re.compile(
-        rf"^## \S+ · Figures of bench/gpu\.sh on {re.escape(device)}\n.*?(?=^## |\Z)",
+        rf"^## \S+ · Results of bench/gpu\.sh on {re.escape(device)}\n.*?(?=^## |\Z)",
         re.MULTILINE | re.DOTALL,
     )
     text = "\n".join(lines) + "\n"
@@ -248,22 +244,22 @@ def placed(page: str, lines: list[str], device: str) -> str:
 
 
 def table(a: argparse.Namespace) -> str:
-    """Write the section; what was done."""
-    found = [json.loads(line) for line in a.results.read_text(encoding="utf-8").splitlines()]
-    made_up = [
-        part["part"] for part in found if part.get("rehearsal") or _rehearsed(part["record"])
+    """Write the section. Return a summary."""
+    results = [json.loads(line) for line in a.results.read_text(encoding="utf-8").splitlines()]
+    rehearsed = [
+        part["part"] for part in results if part.get("rehearsal") or _rehearsed(part["record"])
     ]
-    if made_up:
+    if rehearsed:
         raise SystemExit(
-            f"{a.results} is of a rehearsal ({', '.join(made_up[:3])} ...): its figures are of no "
-            "machine and do not go into a table. Run bench/gpu.sh on a machine with a GPU."
+            f"{a.results} is from a rehearsal ({', '.join(rehearsed[:3])} ...), which measures "
+            "nothing. Run bench/gpu.sh on a machine with a GPU."
         )
-    if not any(part["part"] == "machine" and part["record"] for part in found):
-        raise SystemExit(f"{a.results} does not say which machine it is of; nothing was written.")
-    device = next(part["record"]["device"] for part in found if part["part"] == "machine")
-    page = placed(a.page.read_text(encoding="utf-8"), section(found), device)
+    if not any(part["part"] == "machine" and part["record"] for part in results):
+        raise SystemExit(f"{a.results} has no record of the machine. Nothing was written.")
+    device = next(part["record"]["device"] for part in results if part["part"] == "machine")
+    page = placed(a.page.read_text(encoding="utf-8"), section(results), device)
     a.page.write_text(page, encoding="utf-8")
-    return f"{a.page}: {len(found) - 1} parts of {device}"
+    return f"{a.page}: {len(results) - 1} parts of {device}"
 
 
 def _rehearsed(record: Record | None) -> bool:
@@ -271,7 +267,7 @@ def _rehearsed(record: Record | None) -> bool:
 
 
 def main() -> None:
-    """The command line; with --add, of bench/gpu.sh."""
+    """Parse the command line. bench/gpu.sh uses --add."""
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

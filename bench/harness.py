@@ -1,18 +1,18 @@
-"""Benchmark harness: pairs in turn, a quality check that voids, one JSON record for every script.
+"""Benchmark harness: paired runs in turn, a quality check, and one JSON record per script.
 
 A script defines `measure(arguments) -> Result` and ends with `main(__file__, __doc__, options,
-measure)`, which prints one JSON object; what does not apply is null:
+measure)`, which prints one JSON object. A field that does not apply is null:
 
-    name, command, date   "speed/train"; what was typed; UTC
-    machine       CPU model, cores, instruction sets that decide the rate of products, GPU, load
-    versions      of Python, Toque and every library that a benchmark compares with
-    ours, theirs  figures of each side, one object per pair where pairs were run
-    ratio         how many times better ours is: median, worst, pairs; null when void
-    quality       passes, what was compared, and a reason when it does not pass
-    details       everything else, the arguments among it
+    name, command, date   "speed/train", the command line, UTC
+    machine       CPU model, cores, relevant instruction sets, GPU, load
+    versions      versions of Python, Toque and the compared libraries
+    ours, theirs  results of each side, one object per pair
+    ratio         ours / theirs: median, worst, pairs; null if void
+    quality       "passes", the compared values, and a reason if the check fails
+    details       everything else, including the arguments
 
-The exit code is 0 when the quality check passes, 1 when it does not. What a machine lacks (shared
-data, a peer's library) makes a record with "skipped" and its reason, and exit code 0.
+The exit code is 0 if the quality check passes and 1 if it fails. If shared data or a library is
+missing, the record has "skipped" with the reason, and the exit code is 0.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from typing import Any
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "sve", "bf16")
 PACKAGES = (
     "toque", "torch", "numpy", "transformers", "tokenizers", "datasets", "accelerate", "pyarrow",
-    "ctranslate2", "rouge-score", "sacrebleu", "moto", "ingredient-parser-nlp",
+    "ctranslate2", "rouge-score", "sacrebleu", "moto",
 )  # fmt: skip
 
 
-class Skipped(Exception):  # noqa: N818 - no error: this machine cannot run the benchmark
-    """The benchmark cannot run here; the message says what is missing."""
+class Skipped(Exception):  # noqa: N818 - not an error
+    """The benchmark cannot run on this machine. The message names the missing part."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One timed call: seconds of either clock, and what it returned.
+    """One timed call: wall seconds, processor seconds, and the returned value.
 
-    The processor clock counts this process and the children it waited for; on a machine that other
-    programs use it is the steadier of the two.
+    Processor seconds count this process and its finished children. They vary less than wall seconds
+    on a shared machine.
     """
 
     wall: float
@@ -58,14 +58,14 @@ class Run:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """For the record: the seconds, and the value where it is a mapping."""
+        """The seconds, and the returned value if it is a mapping."""
         seconds = {"wall": round(self.wall, 4), "processor": round(self.processor, 4)}
         return seconds | (dict(self.value) if isinstance(self.value, Mapping) else {})
 
 
 @dataclass
 class Result:
-    """What a benchmark found; `harness.main` completes it into the record."""
+    """Result of a benchmark. `harness.main` completes the record."""
 
     ours: Any = None
     theirs: Any = None
@@ -73,24 +73,24 @@ class Result:
     quality: dict[str, Any] = field(default_factory=lambda: {"passes": True})
     details: dict[str, Any] = field(default_factory=dict)
     runs: tuple[list[Run], list[Run]] = field(default=([], []), repr=False)
-    """Ours and theirs, as `paired` timed them."""
+    """Timed runs of both sides, set by `paired`."""
 
     def void(self, reason: str) -> None:
-        """Withdraw the ratio, because the two sides did not do the same work equally well."""
+        """Remove the ratio, because both sides did not do the same work."""
         self.ratio = None
         self.quality |= {"passes": False, "reason": reason}
 
     def ratio_by(self, score: Callable[[Run], float]) -> dict[str, Any] | None:
-        """The ratio of another score of the same runs: median, worst, pairs; None when void."""
+        """Return the ratio of another score of the same runs, or None if the result is void."""
         return ratio_of(*self.runs, score) if self.quality["passes"] else None
 
     def as_part(self) -> dict[str, Any]:
-        """For `details` of a benchmark that compares several things."""
+        """Return ratio, quality and details for a benchmark with several comparisons."""
         return {"ratio": self.ratio, "quality": self.quality, **self.details}
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on."""
+    """Return an unused port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -106,22 +106,22 @@ def timed(work: Callable[[], Any]) -> Run:
 
 def _processor_seconds() -> float:
     now = os.times()
-    # The children's part of os.times() has ticks of 10 ms; this process' own clock is finer.
+    # os.times() counts children in ticks of 10 ms. The clock of this process is finer.
     return time.process_time() + now.children_user + now.children_system
 
 
 def by_wall(run: Run) -> float:
-    """The default score: calls a second."""
+    """Score a run by calls per second. This is the default."""
     return 1.0 / run.wall
 
 
 def by_processor(run: Run) -> float:
-    """Calls per second of processor time."""
+    """Score a run by calls per second of processor time."""
     return 1.0 / run.processor
 
 
 def by(key: str) -> Callable[[Run], float]:
-    """A score that is a figure of the returned mapping."""
+    """Return a score that reads `key` from the returned mapping."""
     return lambda run: float(run.value[key])
 
 
@@ -136,11 +136,11 @@ def paired(
     """Run both sides in turn (A B A B ...) and compare them pair by pair.
 
     Args:
-        ours: Called with the pair's number. A mapping that it returns joins the record.
+        ours: Called with the number of the pair. A returned mapping is added to the record.
         theirs: The same for the other side.
-        pairs: How many.
-        score: What is compared; more is better. A pair's ratio is ours / theirs.
-        quality: Compares what the runs returned; its "passes" decides whether the ratio stands.
+        pairs: Number of pairs.
+        score: Compared value, higher is better. The ratio of a pair is ours / theirs.
+        quality: Compares the returned values. If its "passes" is false, the ratio is void.
     """
     sides: tuple[list[Run], list[Run]] = ([], [])
     for number in range(pairs):
@@ -159,7 +159,7 @@ def paired(
 def ratio_of(
     ours: Sequence[Run], theirs: Sequence[Run], score: Callable[[Run], float]
 ) -> dict[str, Any]:
-    """Median, worst and each pair's ratio of a score."""
+    """Return the median, the worst and every ratio of a score."""
     ratios = [score(a) / score(b) for a, b in zip(ours, theirs, strict=True)]
     return {
         "median": round(statistics.median(ratios), 4),
@@ -169,19 +169,19 @@ def ratio_of(
 
 
 def note(text: str) -> None:
-    """Progress, on stderr: stdout is the record's."""
+    """Print progress to stderr, because stdout contains the record."""
     print(text, file=sys.stderr, flush=True)
 
 
 def machine() -> dict[str, Any]:
-    """CPU model, cores, instruction sets, GPU and load."""
+    """Describe the machine: CPU model, cores, instruction sets, GPU and load."""
     cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     lines = dict(line.partition(":")[::2] for line in cpu.splitlines()[::-1] if ":" in line)
-    found = {name.strip(): value.strip() for name, value in lines.items()}
-    flags = set(found.get("flags", found.get("Features", "")).split())
+    facts = {name.strip(): value.strip() for name, value in lines.items()}
+    flags = set(facts.get("flags", facts.get("Features", "")).split())
     gpus = [p.read_text() for p in Path("/proc/driver/nvidia/gpus").glob("*/information")]
     return {
-        "cpu": found.get("model name") or platform.processor() or platform.machine(),
+        "cpu": facts.get("model name") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "isa": [name for name in ISA if name in flags],
         "gpu": gpus[0].splitlines()[0].partition(":")[2].strip() if gpus else None,
@@ -190,14 +190,14 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python's version and those of the packages that are installed."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the installed packages."""
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def main(
@@ -208,8 +208,8 @@ def main(
 ) -> None:
     """Parse the command line, measure, print the record, and exit.
 
-    A mapping instead of a `Result` is printed as it is: a script that starts itself again for one
-    side (hidden options) hands its figures to its parent that way.
+    If `measure` returns a mapping, print only that mapping. A script that runs one side in a child
+    process (hidden options) returns its results to the parent that way.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -226,7 +226,7 @@ def main(
     if not isinstance(result, Result):
         print(json.dumps(result), flush=True)
         sys.exit(0)
-    asked = {name: value for name, value in vars(arguments).items() if value is not None}
+    given_arguments = {name: value for name, value in vars(arguments).items() if value is not None}
     record = {
         "name": f"{file.parent.name}/{file.stem}",
         "command": " ".join(["python", *sys.argv]),
@@ -237,11 +237,11 @@ def main(
         "theirs": result.theirs,
         "ratio": result.ratio,
         "quality": result.quality,
-        "details": {"arguments": asked, **result.details},
+        "details": {"arguments": given_arguments, **result.details},
     }
     if skipped is not None:
         record["skipped"] = skipped
-    if os.environ.get("TOQUE_REHEARSAL"):  # bench/gpu.sh --rehearse: seconds of no machine
+    if os.environ.get("TOQUE_REHEARSAL"):  # bench/gpu.sh --rehearse: not measurements
         record["rehearsal"] = True
     print(json.dumps(record, indent=1, default=str))
     sys.exit(result.quality["passes"] is False)

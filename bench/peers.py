@@ -1,47 +1,52 @@
-"""Peers and shared data: where the baselines and the real recipes lie, and how each is run.
+"""Baselines, shared data, and an S3 emulator.
 
-The folder is $TOQUE_SHARED, else ../shared beside the repository. What is missing there raises
-`Skipped`, so that a benchmark says so in its record instead of failing.
+The shared folder is $TOQUE_SHARED, or ../shared next to the repository. A missing file raises
+`Skipped`, and the record of the benchmark names it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import Skipped
+from harness import Skipped, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("TOQUE_SHARED") or ROOT.parent / "shared")
 TOKENIZERS = {"t5": "t5", "gpt2": "gpt2", "neox": "gpt_neox"}
 RECIPES = "data/recipes/allrecipes_epicurious_as_is.jsonl.gz"
 ALL = 10**9
+BUCKET = "s3://pantry"
 
 
 def shared(path: str) -> Path:
-    """A file or folder of the shared data.
+    """Return the path of a shared file or folder.
 
     Raises:
-        Skipped: it is not there.
+        Skipped: The path does not exist.
     """
-    found = SHARED / path
-    if not found.exists():
-        raise Skipped(f"{path} is not in {SHARED}: set TOQUE_SHARED to the folder that holds it")
-    return found
+    shared_path = SHARED / path
+    if not shared_path.exists():
+        raise Skipped(f"{path} is not in {SHARED}. Set TOQUE_SHARED to the folder that contains it")
+    return shared_path
 
 
 def tokenizer_folder(family: str) -> Path:
-    """The shared tokenizer of a model family."""
+    """Return the folder of the shared tokenizer of a model family."""
     return shared(f"tokenizers/{TOKENIZERS[family]}")
 
 
 def mini_shape(family: str) -> Path:
-    """The peers' JSON file of config arguments that 2 CPU cores can train."""
+    """Return the JSON file of a shape that two CPU cores can train."""
     return shared(f"peers/{family}_mini.json")
 
 
@@ -52,9 +57,9 @@ def run(
     check: bool = True,
     typed: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A process of its own, offline, its output captured; ends the benchmark when it fails.
+    """Run Python offline in a child process and capture its output.
 
-    What is `typed` comes to it through a pipe.
+    With `check`, a failed command ends the benchmark. `typed` is its standard input.
     """
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     if threads is not None:
@@ -69,32 +74,32 @@ def run(
 
 
 def last_json(printed: str) -> dict[str, Any]:
-    """The JSON object on the last line that holds one."""
+    """Parse the last line that contains a JSON object."""
     line = [line for line in printed.splitlines() if line.startswith("{")][-1]
-    found: dict[str, Any] = json.loads(line)
-    return found
+    parsed: dict[str, Any] = json.loads(line)
+    return parsed
 
 
 def toque(
     *words: object, threads: int | None = None, check: bool = True, typed: str | None = None
 ) -> Any:
-    """The command line of Toque, as a user runs it."""
+    """Run the `toque` command."""
     return run(["-m", "toque", *words], threads=threads, check=check, typed=typed)
 
 
 def peer(script: str, *words: object, threads: int | None = None) -> str:
-    """The output of a baseline from the shared peers/ folder."""
+    """Run a baseline of the shared peers/ folder. Return its output."""
     return run([shared(f"peers/{script}"), *words], threads=threads).stdout
 
 
 def flags(values: Mapping[str, object]) -> list[str]:
-    """`{"batch_size": 2}` as `--batch-size 2`; None is left out."""
+    """Convert `{"batch_size": 2}` to `--batch-size 2`. Skip None."""
     pairs = ((f"--{name.replace('_', '-')}", value) for name, value in values.items())
     return [str(word) for pair in pairs if pair[1] is not None for word in pair]
 
 
 def write_pairs(path: Path, n: int = ALL) -> Path:
-    """The first `n` common examples, {"prompt", "target"} a line, written to `path`."""
+    """Write the first `n` shared examples to `path` as JSON lines of prompt and target."""
     path.write_text(peer("make_pairs.py", shared(RECIPES), n), encoding="utf-8")
     return path
 
@@ -102,13 +107,13 @@ def write_pairs(path: Path, n: int = ALL) -> Path:
 def write_config(
     folder: Path, family: str, source: Path, *, columns: bool = False, **sections: Any
 ) -> Path:
-    """config.yaml of a run from scratch over one file, its store and run within `folder`.
+    """Write config.yaml of a run from scratch over one file.
 
     Args:
-        folder: Where the file, `store` and `run` lie.
-        family: Its shared tokenizer is taken.
-        source: The data file.
-        columns: It holds {"prompt", "target"} a line, no recipes.
+        folder: Folder of the configuration, the store and the run.
+        family: Model family. It selects the shared tokenizer.
+        source: Data file.
+        columns: Whether the file has {"prompt", "target"} per line instead of recipes.
         sections: Settings to add, by section.
     """
     named = {"columns": {"prompt": "prompt", "target": "target"}} if columns else {}
@@ -122,3 +127,42 @@ def write_config(
     path = folder / "config.yaml"
     path.write_text(json.dumps(config))
     return path
+
+
+@contextlib.contextmanager
+def s3_emulator() -> Iterator[None]:
+    """Run an S3 emulator with `BUCKET`. Set the environment that child processes need.
+
+    Raises:
+        Skipped: The emulator did not start.
+    """
+    port = free_port()
+    os.environ |= {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    command = [sys.executable, "-m", "moto.server", "-p", str(port)]
+    server = subprocess.Popen(  # noqa: S603
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        _make_bucket(port)
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _make_bucket(port: int) -> None:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/pantry", data=b"", method="PUT")
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(request).close()  # noqa: S310
+        except urllib.error.URLError:
+            time.sleep(0.1)
+        else:
+            return
+    raise Skipped("The S3 emulator did not start. Install it: pip install 'moto[server,s3]'")

@@ -10,8 +10,8 @@ that SR21 lacks. Where USDA gives no sugars, 40 % of the carbohydrate is taken.
 With `--recipes` (JSON lines with "ingredients" and "calories" of a serving, .gz) the last column
 is made anew: the median weight of the food in a serving of the recipes that measure it, where the
 servings are the energy of the whole over that of a serving. It stands in where a recipe gives no
-amounts. Only the development half is read (bench/labelled_recipes.py): the other judges the
-estimates.
+amounts. Only the development half is read (`half_of` in tests/fixtures/labelled_lines.py): the
+other judges the estimates.
 Without `--recipes` the column stays as it is.
 """
 
@@ -67,7 +67,7 @@ def typical_weights(recipes: Path) -> dict[str, float]:
             recipe = json.loads(text)
             held_out = (
                 xxhash.xxh3_64_intdigest(recipe["title"].encode()) % 2
-            )  # as in bench/labelled_recipes.py
+            )  # as in tests/fixtures/labelled_lines.py
             if held_out or not (recipe.get("calories") or 0.0) > 20.0:
                 continue
             weights: list[tuple[str, float]] = []

@@ -1,11 +1,11 @@
-"""`toque plan`'s memory beside what a card held, for every sweep in the records of bench/gpu.sh.
+"""Memory estimated by `toque plan` against memory measured on a GPU by bench/gpu.sh.
 
     python bench/quality/plan_beside_sweeps.py results/gpu/results.jsonl
 
-Needs no GPU: each sweep's shape, rows and precision are planned for the card that it ran on, as
-`toque plan --hardware` would, without its levers. "held" are the most bytes that tensors took,
-beside the plan without the allocator's share; "taken" those of the allocator, beside all of it.
-Quality: the plan of what is held is within `--floor` for every sweep.
+This script needs no GPU. It plans the shape, rows and precision of each sweep for the GPU of that
+sweep, as `toque plan --hardware` does. "held" is the peak of the tensors, compared with the plan
+without the share of the allocator. "taken" is the peak of the allocator, compared with the entire
+plan. Quality: the error of "held" is within `--floor` for every sweep.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import harness
 from sweep import VOCABULARY, dropouts
 
 CHECKPOINTS = {"flan-t5-large": "google/flan-t5-large", "flan-t5-xxl": "google/flan-t5-xxl"}
-"""Adapters are planned beside a checkpoint; its shape is known without a network."""
+"""Checkpoints for plans with an adapter. Their shapes need no network."""
 
 
 def sweeps(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name of the part and its record, of sweeps that computed something on a card."""
+    """Yield the part name and the record of each sweep."""
     for line in path.read_text(encoding="utf-8").splitlines():
         part = json.loads(line)
         record = part.get("record") or {}
@@ -38,7 +38,7 @@ def sweeps(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def configuration(arguments: dict[str, Any], shape: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Settings of a run that computes what the sweep computed."""
+    """Return the settings of a run that computes the updates of the sweep."""
     a = argparse.Namespace(**{"dropout": None, **arguments})
     model: dict[str, Any] = {
         "family": a.family,
@@ -66,68 +66,67 @@ def configuration(arguments: dict[str, Any], shape: dict[str, Any], rows: int) -
     }
 
 
-def planned(name: str, record: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """One micro-batch: bytes planned and measured, in GiB."""
+def compare(name: str, record: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    """Plan one micro-batch size. Return planned and measured memory in GiB."""
     from toque.config.resolve import resolve_values
     from toque.hardware.cards import card_of_device
     from toque.runs.outlined_update import outlining
     from toque.workflows.plan.planned import ahead
 
-    card = card_of_device(found["device"])
+    card = card_of_device(run["device"])
     if card is None:
-        return {"part": name, "rows": found["rows"], "failed": f"{found['device']} is not known"}
+        return {"part": name, "rows": run["rows"], "failed": f"{run['device']} is unknown"}
     arguments, shape = record["details"]["arguments"], record["details"]["shape"]
-    values = configuration(arguments, shape, found["rows"])
-    values["train"]["precision"] = found["precision"]
+    values = configuration(arguments, shape, run["rows"])
+    values["train"]["precision"] = run["precision"]
     estimator, model_of, _ = ahead(resolve_values(values).config, card.name)
     with outlining():
         memory = estimator.memory(model_of(estimator.config))
-    held = memory.tensors
     return {
         "part": name,
-        "rows": found["rows"],
-        "planned_held_gib": round(held / 2**30, 2),
-        "held_gib": found["held_gib"],
-        "held_error": round(held / 2**30 / found["held_gib"] - 1, 3),
+        "rows": run["rows"],
+        "planned_held_gib": round(memory.tensors / 2**30, 2),
+        "held_gib": run["held_gib"],
+        "held_error": round(memory.tensors / 2**30 / run["held_gib"] - 1, 3),
         "planned_taken_gib": round(memory.total / 2**30, 2),
-        "taken_gib": found["peak_gib"],
-        "taken_error": round(memory.total / 2**30 / found["peak_gib"] - 1, 3),
+        "taken_gib": run["peak_gib"],
+        "taken_error": round(memory.total / 2**30 / run["peak_gib"] - 1, 3),
     }
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
-    """Every micro-batch of every sweep."""
+    """Compare every micro-batch size of every sweep."""
     if not a.results.is_file():
-        raise harness.Skipped(f"{a.results} is not there: bench/gpu.sh writes it")
-    asked = [
-        (name, record, found)
+        raise harness.Skipped(f"{a.results} does not exist. bench/gpu.sh writes it")
+    cases = [
+        (name, record, run)
         for name, record in sweeps(a.results)
-        for found in record["ours"] or []
-        if "failed" not in found and found["held_gib"]
+        for run in record["ours"] or []
+        if "failed" not in run and run["held_gib"]
     ]
-    if not asked:
-        raise harness.Skipped(f"no sweep in {a.results} ran on a card")
+    if not cases:
+        raise harness.Skipped(f"no sweep in {a.results} ran on a GPU")
     result = harness.Result(ours=[])
     with ProcessPoolExecutor(a.workers, mp_context=get_context("spawn")) as pool:
-        for waited in [pool.submit(planned, *one) for one in asked]:
+        for waited in [pool.submit(compare, *case) for case in cases]:
             result.ours.append(waited.result())
             harness.note(json.dumps(result.ours[-1]))
-    failed = [found["part"] for found in result.ours if "failed" in found]
+    failed = [row["part"] for row in result.ours if "failed" in row]
     far = [
-        f"{found['part']} {found['held_error']:+.1%}"
-        for found in result.ours
-        if abs(found.get("held_error", 0.0)) > a.floor
+        f"{row['part']} {row['held_error']:+.1%}"
+        for row in result.ours
+        if abs(row.get("held_error", 0.0)) > a.floor
     ]
     if failed or far:
-        result.void(f"not planned: {failed}; further than {a.floor:.0%} from what was held: {far}")
+        result.void(f"not planned: {failed}; error above {a.floor:.0%}: {far}")
     return result
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the arguments of the command line."""
     p.add_argument("results", type=Path, nargs="?", default=Path("results/gpu/results.jsonl"))
-    p.add_argument("--floor", type=float, default=0.10, help="largest error, as a share")
-    p.add_argument("--workers", type=int, default=2, help="sweeps planned at once")
+    p.add_argument("--floor", type=float, default=0.10, help="largest allowed error, as a share")
+    p.add_argument("--workers", type=int, default=2, help="parallel processes")
 
 
 if __name__ == "__main__":

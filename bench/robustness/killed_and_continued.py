@@ -1,13 +1,12 @@
-"""`toque train` killed with SIGKILL once and continued, beside a run left alone: the same bits?
+"""`toque train` killed by SIGKILL once and continued, compared with an undisturbed run.
 
     python bench/robustness/killed_and_continued.py [--family t5] [--device cuda]
 
-The command as a user types it, on this machine's device, in the precision it chooses: rows packed
-with dropout, recipes of the embedded cookbook, saves beside the training. The killed run and the
-one left alone train at the same time; the killed one has saved and gone on for an update or more.
-Compared bit for bit: SHA-256 of the last weights, of the optimizer and of the finished model, and
-the loss of every update, those done twice by what was reported last. Quality fails where they
-differ, or where nothing was killed. `--device cpu` hides the GPUs.
+Both runs train on the device of this machine in the default precision, with packed rows, dropout
+and background saves, on recipes of the embedded cookbook. They run at the same time. The first run
+is killed after its first save and at least one more update. The script compares SHA-256 hashes of
+the last weights, the optimizer and the finished model, and the loss of every update. Quality fails
+if they differ, or if no run was killed. `--device cpu` hides the GPUs.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ RECIPES = 300
 
 
 def configuration(a: argparse.Namespace, folder: Path) -> Path:
-    """The YAML file of both runs; what is not named keeps its default."""
+    """Write the YAML file of both runs. Other settings keep their defaults."""
     values = {
         "run_dir": str(folder / "run"),
         "seed": 5,
@@ -50,7 +49,7 @@ def configuration(a: argparse.Namespace, folder: Path) -> Path:
         "train": {
             "stop_after": f"{a.steps} steps",
             "batch": "4096 tokens",
-            "micro_batch_rows": 2,  # these three fixed: what is measured may differ from run to run
+            "micro_batch_rows": 2,  # fixed, like the next two: a measured choice may differ
             "compile": False,
             "gradient_checkpointing": False,
             "save_every": f"{a.save_every} steps",
@@ -64,37 +63,37 @@ def configuration(a: argparse.Namespace, folder: Path) -> Path:
     return path
 
 
-def started(config: Path, run: Path) -> subprocess.Popen[bytes]:
-    """`toque train` of that run folder, its words in a file beside it."""
+def start(config: Path, run: Path) -> subprocess.Popen[bytes]:
+    """Start `toque train`. Its output goes to a file next to the run folder."""
     words = [sys.executable, "-m", "toque", "train", str(config), f"run_dir={run}"]
-    with (run.parent / f"{run.name}.txt").open("ab") as said:
-        return subprocess.Popen(words, stdout=said, stderr=said)  # noqa: S603 - our own command
+    with (run.parent / f"{run.name}.txt").open("ab") as log:
+        return subprocess.Popen(words, stdout=log, stderr=log)  # noqa: S603 - our own command
 
 
-def ended(process: subprocess.Popen[bytes], run: Path) -> None:
-    """Wait for it; ends the benchmark where it failed."""
+def wait_for(process: subprocess.Popen[bytes], run: Path) -> None:
+    """Wait for a run. If it failed, end the benchmark."""
     if process.wait():
-        said = (run.parent / f"{run.name}.txt").read_text(errors="replace")
-        raise SystemExit(f"toque train ended with {process.returncode}:\n{said[-2500:]}")
+        log = (run.parent / f"{run.name}.txt").read_text(errors="replace")
+        raise SystemExit(f"toque train ended with {process.returncode}:\n{log[-2500:]}")
 
 
-def killed(process: subprocess.Popen[bytes], run: Path, *, after: int) -> tuple[int, int]:
-    """SIGKILL it once it has saved and reported `after` updates; newest step done, and saved."""
+def kill(process: subprocess.Popen[bytes], run: Path, *, after: int) -> tuple[int, int]:
+    """Kill the run after a save and `after` updates. Return the last and the last saved step."""
     from toque.workflows.diagnosis.drill import newest_step, steps_done
 
     while process.poll() is None and not (steps_done(run) > after and newest_step(run)):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
-    ended_by = process.wait()
-    if ended_by != -signal.SIGKILL:
-        ended(process, run)
-        raise SystemExit(f"the run came to its end before it was killed: give more than --steps "
-                         f"{steps_done(run)}")  # fmt: skip
+    if process.wait() != -signal.SIGKILL:
+        wait_for(process, run)
+        raise SystemExit(
+            f"The run ended before it was killed. --steps must exceed {steps_done(run)}."
+        )
     return steps_done(run), newest_step(run)
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
-    """Both runs, and their facts compared."""
+    """Run both and compare their facts."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     if a.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -107,37 +106,38 @@ def measure(a: argparse.Namespace) -> harness.Result:
         peers.toque("cookbook", folder / "cookbook.jsonl", "--n", RECIPES)
         config = configuration(a, folder)
         peers.toque("prepare", config)
-        whole, other = folder / "whole", folder / "killed"
-        alone, first = started(config, whole), started(config, other)
+        undisturbed, killed = folder / "undisturbed", folder / "killed"
+        undisturbed_process = start(config, undisturbed)
+        killed_process = start(config, killed)
         try:
-            reached, saved = killed(first, other, after=a.save_every + 1)
-            ended(started(config, other), other)
-            ended(alone, whole)
+            reached, saved = kill(killed_process, killed, after=a.save_every + 1)
+            wait_for(start(config, killed), killed)
+            wait_for(undisturbed_process, undisturbed)
         finally:
-            for process in (alone, first):
+            for process in (undisturbed_process, killed_process):
                 process.kill()
                 process.wait()
-        facts = facts_of(whole)
-        wrong = differing(facts, facts_of(other))
-        start = next(e for e in read_metrics(whole / METRICS) if e["event"] == "start")
+        facts = facts_of(undisturbed)
+        wrong = differing(facts, facts_of(killed))
+        started = next(e for e in read_metrics(undisturbed / METRICS) if e["event"] == "start")
     return harness.Result(
         ours={"killed_after_step": reached, "continued_from_step": saved, "updates": a.steps},
         quality={"passes": not wrong and 0 < saved < a.steps, "other": wrong},
         details={
             "compared": sorted(facts),
-            "device": start["hardware"]["device"],
-            "precision": start["precision"],
-            "attention": start.get("attention"),
+            "device": started["hardware"]["device"],
+            "precision": started["precision"],
+            "attention": started.get("attention"),
             "seconds": round(time.perf_counter() - begun, 1),
         },
     )
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the arguments of the command line."""
     p.add_argument("--family", choices=sorted(SHAPES), default="t5")
-    p.add_argument("--steps", type=int, default=24, help="of each run")
-    p.add_argument("--save-every", type=int, default=4, help="in steps")
+    p.add_argument("--steps", type=int, default=24, help="updates per run")
+    p.add_argument("--save-every", type=int, default=4, help="updates between saves")
     p.add_argument("--device", choices=("auto", "cpu"), default="auto")
 
 

@@ -1,17 +1,15 @@
-"""Training runs killed with SIGKILL at random moments, compared with one left alone.
+"""Training runs killed by SIGKILL at random moments, compared with an undisturbed run.
 
     python bench/robustness/kills.py [--kills 200] [--seed 1] [--steps 80] [--upload]
                                      [--trainer toque|transformers]
 
-A tiny T5 with dropout, augmentation and saves in the background trains in a process forked from
-one that has imported torch and transformers but computed nothing, so that a restart costs tenths
-of a second and is a fresh trainer all the same. Each session is killed at a moment drawn evenly
-from the life of an undisturbed run, starting up and ending included; a run that comes to its end
-before is compared, and the next one begins. Compared with the undisturbed run's, bit for bit:
-SHA-256 of the last weights, of the optimizer and of the finished model, and every loss. With
---upload the checkpoints go to an S3 emulator, and every tenth kill also deletes the run's folder:
-the bucket alone continues. With --trainer transformers the same is done to transformers.Trainer
-(plain data, no augmentation). Quality fails when Toque differs.
+A tiny T5 with dropout, augmentation and background saves trains in a process forked from this one,
+which has imported torch and transformers. A restart therefore costs tenths of a second. Each
+session is killed at a random moment between the start and the end of an undisturbed run. A finished
+run is compared, and the next run starts. The script compares SHA-256 hashes of the last weights,
+the optimizer and the finished model, and every loss. With --upload the checkpoints go to an S3
+emulator, and every tenth kill also deletes the run folder, so the run continues from the bucket.
+With --trainer transformers the script kills transformers.Trainer. Quality fails if Toque differs.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import peers
-from s3_emulator import BUCKET, s3_emulator
 
 from toque.storage.atomic import sha256_of
 from toque.workflows.diagnosis.drill import Kills, Session, facts_of, kill_and_continue
@@ -42,13 +39,13 @@ SHAPE = "{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
-    """The undisturbed run, the killed one, and both compared."""
+    """Run the undisturbed and the killed runs and compare them."""
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="kills-") as name:
         work = Path(name)
         os.environ["TOQUE_CACHE"] = str(work / "cache")
         _prepare(work, a)
-        with s3_emulator() if a.upload else contextlib.nullcontext():
+        with peers.s3_emulator() if a.upload else contextlib.nullcontext():
             return _trial(work, a)
 
 
@@ -78,8 +75,8 @@ observe: {{log_every: "1 step"}}
 
 def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
     importlib.import_module("toque.workflows.preloaded")
-    own = a.trainer == "toque"
-    session, facts = (_toque, facts_of) if own else (_transformers, _facts_of_transformers)
+    is_toque = a.trainer == "toque"
+    session, facts = (_toque, facts_of) if is_toque else (_transformers, _facts_of_transformers)
     began = time.perf_counter()
 
     def fresh(n: int) -> Path:
@@ -95,39 +92,43 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
             shutil.rmtree(run)
             run.mkdir()
 
-    whole = work / "whole"
-    calm = session(whole, work, a, upload=False)
-    if calm.wait() != 0:
-        raise SystemExit(calm.said()[-3000:])
-    calm_seconds = time.perf_counter() - began
-    found = kill_and_continue(
-        start, fresh, facts(whole), kills=a.kills, span=calm_seconds,
+    undisturbed = work / "undisturbed"
+    first = session(undisturbed, work, a, upload=False)
+    if first.wait() != 0:
+        raise SystemExit(first.said()[-3000:])
+    undisturbed_seconds = time.perf_counter() - began
+    outcome = kill_and_continue(
+        start, fresh, facts(undisturbed), kills=a.kills, span=undisturbed_seconds,
         chance=random.Random(a.seed), facts=facts, after_kill=wipe,
     )  # fmt: skip
-    exact = not found.wrong and len(found.moments) == a.kills
+    exact = not outcome.wrong and len(outcome.moments) == a.kills
     return harness.Result(
         ours={
-            "kills": len(found.moments),
-            "folders_deleted": len(found.moments) // 10 if a.upload else 0,
-            "finished_runs_compared": found.finished,
-            **(_moments(found, a.steps) if own else {}),
+            "kills": len(outcome.moments),
+            "folders_deleted": len(outcome.moments) // 10 if a.upload else 0,
+            "finished_runs_compared": outcome.finished,
+            **(_moments(outcome, a.steps) if is_toque else {}),
         },
-        # transformers.Trainer is here to be looked at, not to be judged.
-        quality={"passes": exact or not own, "exact": exact, "wrong": dict(Counter(found.wrong))},
+        # The quality check does not apply to transformers.Trainer.
+        quality={
+            "passes": exact or not is_toque,
+            "exact": exact,
+            "wrong": dict(Counter(outcome.wrong)),
+        },
         details={
             "save_every_steps": SAVE_EVERY,
-            "compared": sorted(facts(whole)),
-            "calm_seconds": round(calm_seconds, 1),
+            "compared": sorted(facts(undisturbed)),
+            "undisturbed_seconds": round(undisturbed_seconds, 1),
             "total_seconds": round(time.perf_counter() - began, 1),
         },
     )
 
 
-def _moments(found: Kills, steps: int) -> dict[str, object]:
-    """What the sessions were doing when killed, and how many kills came in each tenth of a run."""
-    tenths = [min(9, 10 * step // steps) for _, step in found.moments]
+def _moments(outcome: Kills, steps: int) -> dict[str, object]:
+    """Count the kills per activity and per tenth of a run."""
+    tenths = [min(9, 10 * step // steps) for _, step in outcome.moments]
     return {
-        "killed_while": dict(Counter(doing for doing, _ in found.moments)),
+        "killed_while": dict(Counter(doing for doing, _ in outcome.moments)),
         "kills_in_each_tenth_of_the_steps": [tenths.count(n) for n in range(10)],
     }
 
@@ -137,14 +138,14 @@ def _toque(run: Path, work: Path, _a: argparse.Namespace, *, upload: bool) -> Se
         from toque.cli import main as toque
 
         words = [f"run_dir={run}"]
-        words += [f"checkpoint.upload={BUCKET}/{run.name}"] if upload else []
+        words += [f"checkpoint.upload={peers.BUCKET}/{run.name}"] if upload else []
         return toque(["train", str(work / "run.yaml"), *words])
 
     return Session(body, work / "log.txt")
 
 
 def _transformers(run: Path, work: Path, a: argparse.Namespace, *, upload: bool) -> Session:
-    del upload  # it has none
+    del upload  # the Trainer does not upload
 
     def body() -> int:
         import torch
@@ -180,21 +181,21 @@ def _transformers(run: Path, work: Path, a: argparse.Namespace, *, upload: bool)
 
 
 def _facts_of_transformers(run: Path) -> dict[str, object]:
-    """The same of transformers.Trainer's newest checkpoint."""
+    """Return the facts of the newest checkpoint of transformers.Trainer."""
     folders = sorted(run.glob("checkpoint-*"), key=lambda f: int(f.name.rpartition("-")[2]))
     if not folders:
         return {}
     files = {"weights": folders[-1] / "model.safetensors", "model": run / "model.safetensors"}
-    found: dict[str, object] = {n: sha256_of(path) for n, path in files.items() if path.exists()}
+    hashes: dict[str, object] = {n: sha256_of(path) for n, path in files.items() if path.exists()}
     history = json.loads((folders[-1] / "trainer_state.json").read_text())["log_history"]
-    return {**found, "losses": {e["step"]: e["loss"] for e in history if "loss" in e}}
+    return {**hashes, "losses": {e["step"]: e["loss"] for e in history if "loss" in e}}
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the arguments of the command line."""
     p.add_argument("--kills", type=int, default=200)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--steps", type=int, default=80, help="of each run")
+    p.add_argument("--steps", type=int, default=80, help="updates per run")
     p.add_argument("--upload", action="store_true")
     p.add_argument("--trainer", choices=("toque", "transformers"), default="toque")
 

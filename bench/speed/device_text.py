@@ -1,13 +1,13 @@
-"""Texts a second and held-out tokens a second on this machine's device, at several batches.
+"""Generation and evaluation speed on this device, at several batch sizes.
 
     python bench/speed/device_text.py --shape neox-1.2b
 
-Random weights and made-up prompts, so every text is as long as it may be: the figure is the
-machine's and the program's. `--shape` is a name of bench/speed/sweep.py. By default a tiny shape on
-a CPU and 1.2 billion parameters on a GPU. The other side is transformers' `generate` in the same
-precision, greedy, its cache on, the same prompts at once: of equal length, so that it pads nothing.
-The ratio is of tokens a second, batch by batch. Quality: every text has all its tokens on both
-sides, and every loss is finite and the same at every batch to 1 %.
+The weights and the prompts are random, so every text has the maximum length. `--shape` is a name
+from bench/speed/sweep.py. The default is a tiny shape on a CPU and 1.2 billion parameters on a GPU.
+The other side is `generate` of transformers, greedy, in the same precision, with its cache and the
+same prompts. All prompts have the same length, so neither side pads. The ratio compares tokens per
+second per batch size. Quality: every text is complete on both sides, and the loss is finite and
+differs by less than 1 % between batch sizes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import harness
 import torch
-from sweep import SHAPES, VOCABULARY, made
+from sweep import SHAPES, VOCABULARY, model_on_device
 from transformers import PreTrainedModel
-from updates import batch_of
+from updates import batch_of, synchronize
 
 from toque.models.forward.loss import loss_sum
 from toque.models.generation.engine import generate
@@ -36,16 +36,20 @@ from toque.training.runtime import Runtime
 
 
 def seconds_of(runtime: Runtime, begun: float) -> float:
-    """Since `begun`, the device waited for."""
-    if runtime.device.type == "cuda":
-        torch.cuda.synchronize(runtime.device)
+    """Wait for the device. Return the seconds since `begun`."""
+    synchronize(runtime.device)
     return time.perf_counter() - begun
 
 
-def written(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime, rows: int) -> Any:
-    """Texts of `--new` tokens, `rows` prompts at a time."""
-    drawn = torch.Generator().manual_seed(rows)
-    prompts = torch.randint(2, 1000, (rows, a.prompt), generator=drawn).tolist()
+def random_prompts(a: argparse.Namespace, rows: int) -> torch.Tensor:
+    """Draw the prompts of one batch size."""
+    generator = torch.Generator().manual_seed(rows)
+    return torch.randint(2, 1000, (rows, a.prompt), generator=generator)
+
+
+def by_toque(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime, rows: int) -> Any:
+    """Generate texts of `--new` tokens by Toque, `rows` at a time."""
+    prompts = random_prompts(a, rows).tolist()
     bf16 = runtime.precision == "bf16"
     options = GenerationOptions(
         max_new_tokens=a.new, batch_rows=rows, precision="bf16" if bf16 else "float32"
@@ -59,15 +63,14 @@ def written(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime, row
 
 
 def by_transformers(a: argparse.Namespace, model: PreTrainedModel, rows: int) -> dict[str, Any]:
-    """The same prompts by `generate`."""
-    drawn = torch.Generator().manual_seed(rows)
-    prompts = torch.randint(2, 1000, (rows, a.prompt), generator=drawn).to(model.device)
-    how: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    how["attention_mask"] = torch.ones_like(prompts)
+    """Generate the same texts by transformers."""
+    prompts = random_prompts(a, rows).to(model.device)
+    settings: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    settings["attention_mask"] = torch.ones_like(prompts)
 
     def texts(new: int) -> torch.Tensor:
-        found: Any = model.generate(prompts, max_new_tokens=new, min_new_tokens=new, **how)  # type: ignore[operator]
-        return found[:, 1 if model.config.is_encoder_decoder else a.prompt :]
+        output: Any = model.generate(prompts, max_new_tokens=new, min_new_tokens=new, **settings)  # type: ignore[operator]
+        return output[:, 1 if model.config.is_encoder_decoder else a.prompt :]
 
     with torch.inference_mode():
         texts(2)
@@ -78,7 +81,7 @@ def by_transformers(a: argparse.Namespace, model: PreTrainedModel, rows: int) ->
 
 
 def held_out(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime, rows: int) -> Any:
-    """The loss of the same rows, `rows` at a time, twice."""
+    """Compute the held-out loss, `rows` rows at a time."""
     vocabulary = int(model.config.vocab_size)
     batch = batch_of(
         a.family, rows=a.held_out, source=a.target, target=a.target, vocabulary=vocabulary,
@@ -94,17 +97,17 @@ def held_out(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime, ro
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
-    """Both, at every batch."""
+    """Measure generation and evaluation at every batch size."""
     runtime = Runtime.detect(device=a.device, deterministic=False)
     on_gpu = runtime.device.type == "cuda"
     name = a.shape or ("neox-1.2b" if on_gpu else "tiny-neox")
     if not on_gpu:
         a.target, a.new, a.prompt = min(a.target, 256), min(a.new, 32), min(a.prompt, 32)
-    how = argparse.Namespace(family=a.family, shape=name, vocabulary=0, dropout=None, lora=0)
-    model = made(how, runtime).eval()
+    shape = argparse.Namespace(family=a.family, shape=name, vocabulary=0, dropout=None, lora=0)
+    model = model_on_device(shape, runtime).eval()
     fuse_activations(model)
     batches = [int(rows) for rows in a.rows.split(",")]
-    texts = [written(a, model, runtime, rows) for rows in batches]
+    texts = [by_toque(a, model, runtime, rows) for rows in batches]
     losses = [held_out(a, model, runtime, rows) for rows in batches if rows <= a.held_out]
     if runtime.precision == "bf16":
         model.to(torch.bfloat16)  # type: ignore[arg-type]
@@ -114,15 +117,15 @@ def measure(a: argparse.Namespace) -> harness.Result:
     ratios = [round(x["tokens_per_second"] / y["tokens_per_second"], 3) for x, y in pairs]
     result.ratio = {"median": statistics.median(ratios), "worst": min(ratios), "pairs": ratios}
     result.details = {"shape": name, "precision": runtime.precision, "device": str(runtime.device)}
-    short = [found for found in texts + theirs if found["tokens"] != found["rows"] * a.new]
-    apart = [found for found in losses if not abs(found["loss"] / losses[0]["loss"] - 1) < 0.01]
-    if short or apart:
-        result.void("a text ended early, or a loss depends on the batch")
+    short = [run for run in texts + theirs if run["tokens"] != run["rows"] * a.new]
+    different = [run for run in losses if not abs(run["loss"] / losses[0]["loss"] - 1) < 0.01]
+    if short or different:
+        result.void("a text ended early, or the loss depends on the batch size")
     return result
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the arguments of the command line."""
     p.add_argument("--family", choices=sorted(VOCABULARY), default="neox")
     p.add_argument("--shape", help=", ".join(SHAPES))
     p.add_argument("--rows", default="1,8,32")

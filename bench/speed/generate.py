@@ -1,19 +1,17 @@
-"""Greedy generation against transformers' `generate`, the same prompts.
+"""Greedy generation against `generate` of transformers, with the same prompts.
 
     python bench/speed/generate.py --family t5       # random weights of the shared mini shape
-    python bench/speed/generate.py --model FOLDER    # a trained model: answers that end
+    python bench/speed/generate.py --model FOLDER    # a trained model
 
 The baseline is the loop of the shared peers/hf_generate.py: left-padded batches of 16 prompts in
-file order, `model.generate`, KV cache on; in float32, or in bfloat16 as that file has it
-(`--baseline bf16`). Ours is in float32, or with `--precision bf16` in that. Both run in turn in one
-process, after a warm-up.
-The ratio is of tokens a second of the wall clock; that of the processor's stands in the details.
+file order, `model.generate` with its KV cache, in the precision `--baseline`. Ours runs in
+`--precision`. Both run in turn in one process after a warm-up. The ratio compares tokens per wall
+second. The details have the ratio per processor second.
 
-Quality: answers must be equal id for id to those of transformers in float32. Where one is not, the
-two candidates' logits must lie within TIE of each other in the stock model (then either is a
-greedy answer, and which one depends on the order of a sum), or the ratio is void.
-With ours in bf16 the widest gap must be no wider than that of transformers in bf16, and
-`equal_to_our_float32` counts the answers that are those of ours in float32.
+Quality: every answer must have the token ids of transformers in float32. If an answer differs, the
+logits of the two tokens must be within TIE of each other, because then the order of a sum decides.
+Otherwise the ratio is void. With ours in bf16 the widest gap must not exceed that of transformers
+in bf16. `equal_to_our_float32` counts the answers that equal ours in float32.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ Answers = list[list[int]]
 
 
 def prompts_of(tokenizer: Tokenizer, n: int, *, eos: int | None) -> Answers:
-    """The prompts of the common examples."""
+    """Tokenise the prompts of the shared examples."""
     with tempfile.TemporaryDirectory() as folder:
         lines = peers.write_pairs(Path(folder) / "pairs.jsonl", n).read_text().splitlines()
     tail = [] if eos is None else [eos]
@@ -56,7 +54,7 @@ def prompts_of(tokenizer: Tokenizer, n: int, *, eos: int | None) -> Answers:
 
 
 def stock(model: PreTrainedModel, prompts: Answers, *, new: int, rows: int, eos: int) -> Answers:
-    """The loop of hf_generate.py."""
+    """Generate by the loop of hf_generate.py."""
     pad = model.config.pad_token_id
     pad = eos if pad is None else pad
     answers: Answers = []
@@ -83,7 +81,7 @@ def stock(model: PreTrainedModel, prompts: Answers, *, new: int, rows: int, eos:
 def differences(
     model: PreTrainedModel, prompts: Answers, ours: Answers, theirs: Answers, eos: int
 ) -> dict[str, Any]:
-    """How many answers are equal, how many part at a tie, and the widest gap they part at."""
+    """Count equal answers, answers that part at a tie, and the widest gap between logits."""
     equal, ties, widest = 0, 0, 0.0
     for prompt, mine, other in zip(prompts, ours, theirs, strict=True):
         if mine == other:
@@ -112,7 +110,7 @@ def differences(
 
 
 def model_and_prompts(a: argparse.Namespace) -> tuple[PreTrainedModel, Answers, int]:
-    """The model, the prompts as it reads them, and its end token."""
+    """Return the model, its tokenised prompts, and its end token."""
     if a.model is not None:
         model = load_model(str(a.model))
         tokenizer = Tokenizer.from_file(str(a.model / "tokenizer.json"))
@@ -121,23 +119,19 @@ def model_and_prompts(a: argparse.Namespace) -> tuple[PreTrainedModel, Answers, 
         folder = peers.tokenizer_folder(a.family)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         eos = tokenizer.token_to_id("</s>" if a.family == "t5" else "<|endoftext|>")
+        shape = json.loads(peers.mini_shape(a.family).read_text())
         model = build_model(
-            family=a.family,
-            shape=json.loads(peers.mini_shape(a.family).read_text()),
-            vocab_size=tokenizer.get_vocab_size(),
-            pad_id=0,
-            eos_id=eos,
-            bos_id=None,
-            seed=17,
-        ).eval()
+            family=a.family, shape=shape, vocab_size=tokenizer.get_vocab_size(), pad_id=0,
+            eos_id=eos, bos_id=None, seed=17,
+        ).eval()  # fmt: skip
     ends = eos if model.config.is_encoder_decoder else None
     return model, prompts_of(tokenizer, a.prompts, eos=ends), eos
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
-    """Both systems in turn, and the answers compared with float32's."""
+    """Run both sides in turn and compare the answers with float32."""
     torch.set_num_threads(a.threads)
-    keep_freed_memory()  # as `toque generate` does; both sides have it
+    keep_freed_memory()  # as `toque generate` does; applies to both sides
     transformers.logging.set_verbosity_error()
     model, prompts, eos = model_and_prompts(a)
     pad = model.config.pad_token_id
@@ -164,14 +158,14 @@ def measure(a: argparse.Namespace) -> harness.Result:
 
     def quality(*_: object) -> dict[str, Any]:
         exact = answers["theirs"] if other is model else theirs(prompts, a.new, model)
-        found = differences(model, prompts, answers["ours"], exact, eos)
+        comparison = differences(model, prompts, answers["ours"], exact, eos)
         if a.precision == "bf16":
             rounded = differences(model, prompts, answers["theirs"], exact, eos)
-            found["theirs"] = rounded
-            found["passes"] = found["widest_gap"] <= rounded["widest_gap"]
+            comparison["theirs"] = rounded
+            comparison["passes"] = comparison["widest_gap"] <= rounded["widest_gap"]
             pairs = zip(answers["ours"], ours(prompts, a.new, "float32"), strict=True)
-            found["equal_to_our_float32"] = sum(mine == exactly for mine, exactly in pairs)
-        return found
+            comparison["equal_to_our_float32"] = sum(bf16 == float32 for bf16, float32 in pairs)
+        return comparison
 
     ours(prompts[:8], 4), theirs(prompts[:8], 4)
     result = harness.paired(
@@ -196,7 +190,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the arguments of the command line."""
     p.add_argument("--family", choices=list(peers.TOKENIZERS), default="t5")
     p.add_argument("--model", type=Path)
     p.add_argument("--prompts", type=int, default=96)

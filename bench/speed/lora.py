@@ -1,14 +1,12 @@
-"""Updates of an adapter against updates of all weights, same model and batch.
+"""Updates of a LoRA adapter against updates of all weights, on the same model and batch.
 
     python bench/speed/lora.py [--family llama] [--pairs 3] [--steps 2] [--precision bf16]
 
-The bound of the ratio is 1.5: a weight costs 2 operations a token forward, 2 for the gradient of
-its input and 2 for its own; frozen ones are spared the last (6 / 4). "bound_here" is the same for
-this model, attention, head and adapter counted, the optimizer's step not. Adapter and full
-training in turn, each pair one ratio of wall seconds (`ratio_of_core_seconds` in the details: on a
-machine shared with others, and with one thread, the steadier one). Quality: before the first
-update B is zero, so both losses must agree (bf16: 1e-3 of the loss, the frozen matrices being held
-in the format autocast rounds them to).
+The ratio is at most 1.5. A weight costs two operations per token in forward, two for the gradient
+of its input, and two for its own gradient. A frozen weight does not need the last two (6 / 4).
+"bound_here" is the bound for this model with attention, head and adapter, without the optimizer
+step. Each pair is one ratio of wall seconds. On a shared machine `ratio_of_core_seconds` varies
+less. Quality: B is zero before the first update, so both first losses must agree within 1e-3.
 """
 
 from __future__ import annotations
@@ -48,28 +46,23 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def model_of(family: str) -> PreTrainedModel:
-    """The same random weights every time."""
+    """Build the model. Every call gives the same random weights."""
     model: PreTrainedModel = build_model(
-        family=family,
-        shape=SHAPES[family],
-        vocab_size=VOCABULARY,
-        pad_id=0,
-        eos_id=1,
-        bos_id=None,
-        seed=1,
-    )
+        family=family, shape=SHAPES[family], vocab_size=VOCABULARY, pad_id=0, eos_id=1,
+        bos_id=None, seed=1,
+    )  # fmt: skip
     model.train(mode=True)
     return model
 
 
 class Side:
-    """One way to train, ready to be timed."""
+    """Model, batch and optimizer of one side."""
 
     def __init__(self, family: str, runtime: Runtime, *, rank: int | None) -> None:
-        self.model, self.runtime, self.batch = (
-            model_of(family),
-            runtime,
-            batch_of(family, rows=ROWS, source=LENGTH, target=LENGTH, vocabulary=VOCABULARY),
+        self.runtime = runtime
+        self.model = model_of(family)
+        self.batch = batch_of(
+            family, rows=ROWS, source=LENGTH, target=LENGTH, vocabulary=VOCABULARY
         )
         if rank is not None:
             attach(self.model, AdapterConfig(r=rank, dropout=0.0), base="bench", seed=1)
@@ -81,12 +74,12 @@ class Side:
         )
 
     def update(self) -> float:
-        """One update; its loss in nats a token."""
+        """Compute one update. Return its loss in nats per token."""
         return update(self.model, self.batch, self.runtime, self.optimizer, lr=1e-4)
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
-    """The adapter's updates and full ones, in turn."""
+    """Run updates of the adapter and of all weights in turn."""
     runtime = Runtime.detect(device="cpu", precision=a.precision)
     full = Side(a.family, runtime, rank=None)
     part = Side(a.family, runtime, rank=a.rank)
@@ -117,10 +110,10 @@ def measure(a: argparse.Namespace) -> harness.Result:
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the arguments of the command line."""
     p.add_argument("--family", choices=sorted(SHAPES), default="llama")
     p.add_argument("--pairs", type=int, default=3)
-    p.add_argument("--steps", type=int, default=2, help="updates of a run")
+    p.add_argument("--steps", type=int, default=2, help="updates per run")
     p.add_argument("--rank", type=int, default=16)
     p.add_argument("--precision", choices=["bf16", "float32"], default="bf16")
 

@@ -1,15 +1,12 @@
-"""Peak memory of training steps against transformers.Trainer's, on the same examples.
+"""Peak memory of training steps against transformers.Trainer, on the same examples.
 
     python bench/speed/memory.py [--pairs 3] [--rows 2] [--precision fp32]
 
-Model: the t5_mini shape at T5's vocabulary of 32,100; three updates over the same 16 recipes, in
-bf16 or float32 on both sides, as in `peers/hf_train.py`, whose step is the other side. Every
-measurement is a process of its own, ours and theirs in turn. "peak" is the process' largest
-resident size, "step" the same less what it was when the libraries had been imported. The ratio is
-theirs / ours of "peak", so that more is better here too; `share_of_theirs` is its inverse, of both.
-Quality: the
-loss of the first update, from the same initial weights, must agree within 1e-2 nats in bf16 and
-1e-4 in float32.
+Both sides train the t5_mini shape with the T5 vocabulary of 32,100 for three updates over the same
+16 recipes. The other side is the shared peers/hf_train.py. Each measurement runs in its own
+process, in turn. "peak" is the maximum resident size. "step" is "peak" minus the resident size
+after the imports. The ratio is theirs / ours of "peak", so higher is better. `share_of_theirs` is
+ours / theirs. Quality: the first losses must agree within 1e-2 nats in bf16 and 1e-4 in float32.
 """
 
 from __future__ import annotations
@@ -34,14 +31,14 @@ LOSS_TOLERANCES = {"bf16": 1e-2, "fp32": 1e-4}
 
 
 def resident_peak() -> int:
-    """Largest resident size of this process so far, in bytes."""
+    """Return the maximum resident size of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def theirs(examples: Path, *, precision: str) -> dict[str, Any]:
     """Run hf_train.py in this process."""
     import transformers
-    from transformers import (  # noqa: F401  # loads what the script would load
+    from transformers import (  # noqa: F401 - the imports of the script
         AutoModelForSeq2SeqLM,
         DataCollatorForSeq2Seq,
         T5Config,
@@ -70,7 +67,7 @@ def theirs(examples: Path, *, precision: str) -> dict[str, Any]:
 
 
 def ours(examples: Path, *, rows: int, precision: str) -> dict[str, Any]:
-    """The same updates through our loss, runtime and optimizer."""
+    """Run the same updates by Toque in this process."""
     import numpy as np
     import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config
@@ -84,7 +81,7 @@ def ours(examples: Path, *, rows: int, precision: str) -> dict[str, Any]:
     from toque.training.runtime import Runtime
 
     imported = resident_peak()
-    torch.manual_seed(0)  # as the script does, so that both begin with the same weights
+    torch.manual_seed(0)  # the seed of hf_train.py, for the same initial weights
     tokenizer = AutoTokenizer.from_pretrained(peers.tokenizer_folder("t5"))
     shape = json.loads(peers.mini_shape("t5").read_text())
     config = T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **shape)
@@ -96,14 +93,14 @@ def ours(examples: Path, *, rows: int, precision: str) -> dict[str, Any]:
     optimizer = build_optimizer(model)
     lengths = np.array([[len(p), len(t)] for p, t in pairs.ids])
     row = choose_shape(lengths[:, 0], lengths[:, 1], encoder=True)
-    where = [tuple(line) for line in pack(lengths[:, 0], lengths[:, 1], row)]
-    batch = encoder_decoder_batch(pairs, where, shape=row, pad_id=0, start_id=0)
+    placements = [tuple(line) for line in pack(lengths[:, 0], lengths[:, 1], row)]
+    batch = encoder_decoder_batch(pairs, placements, shape=row, pad_id=0, start_id=0)
     losses = [update(model, batch, runtime, optimizer, lr=1e-4, rows=rows) for _ in range(STEPS)]
     return {"imported": imported, "peak": resident_peak(), "losses": losses, "row": vars(row)}
 
 
 class Pairs:
-    """Examples tokenised as hf_train.py does it."""
+    """Examples, tokenised as in hf_train.py."""
 
     def __init__(self, path: Path, tokenizer: Any) -> None:
         import numpy as np
@@ -119,30 +116,29 @@ class Pairs:
             self.ids.append((np.array(prompt), np.array(target)))
 
     def prompt(self, row: int) -> Any:
-        """Prompt ids of an example."""
+        """Return the prompt ids of an example."""
         return self.ids[row][0]
 
     def target(self, row: int) -> Any:
-        """Target ids of an example."""
+        """Return the target ids of an example."""
         return self.ids[row][1]
 
 
 def measured(a: argparse.Namespace, side: str, examples: Path) -> dict[str, Any]:
-    """One process; its last JSON line, with the lines before it merged in."""
-    # glibc gives each of a few large blocks its own mapping, so freed memory leaves the process.
-    how = {"side": side, "examples": examples, "rows": a.rows}
-    printed = peers.run([__file__, *peers.flags(how | {"precision": a.precision})]).stdout
+    """Run one side in a child process. Merge its JSON lines."""
+    arguments = {"side": side, "examples": examples, "rows": a.rows}
+    printed = peers.run([__file__, *peers.flags(arguments | {"precision": a.precision})]).stdout
     merged: dict[str, Any] = {}
     for line in printed.splitlines():
         try:
             merged |= json.loads(line)
         except ValueError:
-            continue  # the trainer prints its log as Python, not JSON
+            continue  # the Trainer prints its log in Python syntax
     return merged | {"step": merged.get("peak", 0) - merged.get("imported", 0)}
 
 
 def compared(a: argparse.Namespace, folder: Path) -> harness.Result:
-    """The pairs, and their sizes."""
+    """Run the pairs and compare the sizes."""
     examples = peers.write_pairs(folder / "pairs.jsonl", BATCH)
 
     def quality(ours: list[harness.Run], theirs: list[harness.Run]) -> dict[str, Any]:
@@ -175,7 +171,7 @@ def compared(a: argparse.Namespace, folder: Path) -> harness.Result:
 
 
 def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
-    """The comparison; with --side, one of the measured processes."""
+    """Run the comparison. With --side, run one measured process."""
     if a.side == "ours":
         return ours(a.examples, rows=a.rows, precision=a.precision)
     if a.side == "theirs":
@@ -185,9 +181,9 @@ def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
-    p.add_argument("--pairs", type=int, default=1, help="measurements of each side")
-    p.add_argument("--rows", type=int, default=2, help="our packed rows at once")
+    """Add the arguments of the command line."""
+    p.add_argument("--pairs", type=int, default=1, help="measurements per side")
+    p.add_argument("--rows", type=int, default=2, help="packed rows per micro-batch of Toque")
     p.add_argument("--precision", choices=sorted(LOSS_TOLERANCES), default="bf16")
     p.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
     p.add_argument("--examples", type=Path, help=argparse.SUPPRESS)

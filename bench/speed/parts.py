@@ -1,30 +1,31 @@
-"""Ablation of the training step in time: what each part is worth, switched on and off.
+"""Ablation of the training step: the time of each optimisation, on and off.
 
     python bench/speed/parts.py [--family t5] [--pairs 3] [--parts packing,head] [--device auto]
 
-One model and the same examples for all: cookbook recipes, a tokenizer learnt from them, a small
-shape (or `--shape FILE`, arguments of the family's Hugging Face config). A part's two ways run in
-turn in this process, on first, each for one whole update; the ratio of a pair is off / on. "on" is
-what is shipped, one switch of `train.optimisations` turned off at a time; "packing", "bf16" and
-"compile" have settings of their own. "packing" is computed through masks both ways.
-"compile" is measured when it is named: on two CPU cores it takes longer than all others together.
+All parts use one small model and the same cookbook recipes. `--shape FILE` gives another shape: a
+JSON file with arguments of the Hugging Face config. Each pair computes one update with the part on
+and one with the part off. Its ratio is off / on. "on" is the default of Toque. Most parts are a
+switch of `train.optimisations`; "packing", "bf16" and "compile" are separate settings. "compile"
+runs only if `--parts` names it, because compiling takes minutes on two cores.
 
-Quality: the first update's loss both ways, from the same weights, must agree to 1e-5 (bf16: 1e-2),
-or that part's ratio is void. The record's own ratio is null: `details.parts` has one for each part.
-`gemm` is the matrix rate in the precision of the run, stated or timed here (`origin`); `mfu`
-divides by it and counts useful tokens only.
+Quality: both first losses must agree within 1e-5 (bf16: 1e-2). Otherwise the ratio of that part is
+void. `details.parts` has one ratio per part, and the ratio of the record is null. `gemm` is the
+matrix rate in the precision of the run. `mfu` divides by it and counts useful tokens only.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,43 +37,170 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
-from two_ways import SHAPES, UPDATES, Bench, Found, attending, in_turn
+from updates import synchronize, update
 
-from toque.batch import IGNORE
+from toque.batch import IGNORE, Batch
+from toque.config.resolve import resolve_values
+from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.loader.batch_stream import BatchStream, Prefetch
+from toque.data.prepare.pipeline import prepare
 from toque.models.forward import grouped_attention as grouped
 from toque.models.forward import loss as objective
 from toque.models.forward import varlen_attention as segmented
 from toque.models.forward.blocks import compile_blocks, stop_compiling
-from toque.models.forward.flex_attention import attention_of
+from toque.models.forward.cpu_layers import use_cpu_layers
+from toque.models.forward.flex_attention import attention_of, use_attention
 from toque.models.forward.keyed_dropout import Dropout, use_keyed_dropout
 from toque.models.loading.from_scratch import fuse_activations, stock_activations
 from toque.runs.outlined_update import peak_of
 from toque.training.checkpoint.saver import Slot, lower_priority
-from toque.training.placement import prefetching
+from toque.training.optim.factory import build_optimizer
+from toque.training.placement import arithmetic_of, prefetching
+from toque.training.runtime import Runtime
 from toque.units import Cursor
+from toque.workflows.build import build_language_model, build_stream
+from toque.workflows.prepared_store import open_store, prepare_settings, sources_of
+
+LARGE = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
+         "intermediate_size": 2048}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "t5": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 4, "num_heads": 8,
+           "dropout_rate": 0.0},
+    "gpt2": {"n_embd": 512, "n_layer": 6, "n_head": 8, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+             "attn_pdrop": 0.0},
+    "neox": LARGE,
+    "llama": LARGE,
+}  # fmt: skip
+PartResult = dict[str, Any]
+RECIPES = 600
+EXAMPLES = 16
+"""Examples per update."""
+MICRO_BATCH = 4096
+"""Tokens per micro-batch."""
+UPDATES = 4
+"""Updates per measured loop."""
+
+
+class Bench:
+    """A model, its optimizer, and one update in packed and unpacked rows."""
+
+    def __init__(self, a: argparse.Namespace, folder: Path) -> None:
+        shape = json.loads(Path(a.shape).read_text()) if a.shape else SHAPES[a.family]
+        write_cookbook(folder / "cookbook.jsonl", RECIPES, seed=1)
+        values = {
+            "run_dir": str(folder / "run"),
+            "model": {"family": a.family, "shape": shape, "tokenizer": f"trained:{a.vocabulary}"},
+            "data": {
+                "sources": [{"path": str(folder / "cookbook.jsonl")}],
+                "store": str(folder / "store"),
+            },
+            "train": {"batch": f"{EXAMPLES} examples"},
+        }
+        self.folder = folder
+        config = self.config = resolve_values(values).config
+        settings = prepare_settings(config)
+        prepare(sources_of(config), store=folder / "store", settings=settings, workers=1)
+        store = open_store(config)
+        self.runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
+        self.model = build_language_model(config, store).to(self.runtime.device)
+        self.stock_classes = {module: type(module) for module in self.model.modules()}
+        self.has_cpu_layers = use_cpu_layers(self.model)
+        self.model.train()
+        stream = self.stream = build_stream(config, store, self.model)
+        self.arithmetic = arithmetic_of(self.model, stream)
+        step = stream.at(Cursor())
+        self.useful = step.n_tokens
+        self.packed = step.batch.to(self.runtime.device)
+        alone = replace(stream.layout, packed=False)
+        self.alone = alone.batch(step.batch.example_ids).to(self.runtime.device)
+        self.optimizer = build_optimizer(self.model)
+
+    def update(self, batch: Batch, *, precision: str | None = None) -> tuple[float, float]:
+        """Compute one update at a learning rate of 0. Return its seconds and its mean loss."""
+        tokens = batch.n_computed // batch.n_rows
+        default_precision = self.runtime.precision
+        self.runtime.precision = precision or default_precision  # type: ignore[assignment]
+        self.wait()
+        begun = time.perf_counter()
+        rows = max(1, MICRO_BATCH // tokens)
+        loss = update(self.model, batch, self.runtime, self.optimizer, lr=0.0, rows=rows)
+        seconds = time.perf_counter() - begun
+        self.runtime.precision = default_precision
+        return seconds, loss
+
+    @contextmanager
+    def stock_layers(self) -> Iterator[None]:
+        """Use the layers of transformers inside this context."""
+        shipped = {module: type(module) for module in self.stock_classes}
+        try:
+            for module, kind in self.stock_classes.items():
+                module.__class__ = kind
+            yield
+        finally:
+            for module, kind in shipped.items():
+                module.__class__ = kind
+
+    def wait(self) -> None:
+        """Wait until the device has finished."""
+        synchronize(self.runtime.device)
+
+
+@contextmanager
+def attending(b: Bench, name: Any) -> Iterator[None]:
+    """Use one attention for packed rows inside this context."""
+    use_attention(b.model, name)
+    try:
+        yield
+    finally:
+        use_attention(b.model, "auto")
+
+
+Way = Callable[[], tuple[float, float]]
+"""A function that computes one update and returns its seconds and its loss."""
+
+
+def in_turn(a: argparse.Namespace, off: Way, on: Way, tolerance: float | None = None) -> PartResult:
+    """Measure both ways `--pairs` times, after one warm-up update each.
+
+    The ratio is void if the relative difference of the two losses exceeds `tolerance`.
+    """
+    losses = [off()[1], on()[1]]
+    apart = abs(losses[0] / losses[1] - 1) if losses[1] else 0.0
+    same = apart <= (a.close if tolerance is None else tolerance)
+    result = harness.paired(
+        lambda _: {"seconds": on()[0]},
+        lambda _: {"seconds": off()[0]},
+        pairs=a.pairs,
+        score=lambda run: 1 / run.value["seconds"],
+        quality=lambda *_: {"passes": same, "losses": losses, "loss_difference": apart},
+    )
+    result.details = {
+        name: round(statistics.median(run["seconds"] for run in side), 4)
+        for name, side in (("off_seconds", result.theirs), ("on_seconds", result.ours))
+    }
+    return result.as_part()
 
 
 def whole_logits(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, **_: Any
 ) -> Tensor:
-    """What the chunked head replaces: all logits at once, then F.cross_entropy in float32."""
+    """Compute all logits at once, then F.cross_entropy in float32."""
     logits = F.linear(hidden, weight.to(hidden.dtype), bias).float()
     return F.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
     )
 
 
-def packing(a: argparse.Namespace, b: Bench) -> Found:
-    """One example a row against packed rows, both through masks."""
+def packing(a: argparse.Namespace, b: Bench) -> PartResult:
+    """One example per row against packed rows, both with dense masks."""
     with attending(b, "dense"):
-        found = in_turn(a, lambda: b.update(b.alone), lambda: b.update(b.packed))
+        result = in_turn(a, lambda: b.update(b.alone), lambda: b.update(b.packed))
     padding = {"off": b.alone.n_computed - b.useful, "on": b.packed.n_computed - b.useful}
-    return found | {"padding_tokens": padding}
+    return result | {"padding_tokens": padding}
 
 
-def attention(a: argparse.Namespace, b: Bench) -> Found:
-    """Masks over packed rows against the attention that `auto` takes."""
+def attention(a: argparse.Namespace, b: Bench) -> PartResult:
+    """Dense masks over packed rows against the attention that `auto` chooses."""
     with b.runtime.autocast():
         chosen = attention_of(b.model, b.runtime.device)
 
@@ -80,11 +208,11 @@ def attention(a: argparse.Namespace, b: Bench) -> Found:
         with attending(b, "dense"):
             return b.update(b.packed)
 
-    found = in_turn(a, off, lambda: b.update(b.packed))
-    return found | {"attention": chosen.name, "notes": chosen.notes}
+    result = in_turn(a, off, lambda: b.update(b.packed))
+    return result | {"attention": chosen.name, "notes": chosen.notes}
 
 
-def head(a: argparse.Namespace, b: Bench) -> Found:
+def head(a: argparse.Namespace, b: Bench) -> PartResult:
     """All logits at once against the chunked head."""
 
     def off() -> tuple[float, float]:
@@ -94,8 +222,8 @@ def head(a: argparse.Namespace, b: Bench) -> Found:
     return in_turn(a, off, lambda: b.update(b.packed))
 
 
-def activations(a: argparse.Namespace, b: Bench) -> Found:
-    """Transformers' GELU in eight steps against one kernel."""
+def activations(a: argparse.Namespace, b: Bench) -> PartResult:
+    """GELU of transformers in eight operators against one kernel."""
 
     def off() -> tuple[float, float]:
         stock_activations(b.model)
@@ -104,19 +232,19 @@ def activations(a: argparse.Namespace, b: Bench) -> Found:
         finally:
             fuse_activations(b.model)
 
-    before = list(map(type, b.model.modules()))
+    fused_classes = list(map(type, b.model.modules()))
     stock_activations(b.model)
-    same = before == list(map(type, b.model.modules()))
+    unchanged = fused_classes == list(map(type, b.model.modules()))
     fuse_activations(b.model)
-    if same:
-        return {"skipped": "this family's activation is one kernel as it comes"}
+    if unchanged:
+        return {"skipped": "the activation of this family is one kernel in transformers"}
     return in_turn(a, off, lambda: b.update(b.packed))
 
 
-def layers(a: argparse.Namespace, b: Bench) -> Found:
-    """Stock layers against those that this processor computes fastest in the run's precision."""
-    if not b.exchanged:
-        return {"skipped": "no layer is exchanged on this device in this precision"}
+def layers(a: argparse.Namespace, b: Bench) -> PartResult:
+    """Layers of transformers against the CPU layers of Toque."""
+    if not b.has_cpu_layers:
+        return {"skipped": "Toque uses the layers of transformers on this device in this precision"}
 
     def off() -> tuple[float, float]:
         with b.stock_layers():
@@ -125,8 +253,8 @@ def layers(a: argparse.Namespace, b: Bench) -> Found:
     return in_turn(a, off, lambda: b.update(b.packed), max(a.close, 1e-4))
 
 
-def prefetch(a: argparse.Namespace, b: Bench) -> Found:
-    """Batches made when they are asked for against made, and on a GPU sent, ahead."""
+def prefetch(a: argparse.Namespace, b: Bench) -> PartResult:
+    """Batches made on demand against batches prefetched, and on a GPU copied, ahead."""
 
     def loop(make: Callable[[BatchStream, Cursor], Prefetch]) -> tuple[float, float]:
         with make(b.stream, Cursor()) as ahead:
@@ -140,8 +268,8 @@ def prefetch(a: argparse.Namespace, b: Bench) -> Found:
     return in_turn(a, lambda: loop(partial(Prefetch, depth=0)), lambda: loop(shipped))
 
 
-def saves(a: argparse.Namespace, b: Bench) -> Found:
-    """Weights written before the next updates against beside them: the time of both together."""
+def saves(a: argparse.Namespace, b: Bench) -> PartResult:
+    """Weights written before the next updates against written in the background."""
 
     def write(tensors: Any) -> None:
         path = Path(b.folder) / "saved.safetensors"
@@ -149,7 +277,7 @@ def saves(a: argparse.Namespace, b: Bench) -> Found:
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
-    slot = Slot()  # its memory is kept from save to save
+    slot = Slot()  # reuses its memory for each save
 
     def loop(*, background: bool) -> tuple[float, float]:
         writer = ThreadPoolExecutor(1, "toque-save", lower_priority)
@@ -169,8 +297,8 @@ def saves(a: argparse.Namespace, b: Bench) -> Found:
     return in_turn(a, lambda: loop(background=False), lambda: loop(background=True))
 
 
-def bf16(a: argparse.Namespace, b: Bench) -> Found:
-    """float32 against bf16, both in stock layers."""
+def bf16(a: argparse.Namespace, b: Bench) -> PartResult:
+    """float32 against bf16, both in layers of transformers."""
     with b.stock_layers():
         return in_turn(
             a,
@@ -180,8 +308,8 @@ def bf16(a: argparse.Namespace, b: Bench) -> Found:
         )
 
 
-def compiled(a: argparse.Namespace, b: Bench) -> Found:
-    """Eager (the shipped way of this device) against compiled blocks; compiling is not timed."""
+def compiled(a: argparse.Namespace, b: Bench) -> PartResult:
+    """Eager blocks (the default) against compiled blocks, without the time to compile."""
     begun = time.perf_counter()
 
     def on() -> tuple[float, float]:
@@ -193,14 +321,14 @@ def compiled(a: argparse.Namespace, b: Bench) -> Found:
 
     on()
     seconds = time.perf_counter() - begun
-    found = in_turn(a, lambda: b.update(b.packed), on, max(a.close, 1e-4))
-    return found | {"compile_seconds": round(seconds, 1)}
+    result = in_turn(a, lambda: b.update(b.packed), on, max(a.close, 1e-4))
+    return result | {"compile_seconds": round(seconds, 1)}
 
 
-def dropout(a: argparse.Namespace, b: Bench) -> Found:
-    """PyTorch's dropout of 0.1 against ours, in the layers and in the attention; draws differ."""
+def dropout(a: argparse.Namespace, b: Bench) -> PartResult:
+    """Dropout of PyTorch against ours at 0.1, in layers and attention, with different draws."""
     if b.runtime.device.type != "cpu":
-        return {"skipped": "timed on a CPU alone"}
+        return {"skipped": "measured on a CPU only"}
     use_keyed_dropout(b.model)
     places = [(m, "p") for m in b.model.modules() if isinstance(m, torch.nn.Dropout)]
     places += [
@@ -230,8 +358,8 @@ def dropout(a: argparse.Namespace, b: Bench) -> Found:
     return in_turn(a, off, update, 2e-2)
 
 
-def optimizer(a: argparse.Namespace, b: Bench) -> Found:
-    """The AdamW of torch as it comes against the fused one that is shipped: the step alone."""
+def optimizer(a: argparse.Namespace, b: Bench) -> PartResult:
+    """Default AdamW of PyTorch against fused AdamW, optimizer step only."""
     plain = torch.optim.AdamW(b.model.parameters(), lr=0.0)
     for p in b.model.parameters():
         p.grad = torch.full_like(p, 1e-3)
@@ -245,25 +373,25 @@ def optimizer(a: argparse.Namespace, b: Bench) -> Found:
 
     for group in b.optimizer.param_groups:
         group["lr"] = 0.0
-    found = in_turn(a, lambda: step(plain), lambda: step(b.optimizer))
+    result = in_turn(a, lambda: step(plain), lambda: step(b.optimizer))
     b.optimizer.zero_grad(set_to_none=True)
-    return found
+    return result
 
 
-def causal(a: argparse.Namespace, b: Bench) -> Found:
-    """A cached [L, L] mask against none, in PyTorch's attention: L 1,024, 8 heads of 64 (D1)."""
+def causal(a: argparse.Namespace, b: Bench) -> PartResult:
+    """A cached [1024, 1024] mask against `is_causal`, in attention of PyTorch, 8 heads of 64."""
     device, dtype = b.runtime.device, b.runtime.dtype
-    made = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     q, k, v = (
-        torch.randn(2, 8, 1024, 64, generator=made).to(device, dtype).requires_grad_()
+        torch.randn(2, 8, 1024, 64, generator=generator).to(device, dtype).requires_grad_()
         for _ in range(3)
     )
     mask = torch.ones(1024, 1024, dtype=torch.bool, device=device).tril()
 
-    def attend(**how: Any) -> tuple[float, float]:
+    def attend(**options: Any) -> tuple[float, float]:
         b.wait()
         begun = time.perf_counter()
-        out = F.scaled_dot_product_attention(q, k, v, **how)
+        out = F.scaled_dot_product_attention(q, k, v, **options)
         out.sum().backward()
         b.wait()
         return time.perf_counter() - begun, float(out.detach().float().abs().mean())
@@ -272,10 +400,10 @@ def causal(a: argparse.Namespace, b: Bench) -> Found:
     return in_turn(a, lambda: attend(attn_mask=mask), lambda: attend(is_causal=True), tolerance)
 
 
-def copies(a: argparse.Namespace, b: Bench) -> Found:
-    """Copies to the GPU from pageable memory against page-locked and non-blocking ones (D3)."""
+def copies(a: argparse.Namespace, b: Bench) -> PartResult:
+    """Copies to the GPU from pageable memory against pinned, non-blocking copies."""
     if b.runtime.device.type != "cuda":
-        return {"skipped": "there is nothing to copy to: the model is on the CPU"}
+        return {"skipped": "the model is on the CPU, so there is nothing to copy"}
     pageable = b.packed.to("cpu")
     pinned = pageable.pin()
 
@@ -305,20 +433,18 @@ PARTS = {
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
-    """Every part that is asked for."""
+    """Measure the requested parts."""
     torch.set_num_threads(a.threads)
-    parts: dict[str, Found] = {}
+    parts: dict[str, PartResult] = {}
     with tempfile.TemporaryDirectory(prefix="parts-") as name:
         b = Bench(a, Path(name))
         a.close = 1e-5 if b.runtime.precision == "float32" else 1e-2
-        shipped = statistics.median(b.update(b.packed)[0] for _ in range(a.pairs + 1))
+        default_seconds = statistics.median(b.update(b.packed)[0] for _ in range(a.pairs + 1))
         for part in a.parts.split(","):
             harness.note(part)
             parts[part] = {"what": PARTS[part].__doc__} | PARTS[part](a, b)
-    gemm, speed = (
-        peak_of(b.runtime.device, b.runtime.dtype, b.arithmetic.products),
-        b.useful / shipped,
-    )
+    gemm = peak_of(b.runtime.device, b.runtime.dtype, b.arithmetic.products)
+    speed = b.useful / default_seconds
     result = harness.Result(
         details={
             "parts": parts,
@@ -333,17 +459,17 @@ def measure(a: argparse.Namespace) -> harness.Result:
     )
     void = [name for name, part in parts.items() if not part.get("quality", {}).get("passes", True)]
     if void:
-        result.void(f"the losses of both ways differ: {', '.join(void)}")
+        result.void(f"the losses with the part on and off differ: {', '.join(void)}")
     return result
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the arguments of the command line."""
     p.add_argument("--family", choices=sorted(SHAPES), default="t5")
     p.add_argument("--pairs", type=int, default=3)
     usual = ",".join(name for name in PARTS if name != "compile")
-    p.add_argument("--parts", default=usual, help=f"of {', '.join(PARTS)}")
-    p.add_argument("--shape", help="a JSON file of the family's config arguments")
+    p.add_argument("--parts", default=usual, help=f"comma-separated, from {', '.join(PARTS)}")
+    p.add_argument("--shape", help="JSON file with config arguments of the family")
     p.add_argument("--vocabulary", type=int, default=8000)
     p.add_argument("--device", default="auto")
     p.add_argument("--precision", default="auto")

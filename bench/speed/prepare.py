@@ -1,21 +1,19 @@
-"""Preparing data against `datasets.map` with the fast tokenizer.
+"""Data preparation against `datasets.map` with the fast tokenizer.
 
     python bench/speed/prepare.py --family t5|gpt2 [--input pairs|recipes] [--records N]
                                   [--pairs 5] [--check-all]
 
-Both sides use two processes and run in turn, a process of its own a run, from a file to disk:
+Both sides read a file and write to disk with two processes. They run in turn.
 
-theirs  the shared peers/hf_tokenize.py on {"prompt", "target"} pairs made beforehand by
-        make_pairs.py: from JSON to an Arrow file, tokenised and nothing else. Its own figure
-        ("records_per_second") leaves out loading the JSON.
-ours    `toque prepare`. With --input pairs, the same file of pairs: the same work (and hashes, a
-        split, duplicates looked for). With --input recipes, the raw recipe file: recipes are
-        parsed, cleaned, scored and labelled too, which the other side does not do.
+theirs  The shared peers/hf_tokenize.py tokenises {"prompt", "target"} pairs from JSON to Arrow. Its
+        own "records_per_second" does not include loading the JSON.
+ours    `toque prepare`. With --input pairs it reads the same file, and also hashes it, makes a
+        split and looks for duplicates. With --input recipes it reads the raw recipes, and also
+        parses, cleans, scores and labels them.
 
-The ratio is of records a second from end to end; `ratio_of_processor_seconds` and
-`ratio_to_map_alone` (their own figure) stand in the details. Quality: `--check-all` compares the
-stored ids of every record with the `tokenizers` library's on the text that was stored; without it,
-of 2,000 records. One that differs voids the ratio.
+The ratio compares records per second from file to disk. The details have the ratio of processor
+seconds and the ratio to the "records_per_second" of the other side. Quality: the stored ids equal
+the ids of the `tokenizers` library for 2,000 records, or for all records with `--check-all`.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ import peers
 
 
 def ours(family: str, source: Path, folder: Path, number: int) -> dict[str, Any]:
-    """One `toque prepare` of all records."""
+    """Run `toque prepare` on all records."""
     store = folder / f"store-{number}"
     model, data = {"start_from": "scratch"}, {"store": str(store)}
     config = peers.write_config(folder, family, source, model=model, data=data)
@@ -43,15 +41,15 @@ def ours(family: str, source: Path, folder: Path, number: int) -> dict[str, Any]
 
 
 def theirs(family: str, pairs: Path) -> dict[str, Any]:
-    """One hf_tokenize.py."""
+    """Run hf_tokenize.py."""
     return peers.last_json(peers.peer("hf_tokenize.py", pairs, peers.tokenizer_folder(family), 2))
 
 
-def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
-    """Rows whose ids are not the `tokenizers` library's for the text that was read.
+def ids_differ(store_folder: Path, *, max_rows: int) -> dict[str, int]:
+    """Count stored ids that differ from the ids of the `tokenizers` library.
 
-    The source is read again by the reader that `prepare` used; its examples are the store's rows
-    in order, duplicates included.
+    The source is read again by the reader that `prepare` used. Its examples are the rows of the
+    store in order, including duplicates.
     """
     from tokenizers import Tokenizer
 
@@ -64,14 +62,16 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     around = prompt_bounds(codec, store.manifest.family_kind)
     reference = Tokenizer.from_file(str(store_folder / "tokenizer" / "tokenizer.json"))
     (source,) = store.manifest.sources
-    # Pairs are read by their columns, which the recorded name ends with; recipes by none.
+    # The recorded name of a reader of pairs ends with its columns.
     reader = reader_for(json.loads(source.reader.partition("pairs=")[2] or "{}"))
     assert source.reader == reader.recorded_name
-    wanted = set(np.linspace(0, store.n_rows - 1, min(most, store.n_rows)).astype(int).tolist())
+    checked_rows = set(
+        np.linspace(0, store.n_rows - 1, min(max_rows, store.n_rows)).astype(int).tolist()
+    )
     differ = compared = row = 0
     for block in reader.blocks(Path(source.path)):
         for example in reader.examples(block).examples:
-            if row in wanted:
+            if row in checked_rows:
                 sides = (example.prompt, store.prompt(row)), (example.target, store.target(row))
                 for side, (text, ids) in enumerate(sides):
                     first, last = (None, codec.eos_id) if side else around
@@ -82,14 +82,14 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
                         del bare[-1]
                     expected = _reference_ids(codec, reference, codec.normalise(text))
                     compared += 1
-                    # A side that was cut holds the beginning; a whole one must be equal.
+                    # A truncated side has only the beginning.
                     differ += expected[: len(bare)] != bare
             row += 1
     return {"sides": compared, "differ": differ, "rows": row, "rows_in_store": store.n_rows}
 
 
 def _reference_ids(codec: Any, reference: Any, text: str) -> list[int]:
-    """Ids by the library alone; a reserved token stands for a line break T5 cannot write."""
+    """Tokenise by the library, with the reserved token for line breaks of T5."""
     if codec.newline_id is None:
         ids: list[int] = reference.encode(text, add_special_tokens=False).ids
         return ids
@@ -102,16 +102,16 @@ def _reference_ids(codec: Any, reference: Any, text: str) -> list[int]:
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
-    """The pairs, and the two other ratios."""
+    """Run the pairs and compute the other ratios."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pairs = peers.write_pairs(folder / "pairs.jsonl", a.records)
         source = pairs if a.input == "pairs" else peers.shared(peers.RECIPES)
 
         def quality(*_: object) -> dict[str, Any]:
-            found = ids_differ(folder / "store-0", most=peers.ALL if a.check_all else 2000)
-            same = found["differ"] == 0 and found["rows"] == found["rows_in_store"]
-            return {"passes": same, **found}
+            result = ids_differ(folder / "store-0", max_rows=peers.ALL if a.check_all else 2000)
+            same = result["differ"] == 0 and result["rows"] == result["rows_in_store"]
+            return {"passes": same, **result}
 
         result = harness.paired(
             lambda number: ours(a.family, source, folder, number),
@@ -133,10 +133,10 @@ def measure(a: argparse.Namespace) -> harness.Result:
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the arguments of the command line."""
     p.add_argument("--family", choices=("gpt2", "t5"), default="t5")
     p.add_argument("--input", choices=("pairs", "recipes"), default="pairs")
-    p.add_argument("--records", type=int, default=20_000, help="pairs to prepare; there are 67,977")
+    p.add_argument("--records", type=int, default=20_000, help="pairs to prepare, at most 67,977")
     p.add_argument("--pairs", type=int, default=2)
     p.add_argument("--check-all", action="store_true")
 

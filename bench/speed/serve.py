@@ -1,17 +1,17 @@
-"""`toque serve` under 32 requests at a time: against one at a time, and `transformers serve`.
+"""`toque serve` with 32 concurrent requests, against `transformers serve`.
 
-    python bench/speed/serve.py                     # a model of 33 M weights, drawn at random
+    python bench/speed/serve.py                     # a model of 33 M random weights
     python bench/speed/serve.py --model FOLDER
 
-The `openai` client streams the same greedy requests from a server in a process of its own: ours,
-then transformers' with continuous batching, its fastest way (`pip install transformers[serving]`).
-Beside the pairs, ours answers one request at a time, and transformers' as it is started by default.
-Rates are of tokens of the wall clock. The model continues documents, so that both read the same
-tokens: its beginning token, which transformers leaves out, stands in the text it is sent.
+The `openai` client streams the same greedy requests from both servers, each in its own process.
+transformers uses continuous batching, its fastest mode (`pip install transformers[serving]`). The
+details have Toque with one request at a time and transformers with its default mode. The ratio
+compares tokens per wall second. The model continues documents. The text sent to transformers
+contains the beginning token, so both servers read the same tokens.
 
-Quality: every text must be the one of `toque generate`, none may be lost, and at least 95 % of
-transformers' are the same; else the ratio is void. With `--precision bf16` both multiply in it, and
-at least as many of ours as of transformers' must be those that `toque generate` writes in float32.
+Quality: every text must equal the text of `toque generate`, and at least 95 % of the texts of
+transformers must equal it. Otherwise the ratio is void. With `--precision bf16` both servers
+compute in bf16, and ours must match float32 at least as often as transformers.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ SHAPE = {
 
 
 @dataclass(frozen=True)
-class Told:
-    """One request as its client saw it."""
+class Reply:
+    """One answer, as the client received it."""
 
     text: str
     tokens: int
     first_seconds: float
-    """From the request to its first token."""
+    """Seconds from the request to the first token."""
 
 
 def written_model(folder: Path) -> Path:
-    """A Llama-shaped model over GPT-2's vocabulary, drawn wide enough to write various texts."""
+    """Write a random Llama with the vocabulary of GPT-2. Wide weights give varied texts."""
     from toque.data.tokenizer.codec import load_codec
     from toque.models.loading.from_scratch import build_model
     from toque.models.loading.model_export import save_model
@@ -72,7 +72,7 @@ def written_model(folder: Path) -> Path:
 
 @contextmanager
 def served(model: Path, threads: int, *flags: str) -> Iterator[str]:
-    """A server in a process of its own; gives its address."""
+    """Run `toque serve` in a child process and yield its address."""
     command = [sys.executable, "-m", "toque", "serve", f"model={model}", "--port", "0", *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with subprocess.Popen(  # noqa: S603 - our own command
@@ -80,17 +80,17 @@ def served(model: Path, threads: int, *flags: str) -> Iterator[str]:
     ) as process:
         try:
             assert process.stdout is not None
-            found = re.search(r"http://\S+", process.stdout.readline())
-            if found is None:
-                raise RuntimeError("the server did not start; see above")
-            yield found[0]
+            match = re.search(r"http://\S+", process.stdout.readline())
+            if match is None:
+                raise RuntimeError("toque serve did not start. Its error is above.")
+            yield match[0]
         finally:
             process.terminate()
 
 
 @contextmanager
 def served_by_transformers(model: Path, threads: int, *flags: str) -> Iterator[str]:
-    """Transformers' server in a process of its own; gives its address."""
+    """Run `transformers serve` in a child process and yield its address."""
     port = harness.free_port()
     program = [str(Path(sys.executable).with_name("transformers")), "serve", str(model), *flags]
     command = [*program, "--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
@@ -101,7 +101,7 @@ def served_by_transformers(model: Path, threads: int, *flags: str) -> Iterator[s
         try:
             for _ in range(600):
                 if process.poll() is not None:
-                    raise harness.Skipped("transformers serve does not start here")
+                    raise harness.Skipped("transformers serve did not start")
                 with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                     break
                 time.sleep(0.1)
@@ -112,15 +112,15 @@ def served_by_transformers(model: Path, threads: int, *flags: str) -> Iterator[s
 
 async def streamed(
     address: str, prompts: Sequence[str], *, at_once: int, new: int, name: str = "model"
-) -> list[Told]:
-    """Every prompt's answer, so many requests at a time."""
+) -> list[Reply]:
+    """Stream the answers to all prompts with `at_once` concurrent requests."""
     import openai
 
-    places = asyncio.Semaphore(at_once)
+    limit = asyncio.Semaphore(at_once)
     async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", timeout=600) as client:
 
-        async def one(prompt: str) -> Told:
-            async with places:
+        async def one(prompt: str) -> Reply:
+            async with limit:
                 began, first, parts, tokens = time.perf_counter(), 0.0, [], 0
                 events = await client.completions.create(
                     model=name, prompt=prompt, temperature=0, max_tokens=new, stream=True,
@@ -130,55 +130,57 @@ async def streamed(
                     first = first or time.perf_counter() - began
                     parts += [choice.text for choice in event.choices]
                     tokens = event.usage.completion_tokens if event.usage else tokens
-                return Told("".join(parts), tokens, first)
+                return Reply("".join(parts), tokens, first)
 
         return await asyncio.gather(*map(one, prompts))
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of them lie."""
+    """Return the value at a quantile."""
     return round(sorted(values)[min(len(values) - 1, int(share * len(values)))], 4)
 
 
 @dataclass
 class Side:
-    """Requests to one server, started for them alone."""
+    """Requests to one server that is started for them."""
 
     model: Path
     a: argparse.Namespace
     prompts: Sequence[str]
-    told: list[list[Told]] = field(default_factory=list)
+    replies: list[list[Reply]] = field(default_factory=list)
 
     def ours(self, at_once: int, n: int | None = None) -> dict[str, float]:
-        """Ask Toque's server."""
+        """Send the requests to `toque serve`."""
         with served(self.model, self.a.threads, "--precision", self.a.precision) as address:
-            return self._asked(address, self.prompts[:n], at_once, "model")
+            return self._send(address, self.prompts[:n], at_once, "model")
 
     def theirs(self, *flags: str, n: int | None = None) -> dict[str, float]:
-        """Ask transformers' server."""
+        """Send the requests to `transformers serve`."""
         prompts = [f"<|endoftext|>{prompt}" for prompt in self.prompts[:n]]
         flags += ("--dtype", "bfloat16") if self.a.precision == "bf16" else ()
         with served_by_transformers(self.model, self.a.threads, *flags) as address:
-            return self._asked(address, prompts, self.a.at_once, str(self.model))
+            return self._send(address, prompts, self.a.at_once, str(self.model))
 
-    def _asked(
+    def _send(
         self, address: str, prompts: Sequence[str], at_once: int, name: str
     ) -> dict[str, float]:
-        asyncio.run(streamed(address, prompts[:4], at_once=4, new=8, name=name))  # warm
+        asyncio.run(streamed(address, prompts[:4], at_once=4, new=8, name=name))  # warm-up
         began = time.perf_counter()
-        told = asyncio.run(streamed(address, prompts, at_once=at_once, new=self.a.new, name=name))
+        replies = asyncio.run(
+            streamed(address, prompts, at_once=at_once, new=self.a.new, name=name)
+        )
         seconds = time.perf_counter() - began
-        self.told.append(told)
-        firsts = [one.first_seconds for one in told]
+        self.replies.append(replies)
+        first_seconds = [reply.first_seconds for reply in replies]
         return {
-            "tokens_per_second": round(sum(one.tokens for one in told) / seconds, 1),
-            "first_token_p50": quantile(firsts, 0.5),
-            "first_token_p99": quantile(firsts, 0.99),
+            "tokens_per_second": round(sum(reply.tokens for reply in replies) / seconds, 1),
+            "first_token_p50": quantile(first_seconds, 0.5),
+            "first_token_p99": quantile(first_seconds, 0.99),
         }
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
-    """The pairs, both servers' slower ways, and the texts compared with `toque generate`'s."""
+    """Run the pairs and the slower modes. Compare the texts with `toque generate`."""
     with tempfile.TemporaryDirectory() as folder:
         model = a.model or written_model(Path(folder) / "model")
         lines = peers.write_pairs(Path(folder) / "pairs.jsonl", a.requests).read_text().splitlines()
@@ -193,8 +195,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
         one = slow.ours(1, a.alone)
         default = slow.theirs(n=a.alone)
         expected = toque_generate(model, prompts, new=a.new)
-    equal = min(sum(map(is_text, told, expected)) for told in ours.told)
-    peers_equal = min(sum(map(is_text, told, expected)) for told in theirs.told)
+    equal = min(sum(map(is_text, replies, expected)) for replies in ours.replies)
+    peers_equal = min(sum(map(is_text, replies, expected)) for replies in theirs.replies)
     passes = equal == len(prompts) and peers_equal >= 0.95 * len(prompts)
     if a.precision == "bf16":
         passes = equal >= peers_equal
@@ -203,7 +205,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
         "requests": len(prompts),
     }  # fmt: skip
     if not passes:
-        result.void("texts are not those of toque generate")
+        result.void("the texts differ from toque generate")
     fastest = statistics.median(run.value["tokens_per_second"] for run in result.runs[0])
     result.details = {
         "times_one_at_a_time": round(fastest / one["tokens_per_second"], 2),
@@ -214,13 +216,13 @@ def measure(a: argparse.Namespace) -> harness.Result:
     return result
 
 
-def is_text(told: Told, text: str) -> bool:
-    """Whether a client was told this text."""
-    return told.text == text
+def is_text(reply: Reply, text: str) -> bool:
+    """Return whether the reply has this text."""
+    return reply.text == text
 
 
 def toque_generate(model: Path, prompts: Sequence[str], *, new: int) -> list[str]:
-    """What the command writes for the prompts as they are."""
+    """Generate the texts by `toque.generate`."""
     from toque import generate
 
     texts = generate(model, prompts, temperature=0, max_new_tokens=new, raw=True)
@@ -228,11 +230,11 @@ def toque_generate(model: Path, prompts: Sequence[str], *, new: int) -> list[str
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the arguments of the command line."""
     p.add_argument("--model", type=Path)
     p.add_argument("--requests", type=int, default=200)
     p.add_argument("--at-once", type=int, default=32)
-    p.add_argument("--alone", type=int, default=32, help="requests of the slower ways")
+    p.add_argument("--alone", type=int, default=32, help="requests for the slower modes")
     p.add_argument("--new", type=int, default=64)
     p.add_argument("--pairs", type=int, default=5)
     p.add_argument("--threads", type=int, default=2)

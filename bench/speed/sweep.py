@@ -1,22 +1,21 @@
-r"""Updates of one shape at several micro-batches: tokens a second, utilisation, peak memory.
+r"""Training updates at several micro-batch sizes: tokens per second, MFU, peak memory.
 
     python bench/speed/sweep.py --family neox --shape neox-1.2b --rows 1,2,4,8 --target 2048
     python bench/speed/sweep.py --family neox --shape neox-1.2b --rows 8 --beside trainer
     python bench/speed/sweep.py --family t5 --shape flan-t5-xxl --lora 16 --rows 2 --source 256 \
         --target 512 --limit-gib 24
 
-Random weights and made-up tokens, every row full: the figure is the machine's and the program's,
-not the data's. `--shape` is a name from this file or a JSON file. With `--lora R` the base is
-frozen and held in the runtime's precision. Each micro-batch is a process of its own, so that its
-peak memory is; one that does not fit says so and the sweep goes on. `mfu` divides by the stated
-peak of a known GPU, elsewhere by the matrix rate measured in the run's precision (`peak_origin`
-says which); recomputed operations do not count. `--limit-gib` refuses memory beyond it (CUDA only)
-and so shows what fits a smaller GPU.
+The weights and the tokens are random, and every row is full. `--shape` is a name from this file or
+a JSON file. With `--lora R` the base is frozen and stored in the precision of the run. Each
+micro-batch size runs in its own process, so each has its own peak memory. If one does not fit, its
+error is recorded and the sweep continues. `mfu` divides by the stated peak of a known GPU, or by
+the measured matrix rate (`peak_origin` names the source). Recomputed operations do not count.
+`--limit-gib` limits the memory of a GPU to the size of a smaller one.
 
-`--beside trainer` computes the same shape and rows by `transformers.Trainer`, in the same precision
-and with PyTorch's attention: its best case, for a row has no padding on either side. The ratio is
-of tokens a second, micro-batch by micro-batch. Quality: one micro-batch at least was computed,
-every loss is finite, and both sides have as many parameters.
+`--beside trainer` also runs `transformers.Trainer` on the same shape and rows, in the same
+precision, with SDPA. This is its best case, because no row has padding. The ratio compares tokens
+per second per micro-batch size. Quality: at least one size was computed, every loss is finite, and
+both sides have the same number of parameters.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +36,8 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 
-if TYPE_CHECKING:  # loaded in the process that computes alone: a GPU's minutes are short
+if TYPE_CHECKING:  # the parent process must not import torch: minutes on a GPU are short
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from toque.batch import Batch
@@ -60,20 +61,20 @@ VOCABULARY = {"t5": 32128, "neox": 50304, "gpt2": 50257}
 
 
 def shape_of(name: str) -> dict[str, Any]:
-    """A shape by name, or from a JSON file."""
-    found: dict[str, Any] = SHAPES.get(name) or json.loads(Path(name).read_text())
-    return found
+    """Return a shape by name, or read it from a JSON file."""
+    shape: dict[str, Any] = SHAPES.get(name) or json.loads(Path(name).read_text())
+    return shape
 
 
 def dropouts(a: argparse.Namespace) -> dict[str, float]:
-    """The shape's dropout, where one is asked for."""
+    """Return the config arguments for `--dropout`, or {} without it."""
     names = {"t5": ["dropout_rate"], "neox": ["attention_dropout", "hidden_dropout"]}
     names |= {"gpt2": ["attn_pdrop", "resid_pdrop", "embd_pdrop"]}
     return {} if a.dropout is None else dict.fromkeys(names[a.family], a.dropout)
 
 
-def made(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
-    """The model on its device, with stock layers; drawn there, for a host takes minutes."""
+def model_on_device(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
+    """Build the model on its device, because a host takes minutes to draw the weights."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -93,12 +94,12 @@ def made(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
         model = auto.from_config(config, dtype=runtime.dtype if a.lora else torch.float32)
         if family.is_encoder_decoder and arguments.get("tie_word_embeddings") is False:
             give_own_head(model)
-    found: PreTrainedModel = model.to(runtime.device)
-    return found
+    on_device: PreTrainedModel = model.to(runtime.device)
+    return on_device
 
 
-def fitted(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime) -> None:
-    """Adapt it, exchange layers and compile it as asked."""
+def apply_options(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime) -> None:
+    """Attach the adapter, choose the attention, and compile, as the options request."""
     from toque.config.schema_methods import AdapterConfig
     from toque.models.forward.blocks import compile_blocks, recompute_blocks
     from toque.models.forward.flex_attention import use_attention
@@ -120,17 +121,17 @@ def fitted(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime) -> N
 
 
 Timed = tuple[list[float], list[float], dict[str, Any]]
-"""Seconds and loss of each update, warm-up included, and facts of the way."""
+"""Seconds and loss of each update including the warm-up, and facts for the record."""
 
 
 def toque(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: Runtime) -> Timed:
-    """Our updates."""
+    """Train by Toque."""
     from updates import update
 
     from toque.models.forward.flex_attention import attention_of
     from toque.training.optim.factory import build_optimizer
 
-    fitted(a, model, runtime)
+    apply_options(a, model, runtime)
     optimizer = build_optimizer(model)
     batch = batch.to(runtime.device)
     with runtime.autocast():
@@ -145,21 +146,64 @@ def toque(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: 
 
 
 def trainer(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: Runtime) -> Timed:
-    """The same rows by transformers.Trainer."""
-    from other_trainers import by_transformers
+    """Train by transformers.Trainer, with each example in its own row."""
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from updates import synchronize
 
     if a.lora:
-        raise SystemExit("--beside trainer trains all weights: leave --lora out")
-    return by_transformers(
-        model, batch, examples=a.examples, updates=a.warmup + a.steps, precision=runtime.precision
-    )
+        raise SystemExit("--beside trainer trains all weights. Remove --lora.")
+    updates = a.warmup + a.steps
+    rows = trainer_rows(batch, a.examples)
+    seconds: list[float] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        """Append the seconds of each update to `seconds`."""
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.begun = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            synchronize(runtime.device)
+            seconds.append(time.perf_counter() - self.begun)
+
+    attention = "sdpa"
+    try:
+        model.set_attn_implementation("sdpa")
+    except ValueError:
+        attention = "eager"
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder, max_steps=updates, per_device_train_batch_size=len(rows),
+            learning_rate=1e-5, bf16=runtime.precision == "bf16", fp16=runtime.precision == "fp16",
+            report_to=[], save_strategy="no", logging_steps=1, disable_tqdm=True,
+            remove_unused_columns=False, use_cpu=not torch.cuda.is_available(),
+        )  # fmt: skip
+        peer = Trainer(
+            model=model, args=arguments, train_dataset=rows * updates, callbacks=[Clock()]
+        )
+        peer.train()
+    losses = [float(record["loss"]) for record in peer.state.log_history if "loss" in record]
+    return seconds, losses, {"attention": attention, "notes": ["transformers.Trainer"]}
+
+
+def trainer_rows(batch: Batch, examples: int) -> list[dict[str, Tensor]]:
+    """Split a batch into forward arguments of one example. The model shifts the labels."""
+    from toque.batch import EncoderDecoderBatch
+
+    if isinstance(batch, EncoderDecoderBatch):
+        sides = {"input_ids": batch.source_tokens, "labels": batch.target_tokens}
+    else:
+        sides = {"input_ids": batch.tokens, "labels": batch.tokens}
+    rows = {name: side.reshape(len(side) * examples, -1) for name, side in sides.items()}
+    return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
 
 
 WAYS: dict[str, Callable[..., Timed]] = {"toque": toque, "trainer": trainer}
 
 
 def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
-    """Updates of `rows` rows in this process."""
+    """Run the updates of `rows` rows in this process."""
     import torch
     from updates import batch_of
 
@@ -168,10 +212,10 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     from toque.training.runtime import Runtime
 
     if a.limit_gib and torch.cuda.is_available():
-        whole = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, a.limit_gib * 2**30 / whole))
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, a.limit_gib * 2**30 / total))
     runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
-    model = made(a, runtime)
+    model = model_on_device(a, runtime)
     batch = batch_of(
         a.family,
         rows=rows,
@@ -182,24 +226,26 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     )
     seconds, losses, facts = WAYS[a.way](a, model, batch, runtime)
     share = a.source / (a.source + a.target) if a.family == "t5" else 0.0
-    alone = a.target / a.examples, a.source / a.examples
     flops = flops_per_token(
-        model, context=alone[0] / 2, source_share=share, source_context=alone[1]
+        model,
+        context=a.target / a.examples / 2,
+        source_share=share,
+        source_context=a.source / a.examples,
     )
     peak_flops = peak_of(runtime.device, runtime.dtype, products_of(model, source_share=share))
     speed = batch.n_tokens / statistics.median(seconds[a.warmup :])
     counts = parameter_counts(model)
     on_gpu = runtime.device.type == "cuda"
-    taken = torch.cuda.max_memory_reserved() if on_gpu else 0
-    held = torch.cuda.max_memory_allocated() if on_gpu else 0
-    taken = taken or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    allocated = torch.cuda.max_memory_allocated() if on_gpu else 0
+    reserved = torch.cuda.max_memory_reserved() if on_gpu else 0
+    peak = reserved or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "rows": rows,
         "tokens_per_second": round(speed, 3),
         "mfu": round(speed * flops / peak_flops.flops_per_second, 3),
         "peak_origin": peak_flops.origin,
-        "peak_gib": round(taken / 2**30, 2),
-        "held_gib": round(held / 2**30, 2) if on_gpu else None,
+        "peak_gib": round(peak / 2**30, 2),
+        "held_gib": round(allocated / 2**30, 2) if on_gpu else None,
         "losses": [round(losses[0], 4), round(losses[-1], 4)],
         "parameters": {"total": counts.total, "trained": counts.trainable},
         "precision": runtime.precision,
@@ -209,20 +255,20 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
 
 
 def swept(rows: int, way: str) -> dict[str, Any]:
-    """The same in a process of its own; the last line of its error where it failed."""
+    """Run one size in a child process. If it fails, return the last line of its error."""
     command = [sys.executable, __file__, *sys.argv[1:], "--alone", str(rows), "--way", way]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         harness.note(f"{way}, {rows} rows, failed: {done.stderr[-3000:]}")
         return {"rows": rows, "failed": last[:300]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    harness.note(f"{way}, {rows} rows: {json.dumps(found)}")
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    harness.note(f"{way}, {rows} rows: {json.dumps(result)}")
+    return result
 
 
 def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
-    """Every micro-batch on both sides; with --alone, one of them."""
+    """Run every micro-batch size on both sides. With --alone, run one size."""
     if a.alone:
         return one(a, a.alone)
     rows = [int(number) for number in a.rows.split(",")]
@@ -230,19 +276,19 @@ def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
     if a.beside:
         result.theirs = [swept(number, a.beside) for number in rows]
         result.ratio = ratio(result.ours, result.theirs)
-    computed = [found for found in result.ours if "failed" not in found]
-    others = [found for found in result.theirs or [] if "failed" not in found]
+    ours = [run for run in result.ours if "failed" not in run]
+    theirs = [run for run in result.theirs or [] if "failed" not in run]
     result.details = {"shape": shape_of(a.shape)}
-    losses = [loss for found in computed + others for loss in found["losses"]]
-    if not computed or not all(map(math.isfinite, losses)):
+    losses = [loss for run in ours + theirs for loss in run["losses"]]
+    if not ours or not all(map(math.isfinite, losses)):
         result.void("no micro-batch was computed, or a loss is not finite")
-    if len({found["parameters"]["total"] for found in computed + others}) > 1:
-        result.void("the two sides have other numbers of parameters")
+    if len({run["parameters"]["total"] for run in ours + theirs}) > 1:
+        result.void("the two sides have different numbers of parameters")
     return result
 
 
 def ratio(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Tokens a second of both, over the micro-batches that both computed; None without one."""
+    """Compare tokens per second of the sizes that both sides computed."""
     ratios = [
         round(a["tokens_per_second"] / b["tokens_per_second"], 3)
         for a, b in zip(ours, theirs, strict=True)
@@ -254,7 +300,7 @@ def ratio(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str,
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the arguments of the command line."""
     p.add_argument("--family", choices=sorted(VOCABULARY), default="neox")
     p.add_argument("--shape", default="tiny-neox", help=f"{', '.join(SHAPES)} or a JSON file")
     p.add_argument("--rows", default="1,2,4")
@@ -262,9 +308,11 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--target", type=int, default=256)
     p.add_argument("--vocabulary", type=int, default=0)
     p.add_argument("--lora", type=int, default=0, metavar="R")
-    p.add_argument("--examples", type=int, default=1, help="in a row, of equal length")
-    p.add_argument("--attention", default="auto", help="as train.optimisations.attention")
-    p.add_argument("--dropout", type=float, help="of layers and attention; the shape's by default")
+    p.add_argument("--examples", type=int, default=1, help="examples per row, of equal length")
+    p.add_argument("--attention", default="auto", help="value of train.optimisations.attention")
+    p.add_argument(
+        "--dropout", type=float, help="dropout of layers and attention; default: of the shape"
+    )
     p.add_argument("--recompute", action="store_true", help="gradient checkpointing")
     p.add_argument("--compile", action="store_true")
     p.add_argument("--limit-gib", type=float, default=0.0)

@@ -2,19 +2,18 @@
 
     python bench/speed/train.py --family t5 [--pairs 5] [--steps 8] [--precision float32]
 
-Ours is `toque prepare` and `toque train` as a user runs them, with updates of 16 examples like the
-baseline (the shared peers/hf_train.py) and every speed setting left at its default. Each side is a
-process of its own, in turn. Every pair draws its examples anew on both sides: which ones meet in
-a batch decides how much of a dynamically padded one is padding, and the mean over all possible
-batches stands beside theirs. Counted are useful tokens: of prompts and targets, no padding, over
-all steps but the first `--warmup`. Ours runs in the precision it chooses (float32 where bf16 has
-no hardware), or the one that is asked for; the baseline in `--baseline-precision`.
+Ours is `toque prepare` and `toque train` with default speed settings. The baseline is the shared
+peers/hf_train.py. Both use 16 examples per update and run in turn, each in its own process. Every
+pair samples new examples for both sides, because the padding of a batch depends on its examples.
+`their_useful_share` compares the padding of these batches with the mean over random batches. The
+speed counts useful tokens (prompt and target, no padding) of all steps after `--warmup`. Ours runs
+in `--precision`, the baseline in `--baseline-precision`.
 
-Quality: `toque check` must find loss and gradient of the packed batch equal to stock transformers'
-on each example alone. `gemm_gflops` is the rate of the model's own matrix products, the head's
-among them, in every precision, timed before, between and after the pairs (median and best). `mfu`
-divides the median speed by the median rate in the precision that our runs recorded, counting useful
-tokens only, the head only where a token has a label, and attention; norms and activations not.
+Quality: `toque check` must find that loss and gradient of the packed batch equal those of
+transformers on each single example. `gemm_gflops` is the rate of the model's matrix products in
+each precision, measured before, between and after the pairs. `mfu` divides the median speed by the
+median rate in the precision of our runs. It counts useful tokens, attention, and the head for
+labelled tokens, but not norms and activations.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import gemm
 import harness
 import peers
+from updates import Rates, products_of_run
 
 EXAMPLES = 2000
 
 
 def config_for(a: argparse.Namespace, folder: Path) -> Path:
-    """The configuration that is timed; whatever is not named keeps its default."""
+    """Write the measured configuration. Other settings keep their defaults."""
     return peers.write_config(
         folder,
         a.family,
@@ -59,7 +58,7 @@ def config_for(a: argparse.Namespace, folder: Path) -> Path:
 
 
 def ours(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
-    """One `toque train`; steps after the warm-up, from metrics.jsonl."""
+    """Run `toque train`. Read the steps after the warm-up from metrics.jsonl."""
     run = folder / f"run-{number}"
     words = [f"run_dir={run}", f"seed={number}"]
     peers.toque("train", folder / "config.yaml", *words, threads=a.threads)
@@ -67,27 +66,27 @@ def ours(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step" and e["step"] > a.warmup]
     seconds, tokens = sum(e["seconds"] for e in steps), sum(e["tokens"] for e in steps)
-    named = ("precision", "compile", "micro_batch_rows", "flops_per_token")
+    recorded = ("precision", "compile", "micro_batch_rows", "flops_per_token")
     return {
         "seconds": round(seconds, 3),
         "useful_tokens_per_second": round(tokens / seconds, 1),
         "useful_share": round(1 - statistics.fmean(e["pad_fraction"] for e in steps), 4),
         "data_wait_share": round(sum(e["data_wait_seconds"] for e in steps) / seconds, 5),
         "losses": [round(e["loss"], 4) for e in steps[-2:]],
-        **{name: start[name] for name in named},
+        **{name: start[name] for name in recorded},
     }
 
 
 def theirs(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
-    """One hf_train.py."""
-    # It reads the first lines of its file, in the same order every time.
+    """Run hf_train.py."""
+    # hf_train.py reads the first lines of its file in order.
     lines = (folder / "pairs.jsonl").read_text().splitlines(keepends=True)
-    drawn = folder / f"pairs-{number}.jsonl"
-    drawn.write_text("".join(random.Random(number).sample(lines, len(lines))))
+    shuffled = folder / f"pairs-{number}.jsonl"
+    shuffled.write_text("".join(random.Random(number).sample(lines, len(lines))))
     words = peers.flags(
         {
             "family": a.family,
-            "examples": drawn,
+            "examples": shuffled,
             "tokenizer": peers.tokenizer_folder(a.family),
             "shape": a.shape,
             "batch_size": a.batch,
@@ -103,7 +102,7 @@ def theirs(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
 
 
 def mean_share(a: argparse.Namespace, folder: Path) -> float:
-    """Useful tokens of the baseline's among all, over random batches of all the examples."""
+    """Return the share of useful tokens of the baseline over random batches."""
     import numpy as np
     from tokenizers import Tokenizer
 
@@ -113,7 +112,7 @@ def mean_share(a: argparse.Namespace, folder: Path) -> float:
         np.array([len(e.ids) for e in tokenizer.encode_batch([p[side] for p in pairs], **how)])
         for side, how in (("prompt", {}), ("target", {"add_special_tokens": False}))
     )
-    # Cut as hf_train.py cuts them.
+    # hf_train.py truncates to these lengths.
     prompts, targets = np.minimum(prompts, 256), np.minimum(targets, 511) + 1
     sides = (prompts, targets) if a.family == "t5" else (prompts + targets,)
     draws = np.random.default_rng(0).integers(0, len(pairs), (10_000, a.batch))
@@ -122,14 +121,14 @@ def mean_share(a: argparse.Namespace, folder: Path) -> float:
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
-    """All pairs, ours first, the rate of matrix products timed between them."""
+    """Run all pairs and measure the rate of matrix products between them."""
     a.shape = a.shape or peers.mini_shape(a.family)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         peers.write_pairs(folder / "pairs.jsonl", EXAMPLES)
         config = config_for(a, folder)
         peers.toque("prepare", config, threads=a.threads)
-        rates = gemm.Rates(gemm.products_of_run(config), threads=a.threads)
+        rates = Rates(products_of_run(config), threads=a.threads)
         how_many = f"--examples={a.check_examples}"
         check = peers.toque("check", config, how_many, threads=a.threads, check=False)
 
@@ -147,7 +146,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
         share = mean_share(a, folder)
     result.quality["toque check"] = check.stdout.strip().splitlines()[-1:]
     if check.returncode:
-        result.void("toque check: packed and stock mathematics differ")
+        result.void("toque check: packed loss or gradient differs from transformers")
     speed = statistics.median(run["useful_tokens_per_second"] for run in result.ours)
     first = result.ours[0]
     result.details = {
@@ -169,16 +168,16 @@ def measure(a: argparse.Namespace) -> harness.Result:
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the arguments of the command line."""
     p.add_argument("--family", choices=sorted(peers.TOKENIZERS), default="t5")
-    p.add_argument("--shape", type=Path, help="a JSON file in place of peers/FAMILY_mini.json")
-    p.add_argument("--batch", type=int, default=16, help="examples an update, on both sides")
+    p.add_argument("--shape", type=Path, help="JSON file instead of peers/FAMILY_mini.json")
+    p.add_argument("--batch", type=int, default=16, help="examples per update on both sides")
     p.add_argument("--pairs", type=int, default=2)
     p.add_argument("--steps", type=int, default=6)
     p.add_argument("--warmup", type=int, default=2)
-    p.add_argument("--check-examples", type=int, default=4, help="of the quality check")
+    p.add_argument("--check-examples", type=int, default=4, help="examples of the quality check")
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--precision", default="auto", help="ours: auto, float32 or bf16")
+    p.add_argument("--precision", default="auto", help="precision of Toque: auto, float32 or bf16")
     p.add_argument("--baseline-precision", choices=("fp32", "bf16"), default="fp32")
     p.add_argument("--padding", choices=("dynamic", "max", "group"), default="dynamic")
 

@@ -150,7 +150,7 @@ def test_a_part_is_told_in_a_line(results, tmp_path, capsys):
     )
     assert lines[2:4] == [
         "tests, 41 s: 30 passed",
-        "text, 41 s: FAILED (its time was over): one / two / half a rec",
+        "text, 41 s: FAILED (time limit): one / two / half a rec",
     ]
     assert lines[4].endswith("VOID: apart")
 
@@ -162,7 +162,7 @@ def test_the_table_is_put_in_place_of_the_cards_older_one(results, tmp_path, cap
     page.write_text("# Performance\n\nText.\n\n## Older\n\nIts text.\n")
     results(tmp_path / "results.jsonl", "--page", page)
     once = page.read_text()
-    assert "Figures of bench/gpu.sh on NVIDIA H100\n" in once
+    assert "Results of bench/gpu.sh on NVIDIA H100\n" in once
     assert "| neox | 8 rows: 50,000 tokens/s, 46.0% MFU, 31.5 GiB, flex;" in once
     assert "| bf16 | 64 | yes | blocks of 64 x 64, since a / b | 9.5 |" in once
     assert once.endswith("\n\n## Older\n\nIts text.\n")
@@ -180,7 +180,7 @@ def test_figures_of_a_rehearsal_make_no_table(results, tmp_path, where):
     )  # fmt: skip
     page = tmp_path / "page.md"
     page.write_text("# Performance\n\n## Older\n")
-    with pytest.raises(SystemExit, match="is of a rehearsal"):
+    with pytest.raises(SystemExit, match="is from a rehearsal"):
         results(tmp_path / "results.jsonl", "--page", page)
     assert page.read_text() == "# Performance\n\n## Older\n"
 

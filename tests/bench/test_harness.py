@@ -135,8 +135,8 @@ def test_a_side_in_a_process_of_its_own_prints_its_figures_alone(harness, capsys
 
 @pytest.mark.usefixtures("harness")
 def test_a_utilisation_divides_by_the_rate_in_its_own_precision(monkeypatch):
-    import gemm
     import torch
+    import updates
 
     from toque.runs.outlined_update import Peak
 
@@ -148,12 +148,12 @@ def test_a_utilisation_divides_by_the_rate_in_its_own_precision(monkeypatch):
         asked.append((products, seconds))
         return Peak({torch.float32: 350e9}.get(dtype, 2600e9), "made up")
 
-    monkeypatch.setattr(gemm, "measure_peak", peak)
+    monkeypatch.setattr(updates, "measure_peak", peak)
     products = {(8, 16): 3.0, (8, 61): 1.0}
-    rates = gemm.Rates(products, threads=1)
+    rates = updates.Rates(products, threads=1)
     rates.sample()
     assert {"float32", "bf16"} <= rates.sampled.keys()
-    assert asked == [(products, gemm.SECONDS)] * len(rates.sampled)
+    assert asked == [(products, updates.SECONDS)] * len(rates.sampled)
     assert rates.utilisation(364e9, "bf16") == pytest.approx(0.14)
     assert rates.utilisation(297.5e9, "float32") == pytest.approx(0.85)
     assert rates.gflops()["bf16"] == {"median": 2600.0, "best": 2600.0}

@@ -37,7 +37,7 @@ def test_every_fault_says_what_you_get_and_what_others_do() -> None:
 
 
 def test_every_fault_has_tests_that_exist() -> None:
-    held = rows(HELD, "Which test holds what")
+    held = rows(HELD, "Tests")
     assert sorted(held) == NUMBERS
     named = {number: _NODE.findall(held[number][0]) for number in NUMBERS}
     assert [number for number in NUMBERS if not named[number]] == []
@@ -51,7 +51,7 @@ def test_every_fault_has_tests_that_exist() -> None:
 
 
 def test_every_test_with_a_number_stands_in_its_row() -> None:
-    held = rows(HELD, "Which test holds what")
+    held = rows(HELD, "Tests")
     anywhere = re.compile(r"test_faults?_(\d+)_(?:and_(\d+)_)?")
     in_faults = re.compile(r"test_(?:faults?_)?(\d+)_(?:and_(\d+)_)?")
     lost = [

@@ -1,11 +1,11 @@
 """Damaged files of every kind, a few of each: done, or refused in one paragraph with its exit code.
 
-The long version is `bench/robustness/fuzz.py`; what is damaged, how, and what is asked stand in
-`bench/fuzzing/`. A failure names the number that repeats it.
+`tests/fuzzing` has the valid files, the damage and the checks. A failure prints its seed. Set
+TOQUE_FUZZ_CASES to run this number of further cases of each kind.
 """
 
+import os
 import shutil
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzzing import entrances, originals
 from toque.cli import main
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import DataError
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
+MORE_CASES = int(os.environ.get("TOQUE_FUZZ_CASES", "0"))
 FOLDERS = ("config", "store", "checkpoint", "dataset", "run", "model", "resume")
 SOURCES = (
     "json", "json-nested", "json-ld", "jsonl", "pairs", "documents", "csv", "tsv", "foodcom",
@@ -36,11 +37,6 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def areas(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip("datasets")
-    sys.path.insert(0, str(BENCH))
-    try:
-        from fuzzing import entrances, originals
-    finally:
-        sys.path.remove(str(BENCH))
     work = tmp_path_factory.mktemp("originals")
 
     def toque(*words: str) -> None:
@@ -68,6 +64,8 @@ def test_damage_ends_well_or_in_words(area: str, areas: dict[str, Any], tmp_path
         met += areas[area].case(Random(seed), folder)
 
     one()
+    for seed in range(MORE_CASES):
+        one.hypothesis.inner_test(seed)
     assert met > 0  # not everything is refused, so the damage reaches what lies behind
 
 

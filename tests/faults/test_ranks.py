@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import REPOSITORY
+from fixtures import lost_network
 from fixtures.ports import free_port
-from fixtures.processes import python, toque
+from fixtures.processes import toque
 from fixtures.ranks import (
     as_rank,
     losses_of,
@@ -156,16 +156,20 @@ def test_machines_with_other_settings_are_refused_before_anything_is_written(kit
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_machine_that_loses_its_network_is_named_and_all_continue_to_the_same_bits() -> None:
-    script = REPOSITORY / "bench" / "robustness" / "lost_network.py"
-    done = python(script, "--seconds", "20", "--steps", "12")
-    assert done.stdout, done.stderr[-3000:]
-    record = json.loads(done.stdout)
-    if "skipped" in record:
-        pytest.skip(record["skipped"])
-    assert record["ours"]["named"]
-    assert record["ours"]["exit_codes"] == [0, 0, 0, 0]
-    assert record["quality"]["differing"] == []
+def test_a_machine_that_loses_its_network_is_named_and_all_continue_to_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    with lost_network.network(4) as (bridge, machines):
+        lost_network.prepare(tmp_path, steps=12)
+        assert lost_network.train(machines, tmp_path, "undisturbed") == [0, 0, 0, 0]
+        lost_network.start_run(machines, tmp_path, "lost")
+        named = lost_network.lose_network(
+            bridge, machines, machines[2], tmp_path / "lost" / "checkpoints", seconds=40
+        )
+        assert named, "\n".join(machine.text[-800:] for machine in machines)
+        assert lost_network.train(machines, tmp_path, "lost") == [0, 0, 0, 0]
+    undisturbed, lost = facts_of(tmp_path / "undisturbed"), facts_of(tmp_path / "lost")
+    assert differing(undisturbed, lost) == []
 
 
 @pytest.mark.slow

@@ -342,7 +342,7 @@ def test_a_best_model_that_cannot_be_read_holds_up_no_checkpoint(remote, tmp_pat
 def test_a_step_is_never_in_the_bucket_without_the_best_models_before_it(
     remote, tmp_path, monkeypatch
 ):
-    """Found by `bench/kills.py --upload`: same weights, another finished model."""
+    """Found by `bench/robustness/kills.py --upload`: same weights, another finished model."""
     store = parts.made(tmp_path / "a", 4, 6)
     tensors = store.newest_valid().tensors("model")
     store.save(4, {"model": tensors}, {"progress": {"step": 4}}, metrics={"loss": 1.0})

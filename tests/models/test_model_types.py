@@ -1,14 +1,12 @@
 """Model types without parts of their own here: by what they have, as transformers computes them."""
 
 import json
-import runpy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Phi3Config, UMT5Config
 
+from fixtures import model_types
 from toque.errors import CheckpointError, ConfigError
 from toque.models.families import max_positions
 from toque.models.forward import packed, varlen_attention
@@ -18,7 +16,6 @@ from toque.models.loading import proof
 from toque.models.loading.pretrained import check_folder, load_model
 from written import generate
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
 FAST = ("gemma2", "stablelm", "umt5")  # windows and caps; layers that pass nothing on; a T5
 SLOW = (
     "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3", "granite", "qwen3", "stablelm",
@@ -26,39 +23,32 @@ SLOW = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def script():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(BENCH), *sys.path])
-        yield runpy.run_path(str(BENCH / "quality" / "model_types.py"))
-
-
 @pytest.fixture
-def folder_of(script, tmp_path):
+def folder_of(tmp_path):
     """A folder of a type, as transformers alone writes it."""
 
     def made(kind):
-        with script["quiet"]():
-            script["write_folder"](kind, tmp_path / kind)
+        with model_types.quiet():
+            model_types.write_folder(kind, tmp_path / kind)
         return tmp_path / kind
 
     return made
 
 
 @pytest.mark.parametrize("kind", FAST)
-def test_packed_adapted_and_written_as_transformers_computes(kind, script, tmp_path):
+def test_packed_adapted_and_written_as_transformers_computes(kind, tmp_path):
     if kind == "umt5" and not hasattr(UMT5Config(), "scale_decoder_outputs"):
         pytest.skip("this transformers scales UMT5's outputs where its config says not to")
-    with script["quiet"]():
-        row = script["tried"](kind, tmp_path, train=False)
+    with model_types.quiet():
+        row = model_types.tried(kind, tmp_path, train=False)
     assert (row.outcome, row.why) == ("works", "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SLOW)
-def test_all_that_and_resumed_to_the_bit(kind, script, tmp_path):
-    with script["quiet"]():
-        row = script["tried"](kind, tmp_path)
+def test_all_that_and_resumed_to_the_bit(kind, tmp_path):
+    with model_types.quiet():
+        row = model_types.tried(kind, tmp_path)
     assert (row.outcome, row.why) == ("works", "")
 
 
@@ -122,13 +112,13 @@ def test_a_config_of_more_weights_than_its_files_hold(folder_of):
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "stablelm"])
-def test_recomputed_blocks_give_the_same_gradients(kind, script, folder_of):
-    model, batch = load_model(str(folder_of(kind))).train(), script["batch_of"](False)
+def test_recomputed_blocks_give_the_same_gradients(kind, folder_of):
+    model, batch = load_model(str(folder_of(kind))).train(), model_types.batch_of(False)
     loss_sum(model, batch).backward()
-    kept = script["gradients"](model)
+    kept = model_types.gradients(model)
     recompute_blocks(model)
     loss_sum(model, batch).backward()
-    assert torch.equal(script["gradients"](model), kept)
+    assert torch.equal(model_types.gradients(model), kept)
 
 
 def test_the_loss_of_capped_logits():

@@ -1,7 +1,7 @@
 """oneDNN's float32 products on processors that MKL, torch's library for them, does not know well.
 
 On AMD's Zen 5 MKL reaches 150 to 190 GFLOP/s on two cores and oneDNN 340 to 430 (both AVX-512,
-`bench/speed/float32_products.py`). Sums run in another order, so the last bit differs.
+lab/notes.md). Sums run in another order, so the last bit differs.
 """
 
 from __future__ import annotations

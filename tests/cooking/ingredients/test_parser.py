@@ -1,11 +1,8 @@
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import REPOSITORY
-from fixtures.processes import python
+from fixtures.labelled_lines import scores_of_file
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.ingredients.names import ingredient_name
 from toque.cooking.ingredients.parser import parse_line
@@ -197,10 +194,7 @@ def test_the_cookbooks_lines_are_understood():
 
 
 def test_labelled_lines(shared):
-    """The promise: quantity and unit right on 95 % of lines, the name on 80 %."""
-    file = shared / "data" / "recipes" / "ingredient_lines_labelled.csv"
-    script = REPOSITORY / "bench" / "quality" / "ingredient_lines.py"
-    result = json.loads(python(script, file).stdout)["ours"]
+    result = scores_of_file(shared / "data" / "recipes" / "ingredient_lines_labelled.csv")
     for half in ("development", "held_out"):
         assert result[half]["quantity"] >= 0.97
         assert result[half]["unit"] >= 0.965

@@ -1,7 +1,7 @@
 """Dial: what a machine makes the best of some text in some time, from scratch or from a model.
 
-The table and the fit come from short runs on 68,004 real recipes (`bench/quality/short_runs.py`,
-`fit_runs.py`; runs and figures in lab/dial.md). How fast this machine trains a size is measured.
+The table and the fit come from short runs on 68,004 real recipes (lab/dial.md). How fast
+this machine trains a size is measured.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ SIZES: Final[Mapping[str, Size]] = {
 """A size is named by its parameters with 2,048 tokens. The rates of the three largest are guesses
 that go on as measured: of 4 million tokens 2.5e-3 is better than 5e-3 for 3m, and at 1e-2 it learns
 badly; 1m has as much from 1e-2 as from 5e-3 of many texts and less of few, 300k from 1e-2. With
-6m's, beside no other, an hour of 22 million tokens came out as foreseen (lab/notes.md)."""
+6m's, beside no other, an hour of 22 million tokens came out as foreseen (lab/dial.md)."""
 
 
 class Fit(NamedTuple):
@@ -250,7 +250,7 @@ _FEWEST_EXAMPLES: Final = 4  # of an update where texts are few
 _TUNED_LR: Final = (1e-4, 135e6)
 """AdamW's peak rate for all weights of a model of so many parameters, that goes with the root of
 their inverse. Held-out bits a byte of 500 recipes at 1e-4, 3e-4 and 1e-3: 15 M in four passes
-0.791, 0.766 and 0.812; 135 M in one pass 0.512 and 0.515 (lab/notes.md)."""
+0.791, 0.766 and 0.812; 135 M in one pass 0.512 and 0.515 (lab/dial.md)."""
 _HIGHEST_TUNED_LR: Final = 5e-4
 _ADAPTER_LR: Final = 1e-3  # a guess
 

@@ -30,7 +30,7 @@ _LETTERS: Final = 20_000
 """Characters that are enough to see whether a tokenizer knows their script."""
 _ADAPTER: Final[Mapping[str, str]] = {"kind": "lora", "target_modules": "all"}
 """Adapter that is proposed, of every layer: in one pass over 500 recipes 135 M reach 0.526 bits a
-byte, 0.562 with the default's q and v, 0.512 where all weights are trained (lab/notes.md)."""
+byte, 0.562 with the default's q and v, 0.512 where all weights are trained (lab/dial.md)."""
 _LORA: Final = f"adapter: {flow(_ADAPTER)}"
 _NO_ADAPTER: Final = f"# {_LORA}   # train a small adapter and leave the model's own weights alone"
 NOT_SEEN: Final = (

@@ -1,7 +1,7 @@
 """Damage to valid files: bytes, JSON trees, and the headers of binary formats.
 
-Every function takes the whole of a valid file and a `random.Random`, and gives bytes. The same
-generator state gives the same damage, so a seed repeats a finding.
+Every function takes the bytes of a valid file and a `random.Random`, and returns bytes. The same
+generator state gives the same damage, so a seed repeats a failure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTS = (
     b"%YAML 9.9\n", b"../", b"\xc2\xa0", b"\xc2\x85", "\u2028\u200f\u202e".encode(), "½⅓".encode(),
     "e\u0301".encode() * 20, b"PK\x03\x04", b"\x93NUMPY",
 )  # fmt: skip
-"""What parsers trip over."""
+"""Pieces that break parsers."""
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, -5, 1, 2, 255, 256, 2**31, 2**32, 2**53 + 1, 2**63, -(2**63) - 1,
@@ -39,17 +39,17 @@ VALUES: tuple[Any, ...] = (
     [[]], [None], {"": None}, [0] * 1000, "os:system", "hf:nothing", "s3://", "${HOME}", "%s%n",
     "trained:512", "trained:-1", "3 epochs",
 )  # fmt: skip
-"""What stands in the place of a value."""
+"""Replacement values."""
 
 
 class Raw(str):
-    """JSON text that is written as it is."""
+    """JSON text that is written without quotes."""
 
     __slots__ = ()
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object whose names may be given twice."""
+    """An object that may contain a name twice."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ RAW = (
 
 
 def of_bytes(data: bytes, chance: Random) -> bytes:
-    """Bits flipped, bytes inserted, cut out, doubled or moved, the end cut off; up to 30 times."""
+    """Flip, insert, remove, repeat, move or truncate bytes, up to 30 times."""
     found = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8, 30))):
         at = chance.randrange(len(found) + 1)
@@ -90,7 +90,7 @@ def of_bytes(data: bytes, chance: Random) -> bytes:
 
 
 def enlarged(data: bytes, chance: Random, *, size: int = 200_000) -> bytes:
-    """A short piece of the file, or a part from the list, repeated to about `size` bytes."""
+    """Repeat a short piece to about `size` bytes."""
     at = chance.randrange(len(data) + 1)
     own = data[at : at + chance.choice((1, 2, 5, 30))]
     piece = chance.choice((own, own, *chance.sample(PARTS, 2))) or b"a"
@@ -98,7 +98,7 @@ def enlarged(data: bytes, chance: Random, *, size: int = 200_000) -> bytes:
 
 
 def of_json(data: bytes, chance: Random) -> bytes:
-    """A JSON document with values replaced, moved, doubled or left out, or its bytes damaged."""
+    """Replace, move, repeat or remove JSON values, or damage the bytes."""
     if chance.random() < 0.25:
         return of_bytes(data, chance)
     try:
@@ -108,7 +108,7 @@ def of_json(data: bytes, chance: Random) -> bytes:
 
 
 def of_json_lines(data: bytes, chance: Random) -> bytes:
-    """JSON lines of which some are damaged, doubled or exchanged."""
+    """Damage, repeat or exchange some JSON lines."""
     lines = data.splitlines(keepends=True)
     for _ in range(chance.choice((1, 1, 2, 5))):
         at = chance.randrange(len(lines))
@@ -119,7 +119,7 @@ def of_json_lines(data: bytes, chance: Random) -> bytes:
 
 
 def of_tree(tree: Any, chance: Random) -> Any:
-    """A deep copy with one to four changes at random places."""
+    """Copy a tree and change one to four random values."""
     tree = copy.deepcopy(tree)
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
         places = list(_places(tree))
@@ -157,7 +157,7 @@ def _change(holder: Any, key: Any, chance: Random, places: list[tuple[Any, Any]]
 
 
 def _value(chance: Random, now: Any) -> Any:
-    """Something in place of `now`: a neighbour in value, another type, what breaks parsers."""
+    """Return a replacement for `now`: a near value, another type, or a parser problem."""
     kind = chance.randrange(8)
     if kind == 0 and isinstance(now, int | float):
         return chance.choice(
@@ -174,7 +174,7 @@ def _value(chance: Random, now: Any) -> Any:
 
 
 def _places(tree: Any) -> Any:
-    """(holder, key) of every value below the top."""
+    """Return (container, key) of every value below the root."""
     keys: Any = ()
     if isinstance(tree, Pairs | list):
         keys = range(len(tree))
@@ -187,7 +187,7 @@ def _places(tree: Any) -> Any:
 
 
 def dumped(tree: Any) -> str:
-    """JSON text of a tree that may hold `Raw` and `Pairs`; NaN and lone surrogates are written."""
+    """Write a tree with `Raw`, `Pairs`, NaN and lone surrogates as JSON."""
     if isinstance(tree, Raw):
         return str(tree)
     if isinstance(tree, dict):
@@ -202,7 +202,7 @@ def dumped(tree: Any) -> str:
 
 
 def of_page(data: bytes, chance: Random) -> bytes:
-    """A web page whose JSON-LD is damaged as JSON is, or the page as text."""
+    """Damage the JSON-LD of a web page, or the text of the page."""
     start = data.index(b">", data.index(b"ld+json")) + 1
     end = data.index(b"</script>", start)
     if chance.random() < 0.6:
@@ -211,7 +211,7 @@ def of_page(data: bytes, chance: Random) -> bytes:
 
 
 def of_yaml(data: bytes, chance: Random) -> bytes:
-    """YAML by its bytes and lines, or its values as JSON, which YAML reads."""
+    """Damage the bytes or lines of YAML, or write its values as damaged JSON."""
     import yaml
 
     if chance.random() < 0.5:
@@ -239,7 +239,7 @@ def of_yaml(data: bytes, chance: Random) -> bytes:
 
 
 def of_safetensors(data: bytes, chance: Random) -> bytes:
-    """A safetensors file with another header length, a damaged header, or a damaged body."""
+    """Damage the header length, the header or the body of a safetensors file."""
     length = struct.unpack("<Q", data[:8])[0]
     header, body = data[8 : 8 + length], data[8 + length :]
     kind = chance.randrange(4)
@@ -256,7 +256,7 @@ def of_safetensors(data: bytes, chance: Random) -> bytes:
 
 
 def of_npy(data: bytes, chance: Random) -> bytes:
-    """An `.npy` file with another shape, type, version or header, or damaged bytes."""
+    """Damage the shape, type, version, header or bytes of an `.npy` file."""
     if chance.random() < 0.3:
         return of_bytes(data, chance)
     length = struct.unpack("<H", data[8:10])[0]
@@ -289,7 +289,7 @@ def of_npy(data: bytes, chance: Random) -> bytes:
 
 
 def of_npz(data: bytes, chance: Random) -> bytes:
-    """An `.npz` archive with damaged members, names twice or odd, or damaged bytes."""
+    """Damage members, names or bytes of an `.npz` archive."""
     if chance.random() < 0.4:
         return of_bytes(data, chance)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -315,7 +315,7 @@ def of_npz(data: bytes, chance: Random) -> bytes:
 
 
 def of_parquet(data: bytes, chance: Random) -> bytes:
-    """A Parquet file of other cells, or its bytes damaged."""
+    """Write other cells into a Parquet file, or damage its bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -344,7 +344,7 @@ def of_parquet(data: bytes, chance: Random) -> bytes:
 def compressed(
     inner: Damage, pack: Callable[[bytes], bytes], unpack: Callable[[bytes], bytes]
 ) -> Damage:
-    """Damage before compression, or to the compressed bytes."""
+    """Damage the bytes before or after compression."""
 
     def damage(data: bytes, chance: Random) -> bytes:
         if chance.random() < 0.6:
@@ -355,5 +355,5 @@ def compressed(
 
 
 def gzipped(data: bytes) -> bytes:
-    """The same bytes give the same file."""
+    """Compress bytes deterministically."""
     return gzip.compress(data, mtime=0)

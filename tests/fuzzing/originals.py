@@ -1,7 +1,6 @@
-"""Valid files that are damaged: sources of every format, and a store, a run and models of Toque's.
+"""Valid files to damage: sources of every format, a store, a run, and models.
 
-Made by the package's own commands and the libraries that users write such files with; small, so
-that a case takes milliseconds. Nothing is fetched.
+The commands of Toque and common libraries write them. They are small, so a case takes milliseconds.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ observe: {{log_every: "1 step"}}
 
 
 def record(n: int) -> dict[str, Any]:
-    """One recipe, made up."""
+    """Return an invented recipe."""
     return {
         "title": f"Pot {n}",
         "ingredients": [f"{n} cups lentils", "½ lemon", "2 (14 oz.) cans tomatoes, drained"],
@@ -46,7 +45,7 @@ def record(n: int) -> dict[str, Any]:
 
 
 def sources() -> dict[str, bytes]:
-    """A valid file of every format that `prepare` reads, by the format's name."""
+    """Return a valid file of every format that `prepare` reads, by format."""
     records = [record(n) for n in range(N_RECORDS)]
     lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records).encode()
     pairs = [{"question": f"How many is {n}?", "answer": f"It is {n}."} for n in range(N_RECORDS)]
@@ -113,7 +112,7 @@ def _r_table(records: list[dict[str, Any]]) -> bytes:
 
 
 def _page(records: list[dict[str, Any]]) -> bytes:
-    """A page with the recipes as JSON-LD."""
+    """Return a page with the recipes as JSON-LD."""
     graph = {"@graph": [_marked_up(r) for r in records]}
     return (
         "<!doctype html><html><head><title>Soup &amp; more</title>"
@@ -150,8 +149,8 @@ def _columnar(records: list[dict[str, Any]]) -> dict[str, bytes]:
 
 
 def toque(*words: str) -> None:
-    """One command in a process of its own, so that this one stays without threads."""
-    done = subprocess.run(  # noqa: S603 - our own command
+    """Run a command in a child process, so that this process keeps one thread."""
+    done = subprocess.run(
         [sys.executable, "-m", "toque", *words], capture_output=True, text=True, check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
@@ -160,13 +159,13 @@ def toque(*words: str) -> None:
 
 
 def make(folder: Path, toque: Callable[..., object] = toque) -> None:
-    """`run.yaml`, `store/`, `run/`, and `half/`, the same run stopped at step 4, below `folder`."""
+    """Make `run.yaml`, `store/`, `run/`, and `half/`, a run stopped at step 4."""
     config = folder / "run.yaml"
     config.write_text(RUN.format(folder=folder))
     toque("cookbook", "--out", str(folder / "cookbook.jsonl"), "--n", "40", "--seed", "3")
     toque("prepare", str(config))
     toque("train", str(config))
-    # Half a run is a whole run that is allowed to go on: continuing trains two more steps.
+    # A half run can continue for two more steps.
     toque(
         "train",
         str(config),

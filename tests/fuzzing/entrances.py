@@ -1,8 +1,8 @@
-"""Entrances: each area's valid input, its damage, and the command a user would give it to.
+"""Entrances: the valid input of each area, its damage, and the command that reads it.
 
-A case of an area makes a folder with one damaged file in it and gives it to the command line, or
-for sources to the readers that `prepare` uses. It ends well: done, or refused in one paragraph with
-the exit code of the contract. Anything else is raised as `Unwell`, or as whatever came out.
+A case writes a folder with one damaged file and runs a command on it, or for sources a reader of
+`prepare`. The command must finish, or refuse the file in one paragraph with a documented exit code.
+Any other outcome raises `Unwell` or the exception of the command.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fuzzing import mutations, originals
 from fuzzing.mutations import Damage
 
 LONGEST_MESSAGE: Final = 8_000
-"""Characters; an error is read by a person."""
+"""Maximum length of an error message in characters."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _CODES: Final = {"data": {0, 3}, "model": {0, 2, 3, 4}, "any": {0, 2, 3, 4, 5}}
 
 
 class Unwell(Exception):  # noqa: N818 - a finding, told like any other exception
-    """A command ended neither well nor in Toque's own words."""
+    """A command that failed without an error message of Toque."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Area:
 
 
 def command(*words: str, allowed: set[int] = _CODES["any"]) -> tuple[int, str]:
-    """Run one command in this process; its exit code and what it printed on standard error.
+    """Run a command in this process. Return its exit code and standard error.
 
     Raises:
-        Unwell: an exit code the contract does not know for it, or an error that is no paragraph.
+        Unwell: The exit code is undocumented, or the error is not one paragraph.
     """
     from toque.cli import main
 
@@ -65,7 +65,7 @@ def command(*words: str, allowed: set[int] = _CODES["any"]) -> tuple[int, str]:
 
 
 def check_paragraph(text: str) -> None:
-    """Refuse what is not one paragraph of reasonable length without control characters."""
+    """Raise Unwell unless the text is one paragraph without control characters."""
     if "\n" in text:
         raise Unwell(f"a message of several lines: {text[:500]!r}")
     if found := _CONTROL.search(text):
@@ -75,7 +75,7 @@ def check_paragraph(text: str) -> None:
 
 
 def sealed_again(folder: Path) -> None:
-    """Make every size and hash of a store's or checkpoint's manifest fit, as a forger would."""
+    """Update every size and hash of a manifest, so that damage has valid hashes."""
     from toque.storage.json_files import sealed
 
     path = folder / "manifest.json"
@@ -90,7 +90,7 @@ def sealed_again(folder: Path) -> None:
 
 
 def manifest_damage(data: bytes, chance: Random) -> bytes:
-    """Half of the time with a hash of itself that fits."""
+    """Damage a manifest. Half of the time, update its own hash."""
     from toque.storage.json_files import sealed
 
     if chance.random() < 0.3:
@@ -104,7 +104,7 @@ def manifest_damage(data: bytes, chance: Random) -> bytes:
 
 
 def damage_of(name: str) -> Damage:
-    """The damage that goes with a file's ending."""
+    """Return the damage for a file suffix."""
     endings: Mapping[str, Damage] = {
         "manifest.json": manifest_damage,
         ".json": mutations.of_json,
@@ -119,7 +119,7 @@ def damage_of(name: str) -> Damage:
 def damaged_copy(
     original: Path, copy: Path, chance: Random, *, seal: bool = False, only: str = "*"
 ) -> Path:
-    """A copy of a folder with one file damaged; with `seal`, hashes fit most of the time."""
+    """Copy a folder and damage one file. With `seal`, most copies have valid hashes."""
     shutil.copytree(original, copy)
     files = sorted(p for p in copy.rglob(only) if p.is_file() and p.stat().st_size)
     path = chance.choice(files)
@@ -130,7 +130,7 @@ def damaged_copy(
 
 
 def config_case(work: Path) -> Area:
-    """Configuration files and overrides: `toque show`."""
+    """Run `show` on a damaged configuration or override."""
     import toque.config
 
     presets = Path(toque.config.__file__).parent.parent / "presets"
@@ -158,7 +158,7 @@ def config_case(work: Path) -> Area:
 
 
 def store_case(work: Path) -> Area:
-    """Stores: `verify`, `report`, and every row read."""
+    """Run `verify` and `report` on a damaged store, and read every row."""
     from toque.data.store.token_store import TokenStore
     from toque.errors import DataError
 
@@ -180,7 +180,7 @@ def store_case(work: Path) -> Area:
 
 
 def checkpoint_case(work: Path) -> Area:
-    """Checkpoints: `verify`, and what they hold read as a continued run would."""
+    """Run `verify` on a damaged checkpoint, and load it as a resumed run does."""
     from toque.errors import CheckpointError
     from toque.training.checkpoint.saved import verify_checkpoint
     from toque.training.checkpoint.store import CheckpointStore
@@ -204,7 +204,7 @@ def checkpoint_case(work: Path) -> Area:
 
 
 def resume_case(work: Path) -> Area:
-    """Runs with a damaged checkpoint, `resources.json` or metrics, continued: `train`."""
+    """Run `train` with a damaged checkpoint, `resources.json` or metrics."""
 
     def case(chance: Random, folder: Path) -> int:
         run = folder / "half"
@@ -230,7 +230,7 @@ def resume_case(work: Path) -> Area:
 
 
 def run_case(work: Path) -> Area:
-    """The JSON and YAML of run folders: `report`, `verify`, `show`, and the figures from Python."""
+    """Run `report`, `verify` and `show` on a damaged run folder, and read its metrics."""
     from toque.errors import ToqueError
     from toque.workflows.results import TrainedRun
 
@@ -251,7 +251,7 @@ def run_case(work: Path) -> Area:
 
 
 def model_case(work: Path) -> Area:
-    """Model folders: `generate`, and their tokenizer as a run's."""
+    """Run `generate` on a damaged model folder, and load its tokenizer."""
     from toque.data.tokenizer.codec import load_codec
     from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
     from toque.errors import ToqueError
@@ -278,7 +278,7 @@ def model_case(work: Path) -> Area:
 
 
 def source_case(work: Path, name: str, valid: bytes, damage: Damage) -> Area:
-    """Sources of one format: the readers of `prepare`, now and then the whole of it."""
+    """Read a damaged source of one format. Sometimes run the whole `prepare`."""
     from toque.errors import ConfigError, DataError
     from toque.sources.source_files import blocks_of, find_files
     from toque.workflows.configure import configure
@@ -326,7 +326,7 @@ def source_case(work: Path, name: str, valid: bytes, damage: Damage) -> Area:
 
 
 def saved_dataset_case(work: Path) -> Area:
-    """Folders that `datasets` has saved: their lists of files and splits."""
+    """Read a folder saved by `datasets` with damaged lists of files and splits."""
     import datasets
 
     from toque.errors import DataError
@@ -353,7 +353,7 @@ def saved_dataset_case(work: Path) -> Area:
 
 
 def areas(work: Path) -> dict[str, Area]:
-    """Every area by name; `work` holds what `originals.make` makes."""
+    """Return every area by name. `work` has the files of `originals.make`."""
     sources = originals.sources()
     kinds: dict[str, Damage] = {
         "json": mutations.of_json, "json-nested": mutations.of_json, "json-ld": mutations.of_json,

@@ -1,1 +1,0 @@
-"""Damaged files and the commands that are given them, for bench/robustness/fuzz.py."""

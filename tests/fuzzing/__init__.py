@@ -1,0 +1,1 @@
+"""Damaged files of every kind, and the commands that read them."""
