@@ -1,9 +1,8 @@
 """Thread waits: how long OpenMP's threads spin for each other before they sleep.
 
-A thread that spins answers fastest on a quiet machine. Next to a busy program it uses up the time
-of the core that the thread it waits for needs. The bound set here was as fast as OpenMP's default
-on two quiet Zen 4 cores, and was not measured on other quiet processors. `short_waits` lowers it
-while other programs compute (lab/performance.md, "Threads that wait").
+A spinning thread responds fastest on a quiet machine. Next to a busy program it takes the core from
+the thread that it waits for. The limits here are for a quiet machine. `short_waits` lowers the
+limit of GNU's OpenMP while other programs compute (lab/performance.md, "Threads that wait").
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ WAIT_VARIABLES: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Environment variables that set how threads wait; OpenMP reads them once, when torch is loaded."""
 PASSIVE: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Environment in which threads sleep while they wait."""
-BOUNDED: Final = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
-"""Rounds that a thread of GNU's OpenMP spins, and milliseconds that a thread of LLVM's or Intel's
-spins (lab/performance.md, "Threads that wait"). PyTorch's Linux wheels bundle GNU's."""
+BOUNDED: Final = {"GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "1"}
+"""Rounds that a thread of GNU's OpenMP spins (its default), and milliseconds that a thread of LLVM's
+or Intel's OpenMP spins. PyTorch's Linux wheels bundle GNU's."""
 
 
 def bound_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
