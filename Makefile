@@ -75,13 +75,14 @@ format: $(READY)  ## put the code in its format
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-shape:  ## sizes, long files, names that stand twice; a report that fails nothing
+shape:  ## syntax nodes, density, long files; a report that never fails
 	@$(PYTHON) tools/shape.py
 
 lint: $(READY)
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
+	@$(BIN)/python tools/prose.py
 
 check: lint test  ## format, lint, types, tests; CI runs `make test-newest` besides
 
