@@ -24,7 +24,7 @@ from toque.sources.records import Located, Source
 from toque.storage import bucket as buckets
 from toque.storage import download
 from toque.storage.bucket import MismatchError, RemoteFile, Retry, is_remote
-from toque.storage.download import cache_folder, fetch, listing, place_of
+from toque.storage.download import cache_folder, cached_path, fetch, listing
 from toque.workflows.prepared_store import sources_of
 
 # Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
@@ -118,7 +118,7 @@ def test_a_partial_file_is_resumed_and_a_wrong_one_is_not_believed(service):
     address = f"{service.scheme}://pantry/dumps/big.bin"
     bucket, files = listing(address, print)
     said: list[str] = []
-    place = place_of(files[0], cache_folder("sources"))
+    place = cached_path(files[0], cache_folder("sources"))
     place.parent.mkdir(parents=True)
     record = place.with_name(".big.bin.json")
     partial = place.with_name(".big.bin.partial")
@@ -357,8 +357,8 @@ def test_what_is_not_there_is_said(service):
 def test_names_that_would_leave_the_cache_or_need_anothers_place_are_refused(tmp_path):
     for key in ("b/../../x", "b/a//x", "b/./x", "b/..", "b/a\\x", "b/a\0x"):
         with pytest.raises(DataError, match="that no folder here can hold safely"):
-            place_of(RemoteFile("s3", key, 1, "", None), tmp_path)
-    place = place_of(RemoteFile("s3", "b/a/..x", 1, "", None), tmp_path)
+            cached_path(RemoteFile("s3", key, 1, "", None), tmp_path)
+    place = cached_path(RemoteFile("s3", "b/a/..x", 1, "", None), tmp_path)
     assert place == tmp_path / "s3/b/a/..x"
     (tmp_path / "s3" / "b").mkdir(parents=True)
     (tmp_path / "s3" / "b" / "a").write_bytes(b"x")
