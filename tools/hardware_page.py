@@ -79,7 +79,7 @@ once take more, and are faster: `toque plan CONFIG --hardware CARD` says how man
 "recomputed" is `train.gradient_checkpointing: true`, which `auto` takes where a row does not fit
 without. LoRA is of the rank that `r: auto` takes, 16, or 8 for models of 2.5 billion weights and
 more; nf4 holds the frozen matrices in 4 bits. Shorter texts, `adamw8bit` or int8 move every figure.
-[How exact a plan is](../guides/plan.md#against-the-truth)
+[How exact a plan is](../guides/plan.md#accuracy)
 """
 _TABLE: Final = """\
 | model | trained | one row, GiB | recomputed, GiB | from | recomputed from | RAM, GiB | disk |

@@ -17,8 +17,8 @@ ROW_TOKENS: Final = 2048
 GUIDE: Final = ((1, "rtx-4090", 16), (2, "rtx-4090", 32), (4, "a100", 128), (8, "h100", 128))
 """Number of GPUs, card, rows of an update."""
 HEAD: Final = (
-    "GPUs", "rows an update", "`train.batch`", "strategy", "at once, times", "memory of each, GiB",
-    "each sends, GB", "exchange, s", "update, s", "`optim.peak_lr`",
+    "GPUs", "rows per update", "`train.batch`", "strategy", "rows x micro-batches", "GiB per GPU",
+    "GB sent per GPU", "exchange, s", "update, s", "`optim.peak_lr`",
 )  # fmt: skip
 BEGIN: Final = "<!-- Written by `pytest -m slow --regenerate tests/docs` from plans. -->\n"
 

@@ -1,4 +1,4 @@
-"""The rows computed at once decide every dropout mask: they are continued with, whatever happens.
+"""The rows computed at once decide the last bits: a run continues with them, whatever happens.
 
 Each run here has dropout, and what an earlier measurement of this machine says is changed before it
 continues, so that rows that are chosen anew are others.

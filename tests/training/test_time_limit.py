@@ -37,24 +37,26 @@ class Work(Callback):
         self.watch.now += SAVING
 
 
-def command(make_run, watch, *, total, expected=10.0, evaluating=10.0, **more):
+def command(make_run, watch, *, total, expected=10.0, evaluating=10.0, length=None, **more):
     """One command: reading and measuring, then training; the run and its limit."""
     began = watch.now
     watch.now += READING
-    limit = TimeLimit(total, CommandClock(watch, began), expected, ENDING)
+    limit = TimeLimit(total, CommandClock(watch, began), expected, ENDING, length=length)
 
     def evaluate(_model):
         watch.now += evaluating
         return {"loss": 1.0}
 
     run = make_run(callbacks=(Work(watch), limit), evaluator=evaluate, **more)
+    stop_after = length or limit.stop_after
     run.trainer.schedule = Schedule(
-        limit.stop_after, Duration.parse("50 steps"), Duration.parse("100 steps")
+        stop_after, Duration.parse("50 steps"), Duration.parse("100 steps")
     )
     run.trainer.count_seconds = limit.count_seconds
     run.trainer.lr_at = make_schedule(
-        OptimConfig(peak_lr=1e-2, warmup=Duration(5, "%")), limit.stop_after
+        OptimConfig(peak_lr=1e-2, warmup=Duration(5, "%")), stop_after
     )
+    limit.warn = run.trainer.callbacks.on_warning
     return run, limit
 
 
@@ -112,3 +114,28 @@ def test_a_continued_command_keeps_to_the_limit_too(make_run):
     longer, _ = command(make_run, watch, total=900.0)  # a run that came to its limit may go on
     assert longer.trainer.fit().progress.step > end.progress.step
     assert end.progress.seconds <= limit.stop_after.seconds + UPDATE
+
+
+def test_a_run_of_many_epochs_keeps_to_its_time_limit_and_says_so(make_run):
+    """A run in epochs had no limit, and outlasted `init --for` on a machine that became busy."""
+    watch = Watch()
+    length = Duration.parse("1000 steps")
+    run, limit = command(make_run, watch, total=240.0, length=length)
+    end = run.trainer.fit()
+    finish(watch)
+    assert watch.now <= 240.0
+    assert 0 < end.progress.step < 1000
+    assert limit.is_over
+    (warning,) = [text for text in run.recorder.warnings if "train.time_limit" in text]
+    assert "240 seconds, ended training after 6% of train.stop_after, 1000 steps" in warning
+    assert run.recorder.evaluations[-1][0] == end.progress.step
+    assert limit.count_seconds(3.0) == 3.0  # of the update alone
+
+
+def test_a_run_that_ends_within_its_time_limit_is_as_without_one(make_run):
+    watch = Watch()
+    run, limit = command(make_run, watch, total=600.0, length=Duration.parse("60 steps"))
+    end = run.trainer.fit()
+    assert (end.reason, end.progress.step) == ("finished", 60)
+    assert not limit.is_over  # so that a longer run may continue
+    assert not [text for text in run.recorder.warnings if "train.time_limit" in text]

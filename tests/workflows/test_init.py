@@ -19,7 +19,7 @@ from toque.hardware.processor import ProcessorUse
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.reporter import millions
-from toque.workflows.first_config.dial import SIZES, WRITING_SPEED, Size
+from toque.workflows.first_config.dial import SIZES, Size
 from toque.workflows.first_config.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 from toque.workflows.first_config.init_base import NOT_SEEN
 
@@ -31,10 +31,16 @@ def rate(size: Size, characters: float, tokenizer: str) -> float:
     return 6e9 / size.parameters
 
 
+WRITING = 700.0  # tokens per second that the same machine writes
+
+
 @pytest.fixture
 def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("toque.workflows.first_config.dial.rate_of", rate)
+    monkeypatch.setattr(
+        "toque.workflows.first_config.init.writing_rate_of", lambda *_about: WRITING
+    )
     write_cookbook(Path("a.jsonl"), n=80, seed=3)
     return tmp_path
 
@@ -62,7 +68,9 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
     resolved = load_config("my.yaml")
     assert resolved.config.run_dir == "runs/my"
     assert str(resolved.config.train.stop_after) == "6 epochs"  # more would be learnt by heart
-    assert "6 passes over the texts, where the run ends: the time is enough for " in said
+    assert str(resolved.config.train.time_limit) == "1 hours"
+    assert "in 6 passes over the texts and needs only about " in said
+    assert " of the 1 hour: the time is enough for " in said
     assert resolved.config.optim.name == "muon"
     assert resolved.config.optim.weight_decay > 0.1  # which is ten times the usual one
     assert "Expected: " in said
@@ -73,17 +81,18 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("kitchen")
-@pytest.mark.parametrize("tokens_per_second", [50.0, 2_000.0, 30_000.0])
+@pytest.mark.parametrize("written_per_second", [12.0, 500.0, 7_500.0])
 def test_texts_take_their_share_of_the_time_at_most(
-    tokens_per_second: float, monkeypatch: pytest.MonkeyPatch
+    written_per_second: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The share was promised of held-out losses, and texts took 59 % of the time."""
+    monkeypatch.setattr("toque.workflows.first_config.dial.rate_of", lambda *_about: 2_000.0)
     monkeypatch.setattr(
-        "toque.workflows.first_config.dial.rate_of", lambda *_about: tokens_per_second
+        "toque.workflows.first_config.init.writing_rate_of", lambda *_about: written_per_second
     )
     made = toque.init("a.jsonl", for_="40 seconds", size="300k")
     evaluation, (source,) = made.config.evaluation, made.sources
-    each = source.tokens / source.records / (WRITING_SPEED * tokens_per_second)
+    each = source.tokens / source.records / written_per_second
     assert 10 * evaluation.texts * each <= 0.05 * 40.0
     assert evaluation.generate == 1 or evaluation.generate * each <= 0.05 * 40.0
     text = made.file.read_text()
@@ -438,6 +447,23 @@ def test_lengths_cut_nothing_that_the_base_could_read(
     assert "The model has room for no more" in capsys.readouterr().out
     data = load_config("my.yaml").config.data
     assert data.max_prompt_tokens + data.max_target_tokens == 129
+
+
+def test_the_length_of_a_run_counts_the_tokens_that_the_base_can_read(base: Path) -> None:
+    """Half of the targets were cut, and init counted all of them: 2:52 of 5 minutes were used."""
+    pairs = [
+        {"prompt": f"{n} " + "salt " * (n % 40), "completion": "milk. " * (20 + 3 * n)}
+        for n in range(200)
+    ]
+    made = toque.init(lines_of("pairs.jsonl", pairs), start_from=base)
+    assert str(made.config.train.stop_after) == "4 epochs"
+    assert str(made.config.train.time_limit) == "1 hours"
+    tokens = toque.prepare("my.yaml").store.manifest.tokens
+    trained = 4 * 0.95 * (tokens.prompt + tokens.target)
+    assert 3 * trained < 4 * sum(len(pair["completion"]) / 4 for pair in pairs)
+    stated = made.forecast.partition("It reads ")[2].partition(" tokens")[0]
+    assert float(stated.replace(",", "")) == pytest.approx(trained, rel=0.05)
+    assert "needs only about" in made.forecast
 
 
 def test_a_base_that_does_not_know_the_script_is_named(base: Path) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import signal
+from pathlib import Path
 
+import msgspec
 import pytest
 
 import toque
@@ -11,6 +13,7 @@ from toque.config import load_config
 from toque.config.cross_checks import lengthened
 from toque.errors import CheckpointError
 from toque.storage.atomic import sha256_of
+from toque.training.checkpoint.saved import read_manifest
 from toque.units import Progress
 from toque.workflows.results import TrainedRun
 
@@ -155,3 +158,30 @@ def test_stages_of_a_curriculum_keep_their_length():
         return toque.configure(train={"stop_after": length}, curriculum={"stages": stages})
 
     assert lengthened(config("300 steps"), config("400 steps"), Progress(300)) is None
+
+
+def test_a_checkpoint_older_than_keyed_masks_continues_and_that_is_said_once():
+    toque.train(configuration("older"))
+    newest = Path("older/checkpoints/step-00000004")
+    manifest = read_manifest(newest)
+    versions = dict(manifest.versions)
+    assert versions.pop("dropout masks") == "keyed"
+    older = msgspec.structs.replace(manifest, versions=versions, self_sha256="")
+    (newest / "manifest.json").write_bytes(older.to_json())
+
+    heard = Notices()
+    longer = toque.train(configuration("older", train=to(6)), reporter=heard)
+    assert longer.step == 6
+    (note,) = [text for text in heard.notices if "masks" in text]
+    assert "dropout uses other masks after step 4 than before" in note
+    assert note in (longer.folder / "training.log").read_text()
+
+    heard = Notices()
+    toque.train(configuration("older", train=to(7)), reporter=heard)
+    assert not [text for text in heard.notices if "masks" in text]
+
+
+def test_a_run_without_dropout_records_no_masks():
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    run = toque.train(configuration("undropped", model={"shape": off}))
+    assert "dropout masks" not in read_manifest(run.folder / "checkpoints/step-00000004").versions

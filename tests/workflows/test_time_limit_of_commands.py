@@ -78,6 +78,33 @@ def test_a_total_that_has_come_to_its_end_goes_on_when_it_is_raised(settings):
     assert go("60").step == longer.step
 
 
+def test_a_run_in_steps_ends_at_its_time_limit_and_continues_when_that_is_raised(settings):
+    """A run in epochs had no limit, and took 11 of the 5 minutes that `init --for` was told."""
+    clock, notices = Ticking(), Notices()
+
+    def go(limit: str):
+        command = CommandClock(clock, began=clock.now - 20.0)
+        resolved = settings("train.stop_after=60 steps", f"train.time_limit={limit} seconds")
+        return train(resolved, clock=command, callbacks=[clock], reporter=notices)
+
+    first = go("30")
+    assert (first.reason, 0 < first.step <= 10) == ("finished", True)
+    assert "or 0:30 of the whole command: 0:20 of it went into" in begun(notices.notices)
+    (said,) = [text for text in notices.notices if "ended training after" in text]
+    assert "train.time_limit, 30 seconds, " in said
+    assert "of train.stop_after, 60 steps" in said
+    assert go("30").step == first.step  # it is done
+    rest = go("600")
+    assert (rest.reason, rest.step) == ("finished", 60)
+
+
+def test_a_time_limit_that_leaves_nothing_is_refused_by_its_name(settings):
+    clock = Ticking()
+    command = CommandClock(clock, began=clock.now - 100.0)
+    with pytest.raises(ConfigError, match=r'^train.time_limit is "90 seconds": 1:40 of it'):
+        train(settings("train.stop_after=9 steps", "train.time_limit=90 seconds"), clock=command)
+
+
 def test_a_total_that_leaves_nothing_is_refused_with_what_was_measured(settings):
     clock = Ticking()
     command = CommandClock(clock, began=clock.now - 100.0)

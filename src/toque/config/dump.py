@@ -22,6 +22,7 @@ SAFE_TO_CHANGE = frozenset(
         "train.readers",  # never changes a batch, only how many are read at once
         "train.micro_batch_rows",  # never changes an update, only the memory it needs
         "train.gradient_checkpointing",  # the same bits
+        "train.time_limit",
         "train.evaluate_every",
         "train.save_every",
         "train.keep_last",

@@ -309,6 +309,9 @@ class TrainConfig(Config):
     stop_after: RunLength = Duration(3, "epochs")
     """Length of the whole run. A time is that of its updates; "10 minutes total" or "8 hours total"
     is that of the whole command, reading, measuring, evaluating and writing included."""
+    time_limit: Seconds | None = None
+    """Time of the whole command after which training ends, even if `stop_after` is not reached.
+    null: no limit but a `stop_after` such as "10 minutes total"."""
     batch: BatchSize = Duration(16384, "tokens")
     """Amount of data in one update. Changing it changes the result."""
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
@@ -352,6 +355,13 @@ class TrainConfig(Config):
     in each. auto: single alone, else ddp where it fits into memory, else fsdp."""
     optimisations: OptimisationsConfig = Field(default_factory=OptimisationsConfig)
     """Switches of what makes a run faster; everything is on."""
+
+    @property
+    def command_seconds(self) -> float | None:
+        """Seconds that the whole command may take; None without a limit."""
+        limits = [self.stop_after] if self.stop_after.total else []
+        limits += [] if self.time_limit is None else [self.time_limit]
+        return min((limit.seconds or 0.0 for limit in limits), default=None)
 
 
 class CheckpointConfig(Config):

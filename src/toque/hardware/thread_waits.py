@@ -1,9 +1,9 @@
 """Thread waits: how long OpenMP's threads spin for each other before they sleep.
 
 A thread that spins answers fastest on a quiet machine. Next to a busy program it uses up the time
-of the core that the thread it waits for needs. The bound set here is meant to cost a quiet machine
-little. `short_waits` lowers it while other programs compute. Both were measured in short turns only
-(lab/performance.md, "Threads that wait").
+of the core that the thread it waits for needs. The bound set here was as fast as OpenMP's default
+on two quiet Zen 4 cores, and was not measured on other quiet processors. `short_waits` lowers it
+while other programs compute (lab/performance.md, "Threads that wait").
 """
 
 from __future__ import annotations

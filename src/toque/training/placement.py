@@ -24,12 +24,13 @@ from toque.hardware.memory import HEADROOM, free_bytes, free_in_words, in_words,
 from toque.models.flops import flops_per_token, products_of
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.flex_attention import Choice, attention_of, use_attention
-from toque.models.forward.keyed_dropout import use_keyed_dropout
+from toque.models.forward.keyed_dropout import dropout_settings, use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.from_scratch import stock_activations
 from toque.models.loading.to_train import ModelToTrain
 from toque.models.onednn import has_fast_bf16
 from toque.runs.outlined_update import peak_of
+from toque.training.checkpoint.resume import DROPOUT_MASKS
 from toque.training.distributed.sharing import LossFn, Replicated, Sharing
 from toque.training.optim.factory import held_bytes
 from toque.training.runtime import Runtime
@@ -82,6 +83,8 @@ def place_model(
     # The order in which gradients are summed decides their last bits, and so does the package that
     # turns a quantised base back.
     numerics: dict[str, str] = {"strategy": strategy} if is_sharded else {}
+    if train.optimisations.dropout and dropout_settings(model):
+        numerics[DROPOUT_MASKS] = "keyed"
     if adapter is not None and adapter.quantize_base == "nf4":
         numerics["bitsandbytes"] = version("bitsandbytes")
     sharing: Sharing

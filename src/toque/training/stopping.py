@@ -214,13 +214,17 @@ class CommandClock:
         return self.now() - self.began
 
 
+def _ignored(_at: Progress, _message: str) -> None:
+    """Ignore a warning."""
+
+
 @dataclass(eq=False)
 class TimeLimit(Callback):
     """Ends training so that evaluating and writing fit into the limit on the whole command.
 
-    `Progress.seconds` then counts evaluating and saving as well, from the first update on: what
-    went into reading and measuring is taken off the limit at the beginning. Texts get the time that
-    the rest of the end does not need.
+    Without another `length`, `Progress.seconds` counts evaluating and saving as well, from the
+    first update on: what went into reading and measuring is taken off the limit at the beginning.
+    Texts get the time that the rest of the end does not need.
     """
 
     seconds: float
@@ -231,11 +235,13 @@ class TimeLimit(Callback):
     final_texts: float = 0.0  # seconds of the texts at the end
     each_text: float = 0.0  # seconds of one text; 0.0 if none is written
     from_scratch: bool = False  # training began with random weights
+    length: Duration | None = None  # of the run, if not the limit ends it
+    warn: Callable[[Progress, str], None] = _ignored
 
     def __post_init__(self) -> None:
         self._writing, self._step = 0.0, 0
         self.stop_after = Duration(round(self._left() / 60, 4), "minutes")
-        """Seconds left for updates, and the evaluations and saves between them."""
+        """Time left for updates, and the evaluations and saves between them."""
         self._counted_until = self._evaluating_since = self.clock.seconds()
         self._saving_since = self._saving = self._reached = 0.0
 
@@ -244,8 +250,10 @@ class TimeLimit(Callback):
         """True if a session came to the end of this limit or a longer one."""
         return self._reached >= self.seconds
 
-    def count_seconds(self, _of_the_update: float) -> float:
-        """Seconds since the update before, for `Progress`; whatever they went into."""
+    def count_seconds(self, of_the_update: float) -> float:
+        """Seconds for `Progress`: those since the last update, if the limit ends the run."""
+        if self.length is not None:
+            return of_the_update
         before, self._counted_until = self._counted_until, self.clock.seconds()
         return self._counted_until - before
 
@@ -258,8 +266,19 @@ class TimeLimit(Callback):
         """Stop while there is time for what comes after; another update would take as long."""
         self._step = info.progress.step
         next_update = info.seconds + self._saving
-        over = self.stop_after.reached(info.progress) or self._left() < next_update
-        return self._stop() if over else None
+        has_time = self._left() >= next_update
+        if self.length is None:
+            over = self.stop_after.reached(info.progress) or not has_time
+            return self._stop() if over else None
+        if has_time or self.length.reached(info.progress):
+            return None
+        self.warn(
+            info.progress,
+            f"train.time_limit, {self.seconds:,.0f} seconds, ended training after "
+            f"{self.length.fraction(info.progress):.0%} of train.stop_after, {self.length}, before "
+            "the learning rate had come down. Raise train.time_limit to continue.",
+        )
+        return self._stop()
 
     def on_before_evaluate(self, at: Progress) -> None:
         """Take the time."""
@@ -298,7 +317,8 @@ class TimeLimit(Callback):
 
     def left_out(self, n: int, of: int) -> str:
         """A sentence about `n` texts that were not written, of so many."""
-        why = "the time limit of train.stop_after left no time for them"
+        setting = "train.time_limit" if self.length else "the time limit of train.stop_after"
+        why = f"{setting} left no time for them"
         if self.is_young:
             why = f"a model from random weights writes none before update {_LEARNT_LITTLE}"
         return f"{n:,} of {of:,} text{'s' * (of > 1)} not written: {why}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from toque.batch import Batch
 from toque.data.loader.batch_stream import BatchStream, Prefetch, Step
 from toque.errors import DataError, Interrupted, NonFiniteError
 from toque.hardware.memory import free_bytes, is_out_of_memory, release_memory
+from toque.models.forward.random_draws import refuse_unkeyed_draws
 from toque.runs.history import FINISHED
 from toque.training.callbacks import (
     LOSS,
@@ -98,6 +99,7 @@ class Trainer:
         self._ranks = self.runtime.ranks
         assert self.sharing is not None or not self._ranks.is_distributed
         self._sharing = self.sharing or Sharing(self.model)
+        self._draws_checked = False
         self._stateful: dict[str, resume.Stateful] = {
             "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
         }  # fmt: skip
@@ -209,8 +211,12 @@ class Trainer:
         loss_sum = torch.zeros((), device=self.runtime.device)
         for done, rows in enumerate(micro_batches, start=1):
             here, last = rows.to(self.runtime.device), done == len(micro_batches)
-            with self.runtime.autocast():
+            draws: AbstractContextManager[None] = nullcontext()
+            if not self._draws_checked:
+                draws = refuse_unkeyed_draws(self.model, here.labels.device)
+            with self.runtime.autocast(), draws:
                 loss = self._sharing.loss(self.loss_fn, here, last=last)  # [] nats, summed
+            self._draws_checked = True
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
             self.callbacks.tell(Callback.on_micro_batch, self.progress, done, len(micro_batches))

@@ -137,6 +137,7 @@ def build_run(
     run = Run(config, store, model, stream, trainer, evaluator, scored, lines)
     observers = [interrupt, *_observers(run, fitted, length, watchers, uploads, reporter)]
     if length.limit is not None:
+        length.limit.warn = trainer.callbacks.on_warning
         observers.append(length.limit)  # after those that write at an evaluation
     if uploads is not None:
         observers.append(

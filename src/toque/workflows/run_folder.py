@@ -236,10 +236,10 @@ def _total_seconds(found: Checkpoint) -> float:
 
 def has_ended(config: RunConfig, found: Checkpoint) -> bool:
     """True if a checkpoint is at the end of the run's length, early stopping aside."""
-    whole = config.train.stop_after
-    if whole.total:
-        return _total_seconds(found) >= (whole.seconds or 0.0)
-    return whole.reached(Progress(**found.manifest.progress))
+    whole, limit = config.train.stop_after, config.train.command_seconds
+    if limit is not None and _total_seconds(found) >= limit:
+        return True
+    return not whole.total and whole.reached(Progress(**found.manifest.progress))
 
 
 def take_up(

@@ -98,7 +98,7 @@ def length_of(
     ConfigError where nothing would be left for training.
     """
     asked, ranks = config.train.stop_after, evaluator.ranks
-    whole = asked.seconds if asked.total else None
+    whole = config.train.command_seconds
     if whole is None and (over or not ranks.broadcast(reporter.heard)):
         return Length(asked)
     # As often on every rank: they add up what each computes.
@@ -121,30 +121,34 @@ def length_of(
         after.final_texts,
         after.each_text,
         from_scratch=config.model.start_from == "scratch",
+        length=None if asked.total else asked,
     )
-    stop_after = ranks.broadcast(limit.stop_after)
+    left = ranks.broadcast(limit.stop_after)
     told = (
         f"{clock_text(spent)} of it went into reading and measuring, and the last scores and texts "
         f"will take about {clock_text(after.seconds)}"
     )
-    if stop_after.amount <= 0 and not over:
+    if left.amount <= 0 and not over:
+        limits = {"train.stop_after": asked, "train.time_limit": config.train.time_limit}
+        named = [name for name, limit in limits.items() if limit and limit.seconds == whole]
         raise ConfigError(
-            f'train.stop_after is "{asked}": {told}. Nothing is left for training; give more, or '
-            "evaluate less (evaluation.max_examples, evaluation.generate)."
+            f'{named[-1]} is "{limits[named[-1]]}": {told}. Nothing is left for training; give '
+            "more, or evaluate less (evaluation.max_examples, evaluation.generate)."
         )
-    limit.stop_after = stop_after
+    limit.stop_after = left
+    at_most = "" if asked.total else f", or {clock_text(whole)} of the whole command"
     return Length(
-        stop_after,
+        left if asked.total else asked,
         after,
         limit if ranks.is_main else None,
-        f": {told}; about {clock_text(60 * stop_after.amount)} are left to train and evaluate",
+        f"{at_most}: {told}; about {clock_text(60 * left.amount)} are left to train and evaluate",
     )
 
 
 def probing_seconds(config: RunConfig, clock: CommandClock) -> float:
     """Seconds after which a measurement is not repeated; infinity without a limit on the time."""
-    asked = config.train.stop_after
-    left = asked.seconds - clock.seconds() if asked.total and asked.seconds else math.inf
+    whole = config.train.command_seconds
+    left = math.inf if whole is None else whole - clock.seconds()
     return _PROBING * max(0.0, left)
 
 
@@ -175,7 +179,7 @@ def time_left_of(
         evaluation_seconds=after.evaluating + after.texts,
         final_seconds=after.evaluating + after.final_texts + after.ending,
         n_texts=n_texts,
-        counts_evaluations=length.limit is not None,
+        counts_evaluations=length.limit is not None and length.limit.length is None,
     )
 
 
@@ -207,7 +211,7 @@ def _measured_end(
     tasks = 1 if config.data.tasks == ("write",) else 2  # each task's share is evaluated once more
     limit = target_limit(config, store.manifest)
     writing, looking = (
-        _texts_seconds(evaluator, sampler, limit, most_seconds)
+        texts_seconds(evaluator, sampler, limit, most_seconds=most_seconds)
         for sampler in (scored, evaluator.sampler)
     )
     n_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
@@ -230,10 +234,13 @@ def _measured_end(
     )
 
 
-def _texts_seconds(
-    evaluator: Evaluator, sampler: Sampler, limit: int, most_seconds: float
+def texts_seconds(
+    evaluator: Evaluator, sampler: Sampler, limit: int, *, most_seconds: float = math.inf
 ) -> float:
-    """Seconds until every text has the most tokens, as a model that has learnt little writes."""
+    """Estimate the seconds until every text of a sampler has `limit` tokens.
+
+    A measurement that took `most_seconds` is not repeated.
+    """
     if not sampler.prompts:
         return 0.0
     ranks = evaluator.ranks

@@ -154,6 +154,8 @@ def _announce(run: Run, reporter: Reporter, *, was_over: bool) -> None:
 def _over_in_words(config: RunConfig, step: int) -> str:
     """A message about a run that is finished, and the ways to continue."""
     longer = f'raise train.stop_after, which is "{config.train.stop_after}"'
+    if config.train.time_limit is not None:
+        longer += ", or train.time_limit"
     if config.train.early_stopping is not None:
         longer += ", or train.early_stopping.patience"
     return (

@@ -280,6 +280,20 @@ def test_the_time_left_is_until_the_command_ends():
     assert heard.progressed[-1][0].endswith("60%  0:55 left")  # 20 + 5 + 30
 
 
+def test_a_wrong_forecast_is_corrected_on_the_screen():
+    """The demo was forecast at 0:54, without the optimizer; only its log had the corrected 1:44."""
+    heard = Heard()
+    time_left = TimeLeft(STOP, training_seconds=25.0)
+    progress = ConsoleProgress(
+        log_every=Duration(50, "steps"), reporter=heard, clock=lambda: 0.0, time_left=time_left
+    )
+    progress.on_fit_start(RunStart(Progress(), STOP))
+    for step in range(1, 12):
+        at, before = (Progress(step=n, seconds=0.5 * n) for n in (step, step - 1))
+        progress.on_step(replace(update(step), before=before, progress=at))
+    assert heard.notices == ["corrected by the first 10 updates: about 0:45 left"]
+
+
 def test_a_long_update_is_shown_by_its_micro_batches_and_they_leave_the_line_to_it():
     heard, now = Heard(), [0.0]
     progress = ConsoleProgress(

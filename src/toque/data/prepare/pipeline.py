@@ -106,7 +106,7 @@ def prepare(
             limited, limits = settings, list[str]()
             if settings.open_limits:
                 progress(0, 0, "measuring the lengths of a sample")
-                limited, limits = choose_limits(plan.files, codec, settings)
+                limited, limits, _ = choose_limits(plan.files, codec, settings)
             readers = {(file.source, file.name): file.reader for file in plan.files}
             writer = ShardWriter(plan.store, fingerprint, readers, limited, codec)
             writing = ShardWriting(writer, plan.files)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,14 +163,24 @@ def _spread_blocks(
             return
 
 
+class ChosenLimits(NamedTuple):
+    """Limits on lengths, chosen from a sample of the sources."""
+
+    settings: PrepareSettings  # with the limits that were open
+    sentences: list[str]  # one for each limit that was chosen
+    tokens_each: float | None
+    """Tokens of a sampled prompt with its target, or of a conversation, once the limits cut them;
+    None if the sample has neither."""
+
+
 def choose_limits(
     files: Sequence[SourceFile],
     codec: Codec,
     settings: PrepareSettings,
     *,
     percentile: int = PERCENTILE,
-) -> tuple[PrepareSettings, list[str]]:
-    """The settings with the limits that they leave open, and a sentence on each that was chosen.
+) -> ChosenLimits:
+    """Choose the limits that the settings leave open.
 
     `percentile` % of the sample fit in them; of all of it, up to the model's positions.
     """
@@ -198,7 +209,13 @@ def choose_limits(
         wish = both if settings.room != both else _wish(rows, both, percentile, 2 * most)
         usual = USUAL_PROMPT + USUAL_TARGET
         sentences.append(_sentence("conversation", rows, both, usual, wish, percentile))
-    return replace(settings, max_prompt_tokens=prompt, max_target_tokens=target), sentences
+    cut_pairs = np.minimum(sample.pairs, [[prompt], [target]]).sum(axis=0)
+    cut = np.concatenate([cut_pairs, np.minimum(rows, both)])
+    return ChosenLimits(
+        replace(settings, max_prompt_tokens=prompt, max_target_tokens=target),
+        sentences,
+        float(cut.mean()) if len(cut) else None,
+    )
 
 
 def _measured(files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings) -> Sample:

@@ -36,10 +36,15 @@ def stop_compiling(model: nn.Module) -> None:
         block._compiled_call_impl = None  # noqa: SLF001  # it has no public name
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """True if any of a model's blocks is."""
+    return any(block._compiled_call_impl is not None for block in blocks(model))  # noqa: SLF001
+
+
 def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:
     """A context in which compiled blocks run as written: each new token has another shape."""
     # asking for the stance loads the compiler, which takes a second: only where one is in use.
-    if any(block._compiled_call_impl is not None for block in blocks(model)):  # noqa: SLF001
+    if is_compiled(model):
         stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
         return stance
     return nullcontext()

@@ -40,6 +40,10 @@ from toque.units import Cursor, Progress
 _UNFIT: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
 """Errors that parts may raise when they are handed a state of another form."""
 
+DROPOUT_MASKS: Final = "dropout masks"
+"""Key of a checkpoint's versions: "keyed" if dropout's masks are. Older checkpoints have no such
+key, and neither has a model without dropout, nor one with PyTorch's masks."""
+
 
 class Stateful(Protocol):
     """A part of the trainer with JSON of its own, which a restart cannot recompute."""
@@ -259,13 +263,18 @@ def _notes_on(
     saved = checkpoint.manifest.versions
     changed = [
         f"{name}: {saved.get(name, 'absent')} -> {versions.get(name, 'absent')}"
-        for name in sorted(saved.keys() | versions.keys())
+        for name in sorted((saved.keys() | versions.keys()) - {DROPOUT_MASKS})
         if saved.get(name) != versions.get(name)
     ]
     for name, now in environment_fingerprint(ranks).items():
         then = type(now)(state.get(name, now))  # what an older checkpoint lacks is unchanged
         if then != now:
             changed.append(f"{name}: {then} -> {now}")
+    if saved.get(DROPOUT_MASKS) != versions.get(DROPOUT_MASKS):
+        notes.append(
+            f"dropout uses other masks after step {checkpoint.step} than before, because another "
+            "version of Toque saved this checkpoint"
+        )
     if changed:
         notes.append(f"the bits may differ from an undisturbed run's: {'; '.join(changed)}")
     return notes

@@ -142,7 +142,7 @@ class ConsoleProgress(Callback):
             loss, self._at_epoch = self._losses.mean_since(self._at_epoch), self._losses
             self._ended = _Epoch(math.floor(info.progress.epoch), info.progress, loss)
         if words := self._time_left.updated(info.before, info.progress, slowed=info.slowed):
-            self._reporter.detail(words)
+            self._reporter.notice(words)
         first = info.before.step == 0
         logged = first or self._log_every.crossed(info.before, info.progress, self._stop_after)
         now = self._clock()

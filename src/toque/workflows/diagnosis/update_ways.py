@@ -44,7 +44,7 @@ from toque.models.forward.blocks import (
     stop_recomputing,
 )
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.keyed_dropout import use_keyed_dropout
+from toque.models.forward.keyed_dropout import dropout_settings, use_keyed_dropout
 from toque.models.onednn import onednn_is_faster
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.store import CheckpointStore
@@ -260,7 +260,8 @@ def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
     model.train()
     if config.train.optimisations.dropout:
         use_keyed_dropout(model)
-    dropout = _without_dropout(model)
+    dropout = dropout_settings(model)
+    _turn_off(dropout)
     # Training examples from the shortest to the longest, evenly.
     rows = store.rows("train")
     sizes = store.prompt_lengths[rows].astype(np.int64) + store.target_lengths[rows]
@@ -277,18 +278,9 @@ def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
     return UpdateCheck(reference[0], len(rows), n_targets, seconds, tuple(ways.outcomes()))
 
 
-def _without_dropout(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
-    """Turn dropout off; the layers that have any, each with the name and value of its setting."""
-    settings = [
-        (module, name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
-        if isinstance(value, float) and value > 0.0
-    ]
-    for module, name, _ in settings:
+def _turn_off(dropout: list[tuple[nn.Module, str, float]]) -> None:
+    for module, name, _ in dropout:
         setattr(module, name, 0.0)
-    return settings
 
 
 @dataclass(frozen=True)
@@ -360,7 +352,7 @@ class _Ways:
         recompute_blocks(self.model)
         yield self.compared("dropout on, activations recomputed", reference=alone)
         stop_recomputing(self.model)
-        _without_dropout(self.model)
+        _turn_off(self.dropout)
 
     def step(self, *, packed: bool, rank: int = 0, ranks: int = 1) -> Step:
         """The update, through the plan and the layout of training."""

@@ -12,17 +12,21 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from toque.config.schema import TRAINED
 from toque.errors import ConfigError, argument
-from toque.reporter import SILENT, millions
+from toque.reporter import SILENT, clock_text, millions
 from toque.units import Cursor, Duration
 from toque.workflows.configure import configure
+
+if TYPE_CHECKING:
+    from toque.workflows.build import Run
 
 HEAD_WIDTH: Final = 32
 POSITIONS: Final = 1024  # tokens of prompt and target together that a new model can read
@@ -161,9 +165,13 @@ the floor, 0.25, which is a guess with plausible exponents. Repeats of 4 are a c
 runs with weight decay over 500 to 2,400 recipes, 5 to 12 times, are foreseen 8 % too low to 17 %
 too high with 4, 15 % too low to 13 % too high with 8; and of 500 recipes 1m is better than 300k,
 which 4 says and 5 does not."""
+_CLEARLY: Final = 1.25
+"""Passes in the time, relative to the most that are useful, above which a run ends early. The speed
+is an estimate within a quarter."""
 MOST_PASSES: Final = 4.0
 """Passes over its texts after which a pretrained model stops: up to four are worth nearly as much
-as fresh text (Muennighoff et al. 2023)."""
+as fresh text (Muennighoff et al. 2023). Of 498 recipes the held-out loss turned in the fourth pass
+(lab/dial.md)."""
 SAMPLE_BYTES: Final = 300_000
 """Bytes of texts by which they are compared with those that were measured."""
 
@@ -229,9 +237,7 @@ and 150 recipes have 3 and 5 % more loss than without any."""
 
 TONIGHT: Final = "8 hours"
 EVALUATING: Final = 0.05  # share of the time that held-out losses may take, and that texts may
-WRITING_SPEED: Final = 0.25
-"""Tokens of texts that a machine writes per token that it trains, four texts at a time
-(lab/performance.md, "Threads that wait")."""
+WRITTEN_AT_ONCE: Final = 4  # texts of an evaluation between updates, at most
 _PREPARED_A_SECOND: Final = 740_000
 """Bytes of text that are prepared in a second: two cores of a Zen 3 took 108 s for 80 MB."""
 _ENDING_SECONDS: Final = 15.0  # start, last scores and the finished model of a small run
@@ -286,20 +292,26 @@ class Passes(NamedTuple):
 
     @property
     def ends_early(self) -> bool:
-        """True if the run ends after `most`, before the time is over."""
-        return self.of_time > self.most
+        """True if the run ends after `most`, clearly before the time is over."""
+        return self.of_time > _CLEARLY * self.most
 
-    def in_words(self, tokens: str, whole: Duration) -> str:
-        """Say what the run reads: `tokens`, in so much time or fewer passes."""
-        if self.ends_early:
-            share = self.most / self.of_time
-            return (
-                f"{tokens} tokens, {self.most:g} passes over the texts, where the run ends: the "
-                f"time is enough for {self.of_time:,.0f}, but more would be learnt by heart. It "
-                f"will take about {max(share, 0.01):.0%} of the time"
-            )
-        passes = f", {self.of_time:.2g} passes over the texts" if self.of_time else ""
-        return f"{tokens} tokens in {_without_total(whole)}{passes}"
+    def tokens(self, rate: float, seconds: float) -> float:
+        """Tokens that are read at `rate` tokens per second, with `seconds` to train in."""
+        share = self.most / self.of_time if self.ends_early else 1.0
+        return share * rate * seconds
+
+    def in_words(self, tokens: float, rate: float, whole: Duration) -> str:
+        """Say that the run reads `tokens` in the `whole` time, or in less time and why."""
+        if not self.ends_early:
+            passes = f", {self.of_time:.2g} passes over the texts" if self.of_time else ""
+            return f"{_about(tokens)} tokens in {_without_total(whole)}{passes}"
+        spare = (self.of_time / self.most - 1.0) * tokens / rate / (1.0 - EVALUATING)
+        needed = clock_text((whole.seconds or 0.0) - spare)
+        return (
+            f"{_about(tokens)} tokens in {self.most:g} passes over the texts and needs only about "
+            f"{needed} of the {_without_total(whole)}: the time is enough for "
+            f"{self.of_time:,.0f} passes, but the model would memorise the texts"
+        )
 
 
 class Choice(NamedTuple):
@@ -313,6 +325,7 @@ class Choice(NamedTuple):
     passes: Passes
     like: Measured
     difficulty: float = 1.0  # the factor of `difficulty_of`; 1.0 where texts were not compared
+    writing: float = 0.0  # tokens per second of the texts that it writes; 0.0: not measured
     cut_short: bool = False  # larger sizes were not tried, as measuring took too long
 
     @property
@@ -357,7 +370,7 @@ class Choice(NamedTuple):
         return (
             f"Expected: {expected} by a model of {self.model}, of which this machine "
             f"just trained {self.rate:,.0f} tokens a second. It reads "
-            f"{self.passes.in_words(_about(self.tokens), whole)}.{by_what}{self._untried()}"
+            f"{self.passes.in_words(self.tokens, self.rate, whole)}.{by_what}{self._untried()}"
         )
 
     def _untried(self) -> str:
@@ -388,12 +401,13 @@ class Tuning(NamedTuple):
     tokens: float  # that are read
     rate: float  # tokens a second
     passes: Passes
+    writing: float = 0.0  # tokens per second of the texts that it writes; 0.0: not measured
 
     def forecast(self, whole: Duration) -> str:
         """Sentences on what the run reads."""
         return (
             f"This machine trains about {_about(self.rate)} tokens a second of this model. It "
-            f"reads {self.passes.in_words(_about(self.tokens), whole)}. What loss that gives "
+            f"reads {self.passes.in_words(self.tokens, self.rate, whole)}. What loss that gives "
             "depends on the model, and is not foreseen; SmolLM2-135M had 0.51 bits a byte of "
             "recipes after 340,000 tokens, 0.44 after 2,300,000: "
             "docs/explanation/what-to-expect.md."
@@ -413,16 +427,16 @@ def tuning_for(texts: float, records: int, seconds: float, rate: float, *, longe
     """The settings for `texts` tokens in so many records, 0 of both where nobody has looked.
 
     Args:
-        texts: tokens of all texts.
+        texts: tokens of all texts that are trained, once limits on lengths have cut them.
         records: texts.
         seconds: time to train in.
         rate: tokens a second of this machine.
         longest: tokens of the longest text, which an update must hold.
     """
-    tokens = rate * seconds
-    read = min(tokens, MOST_PASSES * texts) if texts else tokens
+    passes = Passes(MOST_PASSES, rate * seconds / texts if texts else 0.0)
+    read = passes.tokens(rate, seconds)
     batch = batch_for(read, texts, records, most=MOST_TOKENS, longest=longest)
-    return Tuning(batch, read, rate, Passes(MOST_PASSES, tokens / texts if texts else 0.0))
+    return Tuning(batch, read, rate, passes)
 
 
 def choice_for(
@@ -534,12 +548,12 @@ def best_for(
         if best is not None and is_over():
             best = best._replace(cut_short=True)
             break
-        tokens = seconds * (measured := rate(size))
+        measured = rate(size)
         most = factor * (text / size.parameters) ** exponent
         if not math.isinf(text):
             most = max(_FEWEST_PASSES, math.floor(most))
-        passes = Passes(most, tokens * each / text)
-        tokens = min(tokens, most * text / each)
+        passes = Passes(most, seconds * measured * each / text)
+        tokens = passes.tokens(measured, seconds)
         bits = expected_of(name, tokens * each, text)
         if best is not None and bits >= best.bits_per_byte:
             break
@@ -556,6 +570,7 @@ _TRIED_UPDATES, _TRIED_SECONDS = 2, 1.0
 _MEASURING: Final = 0.1  # share of the run's time that measuring its speed may take; a guess
 _TRIED_BATCH: Final = 4096  # most tokens of such an update, or a large size would take a minute
 _TRIED_TEXTS: Final = 200
+_LONG_PROMPT: Final = 200  # characters of a prompt that is written for
 _WORDS, _LETTERS, _LETTERS_A_WORD = 4000, "etaoinshrdlu", 6.5
 
 
@@ -565,25 +580,64 @@ def rate_of(size: Size, characters: float, tokenizer: str) -> float:
     Measured by a few updates of random texts of so many characters, as long as the user's, with
     that `model.tokenizer`: a rate depends on nothing else of them.
     """
-    # Here, for a configuration that needs no rate does without torch.
+    batch = f"{min(size.batch_tokens, _TRIED_BATCH)} tokens"
+    optim = {"name": "muon", "peak_lr": size.peak_lr}
+    with _tried_run(model_of(size, tokenizer), characters, batch, optim=optim) as run:
+        cursor, rates, begun = Cursor(), list[float](), time.perf_counter()
+        while len(rates) < _TRIED_UPDATES or time.perf_counter() < begun + _TRIED_SECONDS:
+            step, began = run.stream.at(cursor), time.perf_counter()
+            float(run.trainer.step(step).loss)  # waits for the device
+            rates.append(step.n_tokens / (time.perf_counter() - began))
+            cursor = step.cursor
+        return statistics.median(rates[1:])  # the first makes the optimizer's state
+
+
+def writing_rate_of(model: Mapping[str, Any], characters: float) -> float:
+    """Measure the tokens per second that this machine writes, `WRITTEN_AT_ONCE` texts at a time.
+
+    Args:
+        model: settings of the model.
+        characters: characters of each text.
+    """
+    # Torch is loaded only if a rate is measured.
+    from toque.workflows.run_length import texts_seconds
+
+    characters = min(characters, _LONG_EXAMPLE)
+    prompts = [text[:_LONG_PROMPT] for text in _random_texts(characters)[:WRITTEN_AT_ONCE]]
+    n = max(1, round(characters / _LETTERS_A_WORD))
+    with _tried_run(model, characters, "4 examples", evaluation={"prompts": prompts}) as run:
+        return WRITTEN_AT_ONCE * n / texts_seconds(run.evaluator, run.evaluator.sampler, n)
+
+
+def model_of(size: Size, tokenizer: str) -> dict[str, Any]:
+    """Settings of a new model."""
+    return {"family": "llama", "shape": size.shape, "tokenizer": tokenizer}
+
+
+@contextmanager
+def _tried_run(
+    model: Mapping[str, Any], characters: float, batch: str, **sections: Mapping[str, Any]
+) -> Iterator[Run]:
+    """Build a run over random texts of so many characters, in a temporary folder."""
+    # Torch is loaded only if a rate is measured.
     from toque.training.distributed.collectives import Ranks
     from toque.training.stopping import CommandClock
     from toque.workflows.build import build_run
     from toque.workflows.prepare import prepare
 
-    batch = min(size.batch_tokens, _TRIED_BATCH)
+    evaluation = {"generate": 0, "texts": 0, "max_examples": 1}
     with _scratch() as folder:
         config = configure(
             run_dir=f"{folder}/run",
-            model={"family": "llama", "shape": size.shape, "tokenizer": tokenizer},
+            model=model,
             data={"store": f"{folder}/store"},
-            optim={"name": "muon", "peak_lr": size.peak_lr},
-            # Compiling each size would take longer than what it tells.
-            train={"batch": f"{batch} tokens", "compile": False},
-            evaluation={"generate": 0, "texts": 0, "max_examples": 1},
+            optim=sections.get("optim", {}),
+            # Compiling each size would take longer than the measurement.
+            train={"batch": batch, "compile": False},
+            evaluation=evaluation | dict(sections.get("evaluation", {})),
         )
         store = prepare(config, data=_random_texts(characters)).store
-        run = build_run(
+        yield build_run(
             config,
             store,
             Ranks(),
@@ -592,13 +646,6 @@ def rate_of(size: Size, characters: float, tokenizer: str) -> float:
             clock=CommandClock(),
             reporter=SILENT,
         )
-        cursor, rates, begun = Cursor(), list[float](), time.perf_counter()
-        while len(rates) < _TRIED_UPDATES or time.perf_counter() < begun + _TRIED_SECONDS:
-            step, began = run.stream.at(cursor), time.perf_counter()
-            float(run.trainer.step(step).loss)  # waits for the device
-            rates.append(step.n_tokens / (time.perf_counter() - began))
-            cursor = step.cursor
-        return statistics.median(rates[1:])  # the first makes the optimizer's state
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from toque.config import RunConfig, resolve_values
 from toque.config.dump import flow
@@ -50,7 +50,7 @@ from toque.workflows.first_config.dial import (
     POSITIONS,
     SAMPLE_BYTES,
     SIZES,
-    WRITING_SPEED,
+    WRITTEN_AT_ONCE,
     Choice,
     TextTokenizer,
     Tuning,
@@ -58,10 +58,12 @@ from toque.workflows.first_config.dial import (
     choice_for,
     learnt,
     learnt_from,
+    model_of,
     time_of,
     training_seconds,
     tuned_lr,
     tuning_for,
+    writing_rate_of,
 )
 from toque.workflows.first_config.init_base import SeenBase, base_seen
 from toque.workflows.prepared_store import sources_of
@@ -75,9 +77,13 @@ _CHARACTERS_A_TOKEN: Final = 4.0
 """Guess, for English recipes and tokenizers of some thousand entries."""
 _MEASURED_SECONDS: Final = 0.5  # below it the processor's counters, in hundredths, tell nothing
 _EVALUATIONS: Final = 10
+_HELD_OUT_SHARE: Final = 0.05  # of the examples, where no source is held out
 _MOST_LOST: Final = 10  # minutes of a run that is killed without a warning
 _MOST_HELD_OUT, _FEWEST_HELD_OUT = 512, 32  # examples of an evaluation
-_MOST_AT_END, _MOST_BETWEEN = 16, 4  # texts at the end, and of each evaluation
+_MOST_AT_END, _MOST_BETWEEN = 16, WRITTEN_AT_ONCE  # texts at the end, and of each evaluation
+_WRITING: Final = 0.25
+"""Tokens that a machine writes per token that it trains, a guess for a base that is not tried
+(lab/performance.md, "Threads that wait")."""
 _MANY_REPEATS: Final = 0.8  # share of different records from which on no repeat is told
 _FEW_RECORDS: Final = 5000
 """Different records below which a model from scratch is advised against: of 20 texts that were
@@ -217,35 +223,66 @@ def _settled(
     """Settle what the base asks for, what the time is best used for, and `train.batch`."""
     # A bucket that nobody looked at may hold far more than the files that are here.
     tokens, records = _amount(found) if all(one.tokens for one in found) else (0, 0)
-    text, before = tokens * _CHARACTERS_A_TOKEN, ProcessorUse.now()
+    before = ProcessorUse.now()
     if wanted.model.start_from == "scratch":
         with reporter.working("measuring how fast this machine trains"):
-            each = SAMPLE_BYTES // len(found)
-            sample = b"".join(one.sample[:each] for one in found)
-            tokenizer, unseen = _tokenizer_for(text or math.inf, wanted.model.tokenizer, sample)
-            # Texts that nobody has looked at are taken for recipes.
-            plain = {one.kind for one in found}.isdisjoint({RECIPES, ""})
-            choice = choice_for(
-                text,
-                records,
-                whole,
-                tokenizer=tokenizer,
-                sample=sample,
-                like=OF_PLAIN_TEXT if plain else OF_RECIPES,
-                only=size,
-            )
+            choice, unseen = _choice(wanted, found, tokens, records, whole, size)
         read = choice.passes.most * (tokens or math.inf)
         most = choice.size.batch_tokens
         batch = batch_for(read, tokens, records, most=most, longest=POSITIONS)
         return SeenBase(remarks=(*unseen, *_disturbed(before))), choice, batch
-    seconds = training_seconds(text, whole)
+
+    seconds = training_seconds(tokens * _CHARACTERS_A_TOKEN, whole)
     with reporter.working("looking at the model, and how fast this machine trains it"):
         base = base_seen(wanted, here, tokens / records if records else None)
+        model = {"family": "auto", "start_from": wanted.model.start_from}
+        writing = _writing_rate(model, found, tokens, records) if base.is_small else 0.0
     if base.rate is None:
         read = MOST_PASSES * (tokens or math.inf)
         return base, None, batch_for(read, tokens, records, most=MOST_TOKENS, longest=1)
-    tuning = tuning_for(tokens, records, seconds, base.rate, longest=base.longest)
-    return base._replace(remarks=(*base.remarks, *_disturbed(before))), tuning, tuning.batch
+    if base.tokens_each and {one.kind for one in found}.isdisjoint({DOCUMENTS, TOKENS, ""}):
+        tokens = round(base.tokens_each * records)
+    trained = tokens if wanted.data.validation else tokens * (1.0 - _HELD_OUT_SHARE)
+    tuning = tuning_for(trained, records, seconds, base.rate, longest=base.longest)
+    base = base._replace(remarks=(*base.remarks, *_disturbed(before)))
+    return base, tuning._replace(writing=writing), tuning.batch
+
+
+def _choice(
+    wanted: RunConfig,
+    found: Sequence[FoundSource],
+    tokens: int,
+    records: int,
+    whole: Duration,
+    size: str | None,
+) -> tuple[Choice, list[str]]:
+    """Choose the size of a new model by this machine's speed; a sentence if a guess was needed."""
+    text = tokens * _CHARACTERS_A_TOKEN
+    each = SAMPLE_BYTES // len(found)
+    sample = b"".join(one.sample[:each] for one in found)
+    tokenizer, unseen = _tokenizer_for(text or math.inf, wanted.model.tokenizer, sample)
+    # Texts that nobody has looked at are taken for recipes.
+    plain = {one.kind for one in found}.isdisjoint({RECIPES, ""})
+    choice = choice_for(
+        text,
+        records,
+        whole,
+        tokenizer=tokenizer,
+        sample=sample,
+        like=OF_PLAIN_TEXT if plain else OF_RECIPES,
+        only=size,
+    )
+    model = model_of(choice.size, choice.tokenizer.setting)
+    return choice._replace(writing=_writing_rate(model, found, tokens, records)), unseen
+
+
+def _writing_rate(
+    model: Mapping[str, Any], found: Sequence[FoundSource], tokens: int, records: int
+) -> float:
+    """Measure the tokens per second that a model writes; 0.0 if it writes none while training."""
+    if not tokens or {one.kind for one in found} <= {DOCUMENTS, TOKENS}:
+        return 0.0
+    return writing_rate_of(model, tokens * _CHARACTERS_A_TOKEN / records)
 
 
 def _tokenizer_for(text: float, name: str, sample: bytes) -> tuple[TextTokenizer, list[str]]:
@@ -481,7 +518,8 @@ def _texts(found: Sequence[FoundSource], how: Choice | Tuning | None) -> tuple[i
     """`evaluation.generate` and `evaluation.texts`; each takes its share of the time at most."""
     if how is None:
         return _MOST_AT_END, _MOST_BETWEEN
-    allowed = math.floor(EVALUATING * WRITING_SPEED * how.tokens / _tokens_each(found))
+    seconds, writing = how.tokens / how.rate, how.writing or _WRITING * how.rate
+    allowed = math.floor(EVALUATING * seconds * writing / _tokens_each(found))
     return min(_MOST_AT_END, allowed), min(_MOST_BETWEEN, allowed // _EVALUATIONS)
 
 
@@ -508,10 +546,15 @@ def _written(
 ) -> str:
     """The text of the file, each setting that a user would turn with a comment."""
     kinds, model, encoding = {one.kind for one in found}, wanted.model, wanted.data.encoding
-    length, why = str(wanted.train.stop_after), "with preparing and scoring; or 3 epochs"
+    whole = wanted.train.stop_after
+    length = f"  stop_after: {flow(str(whole))}   # with preparing and scoring; or 3 epochs\n"
     if how is not None and how.passes.ends_early:
-        length = f"{how.passes.most:g} epochs"
-        why = f"of {how.passes.of_time:,.0f} that there is time for; more would be learnt by heart"
+        limit = flow(str(Duration(whole.amount, whole.unit)))
+        why = f"there is time for {how.passes.of_time:,.0f}; more would be memorised"
+        length = f"""\
+  stop_after: {how.passes.most:g} epochs   # {why}
+  time_limit: {limit}   # of the whole command, for a machine that becomes slower
+"""
     if isinstance(how, Choice):
         of_model, peak_lr = _scratch(how, model.tokenizer), how.size.peak_lr
         name, schedule = "  name: muon   # for matrices, AdamW for the rest\n", "linear"
@@ -524,7 +567,9 @@ def _written(
     named = f"\n      columns: {flow(columns)}   # as you said" if columns else ""
     paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{named}" for one in found)
     written = "" if encoding == UTF_8 else f"  encoding: {flow(encoding)}   # as you said\n"
-    held_out = "  validation_fraction: 0.05   # held out from training, to measure by\n"
+    held_out = (
+        f"  validation_fraction: {_HELD_OUT_SHARE}   # held out from training, to measure by\n"
+    )
     if wanted.data.validation:
         held = "".join(f"\n    - path: {flow(v.path)}{named}" for v in wanted.data.validation)
         held_out = f"  validation:   # held out from training, to measure by{held}\n"
@@ -558,8 +603,7 @@ optim:
   schedule: {schedule}   # warms up for 3 % of the run, then falls to nothing by its end
 {more}
 train:
-  stop_after: {flow(length)}   # {why}
-  batch: {batch}   # what one update sees
+{length}  batch: {batch}   # what one update sees
   evaluate_every: 10 %
   save_every: {_save_every(wanted.train.stop_after)}   # a killed run continues from here
   # early_stopping: {{patience: 3}}   # end when the held-out loss has stopped falling

@@ -42,12 +42,19 @@ class SeenBase(NamedTuple):
     """Settings that a model asks for, each with the reason as a comment."""
 
     longest: int = 1  # tokens of the longest example
+    tokens_each: float | None = None
+    """Tokens of an example that are trained, with the base's tokenizer; None if not measured."""
     adapter: str = _NO_ADAPTER
     """The line of it, which is a comment where all weights are to be trained."""
     data: str = ""  # lines of the data section
     remarks: tuple[str, ...] = ()  # sentences on what is cut, memory that is short, or no look
     rate: float | None = None  # tokens a second that this machine trains; None: not looked at
     parameters: int = 0  # of the model, 0: not looked at
+
+    @property
+    def is_small(self) -> bool:
+        """True if the model was looked at, and is small enough to be loaded for a trial."""
+        return 0 < self.parameters < _ADAPTER_FROM and not self.is_adapted
 
     @property
     def is_adapted(self) -> bool:
@@ -67,19 +74,20 @@ def base_seen(
         DataError: its tokenizer cannot be used.
     """
     start, data, remarks, longest = config.model.start_from, list[str](), list[str](), 1
+    tokens_each: float | None = None
     if folder_here(start) is None:
         return SeenBase(remarks=(NOT_SEEN.format(start=start),))
     talks = any(isinstance(source.reader, ConversationReader) for source in sources)
     if sources and not config.model.tokenizer_source.startswith(TRAINED):
         template = "auto"
         try:
-            limits, remarks, own = _lengths(config, sources, template, talks=talks)
+            limits, tokens_each, remarks, own = _lengths(config, sources, template, talks=talks)
             why = "the base's own" if own else "headings; the base has no chat template"
         except DataError as error:
             if not talks or "chat template" not in str(error):
                 raise
             template, why = "plain", "headings, because the base's own does not end its answers"
-            limits, remarks, _ = _lengths(config, sources, template, talks=talks)
+            limits, tokens_each, remarks, _ = _lengths(config, sources, template, talks=talks)
         data += [f"  chat_template: {template}   # {why}\n"] if talks else []
         data += [
             f"  {one}: {n}   # by the longest that was measured\n" for one, n in limits.items()
@@ -87,30 +95,32 @@ def base_seen(
         longest = sum(limits.values())
         config = configure(config, data=limits)
     largest = max(longest, MOST_TOKENS)
-    seen = _fitted(configure(config, train={"batch": f"{largest} tokens"}), example)
+    config = configure(config, train={"batch": f"{largest} tokens"})
+    seen = _fitted(config, tokens_each or example)
     told = (*remarks, *seen.remarks)
-    return seen._replace(longest=longest, data="".join(data), remarks=told)
+    return seen._replace(longest=longest, tokens_each=tokens_each, data="".join(data), remarks=told)
 
 
 def _lengths(
     config: RunConfig, sources: Sequence[Source], template: str, *, talks: bool
-) -> tuple[dict[str, int], list[str], bool]:
-    """The limits that cut nothing the model can read; sentences on what is cut all the same.
+) -> tuple[dict[str, int], float | None, list[str], bool]:
+    """Choose the limits that cut nothing the model can read, and measure the tokens per example.
 
-    True comes with them where the base has a chat template.
+    Sentences about what is cut all the same follow, and True if the base has a chat template.
     """
     settings = replace(prepare_settings(config), chat_template=template)
     codec = load_codec(resolve_tokenizer(settings.tokenizer))
     own = template_text(codec.settings) is not None
     if talks:
         with_template(codec, settings)
-    chosen, said = choose_limits(find_files(sources), codec, settings, percentile=100)
+    chosen, said, tokens_each = choose_limits(find_files(sources), codec, settings, percentile=100)
     measured = {"max_prompt_tokens": "Longest prompt", "max_target_tokens": "Longest target"}
     both = "Longest conversation"  # which the two limits bound together
     names = [n for n, own in measured.items() if any(one.startswith((own, both)) for one in said)]
     limits = {name: int(getattr(chosen, name)) for name in names}
     told = [one for one in said if "cuts" in one or "no more" in one]
-    return limits, [*told, *_unknown_script(codec, sources, config.model.start_from)], own
+    told += _unknown_script(codec, sources, config.model.start_from)
+    return limits, tokens_each, told, own
 
 
 def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[str]:
