@@ -1,8 +1,10 @@
-# Every target makes .venv first when it is absent or older than pyproject.toml and requirements.lock,
-# with the versions that the lock names, so that a clone of any day has those that were tested.
-# pip's own settings are honoured: PIP_FIND_LINKS=FOLDER takes a CPU build of torch from a folder.
-# make demo PYTHON=python3.12     another interpreter
-# make test ARGS="-k resume -x"   arguments for pytest
+# Every target first creates .venv with the tested versions in requirements.lock. It is created again
+# when pyproject.toml or requirements.lock is newer.
+#
+#   make demo PYTHON=python3.12       choose the interpreter
+#   make test ARGS="-k resume -x"     pass arguments to pytest
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test    PyTorch without CUDA
+#   PIP_FIND_LINKS=FOLDER make test   PyTorch from a folder of wheels
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -12,9 +14,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 NEWEST := .venv-newest
 ARGS ?=
-# What installs and builds packages, ours among them; installed first, so that the lock holds it, too.
+# Build tools, also at the versions in the lock. They are installed first.
 BUILDERS := pip hatchling editables setuptools
-# What leans most on other packages: loading, one run and its resumption, generation, serving.
+# The tests that depend most on other packages: loading, training and resume, generation, serving.
 NEWEST_TESTS := tests/cli/test_quiet.py tests/models/loading tests/models/generation \
 	tests/training/test_resume.py tests/training/test_trainer.py tests/serving/test_app.py
 PIP_INSTALL := install --quiet --disable-pip-version-check
@@ -25,75 +27,75 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
 
 $(READY): pyproject.toml requirements.lock
-	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found; name one: make PYTHON=/path/to/python3.11"; exit 2; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv was not found. Set it: make PYTHON=/path/to/python3.11"; exit 2; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv (once; torch is the large part) ..."
 	@$(BIN)/python -m pip $(PIP_INSTALL) --constraint requirements.lock $(BUILDERS)
 	@$(BIN)/pip $(PIP_INSTALL) --constraint requirements.lock --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## the whole job on the embedded cookbook: prepare, train, evaluate, generate
+demo: $(READY)  ## prepare, train, evaluate and generate with synthetic recipes
 	@$(BIN)/toque demo $(ARGS)
 
-test: $(READY)  ## the tests, without the slow ones
+test: $(READY)  ## run the tests, except slow ones
 	@$(BIN)/python -m pytest -q -n 2 $(ARGS)
 
-test-slow: $(READY)  ## the slow tests
+test-slow: $(READY)  ## run the slow tests
 	@$(BIN)/python -m pytest -q -m "slow and not gpu" $(ARGS)
 
 build/triton: requirements.lock $(READY)
 	@$(BIN)/pip $(PIP_INSTALL) --constraint requirements.lock --no-deps --upgrade --target $@ triton
 	@touch $@
 
-# Beside a CPU build of torch, which brings none, and out of its environment.
-test-kernels: build/triton  ## attention's kernels compiled for cards that are not here; TOQUE_KERNELS=all for each
+# A CPU build of torch has no Triton, so Triton is installed in a separate folder.
+test-kernels: build/triton  ## compile the attention kernels for five GPUs without a GPU; TOQUE_KERNELS=all for all
 	@PYTHONPATH=build/triton $(BIN)/python -m pytest -q -m slow tests/fake_cuda/test_kernels_that_fit.py $(ARGS)
 
 $(NEWEST)/.ready: pyproject.toml
 	@$(PYTHON) -m venv --clear $(NEWEST)
-	@$(NEWEST)/bin/python -m pip $(PIP_INSTALL) --upgrade pip  # the one that Python brings searches for minutes
+	@$(NEWEST)/bin/python -m pip $(PIP_INSTALL) --upgrade pip  # the bundled pip resolves for minutes
 	@$(NEWEST)/bin/pip $(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 
-newest: $(NEWEST)/.ready  # an environment with the newest versions that pyproject.toml allows
+newest: $(NEWEST)/.ready  # create an environment with the newest allowed versions
 
-test-newest: newest  ## loading, training, generation and serving with the newest versions
+test-newest: newest  ## test loading, training, generation and serving with the newest allowed versions
 	@$(NEWEST)/bin/python -m pytest -q -n 2 $(NEWEST_TESTS) $(ARGS)
 
-versions:  # what the environments hold
+versions:  # print the installed versions
 	@for python in $(BIN)/python $(NEWEST)/bin/python; do [ ! -x $$python ] || \
 	{ $$python --version; $$python -m pip list --format=freeze --exclude toque | paste -sd ' '; }; done
 
-lock: $(READY)  ## requirements.lock with the newest versions; torch as its first lines say
+lock: $(READY)  ## write requirements.lock with the newest versions, except torch
 	@$(BIN)/pip $(PIP_INSTALL) uv
 	@sed -n '/^#/p' requirements.lock >requirements.lock.new
 	@printf '%s\n' $(BUILDERS) | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras \
 	--no-header --no-annotate --upgrade --constraint <(echo torch==2.13.0) pyproject.toml - >>requirements.lock.new
 	@mv requirements.lock.new requirements.lock
 
-format: $(READY)  ## put the code in its format
+format: $(READY)  ## format the code and fix lint errors
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-shape:  ## syntax nodes, density, long files; a report that never fails
+shape:  ## report syntax nodes, density and long files; never fails
 	@$(PYTHON) tools/shape.py
 
-lint: $(READY)
+lint: $(READY)  ## check format, lint and types
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
 	@$(BIN)/python tools/prose.py
 
-check: lint test  ## format, lint, types, tests; CI runs `make test-newest` besides
+check: lint test  ## lint and test
 
-docs: $(READY)  ## the documentation site, into build/site
+docs: $(READY)  ## build the documentation into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Open build/site/index.html"
 
-bench: $(READY)  ## the benchmarks of speed, about 25 minutes; each prints one JSON record
+bench: $(READY)  ## run the speed benchmarks (about 25 minutes); each prints a JSON record
 	@$(BIN)/pip $(PIP_INSTALL) --constraint requirements.lock --editable '.[bench]'
 	@bad=; for file in bench/speed/*.py; do $(BIN)/python "$$file" || bad="$$bad $$file"; done; \
 	[ -z "$$bad" ] || { echo "Void or failed:$$bad" >&2; exit 1; }
 
-clean:  ## remove .venv and caches; runs/ and stores/ stay
+clean:  ## remove .venv and caches, but not runs/ and stores/
 	rm -rf .venv $(NEWEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

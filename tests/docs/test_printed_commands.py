@@ -31,7 +31,8 @@ NO_COMMANDS: Final = {
 }
 NAMES: Final = {
     "CONFIG": "my.yaml", "$CONFIG": "my.yaml", "PATH": "my.yaml",
-    "RUN": "runs/mine", "NAME": "demo", "BASE": "runs/mine/model", "MODEL": "runs/mine/model",
+    "RUN": "runs/mine", "runs/my": "runs/mine", "NAME": "demo",
+    "BASE": "runs/mine/model", "MODEL": "runs/mine/model",
     "path/to/checkpoint": "runs/mine/model", "checkpoint": "runs/mine/model",
     "ADAPTER": "runs/a/model", "DIR": "folder",
     "model.start_from=DIR": "model.start_from=runs/mine/model",

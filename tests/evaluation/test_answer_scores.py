@@ -17,7 +17,19 @@ def test_json_is_one_value_of_the_standard(text: str, valid: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reference", "f1"),
-    [("a b b", "B a c", 2 / 3), ("", "", 1.0), ("?!", "a", 0.0), ("Crème.", "crème", 1.0)],
+    [
+        ("a b b", "B a c", 2 / 3),
+        ("", "", 1.0),
+        ("?!", "a", 0.0),
+        ("Crème.", "crème", 1.0),
+        ("红茶。", "绿茶", 0.5),
+        ("卵を焼く", "魚を焼く", 0.75),
+        ("मीठी खीर", "फीकी खीर", 0.5),
+        ("½ cup", "1/2 cup", 1.0),
+        ("½ cup", "¼ cup", 2 / 3),
+        ("🍅", "🍆", 0.0),
+        ("🍅 ", "🍅", 1.0),
+    ],
 )
 def test_token_f1_counts_common_words(text: str, reference: str, f1: float) -> None:
     assert token_f1(text, reference) == pytest.approx(f1)

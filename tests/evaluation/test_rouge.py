@@ -90,10 +90,15 @@ def test_words_of_other_scripts_by_hand(prediction, reference, shared):
 
 
 def test_texts_that_are_empty_or_full_of_marks():
-    words = ("20 \u212a", "½ cup", "350 ºF", "a\n\n\nb\n", "\ud800")
+    words = ("20 \u212a", "½ cup", "350 ºF", "a\n\n\nb\n", "a \ud800")
     odd = ["", "\n", "!!!", *words]
     pairs = [(a, b) for a in odd for b in odd]
     assert worst_difference(*map(list, zip(*pairs, strict=True))) < 1e-12
+
+
+def test_texts_without_words_score_one_if_they_are_equal():
+    pairs = [("🍅🍆", "🍅🍆\n"), ("🍅🍆", "🍅🍲"), ("🍅", "soup"), ("½", "¼"), ("\ud800", "\ud800")]
+    assert rouge_f1(*map(list, zip(*pairs, strict=True)))[:, 0].tolist() == [1, 0, 0, 0, 1]
 
 
 @given(st.integers(0, 10**9))

@@ -163,14 +163,12 @@ def test_another_format_is_refused_in_words(
         verify_checkpoint(folder)
 
 
-def test_a_checkpoint_of_version_010_is_refused_in_one_paragraph_and_not_touched(
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_from_before_version_020_is_refused_and_not_changed(tmp_path: Path) -> None:
     shutil.copytree(FOLDER, tmp_path / "checkpoints")
     path = tmp_path / "checkpoints" / f"step-{STEP:08d}" / "manifest.json"
     held = {k: v for k, v in json.loads(path.read_text()).items() if k != "settings"}
     path.write_text(json.dumps(held))
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(OtherFormatError, match=r"version 0\.1\.0 .* The version of that day does"):
+    with pytest.raises(OtherFormatError, match=r"before Toque 0\.2\.0, .* export its model"):
         CheckpointStore(tmp_path / "checkpoints").newest_valid()
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}

@@ -18,6 +18,7 @@ from toque.sources.conversations import (
     ONLY_READ,
     UNUSED_OF_PARTS,
     ConversationReader,
+    join_parts,
 )
 from toque.sources.documents import PairReader
 from toque.sources.file_kinds import FileJudge
@@ -176,6 +177,19 @@ def test_other_fields_of_a_message_are_for_the_template(tmp_path):
     found = read([{"messages": [ASKED, {**SAID, **fields, **empty}]}], tmp_path)
     plain = {**fields, "thinking": "Ris\notto.", "meta": {"at": [1, "\ufffd"]}}
     assert found.examples[0].turns[-1].fields == plain
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        (("One thing.", "", "Which rice?"), "One thing. Which rice?"),
+        (("That is ", "rice."), "That is rice."),
+        (("That is", "\n\nrice."), "That is\n\nrice."),
+        ((), ""),
+    ],
+)
+def test_parts_of_a_message_that_would_touch_get_a_blank(parts, text):
+    assert join_parts(parts) == text
 
 
 def test_a_field_of_a_part_is_counted(tmp_path):

@@ -73,6 +73,13 @@ def test_texts_end_at_every_end_that_the_files_name(place, tmp_path):
     assert best[0].text == "Yes!"
 
 
+def test_an_exported_base_names_the_end_of_its_tokenizer_too(tmp_path):
+    folder = base(tmp_path / "base", ends=END, config={"eos_token_id": END})
+    done = toque.export(folder, tmp_path / "copy")
+    ends = json.loads((done.folder / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == [ENDOFTEXT, END]
+
+
 def test_special_tokens_are_not_shown(tmp_path):
     folder = base(tmp_path / "base", stop=USER)
     [written] = toque.generate(folder, "Hi", temperature=0.0, max_new_tokens=8)

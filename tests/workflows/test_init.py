@@ -357,7 +357,8 @@ def test_unknown_columns_are_to_be_named_by_the_flag(
 @pytest.mark.usefixtures("kitchen")
 def test_fields_of_messages_are_named() -> None:
     answer = {"role": "assistant", "content": "Boil it.", "thinking": "Rice.", "weight": 0}
-    turns = [{"role": "user", "content": "Rice?"}, answer, {"role": "user", "content": "And?"}]
+    turns = [{"role": "user", "content": "Rice?", "thinking": ""}, answer]
+    turns.append({"role": "user", "content": "And?"})
     record = {"messages": [*turns, {**answer, "weight": 1}]}
     Path("talks.jsonl").write_text(f"{json.dumps(record)}\n" * 9)
     said = str(toque.init("talks.jsonl", to="talks.yaml"))

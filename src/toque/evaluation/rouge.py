@@ -2,6 +2,7 @@
 
 The scores of texts of ASCII words equal rouge-score 0.1.2 bit for bit, and the tests compare them.
 rouge-score reads a-z and 0-9 alone; the words here are `folded_words`, in any script, not stemmed.
+Two texts without words, such as emoji, score 1 if they are equal.
 Longest common subsequences are computed in the bits of one integer (Hyyrö 2004), one bit per word
 of the reference.
 """
@@ -33,6 +34,8 @@ def rouge_f1(predictions: Sequence[str], references: Sequence[str]) -> NDArray[n
 
 def _scores(prediction: str, reference: str) -> tuple[float, ...]:
     ours, theirs = folded_words(prediction), folded_words(reference)
+    if not ours and not theirs and not prediction.isascii():  # such as emoji
+        return (float(prediction.strip() == reference.strip()),) * len(NAMES)
     sizes = len(ours), len(theirs)
     bigrams = max(0, sizes[0] - 1), max(0, sizes[1] - 1)
     return (

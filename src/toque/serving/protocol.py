@@ -24,6 +24,7 @@ from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import ServedModel
 from toque.serving.server import RequestError
 from toque.serving.token_bytes import bytes_of_token
+from toque.sources.conversations import join_parts
 
 Json = dict[str, Any]
 _MOST_ERRORS: Final = 100
@@ -264,7 +265,7 @@ class _Message(BaseModel):
     @property
     def text(self) -> str:
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
+            return join_parts(part.text for part in self.content)
         return self.content or ""
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -214,7 +214,17 @@ def _joined_parts(parts: list[Any], notes: Counter[str]) -> tuple[str, str]:
                 return "", "a message of which only parts are to be learnt"
             if name not in _MARKS:
                 count_named(notes, UNUSED_OF_PARTS, name)
-    return "".join(part["text"] for part in parts), ""
+    return join_parts(part["text"] for part in parts), ""
+
+
+def join_parts(texts: Iterable[str]) -> str:
+    """Join the texts of a message's parts, with a blank between two that would touch."""
+    pieces: list[str] = []
+    for text in filter(None, texts):
+        if pieces and not (pieces[-1][-1].isspace() or text[0].isspace()):
+            pieces.append(" ")
+        pieces.append(text)
+    return "".join(pieces)
 
 
 def _is_learnt(mark: object) -> bool | None:

@@ -175,7 +175,7 @@ def codec_in(folder: Path, record: Provenance) -> Codec:
     except DataError as error:
         raise CheckpointError(str(error)) from error
     if record is FOREIGN:
-        codec.begin_as_written()
+        codec.read_as_written()
     codec.end_also(end_ids_in(base_of(folder) or folder), ordinary=record is FOREIGN)
     return codec
 

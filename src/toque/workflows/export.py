@@ -193,7 +193,12 @@ def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance
         )
     tokenizer = tokenizer_of(source)
     if record is FOREIGN and not is_toques(source):  # of another's model nothing is known to add
-        made = export_model(source, to, codec_folder=tokenizer, card=card, dtype=dtype)
+        ends: list[int] = []
+        with suppress(CheckpointError):  # a tokenizer that Toque cannot read is copied as it is
+            ends = codec_in(source, record).ordered_ends
+        made = export_model(
+            source, to, codec_folder=tokenizer, card=card, dtype=dtype, end_ids=ends
+        )
         return _compared(tokenizer, made)
     codec, encoder, most = codec_in(source, record), _has_encoder(source), record.max_new_tokens
     files, portable = model_files(codec, record, encoder=encoder)

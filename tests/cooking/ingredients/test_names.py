@@ -107,3 +107,23 @@ def test_forms_are_all_words_of_a_stem():
     for word in words.split():
         assert word in forms(stem(word))
         assert {stem(form) for form in forms(stem(word))} == {stem(word)}
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("1 pouch of instant barley", "instant barley"), ("1 Pd Sausage", "Sausage"),
+        ("4 (1 liter) cups chicken stock", "chicken stock"), ("2 (packed) cups dill", "dill"),
+        ("3/4 of a cup of warm water", "warm water"), ("Can of black beans", "black beans"),
+        ("4 toasted slices of bread", "bread"), ("1 (16 ounce) pound cake", "pound cake"),
+        ("1 1-pint basket fresh berries", "fresh berries"), ("2 bars (50 g) nougat", "nougat"),
+        ("1/2 cup water mixed with salt", "water"), ("1 lemon zested and juiced", "lemon"),
+        ("1/2 cup raisins soaked in rum", "raisins"), ("1 tsp. brown sugar each", "brown sugar"),
+        ("butter with 1/2 tsp vanilla", "butter"), ("1 cup rice with 2% milk", "rice with 2% milk"),
+        ("1 cup broth I like low-salt", "broth"), ("Plum tomato 5 nos", "Plum tomato"),
+        ("3 cans green beans drained or 2 pounds fresh", "green beans"),
+        ("1 cup mixed nuts", "mixed nuts"),
+    ],
+)  # fmt: skip
+def test_names_without_measures_and_remarks(line, name):
+    assert ingredient_name(line) == name

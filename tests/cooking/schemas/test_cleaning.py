@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean_text, is_subheading
+from toque.cooking.schemas.cleaning import (
+    clean_ingredients,
+    clean_steps,
+    clean_text,
+    clean_title,
+    is_subheading,
+)
 
 
 @pytest.mark.parametrize(
@@ -13,6 +19,8 @@ from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean
         ("plain", "plain"), ("  two   spaces ", "two spaces"),
         ("Mom&#39;s &amp; Dad&amp;#39;s", "Mom's & Dad's"), ("3&#8211;4 cups", "3–4 cups"),
         ("<b>Bake</b> at <a href='x'>350</a>", "Bake at 350"),
+        ("1 <sup>1</sup>&frasl;<sub>2</sub> cups", "1 1/2 cups"),
+        ("1<sup class='x'>1</sup>/4 oz miso<sup>2</sup>", "1 1/4 oz miso 2"),
         ("Boil.<br/>Drain.", "Boil.\nDrain."), ("heat if < 5 > 3", "heat if < 5 > 3"),
         ("a\u00a0b\u2009c", "a b c"), ("New Mexico\x96Style", "New Mexico–Style"),
         ("it\x92s\x00 hot\x81", "it's hot"), ("preheat to 350\ufffd\ufffdF.", "preheat to 350°F."),
@@ -174,3 +182,34 @@ def test_steps_are_parted_and_bared(lines, steps, note):
     assert clean_steps(lines, notes) == steps
     assert [what for what, count in notes.items() if count and note in what] or not note
     assert bool(sum(notes.values())) == bool(note)
+
+
+@pytest.mark.parametrize(
+    ("title", "clean"),
+    [
+        ("Skillet Pea Pie Recipe", "Skillet Pea Pie"), ("Grandma's Recipe", "Grandma's Recipe"),
+        ("Pea Soup (Copycat)", "Pea Soup"), ("Pea Soup by Ann Pod", "Pea Soup"),
+        ("Podco® Pea Dip", "Podco Pea Dip"), ("Death by Chocolate", "Death by Chocolate"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_title_names_no_writer(title, clean):
+    assert clean_title(title, Counter()) == clean
+
+
+def test_numbers_without_a_point_and_a_blank_before_a_stop():
+    steps = ["1 Boil the peas.", "Wait.", "2 Mash <b>them</b> .", "2 Tablespoons are enough."]
+    right = ("Boil the peas.", "Wait.", "Mash them.", "2 Tablespoons are enough.")
+    assert clean_steps([*steps[:3]], Counter()) == right[:3]
+    assert clean_steps(steps[3:], Counter()) == right[3:]
+
+
+@pytest.mark.parametrize(
+    ("line", "clean"),
+    [
+        ("Oil-", "Oil"), ("Salt- to taste", "Salt - to taste"), ("Dill-1 tsp", "Dill - 1 tsp"),
+        ("3 Serve with bread", ""), ("pound peas", "peas"), ("red- or white wine", ""),
+    ],
+)  # fmt: skip
+def test_stray_hyphens_and_steps_in_lists(line, clean):
+    kept = (line,) if line == "red- or white wine" else (clean,) * bool(clean)
+    assert clean_ingredients([line], Counter()) == kept

@@ -199,7 +199,7 @@ def test_a_part_of_the_dish_opens_the_step_it_names(part):
         (["Recipe adapted from Peas Weekly"], [], {"credits": 1}),
         (["60 ml", "2 cups each:"], [], {"only an amount": 2}),
         (["12-inch baking dish", "a frying basket", "2 cedar planks"], [], {"equipment": 3}),
-        (["Note: peas can be soaked overnight", "Serve with bread (see above)"], [],
+        (["Note: peas can be soaked overnight", "Serve with bread (if possible)"], [],
          {"notes": 1, "section names": 1}),
         (["*If dried peas are hard to find, fresh ones can be used.", "Makes about 3 cups"], [],
          {"notes": 2}),
@@ -222,7 +222,7 @@ def test_what_is_no_ingredient_is_counted_by_its_reason(lines, kept, counts):
         "8 rice paper wrappers", "1 pound chicken skewers", "1 cup EVOO", "EVOO",
         "2 cinnamon sticks", "1 bunch fresh dill tied with kitchen twine",
         "1 tablespoon pickling spice, wrapped in cheesecloth",
-        "2 tablespoons pink pepper (available at Nordic markets)", "1 cup ranch dressing",
+        "2 tablespoons pink pepper (sold as whole pods)", "1 cup ranch dressing",
         "1 package ice cream cones", "2 lemons, for garnish", "1 (9 inch) pie crust",
         "Chocolate Frosting", "pan drippings", "Dressing",  # the last line heads nothing
         "SALT",
@@ -311,3 +311,29 @@ def test_a_name_at_the_end_goes_and_sentences_without_a_stop_stay():
 def test_numbers_without_a_point_are_no_part_of_a_step():
     recipe, _ = read(directions=[f"{n} {step}" for n, step in enumerate(STEPS, 1)])
     assert recipe.steps == tuple(STEPS)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Time: 1 hour.", "Difficulty: easy", "Yield: Serves 3-4.", "instructions on peapod.com",
+        "Get more recipes on my blog", "This dip is especially good when served with bread",
+        "Can also use this recipe for beans.", "For a lighter version use milk.", "I love this!",
+        "Pancetta, bacon cured in salt, is available at Nordic markets.", "Note-If dry, add water.",
+    ],
+)  # fmt: skip
+def test_notes_and_offers_are_not_steps(line):
+    recipe, notes = read(directions=[*STEPS, line])
+    assert recipe.steps == tuple(STEPS)
+    assert sum(removed(notes).values()) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "I like to use scissors to cut the rolls.", "In a bowl stir in peas sold in jars.",
+        "Good cooks wait a day.", "For the lighter half use the milk.", "Enjoy!",
+    ],
+)  # fmt: skip
+def test_steps_that_only_look_like_notes_stay(line):
+    assert read(directions=[*STEPS, line])[0].steps == (*STEPS, line)

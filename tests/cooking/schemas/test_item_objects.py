@@ -189,9 +189,9 @@ def test_what_an_ingredient_does_not_use_is_counted():
     unit = {"name": "g", "description": "metric", "id": 4}
     beans = {"name": "white beans", "amount": 250, "unit": unit, "aisle": "Beans", "kcal": 90}
     recipe, notes = read(
-        ingredients=[beans, {**beans, "id": 7, "order": 2}, 5, {"x": "1", "y": "a"}]
+        ingredients=[beans, {**beans, "amount": 90, "id": 7, "order": 2}, 5, {"x": "1", "y": "a"}]
     )
-    assert recipe.ingredients == ("250 g white beans",) * 2
+    assert recipe.ingredients == ("250 g white beans", "90 g white beans")
     names = ["aisle", "kcal", "unit.description", "x", "y"]
     assert unread(notes) == ["ingredients (int)", *(f"ingredients.{name}" for name in names)]
     assert notes[f"{UNUSED}ingredients.aisle"] == 1  # records

@@ -170,3 +170,9 @@ def test_where_labels_come_from_is_counted():
         "nutrition class as the source says": 1,
         "nutrition class from the source's figures": 1,
     }
+
+
+@pytest.mark.parametrize("line", ["§ teaspoon salt", "1§ cups salt", "\ufffd cup salt"])
+def test_a_recipe_with_a_lost_fraction_is_dropped(line):
+    record = {**SOUP, "ingredients": [*SOUP["ingredients"], line]}
+    assert recipe_of(record, Counter()) == "lost fraction"

@@ -47,6 +47,33 @@ def test_recipes_that_only_look_doubled(steps):
     assert not notes
 
 
+@pytest.mark.parametrize(
+    ("steps", "once"),
+    [
+        ([f"For the cake: {A} {B}", A, B, C], [f"For the cake: {A}", B, C]),
+        ([f"Make the cake {A} {B}", A, B, C], [f"Make the cake: {A}", B, C]),
+        ([f"{C} {A} {B}", A, B], [f"{C} {A}", B]),
+        ([C, f"Why? {A} {B}", A, B], [C, f"Why? {A}", B]),
+        ([C, f"Cook's Notes {A} {B}", A, B], [C, f"Cook's Notes: {A} {B}"]),
+        ([C, A + B + C + A, "Wait.", A + B + C + A], [C, A + B + C + A, "Wait."]),
+        ([A, f"{B} {C}", A, B, C, "Eat."], [A, B, C, "Eat."]),
+    ],
+)
+def test_paragraphs_that_the_next_steps_repeat(steps, once):
+    notes: Counter[str] = Counter()
+    assert without_repeat(steps, notes) == once
+    assert notes == {"doubled instructions": 1}
+
+
+def test_an_ingredient_that_repeats_the_line_before_is_read_once():
+    lines = ["1 tsp salt", "1 tsp Salt", "2 eggs", "1 tsp salt"]
+    notes: Counter[str] = Counter()
+    assert without_repeat(lines, notes, "doubled lists of ingredients", shortest=1) == [
+        "1 tsp salt", "2 eggs", "1 tsp salt"
+    ]  # fmt: skip
+    assert notes == {"lines that repeat the line before": 1}
+
+
 def test_a_doubled_list_of_ingredients_is_read_once():
     lines = ["20 g sunflower oil", "50 g popping corn", "3 tbsp white sugar"]
     notes: Counter[str] = Counter()
@@ -133,8 +160,36 @@ def test_misprints_within_a_line(line, right):
 
 
 @pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        ("2 cups peas (see cooks' note, below), hot", "2 cups peas, hot"),
+        ("2 eggs (fresh; see Tip)", "2 eggs (fresh)"),
+        ("1 tsp salt, see notes above", "1 tsp salt"),
+        ("1 cup rice (for grain-free see notes)", "1 cup rice (for grain-free)"),
+        ("Boil it. See note for other pans. Eat.", "Boil it. Eat."),
+        ("1 cup aioli (recipe follows)", "1 cup aioli"), ("6 crepes (recipe below)", "6 crepes"),
+        ("1 cup aioli (recipe follows or store-bought)", "1 cup aioli (store-bought)"),
+        ("1 cup pea flour (available at Nordic markets), sifted", "1 cup pea flour, sifted"),
+        ("2 cups frisee (chicory, sold at some markets)", "2 cups frisee (chicory)"),
+        ("1/2cup peas", "1/2 cup peas"), ("cup ¼ of raisins", "¼ cup raisins"),
+        ("stir inthe peas, cut inhalf", "stir in the peas, cut in half"),
+        ("low- salt broth in a sauce- pan", "low-salt broth in a saucepan"),
+        ("Bake at 450:F", "Bake at 450°F"), ("bake@ 350", "bake at 350"),
+        ("cook for l hour", "cook for 1 hour"), ("2 Podco(R) peas", "2 Podco peas"),
+    ],
+)  # fmt: skip
+def test_references_to_other_texts_and_lost_spaces(line, right):
+    notes: Counter[str] = Counter()
+    assert without_misprints([line, "salt"], notes) == [right, "salt"]
+    assert notes.total() == 1
+
+
+@pytest.mark.parametrize(
     "line",
     [
+        "Stir until you see the bottom of the pan.", "See that the rice is soft.",
+        "Wait to see if it sets, then see to the sauce.", "short- or long-grain rice",
+        "Follow the recipe on the box.", "50g butter",
         "Wait ... then eat...", "2 clove(s) garlic", "een (hand)mixer", "2,5 dl melk", "5 * 3 cm",
         "saute the crepes", "snake_case and 2*3*4", "12 cups rice", "12 ounces peas",
         "12 cupcakes", "a 10 or 12 cup pan", "Lait : 25 cl",

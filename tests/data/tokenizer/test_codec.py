@@ -45,6 +45,20 @@ def test_the_marker_is_the_highest_spare_token_as_written(codec: Codec) -> None:
     assert codec.encode("\n\n") == [codec.newline_id] * 2
 
 
+def test_no_sentinel_stands_for_the_line_breaks_of_another_model(
+    tokenizers_at: dict[str, Path],
+) -> None:
+    folder = tokenizers_at["encoder-decoder"]
+    codec = load_codec(folder)
+    marker = codec.newline_id
+    codec.read_as_written()
+    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert codec.encode("a\nb") == plain.encode("a\nb", add_special_tokens=False).ids
+    assert codec.encode_flat(["a\nb"]).flat.tolist() == codec.encode("a\nb")
+    shown = codec.decode([*codec.encode("salt"), marker], skip_special_tokens=True)
+    assert shown == "salt"
+
+
 def test_special_tokens_are_silent_in_text(codec: Codec) -> None:
     ids = [codec.pad_id, *codec.encode("add salt"), codec.eos_id, codec.pad_id]
     assert codec.decode(ids) == "add salt"

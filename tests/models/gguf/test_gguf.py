@@ -10,7 +10,7 @@ import jinja2
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tiny import EOS, EVERY_KIND, PAD, make, model_of
@@ -207,11 +207,23 @@ def test_weights_beyond_a_type_are_float32(stored: str, export: Export, tmp_path
     assert read["blk.1.ffn_up.weight"] == stored.upper()
 
 
+def test_the_export_reports_a_tokenizer_that_composes_letters(
+    tokenizer_json: str, tmp_path: Path
+) -> None:
+    source, tokenizer = saved(make("gpt2"), tmp_path / "model"), Tokenizer.from_str(tokenizer_json)
+    for normalizer in (None, normalizers.Sequence([normalizers.NFC()])):
+        tokenizer.normalizer = normalizer
+        folder = tmp_path / f"soup-{normalizer is None}"
+        how = {"kind": "f32", "asking": ASKING, "prompts": PROMPTS[:2]}
+        done = export_gguf(source, folder, tokenizer_json=tokenizer.to_str(), **how)
+        assert ("composes letters (Unicode NFC)" in str(done)) is (normalizer is not None)
+
+
 def test_a_weight_that_is_not_a_number_is_refused(write: Write) -> None:
     model = make("llama")
     with torch.no_grad():
         dict(model.named_parameters())["model.layers.0.mlp.up_proj.weight"][0, 0] = torch.inf
-    with pytest.raises(ConfigError, match=r"blk.0.ffn_up.weight holds values that are infinite"):
+    with pytest.raises(ConfigError, match=r"blk.0.ffn_up.weight .*infinite.* optim\.peak_lr"):
         write(model)
 
 
@@ -275,6 +287,22 @@ def test_a_normalizer_that_llama_cpp_lacks_is_refused(write: Write) -> None:
     odd = sentencepiece_bpe(normalizers.Sequence([normalizers.Lowercase(), PREPEND, REPLACE]))
     with pytest.raises(ConfigError, match="SentencePiece BPE after the normalizer Lowercase"):
         write(model_of("llama", vocab=264), tokenizer_json=odd)
+
+
+def test_a_normalizer_of_a_unigram_is_written_or_refused(
+    tokenizers_at: dict[str, Path], write: Write
+) -> None:
+    codec = load_codec(tokenizers_at["encoder-decoder"])
+    model = make("t5")
+    model.resize_token_embeddings(codec.vocab_size)
+    suit(model)
+    tokenizer = Tokenizer.from_str(codec.tokenizer_json)
+    blanks = normalizers.Replace(Regex(" {2,}"), " ")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip(), blanks])
+    write(model, tokenizer_json=tokenizer.to_str())
+    tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.raises(ConfigError, match="Unigram after the normalizer Lowercase"):
+        write(model, tokenizer_json=tokenizer.to_str())
 
 
 def test_a_tokenizer_llama_cpp_lacks_is_refused(tokenizer_json: str, write: Write) -> None:

@@ -24,6 +24,7 @@ Role = Literal["whole", "plus", "same", "each"]
 _TOTALS: Final = frozenset({"total", "in", "each", "apiece", "all", "altogether", "weight"})
 _BETWEEN: Final = frozenset({"/", ",", ";", "or", "-", "and", "plus", "+", "=", "[", "]"})
 _BULLETS: Final = frozenset({"-", "*", "•", "~", "."})
+_CLOSES: Final = frozenset(CLOSING.values())
 _OF: Final = frozenset({"de", "di", "du", "del", "da"})
 _PLUS: Final = frozenset({"plus", "+", "and", "&"})
 OPENERS: Final = (  # words that may stand before a food's name
@@ -205,6 +206,12 @@ class AmountReader:
             last = self.amounts[-1]
             if last.role == "each" and last.unit is None:
                 self.amounts[-1] = last._replace(unit=unit.name)  # "1 (3 1/2) pound chicken"
+            elif self._follows_bracket(unit):
+                self.amounts[0] = self.amounts[0]._replace(unit=unit.name)  # "4 (1 liter) cups"
+                self.amounts[1:] = [
+                    amount._replace(role="same" if amount.role == "each" else amount.role)
+                    for amount in self.amounts[1:]
+                ]
             elif last.unit != unit.name:
                 del self.sizes[sizes:]
                 return False
@@ -219,6 +226,17 @@ class AmountReader:
             self.amounts.append(Amount(None, unit.name, "same" if first else "whole"))
         self.i = i
         return True
+
+    def _follows_bracket(self, unit: Unit) -> bool:
+        """True if a measure in brackets stands between the first number and its unit."""
+        words, i = self.tokens.words, self.i
+        return (
+            self.amounts[0].unit is None
+            and words[i - 1] in _CLOSES
+            and unit.kind in {"mass", "volume"}
+            and len(words[i]) > 2
+            and not words[i + 1].startswith("cake")
+        )
 
     def _size(self) -> bool:
         """Sizes of the food itself: "2 large eggs"."""

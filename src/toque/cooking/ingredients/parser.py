@@ -148,9 +148,22 @@ class _Line:
         ):
             at += 1
         del kept[:at]
+        kept = self._without_measure(kept)
         while len(kept) > 1 and (words[kept[-1]] in _AT_END or words[kept[-1] + 1] == "%"):
             del kept[-1]
         self.name = join(self.tokens, kept)
+
+    def _without_measure(self, kept: list[int]) -> list[int]:
+        """Take "slices of" out of a name: "4 toasted slices of bread", "can of beans"."""
+        words = self.tokens.words
+        unit = SPELLINGS.get(words[kept[0]]) if kept else None
+        if len(kept) < 3 or unit is None or words[kept[1]] != "of":
+            return kept
+        if not self.amounts:
+            self.amounts.append(Amount(None, unit.name))
+        elif self.amounts[0].unit is None:
+            self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
+        return kept[2 + (words[kept[2]] in {"a", "an", "the"} and len(kept) > 3) :]
 
     def _begins_name(self, i: int) -> bool:
         """True if a number begins a name: "7-Up", but no "6-pack"."""
@@ -161,7 +174,10 @@ class _Line:
         j = participles_end(self.tokens, i, end)
         if j == i or belongs_to_name(self.tokens.words[kept[-1]], self.tokens.words[i]):
             return False
-        return j >= end or self.tokens.words[j] in {"into", "in", "("}
+        after = self.tokens.words[j]
+        if after == "or" and self.tokens.is_number(j + 1):
+            return True  # "green beans drained or 2 pounds fresh"
+        return j >= end or after in {"into", "in", "(", "with", "for", "from", "until"}
 
     def _skip(self, i: int, end: int, kept: list[int]) -> int:
         """Skip a token inside a name that is not part of it, or keep token `i`; the index after."""

@@ -30,7 +30,9 @@ _QUALITY_ENDINGS: Final = (
     "-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-packed", "-less",
 )  # fmt: skip
 _AMOUNT_WORDS: Final = frozenset({"taste", "needed", "required", "desired", "wish", "like"})
-_SPEAKING: Final = frozenset({"also", "can", "may", "need", "prefer", "use", "used", "want"})
+_SPEAKING: Final = frozenset(
+    {"also", "can", "like", "love", "may", "need", "prefer", "recommend", "use", "used", "want"}
+)
 _PREPARING: Final = SEGMENT_PREPARED | ADVERBS
 _OF_NO_FOOD: Final = _PREPARING | PARTS | {"only", "part"}
 _NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
@@ -38,7 +40,8 @@ _NO_NAME: Final = REMARKS | PURPOSES | SEGMENT_PREPARED
 ENDS: Final = frozenset(  # words that may end a name; `ends_name` decides
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
      "or", "and", "to", "for", "as", "if", "at", "cut", "i", "you", "you'll", "can", "made",
-     "dissolved", "combined", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
+     "dissolved", "combined", "mixed", "soaked", "steeped", "plumped", "weighing", "use",
+     "with", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
 )  # fmt: skip
 SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES  # words in a name that need further checks
 
@@ -95,10 +98,13 @@ def is_quality(word: str) -> bool:
 _FOLLOWING: Final[dict[str, frozenset[str]]] = {
     **dict.fromkeys(("or", "and"), frozenset({"more", "to", "a", "as", "half", "other"})),
     **dict.fromkeys(("to", "for"), PURPOSES),
-    "as": _AMOUNT_WORDS | {"a", "an"},
-    "if": _AMOUNT_WORDS,
+    "as": _AMOUNT_WORDS | {"a", "an", "you"},
+    "if": _AMOUNT_WORDS | {"you"},
     "room": frozenset({"temperature", "temp"}),
-    **dict.fromkeys(("made", "dissolved", "combined"), frozenset({"by", "from", "in", "with"})),
+    **dict.fromkeys(
+        ("made", "dissolved", "combined", "mixed", "soaked", "steeped", "plumped"),
+        frozenset({"by", "for", "from", "in", "into", "with", "overnight"}),
+    ),
     "at": frozenset({"room", "least"}),
     **dict.fromkeys(("i", "you", "you'll", "can"), _SPEAKING),
     "cut": frozenset({"into", "in", "up", "from", "to", "on", "across", "crosswise"}),
@@ -114,6 +120,8 @@ def ends_name(tokens: Tokens, i: int) -> bool:
             return False  # "half and half"
         if tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%":  # "whole or 2% milk"
             return True
+    if word == "with":  # "butter with 1/2 tsp vanilla", but "yogurt with 2% fat"
+        return tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%"
     if word == "for" and following.endswith("ing"):
         return True
     if word == "+" and tokens.kinds[i + 1] != "W":

@@ -27,7 +27,7 @@ decagram|mass|10|dkg
 kilogram|mass|1000|kg kgs kilo quilo кг
 milligram|mass|0.001|mg
 ounce|mass|28.35|oz ozs onz
-pound|mass|453.6|lb lbs
+pound|mass|453.6|lb lbs pd
 millilitre|volume|1|ml mls milliliter cc mililitro мл 毫升
 centilitre|volume|10|cl centiliter
 decilitre|volume|100|dl deciliter decilitro
@@ -48,6 +48,7 @@ millimetre|length|0.1|mm millimeter
 clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje teen tenen fedd båt \
 ząbek ząbki gerezd fed klyfta strúčik strúčikov stroužek stroužky
 can|count|0|tin lata blik blikje dose dosen dåse burk
+pouch|count|0|pouches
 package|count|0|pk pkg pkgs pack packet packages pkt pck päckchen paket bal förpackning
 sachet|count|0|envelope zakje bustina sachê sáček sobre
 box|count|0|boxes case
@@ -63,7 +64,7 @@ slice|count|0|rasher φετ rodaja tranche scheibe scheiben plak plakje plakken 
 bunch|count|0|bunches bosje bund bd bunt manojo knippe botte
 stalk|count|0|rib stilk stilke
 sprig|count|0|takje zweig zweige szál brin branche ramita kvist kvister stängel
-piece|count|0|pc pcs chunk stk stück stuks adet db ks unid unidade \
+piece|count|0|pc pcs chunk stk stück stuks nos adet db ks unid unidade \
 sztuka sztuki szt pièce unité 个
 sheet|count|0|vel rolle rulle
 loaf|count|0|loaves
@@ -75,7 +76,7 @@ glass|count|0|glasses wineglass wineglasses
 """
 # pieces without other spellings
 _PIECES = """
-jar bottle bag carton punnet drop drizzle squeeze stick head bulb strip ball wedge ear
+jar bottle bag carton punnet basket bar drop drizzle squeeze stick head bulb strip ball wedge ear
 square scoop rack part recipe serving
 """
 
@@ -85,7 +86,21 @@ STARTERS: Final = frozenset(  # units that need no number: "pinch of salt", "cup
 )  # fmt: skip
 
 CONTAINERS: Final = frozenset(
-    {"can", "package", "sachet", "jar", "bottle", "bag", "box", "carton", "container", "punnet"}
+    {
+        "can",
+        "package",
+        "sachet",
+        "jar",
+        "bottle",
+        "bag",
+        "box",
+        "carton",
+        "container",
+        "punnet",
+        "pouch",
+        "basket",
+        "bar",
+    }
 )  # units whose size has to be given: "1 (16 ounce) can"
 
 LATE: Final[dict[str, frozenset[str] | None]] = {
@@ -154,7 +169,7 @@ PREPARED: Final = frozenset(
     """
     beaten boned bruised buttered butterflied chilled chopped cleaned cooked cooled cored
     cracked crumbled crushed cubed cut deboned deseeded deveined diced drained grated halved
-    hulled julienned lukewarm mashed melted minced packed peeled picked pounded pre-crumbled
+    hulled juiced julienned lukewarm mashed melted minced packed peeled picked pounded pre-crumbled
     pureed puréed quartered rinsed scrubbed seeded shaved shelled shredded shucked sieved sifted
     skinned sliced slivered snipped softened squeezed stemmed stoned strained thawed toasted
     separated torn trimmed uncooked unpeeled unsifted washed well-shaken wiped zested
@@ -226,5 +241,5 @@ UNSAID: Final = frozenset("additional extra some more optional each etwas plenty
 
 BEFORE_NAME: Final = frozenset("of or and x the from per plus to weight size : % , . - +".split())  # noqa: SIM905
 AFTER_NAME: Final = frozenset(
-    "and or in with made from of dissolved mixed studded to for plus at the".split()  # noqa: SIM905
+    "and or in with made from of dissolved mixed studded to for plus at the each weighing".split()  # noqa: SIM905
 )  # words that are left at the ends of a name when what they belong to is read: "or so", "made"

@@ -11,10 +11,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from html.entities import html5
+from itertools import pairwise
 from typing import Final
 
 from toque.cooking.ingredients.vocabulary import ADVERBS, PREPARED
-from toque.cooking.schemas.repairs import LOST_SPACES, only_measures, rejoined
+from toque.cooking.schemas.repairs import (
+    LOST_SPACES,
+    SPACED_MARK,
+    TRADEMARKS,
+    only_measures,
+    rejoined,
+)
 from toque.cooking.text_keys import has_action_verb, words_of
 from toque.sources.documents import composed
 from toque.sources.records import replace_lone_surrogates
@@ -22,6 +29,10 @@ from toque.sources.records import replace_lone_surrogates
 _CLEAN = re.compile(r"[ -%'-;=?-Z\\-~]*")  # ASCII without "&", "<", ">" and "["
 _LINE_MARKUP = re.compile(r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
 _MARKUP = re.compile(r"<[a-zA-Z/!][^<>]*>")
+_RAISED_FRACTION = re.compile(
+    r"<sup[^<>]*>\s*(\d{1,3})\s*</sup>\s*[/⁄∕]\s*(?:<sub[^<>]*>\s*(\d{1,3})\s*</sub>|(\d{1,3}))",
+    re.IGNORECASE,
+)  # "<sup>1</sup>&frasl;<sub>2</sub>", whose tags are not blanks
 _NO_CHARACTER = re.compile(r"&#(?:[xX]0*+[0-9a-fA-F]{7,}+|0*+[0-9]{8,}+);?")
 _REMNANT = re.compile(r'"{0,3}(?<![-=])[<>](?! ?[\d=])"{0,3}')  # half of a tag
 _BROKEN_ENTITY = re.compile(
@@ -50,24 +61,37 @@ _WINDOWS_1252 = {0x91: "'", 0x92: "'", 0x93: '"', 0x94: '"', 0x96: "–", 0x97: 
 # One U+FFFD per lost byte of UTF-8: the degree sign had two, the apostrophe and the dash three.
 _LOST_DEGREE = re.compile(r"(?<=\d)\ufffd{1,2}(?=\s?[FC]\b)")
 _LOST_DASH = re.compile(r"(?<=\d)\ufffd{1,3}(?=\d)")
+_TRADEMARK = re.compile(r",? ?[®™℠]|(?<=[.!?)]) ?[◊♦](?=\s|\Z)")
+_REGISTERED = frozenset("®™℠◊♦")
+LOST_FRACTION: Final = re.compile(
+    r"(?:[§¤◊¨¦]|\ufffd{1,3})(?= ?(?:cups?|t(?:ea|able)spoons?|tsps?|tbsps?|pounds?|lbs?|ounces?|oz"
+    r"|inch(?:es)?|pints?|quarts?|sticks?)\b)|(?<=\d)[§¤◊¨¦]"
+)  # the sign that an import left of a fraction that it could not write
 _LOST_APOSTROPHE = re.compile(r"(?<=[^\W\d_])(?:\ufffd{3}|\ufffd)(?=(?:s|t|re|ve|ll|d)\b)")
 
 _SIGNS: Final = "•·▪▫●○◦‣□■▢◻◼◽◾⬜☐☑☒✓✔❏❑❒➢➤►▸◆"  # bullets and the boxes of lists to tick off
 _BULLET = re.compile(rf"(?:[-–—*{_SIGNS}]++\s++|[{_SIGNS}]++\s*+|\[[ xX]?\]\s*+)")
 _STEP_NUMBER = re.compile(
-    r"(?:(?:step|[ée]tape|schritt|pass?o|stap|krok)\s*\d{1,2}\s*(?:[:.)–-]|(?=[A-Z]|$))|\d{1,2}\s*(?:[.:](?!\d)|\))|\(\d{1,2}\))\s*",
+    r"(?:(?:step|[ée]tape|schritt|pass?o|stap|krok)\s*\d{1,2}\s*(?:[:.)–-]|(?=[A-Z]|$))"
+    r"|\d{1,2}\s*(?:[.:](?!\d)|\))|\(\d{1,2}\))\s*",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[^\W\d_]")
+_STRAY_HYPHEN: Final = re.compile(
+    r"(?<=[a-z]{2})-(?:\Z| (?=(?!(?:and|und|oder|och)\b)[a-z]{3}|to taste)|(?=[\d½¼¾⅓⅔]))"
+)
 _LOST_NUMBER: Final = re.compile(
-    r"(?:(?:cups?|tsps?|tbsps?|teaspoons?|tablespoons?)\.? (?=[A-Za-z])"
+    r"(?:(?:cups?|tsps?|tbsps?|teaspoons?|tablespoons?|pounds?|ounces?|pints?|quarts?)\.?"
+    r" (?=[A-Za-z])"
     r"|(?:Cups?|Tsps?|Tbsps?|Teaspoons?|Tablespoons?)\.? (?=[a-z]))"
-    r"(?!(?:of|or|and|plus|cakes?|noodles?)\b)"
+    r"(?!(?:of|or|and|plus|cakes?|noodles?|jars?|cans?)\b)"
 )  # the unit of "cup sugar", which lost its number
 _STEP_IN_LIST: Final = re.compile(
-    r"(?:\d{1,2}[.)]?\s*)?(?:Add|Bake|Bring|Combine|Cook|Cut|Fill|Fold|Heat|Mix|Place|Pour|Preheat|Put"
-    r"|Remove|Return|Stir|Take|Transfer|Turn|Whisk) (?!of\b)(?:[\w'-]+,? ){0,4}?"
-    r"(?:the|all|it|them|in|into|until|together|over|on an?|to an?)\b"
+    r"\d{1,2} Serve with\b"
+    r"|(?:\d{1,2}[.)]?\s*)?(?:(?:Add|Bake|Boil|Bring|Combine|Cook|Cut|Drain|Fill"
+    r"|Fold|Fry|Heat|Mix|Place|Pour|Preheat|Put|Remove|Return|Spread|Sprinkle|Stir|Take|Transfer|Turn|Whisk)"
+    r" (?!of\b)(?:[\w'-]+,? ){0,4}?"
+    r"(?:the|all|it|them|in|into|until|together|over|on an?|to an?)\b)"
 )
 _PREPARING: Final = (PREPARED | ADVERBS | {"and", "or", "juice", "peel", "reserved", "skin"}) - {
     "ground", "dried", "smoked", "mixed",
@@ -86,6 +110,7 @@ _GLUED: Final = re.compile(
     r"(?=(?!Com\b)[A-ZÀ-Þ][\w'’-]*(?:[,:!.?]?(?:\s|\Z)|/[a-z]))"
     r"|(?<=[a-z]{4}[.!])(?=[a-z]{3,} )(?!(?:com|org|net|edu|gov|html?|gif|jpg)\b))"
 )
+_BARE_NUMBER: Final = re.compile(r"\A\d{1,2} (?=[A-ZÀ-Þ])")
 _GLUED_NUMBER: Final = re.compile(r"(\d{1,2})(?=([A-ZÀ-Þ][a-zà-ÿ]+)\b)")
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
 _DIGIT = re.compile(r"\d")
@@ -97,6 +122,13 @@ _FOR_A_USE = re.compile(
 
 _YIELD_OF_TITLE: Final = re.compile(
     r"(?<=\w) ?\((?:yields?|serves|makes|servings?)\b[^()]{1,60}\)\Z", re.IGNORECASE
+)
+_END_OF_TITLE: Final = re.compile(
+    r" ?\((?:(?:recipe )?(?:by|courtesy|adapted from) [^()]{3,40}|copycat|rachael ray|paula deen"
+    r"|emeril"
+    r"(?: lagasse)?|martha stewart|ina garten|jamie oliver|alton brown|bobby flay|julia child)\)\Z"
+    r"|(?<!death) by (?-i:[A-Z][a-z]{2,}(?: [A-Z][\w.]*){1,2})\Z",
+    re.IGNORECASE,
 )
 
 
@@ -115,9 +147,11 @@ def _repair(text: str, notes: Counter[str]) -> str:
         notes["HTML entities decoded"] += unescaped != text
         text = _LINE_ENDS.sub("\n", unescaped)
     if "<" in text or ">" in text:
-        bare = _REMNANT.sub("", _MARKUP.sub(" ", _LINE_MARKUP.sub("\n", text)))
-        notes["HTML tags removed"] += bare != text
-        text = bare
+        plain = _RAISED_FRACTION.sub(r" \1/\2\3 ", text)
+        bare = _REMNANT.sub("", _MARKUP.sub(" ", _LINE_MARKUP.sub("\n", plain)))
+        if bare != text:
+            notes["HTML tags removed"] += 1
+            text = SPACED_MARK.sub(r"\1", bare)
     if "](" in text:
         notes["texts with Markdown"] += 1
         text = _LINK.sub(r"\1", text)
@@ -127,7 +161,10 @@ def _repair(text: str, notes: Counter[str]) -> str:
     if "\ufffd" in text:
         notes["texts with lost characters (U+FFFD)"] += 1
         text = _LOST_DASH.sub("-", _LOST_DEGREE.sub("°", text))
-        text = _LOST_APOSTROPHE.sub("'", text).replace("\ufffd", "")
+        text = _LOST_APOSTROPHE.sub("'", LOST_FRACTION.sub("§", text)).replace("\ufffd", "")
+    if not _REGISTERED.isdisjoint(text):
+        notes[TRADEMARKS] += 1
+        text = _TRADEMARK.sub("", text)
     if _CONTROLS.search(text):
         notes["texts with control characters"] += 1
         text = _CONTROLS.sub("", text.translate(_WINDOWS_1252))
@@ -154,13 +191,18 @@ def _mended(entity: re.Match[str]) -> str:
 
 
 def clean_title(text: str, notes: Counter[str]) -> str:
-    """A title on one line, without a yield in brackets at its end.
+    """A title on one line, without a yield, the word "recipe" or a writer at its end.
 
     >>> clean_title("Mint Shake(Yield:  Two 8 Oz. Drinks)", Counter())
     'Mint Shake'
     """
     title = " ".join(clean_text(text, notes).split())
-    return _YIELD_OF_TITLE.sub("", title) if title.endswith(")") else title
+    if title.endswith(")"):
+        title = _YIELD_OF_TITLE.sub("", title)
+    title = _END_OF_TITLE.sub("", title)
+    dish, _, last = title.rpartition(" ")
+    is_dish = " " in dish and not dish.endswith(("'s", "’s", "amily"))
+    return dish if is_dish and last.casefold() == "recipe" else title
 
 
 def clean_ingredients(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
@@ -179,6 +221,8 @@ def _ingredient_item(line: str) -> tuple[str, str]:
     if not line:
         return "", "empty lines"
     note = ""
+    if "-" in line:  # "Oil-", "Salt- to taste" and "Turmeric-1/4 tsp"
+        line = _STRAY_HYPHEN.sub(" - ", line).removesuffix(" - ")
     if number := _GLUED_NUMBER.match(line):
         if line[-1] == ".":
             return "", "steps among the ingredients removed"
@@ -240,9 +284,7 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
     heading = ""
     lines = rejoined(list(_item_lines(items, notes)), notes)
     parted = list(_parted(lines, notes))
-    if len(parted) > 1 and all(s.startswith(f"{n} ") for n, s in enumerate(parted, 1)):
-        parted = [step.partition(" ")[2] for step in parted]  # numbers without a point
-    for text in parted:
+    for text in _without_bare_numbers(parted):
         bare = text.strip()
         if bullet := _BULLET.match(bare):
             bare = bare[bullet.end() :]
@@ -260,6 +302,8 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
         if len(bare) <= _HEADING_CHARS and _BARE_HEADING.fullmatch(bare):
             notes["step lines that only say Step 1, Method or the like"] += 1
             continue
+        if bare[-1] == "-" and bare[-2:-1].isalpha():  # "For the icing-"
+            bare = f"{bare[:-1]}:"
         if bare[-1] == ":" and _announces(bare):
             heading = f"{bare} "
             notes["step sub-headings joined to their step"] += 1
@@ -267,6 +311,15 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
         steps.append(heading + bare)
         heading = ""
     return tuple(steps)
+
+
+def _without_bare_numbers(steps: list[str]) -> list[str]:
+    """The steps without numbers that lack a point, if these count from 1."""
+    numbers = [int(number[0]) for step in steps if (number := _BARE_NUMBER.match(step))]
+    counts = all(after in {1, before + 1} for before, after in pairwise(numbers))
+    if len(numbers) < 2 or numbers[0] != 1 or not counts:
+        return steps
+    return [_BARE_NUMBER.sub("", step) for step in steps]
 
 
 def _is_number_of_step(glued: re.Match[str], position: int) -> bool:

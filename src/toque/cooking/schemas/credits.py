@@ -63,7 +63,8 @@ _PUBLISHED: Final = re.compile(r"\([^\W\d][^()]{2,60}[,:;]? (?:19|20)\d\d\)\W{0,
 _GOES_ON: Final = re.compile(rf"{_OPEN}(?:by|from|in|and|with|of)\b(?! the\b)", re.IGNORECASE)
 _YIELD: Final = re.compile(
     rf"{_OPEN}(?:(?:(?:this|the|each) )?(?:(?:entire |whole )?(?:recipe|batch) )?(?:will )?"
-    r"(?:serves|makes|yields?|feeds)|(?:yield|servings?|serving size|number of servings) ?[:=-])"
+    r"(?:serves|makes|yields?|feeds)"
+    r"|(?:yield|servings?|serving size|number of servings) ?[:=-](?: ?(?:serves|makes))?)"
     r"(?: (?:about|approximately|approx\.?|around|roughly|at least|up to|over|from|a total of))?"
     r" ?(?:\d|[½¼¾⅓⅔]|(?:one|two|three|four|five|six|seven|eight|nine|ten|twelve|several|enough"
     r"|an? (?:\w{1,9} ){0,2}(?:dozen|cup|pint|quart|gallon|pound|batch))\b)"
@@ -93,20 +94,63 @@ _NOTICE: Final = re.compile(
     r"|(?:how to (?:make|prepare|cook)|c[oó]mo (?:preparar|hacer|fazer)|comment (?:faire|préparer))"
     r" [^.!?:]{3,60}|watch (?:now|the video|this video|video|how to make.{0,80})"
     r"|(?:print|save|rate|share|pin)(?: this| the)? recipe|pin it|read more|view recipe"
+    r"|(?:difficulty|skill level|precision|time|active time|ready in|course|category|keywords?"
+    r"|level)"
+    r" ?: ?.{1,60}|(?:step by step |full |detailed )?(?:instructions|recipe|method) (?:at"
+    r"|on) \S{4,60}"
     r"|get (?:the|this) recipe|advertisement|click here.{0,80}|your nightly specials"
     r"|/?epi-\w+>?|myrecipes is working with .{0,240}|tags? ?:.{0,80}|per serving"
     r"|(?:prep\w{0,9}|cook\w{0,9}|total) times? ?(?::|does|do|may|can|will|varies|depends).{0,60}"
     r"|\d{1,2} (?:w\.?w\.? |weight watchers )?points?(?: plus)?(?: per serving)?"
     r"|(?:notes? ?: ?)?nutrition(?:al)? (?:analysis|info\w{0,9}) (?:is|are) .{0,60}"
-    r"|(?:(?:see|find|visit|continue|read|refer|please|detailed|full|more|for|check|photos?|video|recipe)\b"
+    r"|(?:(?:see|find|visit|continue|read|refer|please|detailed|full|more|for|check|photos?"
+    r"|video|recipe)\b"
     r"[^:]{0,80}:? )?(?:https?://|www\.)\S{1,150})[\W_]{0,4}",
     re.IGNORECASE,
 )
+_ADVERT: Final = re.compile(
+    rf"{_OPEN}(?:(?:please |you can |be sure to |make sure to |don't forget to )?"
+    r"(?:visit|check out|follow|subscribe|find|get|read|view|go to|pix at|photos? at) "
+    r"(?:.{0,80}\b(?:my|our|me|us)\b.{0,30}\b(?:blog|web ?sites?|page|site|channel|posts?|instagram"
+    r"|facebook|youtube|pinterest|book)\b"
+    r"|(?:more|the (?:full|detailed|complete|original|entire)|full|detailed|all my)\b.{0,40}"
+    r"\b(?:recipes?|instructions|directions|posts?|details|photos)\b|(?:me|us) on\b|(?:https?:"
+    r"|www\.))"
+    r"|(?:see|visit) (?:my|our) (?:blog|web ?sites?|page|site|channel)\b"
+    r"|for more (?:recipes|info\w{0,9}|details|photos|ideas|pictures)\b|go here for\b"
+    r"|thanks? (?:you )?for (?:reading|watching|visiting|looking)\b"
+    r"|(?:i )?hope (?:you|that you) (?:enjoy|like|love)\b).{0,160}",
+    re.IGNORECASE,
+)
+_PRAISE: Final = (
+    r"(?:(?:also|so|very|really|truly|especially|always|just|such|quite|absolutely|a|an|the|our|my"
+    r"|most) ){0,3}(?:good|great|delicious|tasty|yummy|wonderful|perfect|excellent|hit|favou?rite"
+    r"|amazing|awesome|fantastic|popular|easy|quick|must)\b"
+)
+_OPINION: Final = re.compile(
+    rf"{_OPEN}(?:(?:this|these|it|they)(?: [\w'-]+){{0,4}}? (?:is|are|was|were|tastes?|makes?|goes"
+    rf" (?:really )?well) {_PRAISE}|(?:this|these|it|they|goes)(?: goes?)? (?:really "
+    rf"|very )?well with\b"
+    r"|(?:also )?(?:delicious|great|yummy|wonderful|excellent|tasty) (?:on|with|for|as|in|over"
+    r"|served)\b|also good\b|good (?:with|on|for)\b"
+    r"|(?=\D*\Z)(?:i|we)(?:(?: (?:also|really|just|usually|always|often|sometimes|personally"
+    r"|actually))? "
+    r"(?:love[ds]?|like[ds]?(?! to\b)|prefer(?:red)?|used|made|got|found|hope|think"
+    r"|bought|buy|have|had|was|am|forgot|didn[’']t|don[’']t|absolutely|almost)\b|[’'](?:ve|m|d)\b)"
+    r"|my (?:family|kids|husband|wife|mother|mom|grandm\w{2,8}|sons?|daughters?|friends?"
+    r"|children)\b"
+    r"|(?:this|it|these|they )?can also (?:use this|be used (?:as|for|in|on))\b"
+    r"|for (?:an? )?(?:[\w-]{3,12} )?(?:variation|version)s?\b)"
+    r"(?:[^.!?]|[.!?](?=\d)){0,200}[.!]{0,3}[)\"]?",
+    re.IGNORECASE,
+)  # a sentence that praises the dish or tells of the writer, and no step
 _NOTE: Final = re.compile(
-    rf"\*{{1,3}}(?=[^\W\d_])|{_OPEN}(?:(?!(?:for|to|make|the)\b)[\w'’-]{{1,16}} ){{0,2}}"
-    r"(?:notes?|tips?|tipps?|hints?|nota|dicas?|astuces?|hinweis|consejos?|variations?|substitutions?|storage"
-    r"|suggestions?)"
-    r"(?: (?:notes?|tips?|\d))? ?(?::|[–—-] )",
+    r"(?:cook|chef)s?['’]?s?['’]? notes? (?-i:[A-Z])"
+    rf"|\*{{1,3}}(?=[^\W\d_])|{_OPEN}(?:(?!(?:for|to|make|the)\b)[\w'’-]{{1,16}} ){{0,2}}"
+    r"(?:notes?|tips?|tipps?|hints?|nota|dicas?|astuces?|hinweis|consejos?|variations?"
+    r"|substitutions?|storage"
+    r"|suggestions?|p\.? ?s\.?|good to know)"
+    r"(?: (?:notes?|tips?|\d))? ?(?::|[–—-] |-(?=[A-Z]))",
     re.IGNORECASE,
 )  # a note on the recipe, however long; "*Peas" is one at the foot of a page
 _BEFORE_AMOUNT: Final = re.compile(r"[^,;:(\d]{0,70}")
@@ -131,6 +175,12 @@ _FOR_SALE: Final = re.compile(
     r"(?:at|in|from|by mail|online|through)\b",
     re.IGNORECASE,
 )
+_TELLS_HOW: Final = re.compile(
+    r"\A\W*(?:in|on|with|for|to|when|while|if|after|before|meanwhile|using|place|until)\b"
+    r"|(?:\A\W*|[.;:,!)] |\b(?:and|then) )"
+    rf"(?:{'|'.join(sorted(ACTION_VERBS - {'can', 'cream'}))})\b(?! of\b)",
+    re.IGNORECASE,
+)  # an order, or the beginning of a sentence that may hold one
 _INFO: Final = re.compile(rf"{_OPEN}ingredient (?:info|tips?|notes?) ?:", re.IGNORECASE)
 _OPENS_NOTE: Final = re.compile(
     rf"\*|{_OPEN}(?:an? [^.:,;\d]{{3,60}};? )?(?:available|sold|found) ", re.IGNORECASE
@@ -158,8 +208,7 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
         return False
     if _OPENS_NOTE.match(line) or (not within and line[-1:] == "." and not line[:1].isdigit()):
         return True
-    verbs = ACTION_VERBS - {"can"} | {"substitute"}  # "can be found at"
-    return within and verbs.isdisjoint(words_of(line))
+    return within and _TELLS_HOW.search(line) is None
 
 
 def is_note(line: str) -> bool:
@@ -219,8 +268,10 @@ def _why_removed(step: str) -> str:
         return note
     if _CREDIT.match(step) or _AUTHOR.match(step) or _PUBLISHED.search(step):
         return CREDITS
-    if _NOTICE.fullmatch(step):
+    if _NOTICE.fullmatch(step) or _ADVERT.fullmatch(step):
         return NOTICES
+    if _OPINION.fullmatch(step):
+        return NOTES
     if _NUTRITION.match(step) and _FIGURE.search(step):
         return NUTRITION
     if _YIELD.fullmatch(step):

@@ -96,8 +96,7 @@ def _repaired(record: Record, notes: Counter[str]) -> Record:
     )
     if len(steps) == 1 and "\n" in steps[0]:
         steps = [line for line in steps[0].splitlines() if line.strip()]
-    steps = without_repeat(steps, notes)
-    lines = without_repeat(lines, notes, DOUBLED_LISTS)
+    lines = without_repeat(lines, notes, DOUBLED_LISTS, shortest=1)
     if only_a_link(steps):
         notes["steps that only link to a page"] += 1
         steps = []

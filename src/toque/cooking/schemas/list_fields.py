@@ -39,6 +39,8 @@ def lines_in(value: Any, *, commas: bool, reader: ItemReader | None = None) -> l
         BrokenListError: the text looks like a list and cannot be parsed as one.
     """
     value = printed(value, strict=True)
+    if isinstance(value, list) and set(map(type, value)) == {str}:
+        return list(value)  # most lists, without a generator for each of their lines
     if not isinstance(value, str):
         reader = reader or ItemReader("", Counter())
         return reader.ingredients(value) if commas else reader.steps(value)

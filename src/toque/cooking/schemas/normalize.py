@@ -18,14 +18,20 @@ from toque.cooking.durations import minutes_of
 from toque.cooking.ingredients.parser import MAX_CHARS
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
 from toque.cooking.recipe_scores import MIN_CHARS
-from toque.cooking.schemas.cleaning import clean_ingredients, clean_steps, clean_text, clean_title
+from toque.cooking.schemas.cleaning import (
+    LOST_FRACTION,
+    clean_ingredients,
+    clean_steps,
+    clean_text,
+    clean_title,
+)
 from toque.cooking.schemas.credits import without_credits
 from toque.cooking.schemas.headings import with_headings_joined
-from toque.cooking.schemas.repairs import without_misprints
+from toque.cooking.schemas.repairs import without_misprints, without_repeat
 from toque.cooking.schemas.sections import without_sections
 from toque.cooking.text_keys import has_action_verb
 
-Reason = Literal["no title", "no ingredients", "no steps", "too short"]
+Reason = Literal["no title", "no ingredients", "no steps", "too short", "lost fraction"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 MIN_STEP_CHARS = 20  # fewest in all steps that do not tell how; less teaches nothing ("Mix.")
@@ -44,7 +50,8 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     if not (title.isalnum() or any(map(str.isalnum, title))):
         return "no title"
     ingredients = without_sections(clean_ingredients(lines, notes), notes)
-    directions = without_credits(clean_steps(steps, notes), notes)
+    directions = tuple(without_repeat(list(clean_steps(steps, notes)), notes))
+    directions = without_credits(directions, notes)
     directions = with_headings_joined(directions, notes)
     if not ingredients:
         return "no ingredients"
@@ -74,7 +81,10 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         words = " ".join(directions).split()
         if len(words) < MIN_STEP_WORDS or not any(map(has_action_verb, directions)):
             return "too short"
-    return "too short" if _is_short(to_text(recipe), MIN_CHARS) else recipe
+    text = to_text(recipe)
+    if _is_short(text, MIN_CHARS):
+        return "too short"
+    return "lost fraction" if not text.isascii() and LOST_FRACTION.search(text) else recipe
 
 
 def _is_short(text: str, fewest: int) -> bool:

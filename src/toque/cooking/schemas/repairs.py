@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from operator import contains
 
 from toque.cooking.text_keys import has_action_verb
 
@@ -18,6 +19,7 @@ BOILERPLATE = frozenset((  # buttons and notices that scrapers took for an ingre
 ))  # fmt: skip
 
 MIN_DOUBLED_CHARS = 40  # a shorter text may repeat on purpose ("Stir. Stir.")
+_MIN_COPY_CHARS = 120  # fewest letters and digits of lines that repeat lines far before them
 
 MAX_STEPS = 200  # most steps compared, which takes quadratic time
 _ALIKE_CHARS = 24
@@ -27,7 +29,8 @@ _GOES_ON = re.compile(
     r"\s*+(?:(?:and|or|until|to|with|of|in|into|at|about|from|for|by(?! [A-Z]))\b(?! the\b)|[fc]\b)"
 )
 _HANGS = re.compile(
-    r"(?<![\w-])(?:a|an|and|about|approx|at|by|deg|for|from|if|in|into|med|no\.?|of|on|or|over|than|the|then|to|until"
+    r"(?<![\w-])(?:a|an|and|about|approx|at|by|deg|for|from|if|in|into|med|no\.?|of|on|or|over"
+    r"|than|the|then|to|until"
     r"|when|with|your|\d++)\s*+\Z",
     re.IGNORECASE,
 )  # endings of a line that end no sentence ("bone-in" ends one); a number may precede its unit
@@ -53,6 +56,7 @@ _BRACKET_LINES = 3  # most lines over which an open bracket is closed
 _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"
 LOST_SPACES = "recipes with lost spaces restored"
+TRADEMARKS = "texts with trademark signs or ornaments"
 _DOUBLED = "recipes with doubled words or full stops"
 DOUBLED_LISTS = "doubled lists of ingredients"
 _EMPHASIS = "texts with Markdown"
@@ -63,13 +67,29 @@ _ACCENTS = {
     "flamb": "flambé", "provenal": "provençal", "habaero": "habañero", "habaeros": "habañeros",
     "apptit": "appétit", "chvre": "chèvre", "crpe": "crêpe", "crpes": "crêpes",
 }  # fmt: skip  # words that lost an accented letter; none of them is another word
+_NOTE_ELSEWHERE = (
+    r"\b(?i:see|refer to) (?:an? |the |our |my |this )?(?:related )?(?:\* ?)?"
+    r"(?i:(?:(?:cook|chef|baker|editor|author|recipe|kitchen|test[- ]kitchen|grilling|cutting)"
+    r"s?['’]?s?['’]? )?(?:(?:foot|head)?notes?|tips?|below|above|recipes?|pages?|procedures?"
+    r"|formula"
+    r"|methods?|links?|videos?|(?:blog )?posts?|blog|guides?|glossary|sources?|sidebar|box|charts?"
+    r"|how to|here|instructions?|directions?|variations?|explanation|photos?|pictures?))\b"
+)  # "see cooks' note", which the text of a recipe lacks
+_RECIPE_ELSEWHERE = (
+    r"(?i:(?:recipes?|procedures?|instructions?) (?:follows?|below|above|at right))\b"
+)
+_SHOP = (
+    r"(?:also |both |often |usually |widely )?(?:available|sold)\b(?: [\w-]{1,20}){0,5}?"
+    r" (?:at|in|from|by|through|online|on)\b"
+)
+_ELSEWHERE = "recipes with references to notes and shops removed"
 _RARE = frozenset("*^$&\"/:'’()")  # one such character is looked for ten times as fast as a sign
 # A pattern that begins with a letter or a set of characters is searched several times as fast as
 # one that begins with "\b" or a look-behind.
 _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pattern, repair, note
     (
         [(next(filter(_RARE.__contains__, sign), sign), sign) for sign in signs],
-        re.compile(pattern), right, what,
+        re.compile(pattern, re.MULTILINE), right, what,
     )
     for signs, pattern, right, what in (
         (("epi:",), r" ?/?epi:recipe[Ll]ink(?: id=\"?\d*\"?)? ?/?[<>]?(?:\d<)?", " ",
@@ -112,13 +132,44 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
           r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"), r"\1\2/\3", _FRACTIONS),
         # 'the"lid", salt& oil'
         (("& ", '"'), r'(?<=[a-z])(&(?= )|"(?=\w[^"\n]{0,60}"))', r" \1", _SPACES),
-        (("recipe", "cup", "tablespoon", "teaspoon"),
-         r"\d (?:recipe|cup|tablespoon|teaspoon)s?(?=[A-Z][a-z])", r"\g<0> ", _SPACES),
+        (("recipe", "cup", "spoon", "tsp", "tbsp"),
+         (r"\d(?: (?:recipe|cup|tablespoon|teaspoon)s?(?=[A-Z][a-z])"
+          r"|(?=(?:cups?|teaspoons?|tablespoons?|tsps?|tbsps?)\b))"), r"\g<0> ", LOST_SPACES),
         (("($",), r" ?\(\$\d{1,3}\.\d\d\)", "", "recipes with prices"),
         (("'S", "’S"), r"(?<=[a-z]['’])S\b", "s", "recipes with a capital after an apostrophe"),
         ((" thru ",),
          r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+", "",
          "recipes with offers of a shop"),
+        (("see ", "See ", "efer to "),
+         (rf" ?[(\[]{{1,3}}(?:\* ?)?(?:[Pp]lease )?{_NOTE_ELSEWHERE}[^()\[\]\n]{{0,120}}[)\]]+"
+         rf"|[ ,;:*–—-]{{0,3}}[,;:*–—-] ?\*?{_NOTE_ELSEWHERE}[^.;()\[\]!?\n]{{0,80}}(?=[.;)\]!?]|$)"
+         rf"|(?:(?<=\()|(?<=\)) |(?<=[a-z]) (?=[^()\n]{{0,90}}\))){_NOTE_ELSEWHERE}"
+         r"[^.;()\[\]!?\n]{0,80}(?=[.;)\]!?]|$)"
+         rf"|(?:(?<=[.!?)] )|^)(?:\* ?)?(?:Please )?{_NOTE_ELSEWHERE}[^.!?\n]{{0,120}}(?:[.!?] ?"
+         rf"|$)"),
+         "", _ELSEWHERE),
+        (("ecipe", "rocedure", "nstruction"),
+         (rf" ?\((?:[Hh]ome ?made |[Mm]y |[Tt]he )?{_RECIPE_ELSEWHERE}(?! or )[^()\n]{{0,120}}\)"
+         rf"|[,;] {_RECIPE_ELSEWHERE}(?=[);,.]|$)|(?<=\(){_RECIPE_ELSEWHERE} or "), "", _ELSEWHERE),
+        (("available ", "sold "),
+         (rf" ?\({_SHOP}[^()\n]{{0,160}}\)|[ ,;–—-]{{0,3}}[,;–—-] ?{_SHOP}[^()\n]{{0,160}}(?=\))"
+         r"|[,;] available (?:at|in|from) [^,;()\n]{0,120}(?=[,;(]|$)"), "", _ELSEWHERE),
+        # "cup ¼ of raisins"
+        (("½", "¼", "¾", "⅓", "⅔"),
+         r"^(cup|teaspoon|tablespoon)s? ([½¼¾⅓⅔])(?: -| of)? (?=[A-Za-z])",
+         r"\2 \1 ", "recipes with a unit before its amount"),
+        (("inthe ", "tothe ", "withthe ", "inhalf"),
+         r"\b(in|to|with)(?=(?:the|half)\b)", r"\1 ", LOST_SPACES),
+        (("- ",),
+         (r"\b([Aa]ll|[Ll]ow|[Hh]igh|[Nn]on|[Mm]edium|[Ee]xtra|[Ss]elf|[Hh]alf|\d)- "
+          r"(?=(?!or\b|and\b|to\b|by\b)[a-z])"), r"\1-", _SPACES),
+        (("auce- ", "able- ", "ea- "),
+         r"\b([Ss]auce|[Tt]able|[Tt]ea)- (?=(?:pan|spoon)s?\b)", r"\1", _SPACES),
+        ((":F", ":C"), r"(?<=\b[1-5]\d[05]):(?=[FC]\b)", "°", "recipes with signs for degrees"),
+        (("@",), r"(?<=[a-z]) ?@ ?(?=\d)", " at ", _SPACES),
+        ((" l ",), r"(?<= )l(?= (?:hour|cup|teaspoon|tablespoon|inch|minute|pound)\b)", "1",
+         _FRACTIONS),
+        ((" TM", "(R)", "(TM)", "(tm)"), r",? ?\((?:R|TM|tm)\)|,? TM\b", "", TRADEMARKS),
         # The note of "flour**" stands elsewhere; "**Mix**" is Markdown.
         (("*", "¹", "²", "³", "⁴", "⁵", "†", "‡"),
          (r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
@@ -129,7 +180,8 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
     )
 ]  # fmt: skip
 _LOST_SPACE = re.compile(r"[\W_]+")
-_SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
+_NOTES_HEADING = re.compile(r"(?:[\w'’]{2,8} )?(?:notes?|tips?)\W*", re.IGNORECASE)
+SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
 _TWO_COMMAS = re.compile(r",(?:\s*+,)++")
 _LINK_OPENERS = frozenset(
     "please find see get view read click visit check go head for full complete".split()  # noqa: SIM905
@@ -155,32 +207,120 @@ def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
 
 
 def without_repeat(
-    lines: list[str], notes: Counter[str], note: str = "doubled instructions"
+    lines: list[str],
+    notes: Counter[str],
+    note: str = "doubled instructions",
+    *,
+    shortest: int = MIN_DOUBLED_CHARS,
 ) -> list[str]:
-    """Drop a second copy of all instructions or ingredients, and a long line that repeats."""
-    start = lines[0][:_ALIKE_CHARS] if lines else ""
-    if len(lines) > MAX_STEPS:
+    """Drop a second copy of all lines or of many, and a line that repeats the line before.
+
+    A line of fewer characters than `shortest` may repeat the line before.
+    """
+    if len(lines) > MAX_STEPS or not _may_repeat(lines):
         return lines
-    repeats = len(set(lines)) < len(lines)
-    if repeats and any(a == b and len(a) >= MIN_DOUBLED_CHARS for a, b in pairwise(lines)):
+    different = [
+        line
+        for line, before in zip(lines, ("", *lines), strict=False)
+        if len(line) < shortest or _bare(line) != _bare(before)
+    ]
+    if len(different) < len(lines):
         notes["lines that repeat the line before"] += 1
-        lines = [line for line, before in zip(lines, ("", *lines), strict=False)
-                 if line != before or len(line) < MIN_DOUBLED_CHARS]  # fmt: skip
-    if not any(line.startswith(start) for line in lines[1:]):
-        return lines
-    bare = [_LOST_SPACE.sub("", line).casefold() for line in lines]
-    whole = "".join(bare)
-    half = len(whole) // 2
-    if half >= MIN_DOUBLED_CHARS and whole[:half] == whole[half:]:
-        ends = list(accumulate(map(len, bare)))
-        if half in ends:
-            at = ends.index(half) + 1
-            notes[note] += 1
-            return max(lines[:at], lines[at:], key=len)  # keep the copy with more lines
-    if len(bare[0]) >= MIN_DOUBLED_CHARS and "".join(bare[1:]).startswith(bare[0]):
+    once = _without_doubled_parts(_without_later_copies(_without_first_copy(different)))
+    if once != different:
         notes[note] += 1
-        return lines[1:]  # one paragraph, then again line by line
+    return once
+
+
+def _may_repeat(lines: list[str]) -> bool:
+    """True if two lines begin alike, or one begins with words from the line before."""
+    starts = [line[:_ALIKE_CHARS] for line in lines]
+    if len(set(starts)) < len(starts):
+        return True
+    return any(map(contains, lines, starts[1:]))
+
+
+def _bare(line: str) -> str:
+    return _LOST_SPACE.sub("", line).lower()
+
+
+def _without_first_copy(lines: list[str]) -> list[str]:
+    """The lines without those at the beginning that the next ones repeat."""
+    bare = list(map(_bare, lines))
+    joined = "".join(bare)
+    half = len(joined) // 2
+    ends = list(accumulate(map(len, bare)))
+    if half >= MIN_DOUBLED_CHARS and joined[:half] == joined[half:] and half in ends:
+        at = ends.index(half) + 1
+        return max(lines[:at], lines[at:], key=len)  # keep the copy with more lines
+    for at, end in enumerate(ends[:-1], start=1):  # one paragraph, then again line by line
+        if end >= MIN_DOUBLED_CHARS and joined.startswith(joined[:end], end):
+            return lines[at:]
     return lines
+
+
+def _without_later_copies(lines: list[str]) -> list[str]:
+    """The lines without each long run that repeats a run before it."""
+    bare = list(map(_bare, lines))
+    first: dict[str, int] = {}
+    kept: list[str] = []
+    start = 0
+    while start < len(lines):
+        earlier = first.setdefault(bare[start], start)
+        end = start
+        while earlier < start and end < len(lines) and bare[end] == bare[earlier + end - start]:
+            end += 1
+        if sum(map(len, bare[start:end])) < _MIN_COPY_CHARS:
+            end = start + 1
+            kept.append(lines[start])
+        start = end
+    return kept
+
+
+def _repeated_end(n: int, bare: list[str]) -> tuple[int, int]:
+    """Index after the next lines that together end line `n`, and their letters and digits."""
+    after, repeated = n, 0
+    tail = ""
+    for end in range(n + 1, len(bare)):
+        tail += bare[end]
+        if tail not in bare[n]:
+            break
+        if bare[n].endswith(tail):
+            after, repeated = end + 1, len(tail)
+    return after, repeated
+
+
+def _without_doubled_parts(lines: list[str]) -> list[str]:
+    """The lines without the end of a paragraph that the next lines repeat; its heading stays.
+
+    >>> bake = "Bake it until golden brown, for about an hour."
+    >>> _without_doubled_parts([f"For the cake: Beat the eggs. {bake}", "Beat the eggs.", bake])
+    ['For the cake: Beat the eggs.', 'Bake it until golden brown, for about an hour.']
+    """
+    bare = list(map(_bare, lines))
+    kept: list[str] = []
+    opening = ""
+    end = 0  # of the lines that are dropped
+    for n, line in enumerate(lines):
+        if n < end:
+            continue
+        after, repeated = _repeated_end(n, bare)
+        kept.append(opening + line)
+        opening = ""
+        if repeated < MIN_DOUBLED_CHARS:
+            continue
+        letters = [at for at, character in enumerate(line) if character.isalnum()]
+        start = letters[-repeated]
+        before = kept.pop()[: start - len(line)].strip()
+        if _NOTES_HEADING.fullmatch(before):
+            kept.append(f"{before.rstrip(' :.')}: {line[start:]}")
+            end = after
+        elif len(before) > _HEADING_CHARS:
+            kept.append(before.rstrip("0123456789"))  # of "Let it cool. 2Add the peas."
+        elif before:
+            mark = "" if before[-1] in ".?!:" else ":"
+            opening = f"{before}{mark} "
+    return kept
 
 
 def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -> list[str]:
@@ -275,7 +415,7 @@ def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
     """Lines without the spaces that Food.com's export put before every mark."""
     found = [
-        _TWO_COMMAS.sub(",", _SPACED_MARK.sub(r"\1", line)).replace("( ", "(") for line in lines
+        _TWO_COMMAS.sub(",", SPACED_MARK.sub(r"\1", line)).replace("( ", "(") for line in lines
     ]
     notes[_SPACES] += found != lines
     return without_misprints(found, notes)

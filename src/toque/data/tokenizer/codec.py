@@ -134,11 +134,17 @@ class Codec:
             lengths[number] = 0 if number in self.silent else len(token.content.encode())
         return lengths
 
-    def begin_as_written(self) -> None:
-        """Begin prompts as the tokenizer of another's model does: GPT-2's with no token at all."""
+    def read_as_written(self) -> None:
+        """Read prompts and texts of a model that Toque did not train as its tokenizer does.
+
+        GPT-2's prompts begin with no token. A T5 has no line breaks: no sentinel stands for them.
+        """
         with tokenizer_faults(self.name):
             own = self._tokenizer.encode("a", add_special_tokens=True).ids
         self.bos_id = self.bos_id if own[:1] == [self.bos_id] else None
+        if self.newline_id is not None:
+            self.hidden |= {self.newline_id}
+            self.newline_id = self._words = None
 
     def end_with(self, token: int, *, is_eos_token: bool) -> None:
         """End texts with another token of the vocabulary: the one that ends a template's turns.

@@ -20,7 +20,12 @@ from toque.errors import CheckpointError, ConfigError
 from toque.models.families import head_size, max_positions
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
-from toque.models.gguf.gguf_vocabulary import MOST_ENDS, Asking, write_vocabulary
+from toque.models.gguf.gguf_vocabulary import (
+    MOST_ENDS,
+    Asking,
+    composes_letters,
+    write_vocabulary,
+)
 from toque.models.gguf.layout import Place, architecture_of, places, put, rotary, suit
 from toque.models.loading.model_export import refuse_taken
 from toque.models.loading.pretrained import load_model, load_with_adapter
@@ -54,6 +59,10 @@ _WIDENED: Final = (
     " {n} weights are stored in float32, the first is {first}: they hold values beyond the range "
     "of the type."
 )
+_UNCOMPOSED: Final = (
+    " The model's tokenizer composes letters (Unicode NFC) and llama.cpp's does not: send é as one "
+    "character, not as e and an accent."
+)
 _OPTIONS: Final = GenerationOptions(max_new_tokens=N_TOKENS)
 
 
@@ -68,6 +77,7 @@ class ExportedGguf:
     was_adapter: bool
     unnamed_ends: int = 0  # tokens that end texts of the source, for which the file has no field
     widened: tuple[str, ...] = ()  # weights beyond the range of the type, which are float32
+    composes: bool = False  # True if the tokenizer of the source composes letters (Unicode NFC)
 
     def __str__(self) -> str:
         """A sentence for people."""
@@ -78,6 +88,7 @@ class ExportedGguf:
             f"{self.unchanged} also those of the model before it was rounded."
             + (_UNNAMED.format(n=self.unnamed_ends) if self.unnamed_ends else "")
             + (_WIDENED.format(n=len(self.widened), first=self.widened[0]) if self.widened else "")
+            + (_UNCOMPOSED if self.composes else "")
         )
 
 
@@ -140,7 +151,8 @@ def export_gguf(
         raise CheckpointError(f"The model could not be written to {to}: {error}.") from error
     same = sum(a == b for a, b in zip(before, found, strict=True))
     unnamed = max(0, len(asking.ends) - MOST_ENDS)
-    return ExportedGguf(to, file, len(shown), same, adapted, unnamed, (*widened,))
+    composes = composes_letters(tokenizer_json)
+    return ExportedGguf(to, file, len(shown), same, adapted, unnamed, (*widened,), composes)
 
 
 def gguf_name(to: Path, kind: str) -> str:
@@ -241,7 +253,7 @@ def _stored(place: Place, kind: str) -> tuple[NDArray[Any], Any, Sequence[int]]:
     if not math.isfinite(largest):
         raise ConfigError(
             f"The weight {place.name} holds values that are infinite or not numbers, so no GGUF is "
-            "written. Export an earlier checkpoint, or train again with a lower optimizer.lr."
+            "written. Export an earlier checkpoint, or train again with a lower optim.peak_lr."
         )
     stored = _type_of(place, kind, weight.shape)
     if largest > _LARGEST.get(stored, torch.finfo(torch.float16).max):

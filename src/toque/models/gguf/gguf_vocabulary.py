@@ -66,6 +66,7 @@ MOST_ENDS: Final = 3  # tokens that a file can name as ends of a text
 _BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
 _UNUSED_SCORE: Final = -1000.0
 _NO_BOS: Final = "{%- set bos_token = '' -%}"
+_COMPOSING: Final = "NFC"  # llama.cpp leaves it out; only texts of decomposed letters differ
 _BLANK: Final = "▁"  # what SentencePiece writes for a blank
 
 
@@ -112,9 +113,7 @@ def write_vocabulary(
         writer.add_tokenizer_pre("default")
         writer.add_add_space_prefix(True)
         writer.add_remove_extra_whitespaces(True)
-        for step in _steps(state["normalizer"]):  # SentencePiece's own table of replacements
-            if step["type"] == "Precompiled":
-                writer.add_precompiled_charsmap(base64.b64decode(step["precompiled_charsmap"]))
+        _write_unigram_normalizer(writer, state)
     else:
         raise _unknown(f"{model['type']} over {', '.join(steps) or 'whole texts'}")
     in_bytes = bool(model.get("byte_fallback"))
@@ -151,6 +150,23 @@ def _steps(step: Any) -> Iterator[dict[str, Any]]:
         yield from _steps(one)
     if not inner:
         yield step
+
+
+def composes_letters(tokenizer_json: str) -> bool:
+    """True if a tokenizer composes letters (Unicode NFC), which llama.cpp's tokenizers do not."""
+    state = json.loads(tokenizer_json)
+    return any(step["type"] == _COMPOSING for step in _steps(state["normalizer"]))
+
+
+def _write_unigram_normalizer(writer: gguf.GGUFWriter, state: Mapping[str, Any]) -> None:
+    """Write SentencePiece's own table of replacements; refuse steps that llama.cpp lacks."""
+    for step in _steps(state["normalizer"]):
+        joins_blanks = step["type"] == "Replace" and step["pattern"] == {"Regex": " {2,}"}
+        if step["type"] == "Precompiled":
+            writer.add_precompiled_charsmap(base64.b64decode(step["precompiled_charsmap"]))
+        # `remove_extra_whitespaces` joins blanks and strips texts.
+        elif not joins_blanks and step["type"] not in (_COMPOSING, "Strip"):
+            raise _unknown(f"Unigram after the normalizer {step['type']}")
 
 
 def _begins_with_blank(state: Mapping[str, Any]) -> bool:
@@ -202,8 +218,7 @@ def _merges_make_all(model: Mapping[str, Any]) -> bool:
 
 def _refuse_rewriting(state: Mapping[str, Any]) -> None:
     """Refuse a byte-level BPE with steps that llama.cpp's tokenizer of this kind does not have."""
-    # llama.cpp leaves out NFC, which changes only texts with letters in several parts.
-    odd = [s["type"] for s in _steps(state["normalizer"]) if s["type"] != "NFC"]
+    odd = [s["type"] for s in _steps(state["normalizer"]) if s["type"] != _COMPOSING]
     if odd:
         raise _unknown(f"byte-level BPE after the normalizer {', '.join(odd)}")
     model = state["model"]

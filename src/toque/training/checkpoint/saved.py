@@ -99,9 +99,9 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
             raise CheckpointError(f"{place} has format {found.format}, which no Toque ever wrote.")
         if found.settings is msgspec.UNSET:
             raise OtherFormatError(
-                f"{place} was written by version 0.1.0 of Toque. This one does not read it, and "
-                "nothing was touched. The version of that day does: finish the run with it, or "
-                "export its model there and begin a new run from that."
+                f"{place} was written by a development version before Toque 0.2.0, which this "
+                "version cannot read. Nothing was changed. Finish the run with the version that "
+                "started it, or export its model with that version and start a new run from it."
             )
         manifest = decode_json(text, Manifest)
     except msgspec.DecodeError as error:

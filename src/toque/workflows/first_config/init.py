@@ -33,7 +33,7 @@ from toque.sources.decompress import UTF_8
 from toque.sources.documents import PairReader, TextReader
 from toque.sources.hub_datasets import saved_splits
 from toque.sources.layouts import RefusedFileError, columns_in_words, shown_names
-from toque.sources.records import Source, examples_in, most_named
+from toque.sources.records import Source, examples_in, is_filled, most_named
 from toque.sources.source_files import blocks_of, find_files, is_documentation
 from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
@@ -403,7 +403,9 @@ def _looked_at(source: Source) -> FoundSource:
         keys.update(e.record_key for e in examples.examples)
         texts += [e.text for e in examples.examples if e.text]
         turns = [turn for e in examples.examples for turn in e.turns]
-        fields.update(name for turn in turns for name in turn.fields)
+        fields.update(
+            name for turn in turns for name, value in turn.fields.items() if is_filled(value)
+        )
         n_messages += len(turns)
         tokens += sum(
             len(e.ids) / 4 if e.ids else (len(e.prompt) + len(e.target)) / _CHARACTERS_A_TOKEN
