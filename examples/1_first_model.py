@@ -1,10 +1,8 @@
 # %% [markdown]
 # # A first model
 #
-# From raw recipes to a model that writes new ones, in a few minutes on a laptop. Nothing is fetched:
-# the recipes come from an embedded cookbook of synthetic ones.
-#
-# Everything is written into `work/` beside this file.
+# Train a model that writes recipes, in a few minutes on a laptop. You need no data: Toque generates a
+# cookbook of synthetic recipes. All files go into `work/` next to this file.
 
 # %%
 from pathlib import Path
@@ -20,8 +18,8 @@ print((work / "recipes.jsonl").read_text().splitlines()[0][:300], "...")
 # %% [markdown]
 # ## Settings
 #
-# The preset `demo` is a tiny Llama-shaped model. What is given here replaces what it says: where to
-# read, where to write, how long to train.
+# The preset `demo` describes a tiny Llama. The arguments replace its sources, its folders and its
+# duration.
 
 # %%
 config = toque.configure(
@@ -34,7 +32,7 @@ config = toque.configure(
 # %% [markdown]
 # ## Prepare
 #
-# Records become token ids in a store on disk; what was dropped is counted by reason.
+# `prepare` turns records into token ids in a store on disk. It counts dropped records by reason.
 
 # %%
 prepared = toque.prepare(config)
@@ -43,7 +41,7 @@ print(prepared.report.kept, "recipes kept")
 # %% [markdown]
 # ## Train
 #
-# Interrupt it and run the cell again: it continues where it was, to the same bits.
+# Interrupt the cell and run it again: training continues from the last step, to the same bits.
 
 # %%
 run = toque.train(config)
@@ -51,9 +49,9 @@ for step, loss in run.losses[:: max(1, len(run.losses) // 8)]:
     print(f"step {step:5}  loss {loss:.3f}")
 
 # %% [markdown]
-# ## Look at what it learnt
+# ## Evaluate
 #
-# The loss on recipes it has not seen, and how well the texts it wrote for 32 of them are formed.
+# Print the loss on held-out recipes and the score of the texts written for 32 of them.
 
 # %%
 scores = toque.evaluate(run).metrics
@@ -64,4 +62,4 @@ for text in toque.generate(run, "Lentil Soup: lentils, carrots, cumin", temperat
     print(text)
 
 # %% [markdown]
-# `work/first/model` is an ordinary Hugging Face folder. The next example goes on from it.
+# `work/first/model` is an ordinary Hugging Face folder. The next example starts from it.

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Fine-tune, and compare
 #
-# The model of the first example learns a second skill, judging how difficult a recipe is, by a small
-# adapter beside its frozen weights. Then both are asked the same.
+# Train a small adapter on the model of the first example, so that it rates the difficulty of a
+# recipe. Then ask both models the same question.
 #
-# Run `1_first_model` before; both work in `work/`.
+# Run `1_first_model` first. Both examples use the folder `work/`.
 
 # %%
 from pathlib import Path
@@ -14,13 +14,13 @@ import toque
 work = Path("work")
 base = work / "first" / "model"
 if not base.is_dir():
-    raise SystemExit("Run 1_first_model first: this example goes on from its model.")
+    raise SystemExit("Run 1_first_model first: this example starts from its model.")
 
 # %% [markdown]
 # ## Train an adapter
 #
-# The same recipes, turned into another question, so they get a store of their own. The base is tiny,
-# so every layer gets an adapter; for a checkpoint of usual size leave `target_modules` out.
+# The same recipes become different examples, so they need a second store. The base is tiny, so every
+# layer gets an adapter. For a model of usual size, leave out `target_modules`.
 
 # %%
 config = toque.configure(
@@ -45,8 +45,8 @@ print(f"trained {run.step} steps")
 # %% [markdown]
 # ## Compare
 #
-# Accuracy says little alone: most recipes are of medium difficulty, so `majority` is what one gets
-# for always saying so.
+# Most recipes have medium difficulty. Compare the accuracy with `majority`, the accuracy of always
+# answering "medium".
 
 # %%
 scores = toque.evaluate(run).metrics
@@ -54,8 +54,8 @@ for name, score in scores.items():
     print(f"{name:40} {score:.3f}")
 
 # %% [markdown]
-# Asked about one recipe, with the probability of each answer. The base cannot be asked with the task,
-# which it did not learn; given the same choices, it guesses.
+# Ask both models about one recipe and print the probability of each answer. The base model did not
+# learn the task, so it gets the choices instead, and guesses.
 
 # %%
 toast = "Toast: 2 slices bread, 1 tablespoon butter"
@@ -63,10 +63,10 @@ print(toque.classify(run, toast, task="difficulty")[0])
 print(toque.classify(base, toast, choices=["easy", "medium", "hard"])[0])
 
 # %% [markdown]
-# ## One model again
+# ## Export
 #
-# An export merges the adapter into its base, reads the result back and compares; as GGUF it runs in
-# llama.cpp and Ollama.
+# An export merges the adapter into its base, reads the result back and compares it. With
+# `form="gguf"` it runs in llama.cpp and Ollama.
 
 # %%
 print(toque.export(run, work / "merged"))

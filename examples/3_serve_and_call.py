@@ -1,8 +1,9 @@
 # %% [markdown]
-# # Serve, and call
+# # Serve a model and call it
 #
-# Starts `toque serve` with the model of `1_first_model` (run that first, in the same folder), asks
-# it as programs do, and stops it. Needs `pip install 'toque[serve]' openai`. Half a minute.
+# Start `toque serve` with the model of `1_first_model`, send requests with OpenAI's client, and stop
+# the server. Run `1_first_model` first, in the same folder. This example needs
+# `pip install 'toque[serve]' openai` and takes half a minute.
 
 # %%
 import subprocess
@@ -15,8 +16,8 @@ from openai import NotFoundError, OpenAI
 run = Path("work/first")
 
 # %% [markdown]
-# In a terminal this is `toque serve work/first`. Port 0 takes any that is free; the first line
-# says which.
+# In a terminal this is `toque serve work/first`. Port 0 selects a free port, and the first line of
+# the output is the address.
 
 # %%
 server = subprocess.Popen(
@@ -28,7 +29,7 @@ address = server.stdout.readline().split()[0]
 print(address)
 
 # %% [markdown]
-# The client of OpenAI's API, unchanged. The text arrives as it is written.
+# OpenAI's client works unchanged. Stream a text as the model writes it.
 
 # %%
 client = OpenAI(base_url=f"{address}/v1", api_key="none")
@@ -45,13 +46,13 @@ for event in stream:
     print(piece, end="", flush=True)
 
 # %% [markdown]
-# Eight requests at once share one batch. Nobody's text depends on who else is asking: the soup is
-# the same.
+# Send eight requests at the same time. They share one batch, but no text depends on the other
+# requests: the soup is the same.
 
 
 # %%
 def written(dish: str) -> str:
-    """One greedy answer, all at once."""
+    """Return one greedy answer, without streaming."""
     answer = client.chat.completions.create(
         model="first",
         messages=[{"role": "user", "content": dish}],
@@ -70,7 +71,7 @@ assert texts[0] == streamed
 print(f"{len(texts)} texts; the soup is the same as alone")
 
 # %% [markdown]
-# A request that cannot be answered says so in the protocol's own way.
+# A request for an unknown model raises an error of the client.
 
 # %%
 try:
@@ -79,7 +80,7 @@ except NotFoundError as error:
     print(error)
 
 # %% [markdown]
-# SIGTERM lets what is being written end, then the server stops.
+# On SIGTERM the server finishes running requests and stops.
 
 # %%
 server.terminate()

@@ -1,25 +1,25 @@
 # %% [markdown]
-# # Your own rows, from an empty machine
+# # Train on your own rows
 #
-# Installs Toque, trains a small model on rows of a program, scores what it writes and exports it: ten
-# minutes on two CPU cores, three of them for the training. No data is fetched.
+# Install Toque, train a small model on rows in memory, score its texts and export it. This takes ten
+# minutes on two CPU cores, with three minutes of training. No data is downloaded.
 
 # %%
 import subprocess
 import sys
 
-# The clone in which this notebook lies. Elsewhere: "git+" and the address that you would clone.
+# The clone that contains this notebook. In another folder, use "git+" and the address of the clone.
 REPOSITORY = ".."
 subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", REPOSITORY], check=True)
 
 # %% [markdown]
 # ## Rows
 #
-# A list of dicts, a DataFrame, a `datasets.Dataset` or anything else that gives rows. Here questions
-# about a kitchen, of which every fifth is kept aside, to be asked later.
+# Rows can be a list of dicts, a DataFrame, a `datasets.Dataset` or any iterable of rows. These rows
+# are questions about a kitchen. Every fifth row is held out for testing.
 
 # %%
-kept = {
+places = {
     "sugar": "a dry jar",
     "flour": "a closed tin",
     "milk": "the fridge",
@@ -50,18 +50,18 @@ rows = [
         "prompt": f"Where is {food} kept, and how long does {dish} take?",
         "target": f"The place for {food} is {place}, and {dish} takes {time} minutes.",
     }
-    for food, place in kept.items()
+    for food, place in places.items()
     for dish, time in minutes.items()
 ]
 test = rows[::5]
 rows = [row for row in rows if row not in test]
-print(len(rows), "rows to train on,", len(test), "kept aside")
+print(len(rows), "rows to train on,", len(test), "held out")
 
 # %% [markdown]
 # ## Settings
 #
-# A small Llama from scratch, and a tokenizer that is learnt from the rows. What is not said is a
-# default; `toque show` lists them all.
+# A small Llama from scratch, with a tokenizer trained on the rows. All other settings have defaults,
+# which `toque show` lists.
 
 # %%
 import toque
@@ -86,14 +86,14 @@ config = toque.configure(
 # %% [markdown]
 # ## Train
 #
-# Interrupt it and run the cell again: it continues where it was, to the same bits.
+# Interrupt the cell and run it again: training continues from the last step, to the same bits.
 
 # %%
 run = toque.train(config, data=rows)
 print(f"{run.step} updates; the last loss is {run.losses[-1][1]:.3f}")
 
 # %% [markdown]
-# ## The losses of every update
+# ## Plot the loss
 
 # %%
 from IPython.display import SVG, display
@@ -114,7 +114,7 @@ display(
 # %% [markdown]
 # ## Ask it
 #
-# The rows that were kept aside, which it has never seen.
+# Ask the questions of the held-out rows, which the model has never seen.
 
 # %%
 prompts = [row["prompt"] for row in test]
@@ -125,7 +125,7 @@ for prompt, text in zip(prompts[:5], texts[:5], strict=True):
 # %% [markdown]
 # ## Score it
 #
-# By your own rule, and by the scores that `toque evaluate` has, with intervals.
+# Count correct answers, and compute the scores of `toque evaluate` with intervals.
 
 # %%
 right = sum(text.strip() == row["target"] for text, row in zip(texts, test, strict=True))
@@ -133,10 +133,10 @@ print(f"{right} of {len(test)} answers are right")
 print(toque.score(texts, [row["target"] for row in test], prompts=prompts))
 
 # %% [markdown]
-# ## Take it along
+# ## Export
 #
-# A folder that plain transformers loads, read back and compared. `README.md` in it is a model card
-# with what was measured, as the hub reads it; `push_to="owner/name"` would upload it.
+# Export a folder that transformers can load. Toque reads it back and compares it. Its `README.md` is
+# a model card with the measured scores. `push_to="owner/name"` uploads the folder to the hub.
 
 # %%
 print(toque.export(run, "work/kitchen-exported"))

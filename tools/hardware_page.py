@@ -1,8 +1,8 @@
-"""The reference page of what fits on which card, by `toque plan`'s own arithmetic.
+"""Reference page of the GPU memory that models need, computed by `toque plan`.
 
     pytest -m slow --regenerate tests/docs/test_hardware_page.py
 
-writes the page's rows, and the same test compares them; a fast one derives the tiers from them.
+The slow test writes and compares the rows of the page. A fast test derives the tiers from them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CARDS: Final = {
         "141 GB": 139.8,
     }.items()
 }  # fmt: skip
-"""Bytes that torch sees of a card that is sold as such: a driver keeps some for itself."""
+"""Bytes that torch can use on a card of the advertised size. The driver reserves the rest."""
 WAYS: Final[Mapping[str, dict[str, Any] | None]] = {
     "whole": None,
     "LoRA": {"kind": "lora"},
@@ -34,7 +34,7 @@ WAYS: Final[Mapping[str, dict[str, Any] | None]] = {
 
 
 def _neox(width: int, layers: int, heads: int) -> GPTNeoXConfig:
-    """A Pythia (Biderman et al. 2023)."""
+    """Return the config of a Pythia model (Biderman et al. 2023)."""
     return GPTNeoXConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=4 * width, vocab_size=50304,
@@ -49,7 +49,7 @@ def _llama(width: int, inner: int, layers: int, heads: tuple[int, int], words: i
     )  # fmt: skip
 
 
-_TIED: Final = 28  # layers of the one Llama here that has one table
+_TIED: Final = 28  # layers of the Llama with tied embeddings
 MODELS: Final[Mapping[str, Any]] = {
     "FLAN-T5 small, 77 M": "google/flan-t5-small",
     "FLAN-T5 base, 248 M": "google/flan-t5-base",
@@ -69,17 +69,21 @@ MODELS: Final[Mapping[str, Any]] = {
     "Llama, 8 B": _llama(4096, 14336, 32, (32, 8), 128256),
 }
 HEAD: Final = """\
-# What fits on which card
+# GPU memory by model
 
 <!-- Written by `pytest -m slow --regenerate tests/docs/test_hardware_page.py` from plans. -->
 
-Plans for one card with one row at once, the least that a training takes: 256 + 512 tokens for a T5,
-768 for the others, AdamW, bf16, an update of 16 rows, the allocator's share included. More rows at
-once take more, and are faster: `toque plan CONFIG --hardware CARD` says how many fit.
-"recomputed" is `train.gradient_checkpointing: true`, which `auto` takes where a row does not fit
-without. LoRA is of the rank that `r: auto` takes, 16, or 8 for models of 2.5 billion weights and
-more; nf4 holds the frozen matrices in 4 bits. Shorter texts, `adamw8bit` or int8 move every figure.
-[How exact a plan is](../guides/plan.md#accuracy)
+The smallest GPU for each model, as planned by `toque plan`. The plans assume one GPU, AdamW, bf16,
+updates of 16 rows, and one row per micro-batch: 256 + 512 tokens for a T5, 768 for other models.
+They include the share of the allocator. More rows per micro-batch are faster and need more memory;
+`toque plan CONFIG --hardware CARD` shows how many fit.
+
+* "Recomputed" means `train.gradient_checkpointing: true`. `auto` uses it if a row does not fit.
+* LoRA has the rank of `r: auto`: 16, or 8 for models of 2.5 billion weights and more.
+* nf4 stores the frozen matrices in 4 bits.
+
+Shorter texts, `adamw8bit` and int8 change every number. [Plan a run](../guides/plan.md#accuracy)
+describes the accuracy.
 """
 _TABLE: Final = """\
 | model | trained | one row, GiB | recomputed, GiB | from | recomputed from | RAM, GiB | disk |
@@ -88,16 +92,16 @@ _TABLE: Final = """\
 MACHINE: Final = """\
 ## The rest of the machine
 
-The largest model that a card trains needs this much. RAM is for reading its weights; the program
-itself needs 1 GiB more. Disk is for the checkpoints, the best model and the finished model.
-The base and your data come on top.
+The largest model that fits on a GPU needs this much. RAM is for reading its weights; the program
+needs 1 GiB more. Disk is for the checkpoints, the best model and the finished model. Add the base
+model and your data.
 
-| card | RAM, GiB | disk, GiB |
+| GPU | RAM, GiB | disk, GiB |
 |---|---:|---:|
 """
 REST: Final = """
-* **Cores**: two are enough for one card. A batch takes under a millisecond of one core, and an
-  update of such a model about a second of the card. `toque prepare` uses all cores.
+* **Cores**: two are enough for one GPU. A batch takes less than a millisecond of one core, and an
+  update of such a model about a second of the GPU. `toque prepare` uses all cores.
 * **Systems**: Linux. On macOS, training uses the CPU. Windows needs WSL 2; keep runs and stores on
   the disk of WSL, not under `/mnt`.
 * **Python** 3.11, 3.12 or 3.13, and torch 2.11 or later.
@@ -105,7 +109,7 @@ REST: Final = """
 
 
 def row(model: str, way: str) -> str:
-    """A model's line of the large table, trained one way."""
+    """Return the table row of a model, trained in one way."""
     shape = MODELS[model]
     with tempfile.TemporaryDirectory() as folder:
         if not isinstance(shape, str):
@@ -125,7 +129,7 @@ def _gib(size: int) -> str:
 
 
 class _Bytes(NamedTuple):
-    """Bytes that a plan counts on the card, in the machine's memory and on its disk."""
+    """Planned bytes on the card, in the memory of the machine and on its disk."""
 
     card: int
     ram: int
@@ -155,7 +159,7 @@ def _smallest(size: int) -> str:
 
 
 def rows_of(page: str) -> dict[tuple[str, str], list[str]]:
-    """The cells of the large table in a page, by model and way."""
+    """Return the cells of the large table of a page, by model and way."""
     found = {}
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -165,9 +169,13 @@ def rows_of(page: str) -> dict[tuple[str, str], list[str]]:
 
 
 def page_of(rows: Mapping[tuple[str, str], list[str]]) -> str:
-    """The page: tiers, then every model."""
-    lines = [HEAD, "## Tiers\n", "The largest of each family that fits, recomputed if need be.\n"]
-    lines.append(f"| card | {' | '.join(WAYS)} |\n|---|{'---|' * len(WAYS)}")
+    """Return the page: tiers, then every model."""
+    lines = [
+        HEAD,
+        "## Tiers\n",
+        "The largest model of each family that fits, recomputed if necessary.\n",
+    ]
+    lines.append(f"| GPU | {' | '.join(WAYS)} |\n|---|{'---|' * len(WAYS)}")
     for card in CARDS:
         largest = (_largest(rows, way, card) for way in WAYS)
         lines.append(f"| {card} | {' | '.join(largest)} |")
@@ -184,13 +192,13 @@ def page_of(rows: Mapping[tuple[str, str], list[str]]) -> str:
 
 
 def _fits(smallest: str, card: str) -> bool:
-    """Return True if the smallest card that suffices is not larger than `card`."""
+    """Return True if `card` is at least as large as `smallest`."""
     order = list(CARDS)
     return smallest != "–" and order.index(smallest) <= order.index(card)
 
 
 def _largest(rows: Mapping[tuple[str, str], list[str]], way: str, card: str) -> str:
-    """The last model of each family that a card holds."""
+    """Return the largest model of each family that fits on a card."""
     found = {}
     for model in MODELS:
         *_, plain, again, _, _ = rows.get((model, way), ["–"] * 4)
@@ -202,6 +210,6 @@ def _largest(rows: Mapping[tuple[str, str], list[str]], way: str, card: str) -> 
 
 
 def written(path: Path, *made: str) -> str:
-    """The page at `path`, if it is there, with these lines in it."""
+    """Return the page at `path` with the rows of `made` replaced."""
     before = rows_of(path.read_text(encoding="utf-8")) if path.exists() else {}
     return page_of(before | rows_of("\n".join(made)))

@@ -1,8 +1,8 @@
-"""Notebooks of `examples/`, made from the scripts of the same names, which are their owners.
+"""Notebooks of `examples/`, generated from the scripts with the same names.
 
-    python tools/make_notebooks.py            writes every examples/*.ipynb anew
+    python tools/make_notebooks.py            # write every examples/*.ipynb
 
-A script is cut at its lines `# %%` (code) and `# %% [markdown]` (text, as comments).
+`# %%` starts a code cell, `# %% [markdown]` a text cell of comments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CELL = re.compile(r"^# %%(?P<kind> \[markdown\])?$", re.MULTILINE)
 
 
 def cells(script: str) -> Iterator[tuple[str, str]]:
-    r"""Kind and text of every cell.
+    r"""Yield the kind and text of every cell.
 
     >>> list(cells("# %% [markdown]\n# # Soup\n\n# %%\nprint(1)\n"))
     [('markdown', '# Soup'), ('code', 'print(1)')]
@@ -32,7 +32,7 @@ def cells(script: str) -> Iterator[tuple[str, str]]:
 
 
 def notebook(script: str) -> str:
-    """A notebook without outputs, as Jupyter writes it."""
+    """Return a notebook without outputs, in the format of Jupyter."""
     made = [
         {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text.splitlines(True)}
         | ({"execution_count": None, "outputs": []} if kind == "code" else {})
@@ -49,7 +49,7 @@ def notebook(script: str) -> str:
 
 
 def main() -> None:
-    """Write them all."""
+    """Write all notebooks."""
     for script in sorted(EXAMPLES.glob("*.py")):
         made = notebook(script.read_text(encoding="utf-8"))
         script.with_suffix(".ipynb").write_text(made, encoding="utf-8")

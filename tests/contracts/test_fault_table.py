@@ -1,4 +1,4 @@
-"""The tables of reliability.md and fault-tests.md name every fault, and tests that exist."""
+"""The tables of faults.md and fault-tests.md name every fault, and tests that exist."""
 
 import ast
 import re
@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
-LIST = TESTS.parent / "docs" / "explanation" / "reliability.md"
+LIST = TESTS.parent / "docs" / "reference" / "faults.md"
 HELD = TESTS.parent / "lab" / "fault-tests.md"
 NUMBERS = list(range(1, 92))
 _NODE = re.compile(r"`([a-z_0-9/]+\.py)::(\w+)`")

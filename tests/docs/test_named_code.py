@@ -59,7 +59,7 @@ def test_named_files_are_there(page: Path) -> None:
 
 
 def test_the_walk_is_short() -> None:
-    """Each of the two paths passes at most fifteen files."""
+    """Each of the two paths lists at most fifteen files."""
     tables = WALK.read_text(encoding="utf-8").split("\n## ")[1:]
     assert len(tables) == 2
     for table in tables:

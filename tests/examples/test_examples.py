@@ -68,6 +68,6 @@ def test_the_notebook_for_an_empty_machine_runs_without_its_installation(
     for cell in code[1:]:
         exec(cell.replace("3 minutes", "4 steps"), names)  # noqa: S102
     printed = capsys.readouterr().out
-    for words in ("96 rows to train on, 24 kept aside", "4 updates", "of 24 answers", "compared"):
+    for words in ("96 rows to train on, 24 held out", "4 updates", "of 24 answers", "compared"):
         assert words in printed
     assert (tmp_path / "work" / "kitchen-exported" / "model.safetensors").is_file()
