@@ -127,7 +127,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "adapter.target_modules": ("all", "losses"),
     "adapter.quantize_base": ("int8", "losses"),
     "train.stop_after": ("4 steps", "losses"),
-    "train.time_limit": ("0.1 seconds", "refusal"),
+    "train.time_limit": ("0.001 seconds", "refusal"),
     "train.batch": ("8 examples", "losses"),
     "train.micro_batch_rows": ("7", "banner"),
     "train.row_tokens": ("512", "rows"),
